@@ -1,0 +1,38 @@
+"""What can go wrong, as one tree.
+
+    MoetrafficError
+    ├── TraceError      a file that is missing, damaged, or no trace
+    ├── LayoutError     a parallel layout or workload that cannot exist
+    ├── CaptureError    a capture that cannot start or cannot be merged
+    ├── ReplayError     a replay that cannot start, or a rank that failed in it
+    └── AnalysisError   a statistic that this trace cannot give
+
+Every message says the rule, the value that broke it and the remedy, in one sentence.
+The command line prints it and exits with 2.
+"""
+
+from __future__ import annotations
+
+
+class MoetrafficError(Exception):
+    """The root of all errors that this library raises on purpose."""
+
+
+class TraceError(MoetrafficError):
+    """A file is missing, damaged, or not a moetraffic trace."""
+
+
+class LayoutError(MoetrafficError):
+    """A parallel layout, model shape or workload that cannot exist."""
+
+
+class CaptureError(MoetrafficError):
+    """A capture that cannot start, or segments that cannot be merged."""
+
+
+class ReplayError(MoetrafficError):
+    """A replay that cannot start, or a rank that failed in it."""
+
+
+class AnalysisError(MoetrafficError):
+    """A statistic that cannot be computed from what a trace holds."""

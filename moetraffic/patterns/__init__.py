@@ -1,0 +1,8 @@
+"""Parallel layouts and workloads: what decides traffic before a run starts."""
+
+from __future__ import annotations
+
+from .layout import ParallelLayout
+from .workload import Gating, ModelShape, Training, Workload
+
+__all__ = ["Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]

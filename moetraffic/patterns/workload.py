@@ -1,0 +1,208 @@
+"""A workload: the model's shape, its routing, its parallel layout and its training.
+
+It is plain data without torch, so that the command line can check it before a process
+starts, ``models/`` can train it and ``patterns/`` can compute its traffic.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from moetraffic.errors import LayoutError
+
+from .layout import ParallelLayout
+
+ROUTERS = ("switch", "topk")
+DISPATCH_FORMS = ("padded", "dropped", "dropless")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A GPT whose feed-forward is a mixture of experts in every n-th layer."""
+
+    layers: int = 4  # transformer blocks
+    hidden: int = 128  # model width h
+    heads: int = 4  # attention heads
+    sequence: int = 128  # tokens of a sequence s
+    vocabulary: int = 256  # bytes
+    ffn_multiple: int = 4  # feed-forward width is this times h
+    moe_every: int = 2  # layers moe_every-1, 2*moe_every-1, ... carry experts
+    experts: int = 8  # experts of a MoE layer E
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Global indices of the layers that carry experts."""
+        return tuple(range(self.moe_every - 1, self.layers, self.moe_every))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gating:
+    """How tokens choose experts, and what becomes of those that do not fit."""
+
+    router: str = "topk"  # one of ROUTERS
+    k: int = 2  # experts of a token; Switch has 1
+    dispatch: str = "dropless"  # one of DISPATCH_FORMS
+    capacity_factor: float = (
+        1.25  # capacity = ceil(factor k T / E); dropless ignores it
+    )
+    balance: float = 0.01  # weight of the load-balancing loss
+    z_loss: float = 0.001  # weight of the router z-loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Optimiser, batch and length of a run."""
+
+    iterations: int = 200
+    micro_batch: int = 4  # sequences of a rank in one forward pass
+    accumulation: int = 1  # micro-batches a step
+    learning_rate: float = 1e-3
+    warmup: int = 20  # iterations of linear warm-up
+    weight_decay: float = 0.1
+    clip: float = 1.0  # gradient norm; 0 switches clipping off
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"  # cpu or cuda
+    corpus: str = ""  # file, folder or glob; empty: Python's standard library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained, and how it is spread over ranks.
+
+    Raises
+    ------
+    LayoutError
+        If the parts cannot go together; the sentence names rule, values and remedy.
+    """
+
+    model: ModelShape = field(default_factory=ModelShape)
+    gating: Gating = field(default_factory=Gating)
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        for rule, remedy in _broken(self):
+            raise LayoutError(f"{rule}: {remedy}")
+
+    def to_json(self) -> str:
+        """The workload as one JSON object, field names as here."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Workload:
+        """The workload that :meth:`to_json` wrote; unknown names are refused."""
+        parts: dict[str, Any] = json.loads(text)
+        kinds = {
+            "model": ModelShape,
+            "gating": Gating,
+            "layout": ParallelLayout,
+            "training": Training,
+        }
+        made: dict[str, Any] = {}
+        for name, values in parts.items():
+            kind = kinds.get(name)
+            known = {f.name for f in fields(kind)} if kind else set()
+            if kind is None or not set(values) <= known:
+                raise LayoutError(
+                    f"a workload has {', '.join(kinds)}, each with its own fields, "
+                    f"but {name!r} holds {sorted(set(values) - known)}: remove them"
+                )
+            made[name] = kind(**values)
+        return cls(**made)
+
+
+def _broken(work: Workload) -> list[tuple[str, str]]:
+    """The rules that a workload breaks, each with its remedy."""
+    m, g, p, t = work.model, work.gating, work.layout, work.training
+    positive = {
+        "layers": m.layers,
+        "hidden": m.hidden,
+        "heads": m.heads,
+        "sequence": m.sequence,
+        "experts": m.experts,
+        "moe-every": m.moe_every,
+        "k": g.k,
+        "iterations": t.iterations,
+        "micro-batch": t.micro_batch,
+        "accumulation": t.accumulation,
+    }
+    broken = [
+        (
+            f"{name} must be at least 1, but is {value}",
+            f"give --{name} a positive number",
+        )
+        for name, value in positive.items()
+        if value < 1
+    ]
+    if broken:
+        return broken
+    if m.hidden % m.heads:
+        broken.append(
+            (
+                f"heads must divide hidden, but {m.heads} does not divide {m.hidden}",
+                "change --hidden or --heads",
+            )
+        )
+    if not m.moe_layers:
+        broken.append(
+            (
+                f"at least one layer must carry experts, but with {m.layers} layers "
+                f"and moe-every {m.moe_every} none does",
+                "lower --moe-every or raise --layers",
+            )
+        )
+    if m.experts % p.ep:
+        broken.append(
+            (
+                f"ep must divide the experts, but there are {m.experts} experts "
+                f"for ep {p.ep}",
+                "change --experts or --ep",
+            )
+        )
+    if g.router not in ROUTERS:
+        broken.append(
+            (
+                f"the router is one of {', '.join(ROUTERS)}, not {g.router!r}",
+                "see --router",
+            )
+        )
+    if g.dispatch not in DISPATCH_FORMS:
+        broken.append(
+            (
+                f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, "
+                f"not {g.dispatch!r}",
+                "see --dispatch",
+            )
+        )
+    if g.router == "switch" and g.k != 1:
+        broken.append(
+            (f"Switch routes a token to one expert, but k is {g.k}", "set --k 1")
+        )
+    if g.k > m.experts:
+        broken.append(
+            (
+                f"a token's k experts are distinct, but k is {g.k} and there are "
+                f"{m.experts} experts",
+                "lower --k",
+            )
+        )
+    if g.dispatch != "dropless" and g.capacity_factor <= 0:
+        broken.append(
+            (
+                f"the capacity factor must be above 0, but is {g.capacity_factor}",
+                "raise --capacity-factor or use --dispatch dropless",
+            )
+        )
+    for axis in ("tp", "pp", "cp"):
+        if getattr(p, axis) != 1:
+            broken.append(
+                (
+                    f"training supports {axis} = 1 so far, but {axis} is "
+                    f"{getattr(p, axis)}",
+                    f"leave out --{axis}",
+                )
+            )
+    return broken
