@@ -1,0 +1,37 @@
+"""What was sent: the Trace, its file format, reading and writing it."""
+
+from __future__ import annotations
+
+from .matrix import Matrix
+from .model import (
+    ALL_TO_ALL,
+    PHASES,
+    ROUTING,
+    UNKNOWN_TIME,
+    DroppedForm,
+    Group,
+    Meta,
+    Occurrences,
+    Program,
+    Site,
+    Steps,
+    WireForm,
+)
+from .trace import Trace
+
+__all__ = [
+    "ALL_TO_ALL",
+    "PHASES",
+    "ROUTING",
+    "UNKNOWN_TIME",
+    "DroppedForm",
+    "Group",
+    "Matrix",
+    "Meta",
+    "Occurrences",
+    "Program",
+    "Site",
+    "Steps",
+    "Trace",
+    "WireForm",
+]

@@ -1,0 +1,48 @@
+"""Bring times of each rank's own clock onto rank 0's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .model import UNKNOWN_TIME, Int64
+
+
+def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
+    """Add each rank's clock offset, interpolated between its knots.
+
+    Parameters
+    ----------
+    clocks
+        Knots of type CLOCK.
+    ranks
+        ``[n, W]`` world ranks.
+    times
+        ``[n, W]`` int64 ns of the rank's own clock.
+
+    Returns
+    -------
+    ndarray
+        ``[n, W]`` int64 ns of rank 0's clock.  Outside its knots a rank keeps the
+        nearest offset; a rank without knots is taken to have rank 0's clock.
+    """
+    out = times.copy()
+    for rank in np.unique(clocks["rank"]):
+        knots = np.sort(clocks[clocks["rank"] == rank], order="local_ns")
+        mine = (ranks == rank) & (times != UNKNOWN_TIME)
+        # relative to the first knot: float64 holds the differences exactly
+        base = knots["local_ns"][0]
+        offset = np.interp(
+            (times[mine] - base).astype(float),
+            (knots["local_ns"] - base).astype(float),
+            (knots["offset_ns"] - knots["offset_ns"][0]).astype(float),
+        )
+        out[mine] += np.rint(offset).astype(np.int64) + knots["offset_ns"][0]
+    return out
+
+
+def error_ns(clocks: npt.NDArray[Any]) -> int:
+    """The largest error of any knot, in ns; 0 where all ranks share one clock."""
+    return int(clocks["error_ns"].max()) if len(clocks) else 0

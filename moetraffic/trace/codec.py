@@ -1,0 +1,92 @@
+"""Shuffle + deflate as HDF5 stores it, written and read without HDF5's filter code.
+
+HDF5's own pipeline trusts a file: a chunk that inflates short makes it read past its
+buffer.  Here a chunk is inflated into at most the bytes that it must have, and any
+other length is an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+try:  # the same format, several times faster; optional
+    from isal import isal_zlib as _deflate
+except ImportError:
+    _deflate = zlib
+
+LEVEL = 1  # gzip-1: higher levels gain little on counts and cost much
+
+CHUNK_BYTES = 256 * 1024
+MATRIX_BYTES = 1024 * 1024  # a matrix above this is split by source rank
+MATRIX_ROWS = 256
+VECTOR_ROWS = 4096
+
+
+def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Chunk of a panel ``[N, ...]``: about 256 KB of consecutive rows.
+
+    Parameters
+    ----------
+    shape
+        Shape of the panel; the first axis counts occurrences.
+    itemsize
+        Bytes of an element.
+
+    Returns
+    -------
+    tuple of int
+        A power of two of rows (at most 256 matrices, 4096 vectors) and all of the
+        other axes; a matrix above 1 MB is split along its first own axis.
+    """
+    row = shape[1:]
+    cells = max(1, int(np.prod(row, dtype=np.int64)))
+    row_bytes = cells * itemsize
+    if len(row) == 2 and row_bytes > MATRIX_BYTES:
+        return (1, max(1, MATRIX_BYTES // max(1, row[1] * itemsize)), max(1, row[1]))
+    most = MATRIX_ROWS if len(row) >= 2 else VECTOR_ROWS
+    rows = 1 << max(0, (CHUNK_BYTES // row_bytes).bit_length() - 1)
+    return (min(most, rows), *(max(1, n) for n in row))
+
+
+def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
+    """One chunk, padded with zeros to its full shape, shuffled and deflated."""
+    if block.shape != chunk:
+        full = np.zeros(chunk, block.dtype)
+        full[tuple(slice(n) for n in block.shape)] = block
+        block = full
+    width = block.dtype.itemsize
+    as_bytes = np.ascontiguousarray(block).view(np.uint8).reshape(-1, width)
+    compressed: bytes = _deflate.compress(as_bytes.T.tobytes(), LEVEL)
+    return compressed
+
+
+def decode(
+    raw: bytes, chunk: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """The chunk that :func:`encode` made.
+
+    Raises
+    ------
+    ValueError
+        If it does not inflate to exactly the bytes of the chunk.
+    """
+    cells = int(np.prod(chunk, dtype=np.int64))
+    want = cells * dtype.itemsize
+    inflater = _deflate.decompressobj()
+    try:
+        data = inflater.decompress(raw, want + 1)
+    except _deflate.error as error:
+        raise ValueError(f"it does not inflate ({error})") from None
+    if len(data) != want or not inflater.eof or inflater.unused_data:
+        raise ValueError(f"it inflates to {len(data)} bytes or more, not to {want}")
+    planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(chunk)
+
+
+def checksum(row: npt.NDArray[Any]) -> int:
+    """CRC32 of a row's little-endian bytes."""
+    return zlib.crc32(np.ascontiguousarray(row).data)

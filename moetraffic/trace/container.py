@@ -1,0 +1,393 @@
+"""Read columns and panels from a file that is not to be trusted.
+
+Order of the checks: a regular file with HDF5's signature; few enough links and
+attributes, none of variable length; the format's name and version; each dataset by
+hard link, of exactly the expected type and rank, neither virtual nor external; chunks
+that lie inside the file, complete, apart from each other and of plausible size.  After
+that HDF5 is closed: panels are read with ``pread`` and inflated by ``codec``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+
+from .codec import checksum, decode
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MOST_LINKS = 1024
+MOST_ATTRIBUTES = 64
+MOST_ATTRIBUTE_BYTES = 64 << 10
+MOST_CELLS = 1 << 42
+MOST_AXIS = 1 << 31
+MOST_CHUNK_BYTES = 64 << 20
+MOST_RATIO = 1100  # deflate cannot shrink by more than 1032
+MOST_TEXT = 1024
+
+
+class FilePanel:
+    """A panel ``[N, ...]`` in a checked file; rows are inflated and verified."""
+
+    def __init__(
+        self,
+        container: Container,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunk: tuple[int, ...],
+        index: dict[tuple[int, ...], tuple[int, int]],
+        sums: npt.NDArray[np.uint32],
+    ) -> None:
+        self._container = container
+        self._name = name
+        self._shape = shape
+        self._dtype = dtype
+        self._chunk = chunk
+        self._index = index
+        self._sums = sums
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the panel takes in the file, without its checksums."""
+        return sum(size for _, size in self._index.values())
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``, each compared with its checksum.
+
+        Raises
+        ------
+        TraceError
+            If a chunk or a row is damaged.
+        """
+        if not 0 <= start <= stop <= self._shape[0]:
+            raise IndexError(f"rows {start}:{stop} of {self._shape[0]}")
+        out = np.empty((stop - start, *self._shape[1:]), self._dtype)
+        deep = self._chunk[0]
+        steps = [
+            range(0, n, c)
+            for n, c in zip(self._shape[1:], self._chunk[1:], strict=True)
+        ]
+        for top in range(start - start % deep, stop, deep):
+            a, b = max(top, start), min(top + deep, stop)
+            for corner in np.ndindex(*(len(s) for s in steps)):
+                left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
+                block = self._block((top, *left))
+                cut = tuple(
+                    slice(x, min(x + c, n))
+                    for x, c, n in zip(
+                        left, self._chunk[1:], self._shape[1:], strict=True
+                    )
+                )
+                inner = tuple(slice(0, c.stop - c.start) for c in cut)
+                out[(slice(a - start, b - start), *cut)] = block[
+                    (slice(a - top, b - top), *inner)
+                ]
+        for at, row in enumerate(out, start):
+            if checksum(row) != self._sums[at]:
+                raise self._container.damaged(f"row {at} of {self._name} has changed")
+        return out
+
+    def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:
+        offset, size = self._index[corner]
+        try:
+            raw = self._container.pread(offset, size)
+            return decode(raw, self._chunk, self._dtype)
+        except (ValueError, OSError) as error:
+            raise self._container.damaged(
+                f"chunk {corner} of {self._name}: {error}"
+            ) from None
+
+
+class Container:
+    """A checked file of columns and panels; a context manager.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind, version
+        What its ``format`` and ``format_version`` attributes must say.
+
+    Raises
+    ------
+    TraceError
+        If it is missing, no HDF5 file, of another kind or version, or damaged.
+    """
+
+    def __init__(self, path: str | Path, kind: str, version: int) -> None:
+        self.path = Path(path)
+        self._fd = -1
+        self._size = 0
+        self._h5: h5py.File | None = None
+        try:
+            self._open()
+            self.attributes = self._read_attributes()
+            self._names = set(self._file)
+            self._identify(kind, version)
+        except BaseException as error:
+            self.close()
+            raise self.translated(error) from None
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all datasets at the root."""
+        return frozenset(self._names)
+
+    def close(self) -> None:
+        """Close everything; panels cannot be read after it."""
+        self.seal()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def seal(self) -> None:
+        """Close HDF5: no further column or panel is opened, rows can still be read."""
+        if self._h5 is not None:
+            self._h5.close()
+            self._h5 = None
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Raw bytes of the file."""
+        return os.pread(self._fd, size, offset)
+
+    def column(
+        self, name: str, dtype: str, length: int | None = None
+    ) -> npt.NDArray[Any]:
+        """A column ``[n]``; ``dtype`` "S" stands for text of any fixed width."""
+        made = self._dataset(name, dtype, rank=1)
+        (rows,) = made.shape
+        self._require(
+            length is None or rows == length, f"/{name} has {rows} rows, not {length}"
+        )
+        self._require(
+            _filters(made) == [h5py.h5z.FILTER_FLETCHER32],
+            f"/{name} is not stored as a checksummed column",
+        )
+        size = math.prod(made.chunks) * made.dtype.itemsize + 4
+        self._chunks(name, made, least=size, most=size)
+        return np.asarray(made[...])
+
+    def panel(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> FilePanel:
+        """A panel whose axes have the given lengths (None: any)."""
+        made = self._dataset(name, dtype, rank=len(shape))
+        self._require(
+            all(n is None or n == m for n, m in zip(shape, made.shape, strict=True)),
+            f"/{name} has shape {made.shape}, not {shape}",
+        )
+        self._require(
+            _filters(made) == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE],
+            f"/{name} is not stored with exactly shuffle and deflate",
+        )
+        full = math.prod(made.chunks) * made.dtype.itemsize
+        index = self._chunks(
+            name, made, least=-(-full // MOST_RATIO), most=full + full // 1000 + 64
+        )
+        sums = self.column(f"{name}_crc32", "<u4", made.shape[0])
+        return FilePanel(self, name, made.shape, made.dtype, made.chunks, index, sums)
+
+    def damaged(self, what: str) -> TraceError:
+        """The error that says what is wrong with this file."""
+        return TraceError(
+            f"{self.path} is damaged or no trace: {what}; take a copy that is whole"
+        )
+
+    def translated(self, error: BaseException) -> BaseException:
+        """Whatever h5py or the system raised on this file, as one sentence."""
+        if isinstance(error, TraceError) or not isinstance(error, Exception):
+            return error
+        if isinstance(error, FileNotFoundError):
+            return TraceError(f"there is no file {self.path}: check the path")
+        if isinstance(error, PermissionError):
+            return TraceError(f"{self.path} may not be read: change its permissions")
+        return self.damaged(
+            f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        )
+
+    @property
+    def _file(self) -> h5py.File:
+        if self._h5 is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._h5
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise self.damaged(what)
+
+    def _open(self) -> None:
+        # O_NONBLOCK: a named pipe must be refused, not waited for
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise TraceError(f"{self.path} is not a regular file: name a trace file")
+        self._size = status.st_size
+        if self.pread(0, len(SIGNATURE)) != SIGNATURE:
+            raise TraceError(
+                f"{self.path} is not an HDF5 file: name a trace that moetraffic wrote"
+            )
+        self._h5 = h5py.File(self.path, "r", locking=False)
+
+    def _read_attributes(self) -> dict[str, Any]:
+        file = self._file
+        self._require(len(file) <= MOST_LINKS, f"it has {len(file)} datasets")
+        self._require(
+            len(file.attrs) <= MOST_ATTRIBUTES, f"it has {len(file.attrs)} attributes"
+        )
+        found: dict[str, Any] = {}
+        for name in file.attrs:
+            made = file.attrs.get_id(name)
+            kind = made.get_type()
+            self._require(
+                kind.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
+                and not (
+                    kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()
+                ),
+                f"attribute {name} is neither a number nor text of fixed length",
+            )
+            self._require(
+                made.get_storage_size() <= MOST_ATTRIBUTE_BYTES,
+                f"attribute {name} is too large",
+            )
+            value = file.attrs[name]
+            self._require(np.ndim(value) == 0, f"attribute {name} is not a scalar")
+            found[name] = value.decode() if isinstance(value, bytes) else value.item()
+        return found
+
+    def _identify(self, kind: str, version: int) -> None:
+        if self.attributes.get("format") != kind:
+            raise TraceError(
+                f"{self.path} is an HDF5 file of another kind, not a {kind}: "
+                "name a file that moetraffic wrote"
+            )
+        found = self.attributes.get("format_version")
+        if found != version:
+            raise TraceError(
+                f"{self.path} has format version {found}, and this moetraffic reads "
+                f"version {version}: use the release that wrote it"
+            )
+
+    def _dataset(self, name: str, dtype: str, rank: int) -> h5py.Dataset:
+        try:
+            return self._checked_dataset(name, dtype, rank)
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise self.translated(error) from None
+
+    def _checked_dataset(self, name: str, dtype: str, rank: int) -> h5py.Dataset:
+        file = self._file
+        link = file.get(name, getlink=True)
+        self._require(
+            isinstance(link, h5py.HardLink)
+            and file.get(name, getclass=True) is h5py.Dataset,
+            f"/{name} is missing or no dataset",
+        )
+        made = file[name]
+        kind = made.id.get_type()
+        if dtype == "S":
+            fits = (
+                kind.get_class() == h5py.h5t.STRING
+                and not kind.is_variable_str()
+                and made.dtype.itemsize <= MOST_TEXT
+            )
+        else:
+            want = np.dtype(dtype)
+            classes = {"i": h5py.h5t.INTEGER, "u": h5py.h5t.INTEGER}
+            fits = (
+                kind.get_class() == classes.get(want.kind, h5py.h5t.FLOAT)
+                and made.dtype == want
+                and kind.get_precision() == want.itemsize * 8
+            )
+        self._require(fits, f"/{name} has elements of type {made.dtype}, not {dtype}")
+        self._require(
+            made.shape is not None and len(made.shape) == rank,
+            f"/{name} has not {rank} axes",
+        )
+        self._require(
+            not made.is_virtual and made.external is None,
+            f"/{name} has its data in another file",
+        )
+        self._require(
+            max(made.shape, default=0) <= MOST_AXIS
+            and math.prod(made.shape) <= MOST_CELLS,
+            f"/{name} has the impossible shape {made.shape}",
+        )
+        self._require(
+            made.chunks is not None
+            and math.prod(made.chunks) * made.dtype.itemsize <= MOST_CHUNK_BYTES,
+            f"/{name} is not stored in chunks of at most {MOST_CHUNK_BYTES} bytes",
+        )
+        return made
+
+    def _chunks(
+        self, name: str, made: h5py.Dataset, *, least: int, most: int
+    ) -> dict[tuple[int, ...], tuple[int, int]]:
+        """Offset and size of each chunk by its corner, after all checks."""
+        index: dict[tuple[int, ...], tuple[int, int]] = {}
+        sound = True
+
+        def visit(chunk: Any) -> None:
+            nonlocal sound
+            sound &= (
+                chunk.filter_mask == 0
+                and least <= chunk.size <= most
+                and chunk.byte_offset > 0
+                and chunk.byte_offset + chunk.size <= self._size
+            )
+            index[tuple(chunk.chunk_offset)] = (chunk.byte_offset, chunk.size)
+
+        try:
+            if math.prod(made.shape):
+                made.id.chunk_iter(visit)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self.translated(error) from None
+        self._require(sound, f"/{name} has an implausible chunk")
+        want = math.prod(
+            -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
+        )
+        self._require(
+            len(index) == want, f"/{name} has {len(index)} of its {want} chunks"
+        )
+        spans = sorted(index.values())
+        self._require(
+            all(a + n <= b for (a, n), (b, _) in pairwise(spans)),
+            f"/{name} has chunks that overlap",
+        )
+        return index
+
+
+def _filters(made: h5py.Dataset) -> list[int]:
+    plist = made.id.get_create_plist()
+    return [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]

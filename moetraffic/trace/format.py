@@ -1,0 +1,260 @@
+"""Format version 1: the names and types of everything in a trace file.
+
+``docs/format.md`` says the same in words.  The version is a draft until capture from
+any training run stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+
+from .container import Container
+from .durable import ForgivingFile, replacing
+from .image import Image
+from .model import (
+    CLOCK,
+    PLACEMENT,
+    STEP_KINDS,
+    Meta,
+    Occurrences,
+    Program,
+    Steps,
+)
+from .panel import ArrayPanel, Panel
+from .tables import (
+    as_text,
+    meta_attributes,
+    read_groups,
+    read_meta,
+    read_sites,
+    read_strings,
+    read_table,
+    split_column,
+    write_groups,
+    write_sites,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+KIND = "moetraffic"
+VERSION = 1
+
+OWN = {
+    "format": KIND,
+    "format_version": VERSION,
+    "Conventions": "CF-1.11",
+    "title": "traffic of a mixture-of-experts training run",
+}
+PANELS = {  # name: (type, axes after the rows, unit, meaning)
+    "present": ("|u1", ("member",), "1", "1 where the member's record exists"),
+    "issue": ("<i8", ("member",), "ns", "time of the call, the rank's own clock"),
+    "start": ("<i8", ("member",), "ns", "start on the network, the rank's own clock"),
+    "end": ("<i8", ("member",), "ns", "end, the rank's own clock"),
+    "demand": (
+        "<i4",
+        ("src", "expert"),
+        "1",
+        "token copies a rank routed to an expert",
+    ),
+    "dropped": ("<i4", ("src", "expert"), "1", "token copies dropped over capacity"),
+    "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
+    "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
+}
+STEP_PANELS = {
+    "step_loss": ("<f8", "1", "loss of the rank's own tokens"),
+    "step_tokens": ("<i8", "1", "tokens that the rank trained on, -1: unknown"),
+    "step_start": ("<i8", "ns", "the rank's own clock"),
+    "step_end": ("<i8", "ns", "the rank's own clock"),
+}
+PANEL_NAME = re.compile(
+    r"(present|issue|start|end|wire|volume)_(\d{1,7})"
+    r"|(demand|dropped)_(\d{1,7})x(\d{1,7})"
+)
+
+
+def save(trace: Trace, path: Path, *, force: bool) -> None:
+    """See :meth:`Trace.save`."""
+    if path.exists() and not force:
+        raise TraceError(
+            f"{path} exists and is not overwritten: give another name or --force"
+        )
+    try:
+        with replacing(path) as temporary, ForgivingFile(temporary) as file:
+            with Image(file, OWN | meta_attributes(trace.meta)) as image:
+                _write(image, trace)
+            file.settle()
+    except OSError as error:
+        raise TraceError(
+            f"{path} cannot be written ({error.strerror or error}): "
+            "make room or choose another folder"
+        ) from None
+
+
+def load(path: Path) -> Trace:
+    """See :meth:`Trace.open`."""
+    from .trace import Trace
+
+    container = Container(path, KIND, VERSION)
+    try:
+        meta = _meta(container)
+        groups = read_groups(container)
+        trace = Trace(
+            meta=meta,
+            groups=groups,
+            sites=read_sites(container),
+            occurrences=_occurrences(container),
+            panels=_panels(container),
+            steps=_steps(container, meta.world),
+            programs=_programs(container),
+            placements=read_table(container, "placement", PLACEMENT),
+            clocks=read_table(container, "clock", CLOCK),
+            container=container,
+        )
+        container.seal()
+    except BaseException as error:
+        container.close()
+        raise container.translated(error) from None
+    return trace
+
+
+# ---- writing -------------------------------------------------------------------
+
+
+def _write(image: Image, trace: Trace) -> None:
+    world = trace.meta.world
+    nodes = trace.meta.nodes or ("",) * world
+    image.column("rank", np.arange(world), "<i4", about="world rank")
+    image.column("rank_node", *as_text(nodes), axis="rank", about="name of its node")
+    write_groups(image, trace.groups)
+    write_sites(image, trace.sites)
+    _write_programs(image, trace.programs)
+    write_table(image, "placement", trace.placements)
+    write_table(image, "clock", trace.clocks)
+    _write_steps(image, trace.steps)
+    every = trace.occurrences
+    image.column("occurrence", np.arange(len(every)), "<i8")
+    for name, data, dtype in (
+        ("occurrence_iteration", every.iteration, "<i8"),
+        ("occurrence_site", every.site, "<i4"),
+        ("occurrence_sequence", every.sequence, "<i8"),
+    ):
+        image.column(name, data, dtype, axis="occurrence")
+    _write_panels(image, trace)
+
+
+def _write_panels(image: Image, trace: Trace) -> None:
+    axes: set[str] = set()
+    for name, panel in sorted(trace.panels.items()):
+        kind, _, shape = name.partition("_")
+        dtype, inner, unit, about = PANELS[kind]
+        # times of one width share their rows; demand, wire ... have rows of their own
+        rows = f"call_{shape}" if kind in ("present", "issue", "start", "end") else ""
+        rows = rows or f"{kind}_row_{shape}"
+        if rows not in axes:
+            axes.add(rows)
+            of = trace.rows_of(name)
+            image.column(rows, np.flatnonzero(of >= 0), "<i8", about="occurrence")
+        names = [rows]
+        for axis, length in zip(inner, panel.shape[1:], strict=True):
+            names.append(f"{axis}_{length}")
+            if names[-1] not in axes:
+                axes.add(names[-1])
+                image.column(names[-1], np.arange(length), "<i4")
+        image.panel(name, panel, dtype, names, unit=unit, about=about)
+
+
+def _write_programs(image: Image, programs: Sequence[Program]) -> None:
+    image.column("program", np.arange(len(programs)), "<i4")
+    image.column("program_rank", [p.rank for p in programs], "<i4", axis="program")
+    image.column("program_kind", *as_text([p.kind for p in programs]), axis="program")
+    lengths = [len(p.sites) for p in programs]
+    image.column("program_length", lengths, "<i4", axis="program")
+    sites = [s for p in programs for s in p.sites]
+    image.column("call", np.arange(len(sites)), "<i4")
+    image.column("program_site", sites, "<i4", axis="call")
+
+
+def _write_steps(image: Image, steps: Steps) -> None:
+    image.column("step", steps.iteration, "<i8", about="iteration")
+    image.column("step_kind", *as_text(steps.kind), axis="step")
+    for name, (dtype, unit, about) in STEP_PANELS.items():
+        data = getattr(steps, name.removeprefix("step_"))
+        image.panel(
+            name, ArrayPanel(data), dtype, ("step", "rank"), unit=unit, about=about
+        )
+
+
+# ---- reading -------------------------------------------------------------------
+
+
+def _meta(container: Container) -> Meta:
+    meta = read_meta(container)
+    world = len(container.column("rank", "<i4"))
+    if meta.world != world or not world:
+        raise container.damaged(f"it tells of {meta.world} ranks and lists {world}")
+    nodes = read_strings(container, "rank_node", world)
+    return replace(meta, nodes=tuple(nodes) if any(nodes) else ())
+
+
+def _occurrences(container: Container) -> Occurrences:
+    count = len(container.column("occurrence", "<i8"))
+    return Occurrences(
+        iteration=container.column("occurrence_iteration", "<i8", count),
+        site=container.column("occurrence_site", "<i4", count),
+        sequence=container.column("occurrence_sequence", "<i8", count),
+    )
+
+
+def _panels(container: Container) -> dict[str, Panel]:
+    found: dict[str, Panel] = {}
+    for name in sorted(container.names):
+        match = PANEL_NAME.fullmatch(name)
+        if not match:
+            continue
+        kind = match[1] or match[3]
+        shape: tuple[int | None, ...]
+        if match[3]:
+            shape = (None, int(match[4]), int(match[5]))
+        else:
+            width = int(match[2])
+            shape = (None, width, width) if kind == "wire" else (None, width)
+        found[name] = container.panel(name, PANELS[kind][0], shape)
+    return found
+
+
+def _steps(container: Container, world: int) -> Steps:
+    iteration = container.column("step", "<i8")
+    kind = read_strings(container, "step_kind", len(iteration))
+    if not set(kind) <= set(STEP_KINDS):
+        raise container.damaged(f"kinds of steps {sorted(set(kind))}")
+    # a step is small, but a file could claim more of them than memory holds
+    if len(iteration) * world > 1 << 30:
+        raise container.damaged(f"{len(iteration)} steps of {world} ranks")
+    read = {
+        name.removeprefix("step_"): container.panel(
+            name, dtype, (len(iteration), world)
+        ).read(0, len(iteration))
+        for name, (dtype, _, _) in STEP_PANELS.items()
+    }
+    return Steps(iteration=iteration, kind=tuple(kind), **read)
+
+
+def _programs(container: Container) -> list[Program]:
+    ranks = container.column("program_rank", "<i4")
+    kinds = read_strings(container, "program_kind", len(ranks))
+    lengths = container.column("program_length", "<i4", len(ranks))
+    parts = split_column(container, container.column("program_site", "<i4"), lengths)
+    return [
+        Program(rank=int(rank), kind=kind, sites=tuple(sites.tolist()))
+        for rank, kind, sites in zip(ranks, kinds, parts, strict=True)
+    ]

@@ -1,0 +1,139 @@
+"""Build an HDF5 file of columns and panels, as ``docs/format.md`` describes it.
+
+A *column* is one-dimensional, stored as it is with HDF5's Fletcher-32 checksum.  A
+*panel* ``[N, ...]`` is shuffled and deflated, with a CRC32 a row in ``<name>_crc32``.
+Every axis has a dimension scale, so that netCDF readers give it its name.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, BinaryIO, cast
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from .codec import checksum, chunk_shape, encode
+from .panel import Panel
+
+LIBVER = ("v110", "v110")  # newer object headers are unreadable to older h5dump
+COLUMN_ROWS = 1 << 16
+TEXT_BYTES = 16384
+
+
+class Image:
+    """An HDF5 file being built; use it as a context manager.
+
+    Parameters
+    ----------
+    target
+        A binary file object, in memory or on disk.
+    attributes
+        Root attributes: str, int, float.
+    """
+
+    def __init__(
+        self, target: BinaryIO | io.RawIOBase, attributes: Mapping[str, Any]
+    ) -> None:
+        self._file = h5py.File(target, "w", libver=LIBVER)
+        for name, value in attributes.items():
+            self._file.attrs[name] = _fixed(value)
+
+    def __enter__(self) -> Image:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def column(
+        self,
+        name: str,
+        data: npt.ArrayLike,
+        dtype: str,
+        *,
+        axis: str = "",
+        unit: str = "",
+        about: str = "",
+    ) -> None:
+        """Write ``[n]`` values; without ``axis`` the column is an axis of its own."""
+        array = np.asarray(data, dtype)
+        made = self._file.create_dataset(
+            name,
+            data=array,
+            dtype=dtype,
+            chunks=(max(1, min(COLUMN_ROWS, len(array))),),
+            maxshape=(None,),
+            fletcher32=True,
+        )
+        if axis:
+            made.dims[0].attach_scale(self._file[axis])
+        else:
+            made.make_scale(name)
+        self._describe(made, unit, about)
+
+    def panel(
+        self,
+        name: str,
+        panel: Panel,
+        dtype: str,
+        axes: Sequence[str],
+        *,
+        unit: str = "",
+        about: str = "",
+    ) -> None:
+        """Write ``[N, ...]`` rows chunk by chunk, and their checksums."""
+        kind = np.dtype(dtype)
+        chunk = chunk_shape(panel.shape, kind.itemsize)
+        made = self._file.create_dataset(
+            name,
+            panel.shape,
+            kind,
+            chunks=chunk,
+            maxshape=(None, *panel.shape[1:]),
+            shuffle=True,
+            compression="gzip",
+            compression_opts=1,
+        )
+        sums = np.zeros(panel.shape[0], "<u4")
+        for start in range(0, panel.shape[0], chunk[0]):
+            rows = np.asarray(
+                panel.read(start, min(start + chunk[0], panel.shape[0])), kind
+            )
+            sums[start : start + len(rows)] = [checksum(row) for row in rows]
+            corners = product(
+                *(
+                    range(0, n, c)
+                    for n, c in zip(rows.shape[1:], chunk[1:], strict=True)
+                )
+            )
+            for corner in corners:
+                cut = tuple(
+                    slice(a, a + c) for a, c in zip(corner, chunk[1:], strict=True)
+                )
+                made.id.write_direct_chunk(
+                    (start, *corner), encode(rows[(slice(None), *cut)], chunk)
+                )
+        for at, axis in enumerate(axes):
+            made.dims[at].attach_scale(self._file[axis])
+        self._describe(made, unit, about)
+        self.column(f"{name}_crc32", sums, "<u4", axis=axes[0])
+
+    def _describe(self, made: h5py.Dataset, unit: str, about: str) -> None:
+        for key, value in (("units", unit), ("long_name", about)):
+            if value:
+                made.attrs[key] = _fixed(value)
+
+
+def _fixed(value: Any) -> Any:
+    """An attribute value of fixed size: the global heap of HDF5 is never used."""
+    if isinstance(value, str):
+        raw = value.encode()
+        if len(raw) > TEXT_BYTES:
+            raise ValueError(f"an attribute of {len(raw)} bytes is over {TEXT_BYTES}")
+        return np.bytes_(raw or b"\0")
+    if isinstance(value, bool | int | np.integer):
+        return np.int64(value)
+    return np.float64(cast(float, value))

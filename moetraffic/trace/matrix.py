@@ -1,0 +1,171 @@
+"""Matrices between ranks: from experts to the ranks that hold them, by phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+
+from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
+from .placement import between_ranks
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A traffic matrix that says what it is."""
+
+    values: Int64  # [W, W] or [R, R]; row sends, column receives
+    unit: str  # "bytes" or "tokens"
+    of: str  # "demand" or "wire"
+    ranks: tuple[int, ...]  # world rank of each row
+    label: str  # what it was computed from, sums made explicit
+
+
+def of_phase(
+    trace: Trace,
+    iteration: int,
+    layer: int,
+    phase: str,
+    micro_batch: int | None,
+    group: int | None,
+    space: str,
+    unit: str,
+    of: str,
+) -> Matrix:
+    """See :meth:`Trace.matrix`."""
+    for value, choices, name in (
+        (phase, PHASES, "phase"),
+        (space, ("group", "world"), "space"),
+        (unit, ("bytes", "tokens"), "unit"),
+        (of, ("demand", "wire"), "of"),
+    ):
+        if value not in choices:
+            raise TraceError(
+                f"{name} is one of {', '.join(choices)}, not {value!r}: choose one"
+            )
+
+    def find(operation: str, phase: str | None, direction: str | None) -> Int64:
+        return trace.find(
+            operation=operation,
+            phase=phase,
+            layer=layer,
+            direction=direction,
+            slot=micro_batch,
+            group=group,
+            iterations=range(iteration, iteration + 1),
+            kind=None,
+        )
+
+    sent = find(ALL_TO_ALL, phase, None)
+    found = sent if of == "wire" else find(ROUTING, None, "forward")
+    sites = trace.occurrences.site
+    groups = sorted({trace.sites[s].group for s in sites[found]})
+    if not groups:
+        raise TraceError(
+            f"the trace has no {of} of iteration {iteration}, layer {layer}, {phase}: "
+            f"its MoE layers are {list(trace.layers)} and its training iterations "
+            f"{_span(trace.iterations)}"
+        )
+    if space == "group" and len(groups) > 1:
+        raise TraceError(
+            f"a matrix in group space is of one group, but layer {layer} has groups "
+            f"{groups}: give group, or space='world'"
+        )
+    width = trace.meta.world if space == "world" else trace.size(int(found[0]))
+    total = np.zeros((width, width), np.int64)
+    for number in groups:
+        mine = np.array([o for o in found if trace.sites[sites[o]].group == number])
+        if len(trace.complete(mine)) < len(mine):
+            absent = np.flatnonzero(~trace.present(mine).all(axis=0)).tolist()
+            raise TraceError(
+                "a matrix needs the record of every member, but iteration "
+                f"{iteration} lacks that of group ranks {absent}: "
+                "choose an earlier iteration"
+            )
+        values = (
+            _wire(trace, mine, unit)
+            if of == "wire"
+            else _demand(trace, mine, sent, number, layer, phase, unit)
+        )
+        if space == "group":
+            total += values
+        else:
+            ranks = trace.groups[number].ranks
+            total[np.ix_(ranks, ranks)] += values
+    slots = sorted({trace.sites[s].slot for s in sites[found]})
+    return Matrix(
+        values=total,
+        unit=unit,
+        of=of,
+        ranks=tuple(range(width))
+        if space == "world"
+        else trace.groups[groups[0]].ranks,
+        label=(
+            f"{of} of {phase}, layer {layer}, iteration {iteration}, "
+            + _sum("micro-batch", slots)
+            + (", " + _sum("group", groups) if space == "world" else "")
+            + f", {unit}"
+        ),
+    )
+
+
+def _wire(trace: Trace, occurrences: Int64, unit: str) -> Int64:
+    values = trace.wire(occurrences)
+    if unit == "tokens":
+        sites = trace.occurrences.site[occurrences]
+        row = np.array([trace.sites[s].row_bytes for s in sites], np.int64)
+        if (row <= 0).any():
+            raise TraceError(
+                "wire is counted in tokens where the bytes of a row are known, but "
+                "here they are not: ask for unit='bytes'"
+            )
+        values = values // row[:, None, None]
+    return np.asarray(values.sum(axis=0), np.int64)
+
+
+def _demand(
+    trace: Trace,
+    routed: Int64,
+    sent: Int64,
+    group: int,
+    layer: int,
+    phase: str,
+    unit: str,
+) -> Int64:
+    when = trace.occurrences.iteration[routed]
+    tokens = between_ranks(
+        trace, layer, group, when, trace.demand(routed).astype(np.int64)
+    ).sum(axis=0)
+    if phase in TRANSPOSED_PHASES:
+        tokens = tokens.T
+    if unit == "tokens":
+        return np.asarray(tokens, np.int64)
+    rows = {
+        trace.sites[s].row_bytes
+        for s in trace.occurrences.site[sent]
+        if trace.sites[s].group == group
+    }
+    if len(rows) != 1 or 0 in rows:
+        raise TraceError(
+            "demand is counted in bytes where one all-to-all shows the bytes of a row, "
+            f"but {phase} of layer {layer} shows {sorted(rows)}: ask for unit='tokens'"
+        )
+    return np.asarray(tokens * rows.pop(), np.int64)
+
+
+def _sum(name: str, values: list[int]) -> str:
+    if len(values) == 1:
+        return f"{name} {values[0]}"
+    return f"sum over {name}s {', '.join(map(str, values))}"
+
+
+def _span(iterations: Int64) -> str:
+    if not len(iterations):
+        return "none"
+    return f"{int(iterations[0])} to {int(iterations[-1])}"

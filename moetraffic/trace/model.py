@@ -1,0 +1,180 @@
+"""What a trace consists of: groups, sites, placements, programs, steps, meta.
+
+A run is a sequence of *occurrences* of call *sites*.  A site is what a program calls
+again and again (layer 3's dispatch of micro-batch 1 on one expert-parallel group); an
+occurrence is one such call in one iteration.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+PHASES = ("dispatch", "combine", "combine_grad", "dispatch_grad")
+"""The four all-to-alls of a MoE layer and micro-batch, in time order."""
+
+TRANSPOSED_PHASES = frozenset({"combine", "dispatch_grad"})
+"""Phases whose matrix is the dispatch matrix transposed."""
+
+UNKNOWN_TIME = int(np.iinfo(np.int64).min)
+"""Marks a time that was not measured."""
+
+ROUTING = "routing"
+"""The operation of a site at which a router's decision was seen; nothing is sent."""
+
+ALL_TO_ALL = "all_to_all"
+
+STEP_KINDS = ("train", "evaluation", "skipped")
+
+
+class WireForm(enum.IntEnum):
+    """How a site's wire bytes are stored."""
+
+    UNKNOWN = 0  # not seen
+    CONSTANT = 1  # the same in every occurrence: stored once
+    DEMAND = 2  # (demand - dropped) x row bytes of a routing site: stored as that
+    STORED = 3  # an array of its own for every occurrence
+
+
+class DroppedForm(enum.IntEnum):
+    """How a routing site's dropped token copies are stored."""
+
+    UNKNOWN = 0
+    NONE = 1  # no copy was dropped in any occurrence
+    STORED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A process group: its kind and its ordered world ranks."""
+
+    kind: str  # "ep", "edp", "dp", "tp", "pp", "world", or "other"
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A place in a program that communicates, or routes, again and again."""
+
+    group: int  # index into Trace.groups
+    operation: str  # "routing", "all_to_all", "all_reduce", "all_gather" ...
+    phase: str = ""  # one of PHASES, or "" where it is no expert exchange
+    layer: int = -1  # global layer, -1 where it belongs to none
+    direction: str = "forward"  # "forward", "backward" or "recompute"
+    slot: int = 0  # n-th call of this place in a step: the micro-batch of a MoE layer
+    dtype: str = ""  # element type on the wire, as torch names it
+    row_bytes: int = 0  # bytes of a row (a token copy); 0 for routing
+    label: str = ""  # what the program calls it ("gradient_sync", "count_exchange")
+    peers: tuple[int, int] = (-1, -1)  # group ranks (source, destination) of send/recv
+    experts: int = 0  # E, for routing sites
+    wire: WireForm = WireForm.UNKNOWN
+    wire_checked: int = 0  # occurrences in which the statement was compared and held
+    routing: int = -1  # site whose demand the wire follows, where wire is DEMAND
+    constant: tuple[int, ...] = ()  # bytes, W x W row-major (all-to-all) or W values
+    dropped: DroppedForm = DroppedForm.UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrences:
+    """Every call of every site, sorted by site, then by iteration.
+
+    A site occurs at most once in an iteration: a second call of the same place in one
+    step has another slot, and so is another site.
+    """
+
+    iteration: Int64  # [O]
+    site: Int32  # [O] index into Trace.sites
+    sequence: Int64  # [O] n-th collective of its group, -1 where it is none
+
+    def __len__(self) -> int:
+        return len(self.iteration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The ordered sites of one rank in one kind of step."""
+
+    rank: int
+    kind: str  # one of STEP_KINDS
+    sites: tuple[int, ...]
+
+
+PLACEMENT = np.dtype(
+    [
+        ("group", "<i4"),
+        ("layer", "<i4"),
+        ("expert", "<i4"),
+        ("replica", "<i4"),
+        ("rank", "<i4"),  # world rank that holds this replica
+        ("valid_from", "<i8"),  # first iteration that uses this row
+    ]
+)
+"""One row an expert replica: (group, layer, expert, replica) -> world rank."""
+
+CLOCK = np.dtype(
+    [("rank", "<i4"), ("local_ns", "<i8"), ("offset_ns", "<i8"), ("error_ns", "<i8")]
+)
+"""One row a clock knot: at ``local_ns`` of the rank's clock, add ``offset_ns``
+(known to within ``error_ns``) to get rank 0's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The training steps, a row each; ``[S, R]`` arrays have a column a world rank.
+
+    Unknown losses are NaN, unknown token counts -1, unknown times UNKNOWN_TIME.
+    """
+
+    iteration: Int64  # [S], strictly increasing
+    kind: tuple[str, ...]  # [S], of STEP_KINDS
+    loss: Float64  # [S, R]
+    tokens: Int64  # [S, R] tokens that a rank trained on
+    start: Int64  # [S, R] ns, the rank's own clock
+    end: Int64  # [S, R] ns, the rank's own clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """Where a trace comes from, and what was trained."""
+
+    origin: str = "captured"  # captured, imported, generated or replayed
+    model: str = ""
+    router: str = ""
+    dispatch: str = ""  # padded, dropped or dropless
+    world: int = 1  # ranks R
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    order: str = "tp-cp-ep-dp-pp"
+    layers: int = 0
+    hidden: int = 0
+    experts: int = 0
+    k: int = 0
+    capacity_factor: float = float("nan")  # NaN: not known, or no capacity
+    dtype: str = ""
+    seed: int = -1
+    backend: str = ""
+    complete: bool = True  # every rank's record reaches the end of the run
+    missing: str = ""  # what is missing, in words; "" when complete
+    moetraffic: str = ""  # versions of the software that made it
+    torch: str = ""
+    python: str = ""
+    workload: str = ""  # the workload as JSON, where it is one of ours
+    source: str = ""  # the trace or file it was made from
+    created: str = ""  # ISO 8601, UTC
+    nodes: tuple[str, ...] = field(default=())  # node name of each world rank
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, in order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -1,0 +1,84 @@
+"""Panels: arrays with one row an occurrence, read in pieces.
+
+A panel in memory and a panel in a file answer the same two questions, so a trace
+does not know where its numbers lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Panel(Protocol):
+    """An array ``[N, ...]`` whose rows are read on demand."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        ...
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``, which must lie within the panel."""
+        ...
+
+
+class ArrayPanel:
+    """A panel that is an array, or a memory map, already."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._array.dtype
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``."""
+        return self._array[start:stop]
+
+
+def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The given rows in the given order.
+
+    Parameters
+    ----------
+    panel
+        ``[N, ...]``.
+    rows
+        ``[n]`` int64 row numbers in any order.
+
+    Returns
+    -------
+    ndarray
+        ``[n, ...]``.
+    """
+    out = np.empty((len(rows), *panel.shape[1:]), panel.dtype)
+    for at, first, last in _runs(rows):
+        out[at : at + last - first] = panel.read(first, last)
+    return out
+
+
+def _runs(rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of consecutive rows: (position in ``rows``, first, last + 1)."""
+    if not len(rows):
+        return
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    edges = [0, *breaks.tolist(), len(rows)]
+    for a, b in pairwise(edges):
+        yield a, int(rows[a]), int(rows[b - 1]) + 1

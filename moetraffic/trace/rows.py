@@ -1,0 +1,152 @@
+"""Which row of which panel an occurrence has.
+
+Nothing of this is stored: panels hold their occurrences in the trace's order, so a row
+is the count of the occurrences before it that belong to the same panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+
+from .model import (
+    ALL_TO_ALL,
+    ROUTING,
+    Bool,
+    DroppedForm,
+    Group,
+    Int64,
+    Occurrences,
+    Site,
+    WireForm,
+)
+
+TIMES = ("issue", "start", "end")
+
+
+class Rows:
+    """Row numbers ``[O]`` int64 of all occurrences, -1 where they have none.
+
+    Attributes that are a property of a site have length ``[S]``.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], sites: Sequence[Site], occurrences: Occurrences
+    ) -> None:
+        self._sites = sites
+        self._every = occurrences
+        sizes = np.array([len(g.ranks) for g in groups], np.int64)
+        group = np.array([s.group for s in sites], np.int64)
+        known = (group >= 0) & (group < len(sizes))
+        self.width = np.zeros(len(sites), np.int64)
+        self.width[known] = sizes[group[known]]
+        self.wire_form = np.array([s.wire for s in sites], np.int64)
+        self.dropped_form = np.array([s.dropped for s in sites], np.int64)
+        self.experts = np.array([s.experts for s in sites], np.int64)
+        self.routes = np.array([s.operation == ROUTING for s in sites], bool)
+        self.square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)
+
+    @cached_property
+    def family(self) -> Int64:
+        """One number for a routing site's (W, E), ``[S]``; -1 for other sites."""
+        return np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
+
+    @cached_property
+    def time(self) -> Int64:
+        """Row in ``present_W``, ``issue_W``, ``start_W`` and ``end_W``."""
+        return _running(self.width[self._every.site])
+
+    @cached_property
+    def demand(self) -> Int64:
+        """Row in ``demand_WxE``."""
+        return _running(self.family[self._every.site])
+
+    @cached_property
+    def dropped(self) -> Int64:
+        """Row in ``dropped_WxE``."""
+        stored = self.dropped_form == DroppedForm.STORED
+        return _running(np.where(stored, self.family, -1)[self._every.site])
+
+    @cached_property
+    def wire(self) -> Int64:
+        """Row in ``wire_W``."""
+        return self._stored(self.square)
+
+    @cached_property
+    def volume(self) -> Int64:
+        """Row in ``volume_W``."""
+        return self._stored(~self.square)
+
+    def of(self, panel: str) -> Int64:
+        """Row of the named panel that each occurrence has."""
+        kind, _, shape = panel.partition("_")
+        width, _, experts = shape.partition("x")
+        belongs = self.width == int(width)
+        if experts:
+            belongs = belongs & (self.experts == int(experts))
+        own = {
+            "demand": self.demand,
+            "dropped": self.dropped,
+            "wire": self.wire,
+            "volume": self.volume,
+        }
+        rows = own.get(kind, self.time)
+        return np.where(belongs[self._every.site], rows, -1)
+
+    def at(self, sites: Int64, iterations: Int64) -> Int64:
+        """The occurrences of given sites in given iterations, ``[n]`` int64.
+
+        Raises
+        ------
+        TraceError
+            If one of them does not exist.
+        """
+        when = self._every.iteration
+        base = int(when.min()) if len(when) else 0
+        span = int(when.max()) - base + 1 if len(when) else 1
+        keys = self._every.site.astype(np.int64) * span + (when - base)
+        want = sites * span + (iterations - base)
+        found = np.searchsorted(keys, want)
+        missing = found >= len(keys)
+        missing |= keys[np.minimum(found, len(keys) - 1)] != want
+        if missing.any():
+            first = int(np.flatnonzero(missing)[0])
+            raise TraceError(
+                f"the exchange of iteration {int(iterations[first])} follows a routing "
+                "that the trace does not hold: the file is incomplete, capture it again"
+            )
+        return found
+
+    def expected(self) -> dict[str, int]:
+        """Names of the panels that the tables call for, with their row counts."""
+        want: dict[str, int] = {}
+        counts = np.bincount(self._every.site, minlength=len(self._sites))
+        for number, site in enumerate(self._sites):
+            width = int(self.width[number])
+            names = [f"{name}_{width}" for name in ("present", *TIMES)]
+            if site.operation == ROUTING:
+                names.append(f"demand_{width}x{site.experts}")
+                if site.dropped == DroppedForm.STORED:
+                    names.append(f"dropped_{width}x{site.experts}")
+            if site.wire == WireForm.STORED:
+                names.append(f"{'wire' if self.square[number] else 'volume'}_{width}")
+            for name in names:
+                want[name] = want.get(name, 0) + int(counts[number])
+        return want
+
+    def _stored(self, these: Bool) -> Int64:
+        stored = (self.wire_form == WireForm.STORED) & these
+        return _running(np.where(stored, self.width, -1)[self._every.site])
+
+
+def _running(key: Int64) -> Int64:
+    """Running count of each key's value, -1 where the key is negative."""
+    out = np.full(len(key), -1, np.int64)
+    for value in np.unique(key[key >= 0]):
+        same = key == value
+        out[same] = np.arange(np.count_nonzero(same))
+    return out

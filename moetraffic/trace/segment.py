@@ -1,0 +1,178 @@
+"""A segment: what one rank recorded in one window of steps, written once.
+
+Segments of all ranks are merged into a trace (``merge``).  A segment is built in
+memory and appears under its name whole, so a killed rank leaves only whole segments.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .container import Container
+from .durable import write_whole
+from .image import Image
+from .model import CLOCK, PLACEMENT, Group, Int32, Int64, Meta, Site
+from .panel import ArrayPanel
+from .tables import (
+    as_text,
+    meta_attributes,
+    read_groups,
+    read_meta,
+    read_sites,
+    read_strings,
+    read_table,
+    write_groups,
+    write_sites,
+    write_table,
+)
+
+KIND = "moetraffic-segment"
+VERSION = 1
+PATTERN = "segment-*.h5"
+
+EVENT = np.dtype(
+    [
+        ("iteration", "<i8"),
+        ("site", "<i4"),  # index into the segment's own sites
+        ("sequence", "<i8"),  # n-th collective of its group on this rank
+        ("issue", "<i8"),  # ns, the rank's clock
+        ("start", "<i8"),
+        ("end", "<i8"),
+        ("payload", "<i8"),  # row of splits or demand; bytes for other collectives
+        ("transposed", "<i4"),  # 1: the row's send and receive are swapped
+    ]
+)
+
+STEP = np.dtype(
+    [
+        ("iteration", "<i8"),
+        ("loss", "<f8"),
+        ("tokens", "<i8"),
+        ("start", "<i8"),
+        ("end", "<i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One rank's record of a window of steps."""
+
+    rank: int
+    index: int  # counts a rank's segments from 0
+    final: bool  # the rank ended its capture with this one
+    node: str
+    meta: Meta
+    groups: tuple[Group, ...]
+    sites: tuple[Site, ...]
+    events: npt.NDArray[Any]  # [n] EVENT
+    steps: npt.NDArray[Any]  # [s] STEP
+    kinds: tuple[str, ...]  # [s] kind of each step
+    splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
+    demand: Mapping[int, Int32]  # E -> [m, 2, E] token copies routed, and dropped
+    placements: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PLACEMENT))
+    clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
+    unrecorded: int = 0  # events lost because the disk refused earlier windows
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a rank's segments lie."""
+    return folder / f"rank-{rank:05d}"
+
+
+def write_segment(segment: Segment, folder: Path) -> Path:
+    """Write a segment into its rank's folder; it appears whole.
+
+    Raises
+    ------
+    OSError
+        As the system says; nothing is left behind.
+    """
+    target = io.BytesIO()
+    attributes = meta_attributes(segment.meta) | {
+        "format": KIND,
+        "format_version": VERSION,
+        "rank": segment.rank,
+        "index": segment.index,
+        "final": segment.final,
+        "node": segment.node,
+        "unrecorded": segment.unrecorded,
+    }
+    with Image(target, attributes) as image:
+        write_groups(image, segment.groups)
+        write_sites(image, segment.sites)
+        write_table(image, "placement", segment.placements)
+        write_table(image, "clock", segment.clocks)
+        write_table(image, "event", segment.events)
+        write_table(image, "step", segment.steps)
+        image.column("step_kind", *as_text(segment.kinds), axis="step")
+        for kind, arrays, dtype in (
+            ("splits", segment.splits, "<i8"),
+            ("demand", segment.demand, "<i4"),
+        ):
+            for width, array in arrays.items():
+                name = f"{kind}_{width}"
+                axes = [f"{name}_{axis}" for axis in ("row", "side", "member")]
+                for axis, length in zip(axes, array.shape, strict=True):
+                    image.column(axis, np.arange(length), "<i8")
+                image.panel(name, ArrayPanel(array), dtype, axes)
+    path = rank_folder(folder, segment.rank) / f"segment-{segment.index:06d}.h5"
+    write_whole(path, target.getbuffer())
+    return path
+
+
+def read_segment(path: Path) -> Segment:
+    """Read a segment whole.
+
+    Raises
+    ------
+    TraceError
+        If it is damaged or no segment.
+    """
+    with Container(path, KIND, VERSION) as container:
+        told = container.attributes
+        steps = read_table(container, "step", STEP)
+        panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
+        for name in container.names:
+            kind, _, width = name.partition("_")
+            if kind in panels and width.isdigit():
+                dtype = "<i8" if kind == "splits" else "<i4"
+                panel = container.panel(name, dtype, (None, 2, int(width)))
+                panels[kind][int(width)] = panel.read(0, panel.shape[0])
+        segment = Segment(
+            rank=int(told["rank"]),
+            index=int(told["index"]),
+            final=bool(told["final"]),
+            node=str(told["node"]).strip("\0"),
+            unrecorded=int(told["unrecorded"]),
+            meta=read_meta(container),
+            groups=tuple(read_groups(container)),
+            sites=tuple(read_sites(container)),
+            events=read_table(container, "event", EVENT),
+            steps=steps,
+            kinds=tuple(read_strings(container, "step_kind", len(steps))),
+            splits=panels["splits"],
+            demand=panels["demand"],
+            placements=read_table(container, "placement", PLACEMENT),
+            clocks=read_table(container, "clock", CLOCK),
+        )
+        _check(container, segment)
+        return segment
+
+
+def _check(container: Container, segment: Segment) -> None:
+    """Indices that the merge follows must lie within what they index."""
+    sites = segment.events["site"]
+    sound = all(0 <= s.group < len(segment.groups) for s in segment.sites)
+    if len(sites):
+        sound &= bool(sites.min() >= 0 and sites.max() < len(segment.sites))
+    sound &= all(segment.rank in g.ranks for g in segment.groups)
+    if not sound:
+        raise container.damaged("an index points outside its table")

@@ -1,0 +1,165 @@
+"""Tables that a trace and a segment of a capture both hold.
+
+Text is UTF-8 of fixed width; lists of lists are a flat column and a column of lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from .container import Container
+from .image import Image
+from .model import DroppedForm, Group, Meta, Site, WireForm
+
+TEXT = "S"
+SITE_COLUMNS = {  # column: (field of Site, type)
+    "site_group": ("group", "<i4"),
+    "site_operation": ("operation", TEXT),
+    "site_phase": ("phase", TEXT),
+    "site_layer": ("layer", "<i4"),
+    "site_direction": ("direction", TEXT),
+    "site_slot": ("slot", "<i4"),
+    "site_dtype": ("dtype", TEXT),
+    "site_row_bytes": ("row_bytes", "<i8"),
+    "site_label": ("label", TEXT),
+    "site_experts": ("experts", "<i4"),
+    "site_wire": ("wire", "<i4"),
+    "site_wire_checked": ("wire_checked", "<i8"),
+    "site_routing": ("routing", "<i4"),
+    "site_dropped": ("dropped", "<i4"),
+}
+
+
+def meta_attributes(meta: Meta) -> dict[str, Any]:
+    """Root attributes that tell the meta; the nodes are a column of their own."""
+    told = meta.as_dict()
+    del told["nodes"]
+    return told
+
+
+def write_groups(image: Image, groups: Sequence[Group]) -> None:
+    """Groups, and the ranks of all of them in one column."""
+    image.column("group", np.arange(len(groups)), "<i4")
+    image.column("group_kind", *as_text([g.kind for g in groups]), axis="group")
+    image.column("group_size", [len(g.ranks) for g in groups], "<i4", axis="group")
+    members = [rank for g in groups for rank in g.ranks]
+    image.column("group_member", np.arange(len(members)), "<i4")
+    image.column("group_rank", members, "<i4", axis="group_member", about="world rank")
+
+
+def write_sites(image: Image, sites: Sequence[Site]) -> None:
+    """Sites, and the constants of all of them in one column."""
+    image.column("site", np.arange(len(sites)), "<i4")
+    for name, (attribute, dtype) in SITE_COLUMNS.items():
+        values = [getattr(s, attribute) for s in sites]
+        data, kind = as_text(values) if dtype == TEXT else (values, dtype)
+        image.column(name, data, kind, axis="site")
+    for at, name in enumerate(("site_source", "site_destination")):
+        image.column(name, [s.peers[at] for s in sites], "<i4", axis="site")
+    image.column("site_constants", [len(s.constant) for s in sites], "<i4", axis="site")
+    values = [v for s in sites for v in s.constant]
+    image.column("constant", np.arange(len(values)), "<i8")
+    image.column("constant_bytes", values, "<i8", axis="constant", unit="bytes")
+
+
+def write_table(image: Image, name: str, table: Any) -> None:
+    """A structured array, a column a field."""
+    image.column(name, np.arange(len(table)), "<i8")
+    for field in table.dtype.names:
+        kind = table.dtype[field].str
+        image.column(f"{name}_{field}", table[field], kind, axis=name)
+
+
+def as_text(values: Sequence[str]) -> tuple[Any, str]:
+    """Text as fixed-width UTF-8, with the type that holds the longest."""
+    raw = [v.encode() for v in values]
+    width = max([1, *map(len, raw)])
+    return np.array(raw, f"S{width}"), f"S{width}"
+
+
+def read_meta(container: Container) -> Meta:
+    """What :func:`meta_attributes` told, without the nodes."""
+    told: dict[str, Any] = {}
+    for field in fields(Meta):
+        if field.name == "nodes":
+            continue
+        value = container.attributes.get(field.name)
+        want = {"str": str, "int": int, "bool": int, "float": float}[str(field.type)]
+        if not isinstance(value, want):
+            raise container.damaged(f"attribute {field.name} is {value!r}")
+        told[field.name] = bool(value) if field.type == "bool" else value
+    return Meta(**told)
+
+
+def read_groups(container: Container) -> list[Group]:
+    """What :func:`write_groups` wrote."""
+    kinds = read_strings(container, "group_kind")
+    sizes = container.column("group_size", "<i4", len(kinds))
+    parts = split_column(container, container.column("group_rank", "<i4"), sizes)
+    return [
+        Group(kind=kind, ranks=tuple(ranks.tolist()))
+        for kind, ranks in zip(kinds, parts, strict=True)
+    ]
+
+
+def read_sites(container: Container) -> list[Site]:
+    """What :func:`write_sites` wrote."""
+    count = len(container.column("site", "<i4"))
+    columns: dict[str, list[Any]] = {}
+    for name, (attribute, dtype) in SITE_COLUMNS.items():
+        if dtype == TEXT:
+            columns[attribute] = read_strings(container, name, count)
+        else:
+            columns[attribute] = container.column(name, dtype, count).tolist()
+    columns["wire"] = [WireForm(v) for v in columns["wire"]]
+    columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
+    columns["peers"] = list(
+        zip(
+            container.column("site_source", "<i4", count).tolist(),
+            container.column("site_destination", "<i4", count).tolist(),
+            strict=True,
+        )
+    )
+    columns["constant"] = [
+        tuple(part.tolist())
+        for part in split_column(
+            container,
+            container.column("constant_bytes", "<i8"),
+            container.column("site_constants", "<i4", count),
+        )
+    ]
+    names = list(columns)
+    return [
+        Site(**dict(zip(names, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
+    """What :func:`write_table` wrote."""
+    count = len(container.column(name, "<i8"))
+    table = np.zeros(count, dtype)
+    for field in dtype.names or ():
+        table[field] = container.column(f"{name}_{field}", dtype[field].str, count)
+    return table
+
+
+def read_strings(
+    container: Container, name: str, count: int | None = None
+) -> list[str]:
+    """A column of text."""
+    return [raw.decode() for raw in container.column(name, TEXT, count).tolist()]
+
+
+def split_column(container: Container, flat: Any, lengths: Any) -> list[Any]:
+    """Cut a flat column into parts of the given lengths."""
+    if len(lengths) and lengths.min() < 0:
+        raise container.damaged("a length is negative")
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if (int(ends[-1]) if len(ends) else 0) != len(flat):
+        raise container.damaged("lengths do not add up to what is there")
+    return np.split(flat, ends[:-1]) if len(ends) else []

@@ -1,0 +1,81 @@
+"""The bytes of occurrences, from whatever statement a site makes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+
+from .model import TRANSPOSED_PHASES, Int64, Site, WireForm
+from .panel import take
+from .placement import between_ranks
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+def sent(trace: Trace, rows: Rows, occurrences: Int64) -> Int64:
+    """See :meth:`Trace.wire`."""
+    return _bytes(trace, rows, occurrences, square=True)
+
+
+def contributed(trace: Trace, rows: Rows, occurrences: Int64) -> Int64:
+    """See :meth:`Trace.volume`."""
+    return _bytes(trace, rows, occurrences, square=False)
+
+
+def told_by_demand(trace: Trace, site: Site, routed: Int64) -> Int64:
+    """(demand - dropped) x row bytes in the orientation of the site's phase.
+
+    Parameters
+    ----------
+    site
+        The all-to-all.
+    routed
+        ``[n]`` the routing occurrences that it follows.
+
+    Returns
+    -------
+    ndarray
+        ``[n, W, W]`` int64 bytes.
+    """
+    kept = trace.demand(routed).astype(np.int64) - trace.dropped(routed)
+    when = trace.occurrences.iteration[routed]
+    tokens = between_ranks(trace, site.layer, site.group, when, kept)
+    if site.phase in TRANSPOSED_PHASES:
+        tokens = tokens.transpose(0, 2, 1)
+    return np.asarray(tokens * site.row_bytes, np.int64)
+
+
+def _bytes(trace: Trace, rows: Rows, occurrences: Int64, *, square: bool) -> Int64:
+    if not len(occurrences):
+        return np.zeros((0, 0, 0) if square else (0, 0), np.int64)
+    width = trace.common_size(occurrences)
+    sites = trace.occurrences.site[occurrences]
+    if (rows.square[sites] != square).any():
+        raise TraceError(
+            "wire() reads all-to-alls and volume() the other collectives: "
+            "ask for occurrences of one operation"
+        )
+    shape = (width, width) if square else (width,)
+    out = np.zeros((len(occurrences), *shape), np.int64)
+    for number in np.unique(sites):
+        at = np.flatnonzero(sites == number)
+        site = trace.sites[number]
+        if site.wire == WireForm.CONSTANT:
+            out[at] = np.array(site.constant, np.int64).reshape(shape)
+        elif site.wire == WireForm.STORED:
+            name = f"{'wire' if square else 'volume'}_{width}"
+            row = (rows.wire if square else rows.volume)[occurrences[at]]
+            out[at] = take(trace.panels[name], row)
+        elif site.wire == WireForm.DEMAND:
+            out[at] = told_by_demand(trace, site, trace.routing_of(occurrences[at]))
+        else:
+            raise TraceError(
+                f"the bytes of {site.operation} at layer {site.layer} were not "
+                "seen: capture them with the hook, or use the demand"
+            )
+    return out
