@@ -1,0 +1,93 @@
+"""Say where in a model the next collective stands, and what a router decided.
+
+A model calls these two functions whether or not anybody records: without a recorder
+they cost a global look-up.  They change nothing in the training.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call stands in the model: layer, phase, and a name for the rest."""
+
+    layer: int = -1
+    phase: str = ""
+    label: str = ""
+
+
+NOWHERE = Place()
+_here = threading.local()
+
+RoutingSink = Callable[
+    [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
+]
+_routing_sinks: list[RoutingSink] = []
+
+
+def place() -> Place:
+    """The place that this thread is at."""
+    found: Place = getattr(_here, "place", NOWHERE)
+    return found
+
+
+@contextmanager
+def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
+    """Collectives called inside belong to this layer and phase.
+
+    Parameters
+    ----------
+    layer
+        Global layer index, -1 for none.
+    phase
+        ``"dispatch"``, ``"combine"``, ``"combine_grad"``, ``"dispatch_grad"`` or "".
+    label
+        A name of the program's own, such as ``"gradient_sync"``.
+    """
+    before = place()
+    _here.place = Place(layer, phase, label)
+    try:
+        yield
+    finally:
+        _here.place = before
+
+
+def routing(
+    layer: int,
+    demand: torch.Tensor,
+    dropped: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Report what this rank's router decided for one micro-batch.
+
+    Parameters
+    ----------
+    layer
+        Global layer index.
+    demand
+        ``[E]`` integer token copies that this rank routed to each expert, experts in
+        global order, copies over capacity included.
+    dropped
+        ``[E]`` integer token copies of these that were dropped for want of capacity;
+        None where nothing can be dropped.
+    group
+        The expert-parallel process group; None is the world.
+    """
+    for sink in _routing_sinks:
+        sink(layer, demand, dropped, group)
+
+
+def subscribe(sink: RoutingSink) -> Callable[[], Any]:
+    """Hand every routing to ``sink``; returns the function that ends it."""
+    _routing_sinks.append(sink)
+    return lambda: _routing_sinks.remove(sink)
