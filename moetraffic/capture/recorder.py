@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moetraffic")
 
-WINDOW_STEPS = 16
+WINDOW_STEPS = 32
 WINDOW_BYTES = 4 << 20
 CLOSED = "closed"  # a rank's last word in its folder
 MERGE_WAIT_S = 30.0
@@ -75,7 +75,7 @@ class Recorder:
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
-        Steps that a killed rank can lose: every so many are written out.
+        Steps that a killed rank can lose: twice in so many, they are written out.
     force
         Overwrite ``path`` and what an earlier capture left.
 
@@ -102,7 +102,8 @@ class Recorder:
         self._workload = workload
         self._model = model
         self._force = force
-        self._window_steps = max(1, window)
+        # one half may be under way to the disk while the other is filled
+        self._window_steps = max(1, window // 2)
         self._placement = dict(placement or {})
         named = {
             str(g.group_name): kind
@@ -157,8 +158,8 @@ class Recorder:
     def step(
         self,
         *,
-        loss: float | torch.Tensor = float("nan"),
-        tokens: int = -1,
+        loss: float | torch.Tensor | None = None,
+        tokens: int | None = None,
         kind: str = "train",
     ) -> None:
         """End a step; what is recorded from now on belongs to the next one.
@@ -186,9 +187,17 @@ class Recorder:
             return
         now = hook.now_ns()
         value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        if value is None:
+            value = float("nan")
         with self._lock:
             self._window.steps.append(
-                (self.iteration, value, tokens, self._step_start, now)
+                (
+                    self.iteration,
+                    value,
+                    -1 if tokens is None else tokens,
+                    self._step_start,
+                    now,
+                )
             )
             self._window.kinds.append(kind)
             self.iteration += 1

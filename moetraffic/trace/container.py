@@ -259,7 +259,8 @@ class Container:
             raise TraceError(
                 f"{self.path} is not an HDF5 file: name a trace that moetraffic wrote"
             )
-        self._h5 = h5py.File(self.path, "r", locking=False)
+        # through a file object: no lock, so others may have the file open as they like
+        self._h5 = h5py.File(os.fdopen(os.dup(self._fd), "rb", buffering=0), "r")
 
     def _read_attributes(self) -> dict[str, Any]:
         file = self._file

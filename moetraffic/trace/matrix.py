@@ -108,8 +108,8 @@ def of_phase(
         else trace.groups[groups[0]].ranks,
         label=(
             f"{of} of {phase}, layer {layer}, iteration {iteration}, "
-            + _sum("micro-batch", slots)
-            + (", " + _sum("group", groups) if space == "world" else "")
+            + _sum("micro-batch", "micro-batches", slots)
+            + (", " + _sum("group", "groups", groups) if space == "world" else "")
             + f", {unit}"
         ),
     )
@@ -159,10 +159,10 @@ def _demand(
     return np.asarray(tokens * rows.pop(), np.int64)
 
 
-def _sum(name: str, values: list[int]) -> str:
+def _sum(name: str, plural: str, values: list[int]) -> str:
     if len(values) == 1:
         return f"{name} {values[0]}"
-    return f"sum over {name}s {', '.join(map(str, values))}"
+    return f"sum over {plural} {', '.join(map(str, values))}"
 
 
 def _span(iterations: Int64) -> str:

@@ -1,0 +1,240 @@
+"""Scenes played by real ranks on gloo, for the tests beside this file.
+
+``python scenes.py FOLDER`` imports torch once and forks the ranks of every scene; each
+rank leaves what it saw as JSON in ``FOLDER/<scene>-<rank>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from moetraffic import capture
+from moetraffic.capture import Recorder, clock, hook
+from moetraffic.errors import MoetrafficError
+from moetraffic.models import connect, train
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.trace import spool
+
+SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, moe_every=2, experts=8)
+
+
+def work(ranks: int, ep: int, **gating: Any) -> Workload:
+    return Workload(
+        model=SHAPE,
+        gating=Gating(**gating),
+        layout=ParallelLayout(dp=ranks, ep=ep),
+        training=Training(iterations=8, micro_batch=2, accumulation=2, seed=3),
+    )
+
+
+WORKS = {
+    "dropless": work(4, 4),
+    "dropped": work(4, 2, dispatch="dropped", capacity_factor=0.8),
+    "padded": work(2, 2, router="switch", k=1, dispatch="padded"),
+}
+
+
+def trained(folder: Path, rank: int, name: str) -> dict[str, Any]:
+    """Train with a wrapper around the model's own calls beside the recorder."""
+    workload = WORKS[name]
+    log: list[dict[str, Any]] = []
+    real = dist.all_to_all_single
+
+    def logged(
+        output: Any,
+        rows: Any,
+        received: Any = None,
+        sent: Any = None,
+        group: Any = None,
+    ) -> Any:
+        width = dist.get_world_size(group)
+        size = rows[0].numel() * rows.element_size()
+        log.append(
+            {
+                "sent": [n * size for n in sent or [len(rows) // width] * width],
+                "received": [
+                    n * size for n in received or [len(output) // width] * width
+                ],
+                "ranks": dist.get_process_group_ranks(group),
+            }
+        )
+        return real(output, rows, received, sent, group=group)
+
+    dist.all_to_all_single = logged  # the model looks it up at each call
+    groups = connect(workload.layout)
+    placement = {layer: groups.placement(SHAPE.experts) for layer in SHAPE.moe_layers}
+    steps: list[int] = []
+    with Recorder(
+        folder / f"{name}.h5",
+        workload=workload,
+        groups=groups.by_kind(),
+        placement=placement,
+        window=4,
+    ) as recorder:
+        losses = train(
+            workload, recorder, lambda *_: steps.append(len(log)), groups=groups
+        )
+    return {"losses": losses, "log": log, "steps": steps, "said": recorder.warnings}
+
+
+def bare(folder: Path, rank: int) -> dict[str, Any]:
+    """The same training as "dropless", with nobody recording."""
+    return {"losses": train(WORKS["dropless"])}
+
+
+def own_loop(folder: Path, rank: int) -> dict[str, Any]:
+    """Somebody's own program: every collective, without a label."""
+    pair = dist.new_group([0, 1], use_local_synchronization=False)
+    with Recorder(folder / "own.h5", groups={"dp": pair}) as recorder:
+        for step in range(6):
+            rows = torch.full((6, 4), float(rank))
+            sent = [2, 4] if rank == 0 else [3, 3]
+            received = [2, 3] if rank == 0 else [4, 3]
+            output = torch.empty(5 if rank == 0 else 7, 4)
+            dist.all_to_all_single(output, rows, received, sent)
+            dist.all_to_all_single(torch.empty(6, 4), rows)
+            functional.all_to_all_single(rows, None, None, dist.group.WORLD).sum()
+            dist.all_to_all(
+                [torch.empty(3), torch.empty(3)], [torch.ones(3), torch.ones(3)]
+            )
+            dist.all_reduce(torch.ones(10, dtype=torch.bfloat16), group=pair)
+            dist.broadcast(torch.ones(3), 0)
+            dist.all_gather([torch.empty(5), torch.empty(5)], torch.ones(5))
+            dist.all_gather_into_tensor(torch.empty(8), torch.ones(4))
+            dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8))
+            dist.reduce(torch.ones(7), 1)
+            if rank == 0:
+                dist.send(torch.ones(9), 1)
+            else:
+                dist.recv(torch.empty(9), 0)
+            dist.barrier()
+            waiting = dist.all_reduce(torch.ones(2), async_op=True)
+            waiting.wait()
+            if step == 4:
+                capture.routing(7, torch.tensor([4, 2, 1, 1]))
+            recorder.step(
+                loss=torch.tensor(1.0 / (step + 1), requires_grad=True),
+                kind="evaluation" if step == 5 else "train",
+            )
+    return {"output": output.sum().item(), "said": recorder.warnings}
+
+
+def refusals(folder: Path, rank: int) -> dict[str, Any]:
+    """Two recorders, a recorder that fails, a fake tensor, a vanished folder."""
+    said: dict[str, Any] = {}
+    first = Recorder(folder / "first.h5", window=2).start()
+    try:
+        Recorder(folder / "second.h5").start()
+    except MoetrafficError as error:
+        said["twice"] = str(error)
+    try:
+        Recorder(folder / "first.h5").start()
+    except MoetrafficError as error:
+        said["same"] = str(error)
+    rows = torch.arange(4.0) + 10 * rank
+    output = torch.empty(4)
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    first._sites.at = fails  # type: ignore[method-assign]
+    dist.all_to_all_single(output, rows)
+    capture.routing(0, torch.tensor([1, 1]))
+    said["output"] = output.tolist()
+    said["warnings"] = list(first.warnings)
+    del first._sites.at
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    before = len(first._window.events)
+    with FakeTensorMode():
+        dist.all_to_all_single(torch.empty(4), torch.empty(4))
+    said["faked"] = len(first._window.events) - before
+    dist.barrier()  # nobody's folder goes before all are through
+    for file in spool.segments_folder(first.path).glob(f"rank-{rank:05d}/*"):
+        file.unlink()
+    spool.segments_folder(first.path).joinpath(f"rank-{rank:05d}").rmdir()
+    for _ in range(4):
+        dist.all_to_all_single(output, rows)
+        first.step(loss=0.5)
+    first.close(merged=False)
+    said["lost"] = [w for w in first.warnings if "lost" in w]
+    said["installed"] = hook.installed()
+    dist.all_to_all_single(output, rows)
+    again = Recorder(folder / f"again-{rank}.h5")
+    again.start()
+    again.close(merged=False)
+    return said
+
+
+def clocks(folder: Path, rank: int) -> dict[str, Any]:
+    """Ranks of one host, which believe that their clocks differ."""
+    store = dist.distributed_c10d._get_default_store()
+    shared = clock.knots(store, rank, 3, "shared")
+    asked = clock.knots(store, rank, 3, "asked", own=f"host {rank}")
+    return {"shared": shared.tolist(), "asked": asked.tolist()}
+
+
+SCENES: dict[str, tuple[int, Callable[[Path, int], dict[str, Any]]]] = {
+    "dropless": (4, lambda folder, rank: trained(folder, rank, "dropless")),
+    "dropped": (4, lambda folder, rank: trained(folder, rank, "dropped")),
+    "padded": (2, lambda folder, rank: trained(folder, rank, "padded")),
+    "bare": (4, bare),
+    "own": (2, own_loop),
+    "refusals": (2, refusals),
+    "clocks": (3, clocks),
+}
+
+
+def play(name: str, folder: Path, rank: int, world: int) -> int:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(folder / f"{name}.store"), world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        seen = SCENES[name][1](folder, rank)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        dist.destroy_process_group()
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(seen))
+    return 0
+
+
+def main(folder: Path) -> int:
+    failed = 0
+    for name, (world, _) in SCENES.items():
+        ranks = []
+        for rank in range(world):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = play(name, folder, rank, world)
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            ranks.append(child)
+        failed += sum(
+            os.waitstatus_to_exitcode(os.waitpid(r, 0)[1]) != 0 for r in ranks
+        )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
