@@ -1,0 +1,111 @@
+"""The one type that every router returns: a list of token copies and their experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import keep
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Routing:
+    """Which token goes to which expert, with which weight, and whether it has room.
+
+    A copy is one token sent to one expert; copies beyond an expert's capacity stay in
+    the list with ``kept`` false.  Token choice gives ``N = k T`` copies, token by
+    token; expert choice may give a token any number of copies, none included.
+    """
+
+    token: Tensor  # [N] int64, index of the token, 0 to T-1
+    expert: Tensor  # [N] int64, global index of the expert, 0 to E-1
+    weight: Tensor  # [N] float, factor of the expert's output, with gradient
+    kept: Tensor  # [N] bool, false: dropped for want of capacity
+    tokens: int  # T
+    experts: int  # E
+    auxiliary_loss: Tensor  # scalar with gradient, load balancing
+    z_loss: Tensor  # scalar with gradient
+    k: int | None = None  # copies of each token; None: not token choice
+    capacity: int | None = None  # copies that an expert takes; None: any number
+
+    @classmethod
+    def token_choice(
+        cls,
+        *,
+        expert: Tensor,
+        weight: Tensor,
+        experts: int,
+        capacity: int | None,
+        auxiliary_loss: Tensor,
+        z_loss: Tensor,
+    ) -> Routing:
+        """The routing in which each token names its k experts.
+
+        Parameters
+        ----------
+        expert
+            ``[T, K]`` int64, distinct within a row.
+        weight
+            ``[T, K]`` float.
+        experts
+            Number of experts E.
+        capacity
+            Copies that an expert takes, earlier tokens first; None keeps all.
+        auxiliary_loss, z_loss
+            Scalars.
+        """
+        tokens, k = expert.shape
+        chosen = expert.reshape(-1)
+        return cls(
+            token=torch.arange(tokens, device=expert.device).repeat_interleave(k),
+            expert=chosen,
+            weight=weight.reshape(-1),
+            kept=torch.ones_like(chosen, dtype=torch.bool)
+            if capacity is None
+            else keep(chosen, experts, capacity),
+            tokens=tokens,
+            experts=experts,
+            auxiliary_loss=auxiliary_loss,
+            z_loss=z_loss,
+            k=k,
+            capacity=capacity,
+        )
+
+    @property
+    def expert_tk(self) -> Tensor:
+        """``[T, K]`` int64, the experts of each token (token choice only)."""
+        return self._by_token(self.expert)
+
+    @property
+    def weight_tk(self) -> Tensor:
+        """``[T, K]`` float, the weight of each choice (token choice only)."""
+        return self._by_token(self.weight)
+
+    @property
+    def kept_tk(self) -> Tensor:
+        """``[T, K]`` bool, whether each choice has room (token choice only)."""
+        return self._by_token(self.kept)
+
+    def demand(self) -> Tensor:
+        """``[E]`` int64, copies that chose each expert, over capacity included."""
+        return torch.bincount(self.expert, minlength=self.experts)
+
+    def load(self) -> Tensor:
+        """``[E]`` int64, copies that each expert takes: demand less dropped."""
+        return torch.bincount(self.expert[self.kept], minlength=self.experts)
+
+    def dropped(self) -> Tensor:
+        """``[E]`` int64, copies that each expert has no room for."""
+        return torch.bincount(self.expert[~self.kept], minlength=self.experts)
+
+    def _by_token(self, values: Tensor) -> Tensor:
+        if self.k is None:
+            raise LayoutError(
+                "a [T, K] view needs as many copies of each token, but k is None (not "
+                "token choice): use the lists token, expert, weight and kept"
+            )
+        return values.view(self.tokens, self.k)

@@ -1,0 +1,23 @@
+"""Mixture-of-experts models, their parallelism, and the loop that trains them."""
+
+from __future__ import annotations
+
+from .corpus import Corpus
+from .gpt import GPT, Losses
+from .moe import Experts, MixtureOfExperts
+from .parallel import GradientBucket, ParallelGroups, clip, connect, synchronise
+from .train import train
+
+__all__ = [
+    "GPT",
+    "Corpus",
+    "Experts",
+    "GradientBucket",
+    "Losses",
+    "MixtureOfExperts",
+    "ParallelGroups",
+    "clip",
+    "connect",
+    "synchronise",
+    "train",
+]

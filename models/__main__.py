@@ -1,0 +1,171 @@
+"""One rank of a training run: ``python -m moetraffic.models``.
+
+Started by ``moetraffic capture``, torchrun or srun.  The environment tells what to do:
+
+- ``MOETRAFFIC_WORKLOAD``: a :class:`~moetraffic.patterns.Workload` as JSON; empty: the
+  default workload, data-parallel over all ranks;
+- ``MOETRAFFIC_CAPTURE``: path of the trace to capture; empty: nothing is captured;
+- ``MOETRAFFIC_FORCE``: ``1`` replaces a trace that is already there;
+- RANK, WORLD_SIZE, LOCAL_RANK and where to meet: see :mod:`moetraffic.launch`.
+
+Exit codes: 0 when trained to the end, 2 with one sentence on standard error when the
+workload cannot run, 128 + n when signal n (SIGINT, SIGTERM) ended it after an
+iteration, 1 for anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from moetraffic.errors import LayoutError, MoetrafficError
+from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
+from moetraffic.patterns import ParallelLayout, Workload
+
+from .parallel import ParallelGroups, connect
+from .train import StepRecorder, train
+
+WORKLOAD = "MOETRAFFIC_WORKLOAD"
+CAPTURE = "MOETRAFFIC_CAPTURE"
+FORCE = "MOETRAFFIC_FORCE"
+
+TIMEOUT = timedelta(minutes=5)
+"""A rank that waits longer for its peers gives up."""
+
+
+def main() -> int:
+    """Train this rank's share; returns the exit code."""
+    heartbeat.beat("start")
+    stop = StopSignal()
+    try:
+        seat = current_rank()
+        workload = _workload(seat)
+        with _process_group(seat, workload.training.device):
+            _run(workload, stop)
+    except MoetrafficError as error:
+        heartbeat.beat("error", message=str(error), cause="own")
+        print(f"moetraffic: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return stop.exit_code
+    except Exception as error:
+        if stop.caught:
+            return (
+                stop.exit_code
+            )  # peers end at other points: their silence is no error
+        lines = str(error).splitlines() or [type(error).__name__]
+        # what torch raises when another rank is gone or late
+        peer = isinstance(error, dist.DistError) or "gloo" in str(error)
+        heartbeat.beat("error", message=lines[0], cause="peer" if peer else "own")
+        raise
+    if stop.caught:
+        return stop.exit_code
+    heartbeat.beat("done")
+    return 0
+
+
+class StopSignal:
+    """SIGINT and SIGTERM: the first ends training after the iteration, the next now."""
+
+    def __init__(self) -> None:
+        self.caught = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._catch)
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell reports for a process that this signal ended."""
+        return 128 + self.caught
+
+    def __call__(self) -> bool:
+        """Whether training shall end."""
+        return bool(self.caught)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            raise KeyboardInterrupt
+        self.caught = number
+
+
+def _workload(seat: Seat | None) -> Workload:
+    text = os.environ.get(WORKLOAD, "")
+    if text:
+        try:
+            return Workload.from_json(text)
+        except json.JSONDecodeError as error:
+            raise LayoutError(
+                f"{WORKLOAD} holds a workload as JSON, but {text[:40]!r} is none "
+                f"({error}): set it to what Workload.to_json() returns, or unset it"
+            ) from error
+    ranks = 1 if seat is None else seat.world
+    return Workload(layout=ParallelLayout(dp=ranks, ep=ranks))
+
+
+def _run(workload: Workload, stop: StopSignal) -> None:
+    groups = connect(workload.layout, timeout=TIMEOUT)
+    heartbeat.beat("ready")
+
+    def on_step(iteration: int, loss: float) -> None:
+        heartbeat.beat(
+            "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
+        )
+
+    with _recorder(workload, groups) as recorder:
+        train(workload, recorder, on_step, groups=groups, stop=stop)
+
+
+def _recorder(
+    workload: Workload, groups: ParallelGroups
+) -> AbstractContextManager[StepRecorder | None]:
+    path = os.environ.get(CAPTURE, "")
+    if not path:
+        return nullcontext()
+    from moetraffic.capture import (
+        Recorder,
+    )  # what reads and writes HDF5: not needed above
+
+    placement = groups.placement(workload.model.experts)
+    return Recorder(
+        path,
+        workload=workload,
+        groups=groups.by_kind(),
+        placement=dict.fromkeys(workload.model.moe_layers, placement),
+        force=os.environ.get(FORCE, "") == "1",
+    )
+
+
+@contextmanager
+def _process_group(seat: Seat | None, device: str) -> Iterator[None]:
+    """``torch.distributed`` for a rank among several; a lone process needs none."""
+    if seat is None:
+        yield
+        return
+    # where there is no GPU for device cuda, training says so in a sentence
+    cuda = device == "cuda" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=rendezvous(),
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=TIMEOUT,
+    )
+    try:
+        yield
+    finally:
+        # gloo's threads may abort a process that exits without this
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The mixture-of-experts layer, with its experts spread over ranks.
+
+Shape suffixes: T tokens of this rank, N kept copies of them, A copies that arrive at
+this rank, E experts, L = E/W local experts, W ranks of the expert-parallel group, C
+capacity, h hidden size, f feed-forward width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from moetraffic.capture import routing as report_routing
+from moetraffic.errors import LayoutError
+from moetraffic.gating import Router, Routing
+
+from .exchange import exchange, exchange_counts
+
+
+class Experts(nn.Module):
+    """The feed-forward networks of the experts that one rank holds.
+
+    Parameters
+    ----------
+    experts
+        Their number L.
+    hidden, width
+        Sizes h and f.
+    """
+
+    def __init__(self, experts: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(experts, hidden, width))  # [L, h, f]
+        self.down = nn.Parameter(torch.empty(experts, width, hidden))  # [L, f, h]
+
+    def batched(self, x_lch: Tensor) -> Tensor:
+        """``[L, C, h]``: as many rows for each expert."""
+        return torch.bmm(F.gelu(torch.bmm(x_lch, self.up)), self.down)
+
+    def ragged(self, x_ah: Tensor, counts: list[int]) -> Tensor:
+        """``[A, h]``: the first ``counts[0]`` rows are for expert 0, and so on."""
+        # unbind, not indexing: its gradient is one stack, not a padded sum an expert
+        parts = zip(
+            torch.split(x_ah, counts), self.up.unbind(), self.down.unbind(), strict=True
+        )
+        return torch.cat([F.gelu(x @ up) @ down for x, up, down in parts])
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, permute, dispatch, local experts, combine, weighted un-permute.
+
+    Experts are contiguous over the ranks of the group: rank r holds experts
+    ``r E/W .. (r+1) E/W - 1``.  Without a group, or with one of a single rank, all
+    experts are here and nothing is sent.
+
+    Parameters
+    ----------
+    router
+        A :class:`~moetraffic.gating.Router` module for all E experts.
+    experts
+        Number of experts E.
+    hidden, width
+        Sizes h and f.
+    dispatch
+        ``"padded"`` sends ``[E, C, h]`` whatever is routed, ``"dropped"`` the copies
+        that have room, ``"dropless"`` all copies.
+    layer
+        Global layer index, for whoever records.
+    group
+        The expert-parallel process group, or None.
+
+    Raises
+    ------
+    LayoutError
+        If the experts do not divide over the group.
+    """
+
+    def __init__(
+        self,
+        router: nn.Module,
+        *,
+        experts: int,
+        hidden: int,
+        width: int,
+        dispatch: str,
+        layer: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.ranks = 1 if group is None else group.size()
+        if experts % self.ranks:
+            raise LayoutError(
+                f"ep must divide the experts, but there are {experts} experts for ep "
+                f"{self.ranks}: change --experts or --ep"
+            )
+        self.experts_all = experts
+        self.dispatch = dispatch
+        self.layer = layer
+        self.group = group
+        self.router = router
+        self.experts = Experts(experts // self.ranks, hidden, width)
+
+    @property
+    def first_expert(self) -> int:
+        """Global index of this rank's first expert."""
+        rank = 0 if self.group is None else dist.get_rank(self.group)
+        return rank * (self.experts_all // self.ranks)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
+        """``[..., h]`` token vectors to their experts' weighted sum, and the routing.
+
+        A token all of whose copies were dropped gets zeros: the residual stream
+        around this layer carries it on (Fedus et al., arXiv 2101.03961, section 2.2).
+        """
+        x_th = x.reshape(-1, x.shape[-1])
+        routing = cast("Router", self.router)(x_th)
+        drops = None if self.dispatch == "dropless" else routing.dropped()
+        report_routing(self.layer, routing.demand(), drops, self.group)
+        through = self._padded if self.dispatch == "padded" else self._ragged
+        return through(x_th, routing).view_as(x), routing
+
+    def _ragged(self, x_th: Tensor, routing: Routing) -> Tensor:
+        """Variable splits: what is sent is what is kept."""
+        # Step 1: the kept copies, by expert and then by token.
+        kept_n = routing.kept.nonzero().squeeze(1)
+        order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
+        token_n = routing.token[order_n]
+        counts_e = routing.load()
+        rows_nh = x_th.index_select(0, token_n)
+        # Step 2: to the experts' ranks, their work, and back.
+        if self.group is None or self.ranks == 1:
+            done_nh = self.experts.ragged(rows_nh, counts_e.tolist())
+        else:
+            done_nh = self._remote(rows_nh, counts_e, self.group)
+        # Step 3: each token sums its copies.
+        return _weighted_sum(x_th, done_nh, token_n, routing.weight[order_n])
+
+    def _remote(
+        self, rows_nh: Tensor, counts_e: Tensor, group: dist.ProcessGroup
+    ) -> Tensor:
+        arriving_wl = exchange_counts(counts_e, group=group, layer=self.layer)
+        send = counts_e.view(self.ranks, -1).sum(1).tolist()
+        receive = arriving_wl.sum(1).tolist()
+        rows_ah = exchange(
+            rows_nh, send, receive, group=group, layer=self.layer, phase="dispatch"
+        )
+        # Rows arrive by source rank, then expert; the experts want them by expert.
+        local = arriving_wl.shape[1]
+        expert_wl = torch.arange(local, device=rows_ah.device).repeat(self.ranks)
+        expert_a = expert_wl.repeat_interleave(arriving_wl.reshape(-1))
+        order_a = torch.argsort(expert_a, stable=True)
+        done_ah = self.experts.ragged(
+            rows_ah.index_select(0, order_a), arriving_wl.sum(0).tolist()
+        )
+        back_a = torch.argsort(order_a)
+        return exchange(
+            done_ah.index_select(0, back_a),
+            receive,
+            send,
+            group=group,
+            layer=self.layer,
+            phase="combine",
+        )
+
+    def _padded(self, x_th: Tensor, routing: Routing) -> Tensor:
+        """Even splits: ``[E, C, h]`` buffers, empty slots are zeros."""
+        if routing.capacity is None:
+            raise LayoutError(
+                "a padded dispatch needs a capacity, but the router gives none: set "
+                "--capacity-factor or use --dispatch dropless"
+            )
+        # Step 1: a kept copy's slot is its expert's first slot plus its place there.
+        kept_n = routing.kept.nonzero().squeeze(1)
+        order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
+        token_n, expert_n = routing.token[order_n], routing.expert[order_n]
+        counts_e = routing.load()
+        begin_e = counts_e.cumsum(0) - counts_e
+        place_n = torch.arange(len(order_n), device=x_th.device) - begin_e[expert_n]
+        slot_n = expert_n * routing.capacity + place_n
+        hidden = x_th.shape[1]
+        slots = x_th.new_zeros(self.experts_all * routing.capacity, hidden)
+        slots = slots.index_copy(0, slot_n, x_th.index_select(0, token_n))
+        # Step 2: to the experts' ranks, their work, and back.
+        layer, group = self.layer, self.group
+        if group is not None and self.ranks > 1:
+            slots = exchange(
+                slots, None, None, group=group, layer=layer, phase="dispatch"
+            )
+        local = self.experts_all // self.ranks
+        x_wlch = slots.view(self.ranks, local, routing.capacity, hidden)
+        x_lwch = x_wlch.transpose(0, 1).reshape(local, -1, hidden)
+        done_lwch = self.experts.batched(x_lwch)
+        done_wlch = done_lwch.view(local, self.ranks, -1, hidden).transpose(0, 1)
+        done = done_wlch.reshape(-1, hidden)
+        if group is not None and self.ranks > 1:
+            done = exchange(done, None, None, group=group, layer=layer, phase="combine")
+        # Step 3: each token sums its copies.
+        done_nh = done.index_select(0, slot_n)
+        return _weighted_sum(x_th, done_nh, token_n, routing.weight[order_n])
+
+
+def _weighted_sum(
+    x_th: Tensor, done_nh: Tensor, token_n: Tensor, weight_n: Tensor
+) -> Tensor:
+    weighted_nh = (done_nh * weight_n.unsqueeze(1)).to(x_th.dtype)
+    return torch.zeros_like(x_th).index_add(0, token_n, weighted_nh)

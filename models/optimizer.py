@@ -1,0 +1,88 @@
+"""AdamW and its learning rate over a run."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from moetraffic.patterns import Training
+
+FINAL_RATE = 0.1
+"""The learning rate ends at this share of its maximum, as in nanoGPT."""
+
+BETA_1, BETA_2 = 0.9, 0.95
+"""As GPT-3's (Brown et al., arXiv 2005.14165, appendix B)."""
+
+EPSILON = 1e-8
+
+
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+
+    The computation is torch's own, by its functional form: making a
+    ``torch.optim.Optimizer`` imports the compiler and sympy, 5 s of every rank's start.
+
+    Parameters
+    ----------
+    parameters
+        Matrices decay, vectors (norms) do not.
+    weight_decay
+        Share of a matrix that a step at learning rate 1 would take away.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], *, weight_decay: float) -> None:
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() == 1]
+        self._parts = [(_States(matrices), weight_decay), (_States(vectors), 0.0)]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Move the parameters against their gradients, at this learning rate."""
+        for states, weight_decay in self._parts:
+            adamw(
+                states.parameters,
+                [p.grad for p in states.parameters if p.grad is not None],
+                states.means,
+                states.squares,
+                [],
+                states.steps,
+                fused=True,
+                amsgrad=False,
+                beta1=BETA_1,
+                beta2=BETA_2,
+                lr=rate,
+                weight_decay=weight_decay,
+                eps=EPSILON,
+                maximize=False,
+            )
+
+
+class _States:
+    """Parameters and what Adam remembers of each."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters: list[Tensor] = list(parameters)
+        self.means = [torch.zeros_like(p) for p in parameters]  # of the gradient
+        self.squares = [torch.zeros_like(p) for p in parameters]  # of its square
+        # float32 whatever the parameter is: torch counts steps so
+        self.steps = [torch.zeros((), device=p.device) for p in parameters]
+
+
+def learning_rate(plan: Training, iteration: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth (Loshchilov, arXiv 1608.03983).
+
+    Parameters
+    ----------
+    plan
+        Its ``learning_rate`` is the maximum, reached after ``warmup`` iterations.
+    iteration
+        From 0 to ``plan.iterations - 1``.
+    """
+    if iteration < plan.warmup:
+        return plan.learning_rate * (iteration + 1) / plan.warmup
+    done = (iteration - plan.warmup) / max(plan.iterations - plan.warmup, 1)
+    share = FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + cos(pi * done))
+    return plan.learning_rate * share

@@ -1,0 +1,27 @@
+"""Random numbers that depend on what they are for, not on when they are drawn.
+
+Ranks, layouts and restarts then agree without exchanging any state.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import torch
+
+
+class Stream(enum.IntEnum):
+    """What numbers are for; each purpose has streams of its own."""
+
+    DENSE = 1  # key: seed, place of the parameter
+    EXPERT = 2  # key: seed, layer, expert
+    BATCH = 3  # key: seed, iteration, micro-batch, data-parallel rank
+
+
+def generator(stream: Stream, seed: int, *key: int) -> torch.Generator:
+    """A CPU generator for this purpose, seed and key of non-negative integers."""
+    # SeedSequence takes no negative seed
+    words = (int(stream), seed & (2**64 - 1), *key)
+    state = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) >> 1)

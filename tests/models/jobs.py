@@ -1,0 +1,254 @@
+"""What ranks do in the tests of models: a function a job, run by conftest.run_ranks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import moetraffic.capture.annotate as annotate
+from moetraffic.gating import Routing
+from moetraffic.launch import heartbeat
+from moetraffic.models import (
+    GPT,
+    GradientBucket,
+    MixtureOfExperts,
+    clip,
+    connect,
+    synchronise,
+    train,
+)
+from moetraffic.models.corpus import Corpus
+from moetraffic.models.exchange import exchange
+from moetraffic.patterns import ParallelLayout, Workload
+
+TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
+
+
+def corpus() -> Corpus:
+    return Corpus(text=torch.frombuffer(bytearray(TEXT), dtype=torch.uint8), source="")
+
+
+@contextmanager
+def logged():
+    """Every collective's name, place and splits, and every routing, in call order."""
+    log: list[dict[str, Any]] = []
+    real_exchange, real_reduce = dist.all_to_all_single, dist.all_reduce
+
+    def note(operation, tensor, group, **more):
+        place = annotate.place()
+        log.append(
+            {
+                "operation": operation,
+                "layer": place.layer,
+                "phase": place.phase,
+                "label": place.label,
+                "shape": tuple(tensor.shape),
+                "ranks": dist.get_process_group_ranks(group),
+                **more,
+            }
+        )
+
+    def all_to_all_single(output, source, receive=None, send=None, group=None):
+        note("all_to_all", source, group, send=send, receive=receive)
+        return real_exchange(output, source, receive, send, group=group)
+
+    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None):
+        note("all_reduce", tensor, group)
+        return real_reduce(tensor, op, group=group)
+
+    def routing(layer, demand, dropped, group):
+        log.append(
+            {
+                "operation": "routing",
+                "layer": layer,
+                "demand": demand.tolist(),
+                "dropped": None if dropped is None else dropped.tolist(),
+            }
+        )
+
+    end = annotate.subscribe(routing)
+    dist.all_to_all_single, dist.all_reduce = all_to_all_single, all_reduce
+    try:
+        yield log
+    finally:
+        dist.all_to_all_single, dist.all_reduce = real_exchange, real_reduce
+        end()
+
+
+def training(rank: int, world: int, workload: str, times: int = 1) -> dict[str, Any]:
+    """Train, and return losses, parameters by name or (layer, expert), and the log."""
+    module = importlib.import_module("moetraffic.models.train")
+    models: list[GPT] = []
+
+    class Kept(GPT):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            models.append(self)
+
+    module.GPT = Kept
+    work = Workload.from_json(workload)
+    groups = connect(work.layout)
+    with logged() as log:
+        losses = [train(work, groups=groups, corpus=corpus()) for _ in range(times)]
+    (*_, model) = models
+    experts = {
+        (m.layer, m.first_expert + i): torch.cat(
+            [m.experts.up[i].flatten(), m.experts.down[i].flatten()]
+        ).detach()
+        for m in model.mixtures
+        for i in range(len(m.experts.up))
+    }
+    dense = torch.cat([p.detach().flatten() for p in model.dense_parameters()])
+    return {
+        "losses": losses[0] if times == 1 else losses,
+        "dense": dense,
+        "experts": experts,
+        "log": log,
+        "dp_rank": groups.dp_rank,
+        "placement": groups.placement(work.model.experts),
+    }
+
+
+def exchanging(
+    rank: int, world: int, rows: list[list[int]], hidden: int
+) -> dict[str, Any]:
+    """One uneven exchange and its gradient; ``rows[i][j]`` rows go from i to j."""
+    send, receive = rows[rank], [rows[i][rank] for i in range(world)]
+    x = torch.arange(sum(send) * hidden, dtype=torch.float64).view(-1, hidden)
+    x = (x + 1000 * rank).requires_grad_()
+    with logged() as log:
+        y = exchange(
+            x, send, receive, group=dist.group.WORLD, layer=5, phase="dispatch"
+        )
+        # a gradient that tells where it was made: rank, row, column
+        g = torch.arange(y.numel(), dtype=torch.float64).view_as(y) + 10_000 * rank
+        (y * g).sum().backward()
+    return {"x": x.detach(), "y": y.detach(), "g": g, "grad": x.grad, "log": log}
+
+
+class Fixed(torch.nn.Module):
+    """A router that sends every token to the experts it was given."""
+
+    def __init__(self, chosen: list[int], experts: int) -> None:
+        super().__init__()
+        self.chosen, self.experts = chosen, experts
+
+    def forward(self, x: torch.Tensor) -> Routing:
+        expert = torch.tensor(self.chosen).expand(len(x), -1)
+        return Routing.token_choice(
+            expert=expert,
+            weight=torch.full(expert.shape, 0.5, dtype=x.dtype),
+            experts=self.experts,
+            capacity=None,
+            auxiliary_loss=x.new_zeros(()),
+            z_loss=x.new_zeros(()),
+        )
+
+
+def lonely(rank: int, world: int, chosen: list[int]) -> dict[str, Any]:
+    """All tokens of all ranks go to the same experts: the other ranks get none."""
+    layer = MixtureOfExperts(
+        Fixed(chosen, 8),
+        experts=8,
+        hidden=4,
+        width=8,
+        dispatch="dropless",
+        layer=0,
+        group=dist.group.WORLD,
+    ).double()
+    for i in range(len(layer.experts.up)):
+        torch.manual_seed(layer.first_expert + i)
+        with torch.no_grad():
+            layer.experts.up[i].normal_()
+            layer.experts.down[i].normal_()
+    torch.manual_seed(100 + rank)
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    y, _ = layer(x)
+    y.square().sum().backward()
+    return {
+        "x": x.detach(),
+        "y": y.detach(),
+        "x_grad": x.grad,
+        "up_grad": layer.experts.up.grad,
+    }
+
+
+def norms(rank: int, world: int, ep: int) -> dict[str, Any]:
+    """Gradients set by hand, synchronised and clipped."""
+    groups = connect(ParallelLayout(dp=world, ep=ep))
+    dense = torch.nn.Parameter(torch.zeros(2))
+    expert = torch.nn.Parameter(torch.zeros(8 // ep))
+    buckets = GradientBucket([dense]), GradientBucket([expert])
+    assert dense.grad is not None
+    assert expert.grad is not None
+    dense.grad.fill_(rank)
+    expert.grad.copy_(torch.arange(8.0).view(ep, -1)[rank % ep])
+    synchronise(*buckets, groups)
+    synced = dense.grad.clone(), expert.grad.clone()
+    clip(*buckets, groups, 1.0)
+    return {"synced": synced, "clipped": (dense.grad, expert.grad)}
+
+
+def program(
+    rank: int,
+    world: int,
+    folder: Path,
+    workload: str,
+    capture: str = "",
+    signal_after: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """The main program, sent a signal after so many steps, if any."""
+    os.environ["MOETRAFFIC_WORKLOAD"] = workload
+    os.environ["MOETRAFFIC_CAPTURE"] = capture
+    if world > 1:
+        os.environ["MOETRAFFIC_FILESTORE"] = str(folder / "store")
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    steps, number = signal_after
+    events: list[str] = []
+
+    def beat(event: str, operation: str = "", **fields: Any) -> None:
+        events.append(event)
+        if event == "step" and events.count("step") == steps:
+            os.kill(os.getpid(), number)
+
+    heartbeat.beat = beat
+    main = importlib.import_module("moetraffic.models.__main__")
+    with redirect_stderr(StringIO()) as stderr:
+        code = main.main()
+    return {
+        "code": code,
+        "events": events,
+        "stderr": stderr.getvalue(),
+        "left_open": dist.is_initialized(),
+    }
+
+
+if __name__ == "__rank__":
+    job, rank, world, folder, arguments = TASK  # noqa: F821 - set by conftest
+    torch.set_num_threads(1)
+    try:
+        if job == "program":
+            result = program(rank, world, folder, **arguments)
+        else:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(str(folder / "store"), world),
+                rank=rank,
+                world_size=world,
+            )
+            try:
+                result = globals()[job](rank, world, **arguments)
+            finally:
+                dist.destroy_process_group()
+        torch.save(result, folder / f"{rank}.pt")
+    except BaseException:
+        (folder / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        raise

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from moetraffic.errors import LayoutError
+from moetraffic.models import GPT, Corpus, GradientBucket, train
+from moetraffic.models.corpus import load
+from moetraffic.models.optimizer import AdamW, learning_rate
+from moetraffic.patterns import (
+    Gating,
+    ModelShape,
+    ParallelLayout,
+    Training,
+    Workload,
+)
+
+Run = Callable[..., list[Any]]
+
+RANKS = 4
+SHAPE = ModelShape(layers=4, hidden=16, heads=2, sequence=12, experts=8)
+TRAINING = Training(
+    iterations=3,
+    micro_batch=2,
+    accumulation=2,
+    warmup=2,
+    learning_rate=0.01,
+    clip=0.2,  # below every gradient norm here: clipping acts
+    dtype="float64",
+    seed=3,
+)
+GATINGS = {
+    "padded": Gating(dispatch="padded", capacity_factor=0.75),
+    "dropped": Gating(dispatch="dropped", capacity_factor=0.75),
+    "dropless": Gating(dispatch="dropless"),
+    "switch": Gating(router="switch", k=1, dispatch="dropped", capacity_factor=1.0),
+}
+
+
+def workload(gating: Gating, ep: int, **training: Any) -> Workload:
+    return Workload(
+        model=SHAPE,
+        gating=gating,
+        layout=ParallelLayout(dp=RANKS, ep=ep),
+        training=replace(TRAINING, **training),
+    )
+
+
+def reference(work: Workload) -> dict[str, Any]:
+    """The same training in one process: shards one after another, gradients summed."""
+    plan = work.training
+    text = bytes((7 * i * i + i // 3) % 251 for i in range(4000))  # as jobs.TEXT
+    corpus = Corpus(
+        text=torch.frombuffer(bytearray(text), dtype=torch.uint8), source=""
+    )
+    model = GPT(work.model, work.gating, seed=plan.seed).double()
+    parameters = list(model.parameters())
+    bucket = GradientBucket(parameters)
+    optimizer = AdamW(parameters, weight_decay=plan.weight_decay)
+    losses: list[list[float]] = [[] for _ in range(RANKS)]
+    for iteration in range(plan.iterations):
+        bucket.zero()
+        for rank in range(RANKS):
+            entropies = []
+            for micro_batch in range(plan.accumulation):
+                batch = corpus.batch(
+                    sequences=plan.micro_batch,
+                    length=work.model.sequence,
+                    seed=plan.seed,
+                    iteration=iteration,
+                    micro_batch=micro_batch,
+                    rank=rank,
+                )
+                parts = model(*batch)
+                total = parts.total(work.gating)
+                (total / plan.accumulation / RANKS).backward()
+                entropies.append(parts.cross_entropy.item())
+            losses[rank].append(sum(entropies) / plan.accumulation)
+        norm = bucket.flat.norm()
+        assert norm > plan.clip
+        bucket.flat *= plan.clip / (norm + 1e-6)
+        optimizer.step(learning_rate(plan, iteration))
+    return {
+        "losses": losses,
+        "dense": torch.cat([p.detach().flatten() for p in model.dense_parameters()]),
+        "experts": {
+            (m.layer, e): torch.cat(
+                [m.experts.up[e].flatten(), m.experts.down[e].flatten()]
+            ).detach()
+            for m in model.mixtures
+            for e in range(work.model.experts)
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "ep"),
+    [
+        ("dropless", 1),
+        ("dropless", 2),
+        ("dropless", 4),
+        ("dropped", 4),
+        ("padded", 2),
+        ("padded", 4),
+        ("switch", 2),
+    ],
+)
+def test_a_parallel_run_equals_one_process_with_the_same_shards(
+    form: str, ep: int, run_ranks: Run
+) -> None:
+    work = workload(GATINGS[form], ep)
+    expected = reference(work)
+    ranks = run_ranks("training", RANKS, workload=work.to_json())
+    for rank, result in enumerate(ranks):
+        assert result["losses"] == pytest.approx(expected["losses"][rank], rel=1e-9)
+        torch.testing.assert_close(
+            result["dense"], expected["dense"], rtol=0, atol=1e-9
+        )
+        assert result["dp_rank"] == rank
+        mine = {e for _, e in result["experts"]}
+        assert mine == {e for e in range(8) if result["placement"][e] == rank % ep}
+        for place, values in result["experts"].items():
+            torch.testing.assert_close(
+                values, expected["experts"][place], rtol=0, atol=1e-9
+            )
+    # bit for bit the same on every rank that has it
+    for result in ranks[1:]:
+        assert torch.equal(result["dense"], ranks[0]["dense"])
+    for result in ranks[ep:]:
+        for place, values in result["experts"].items():
+            assert torch.equal(values, ranks[place_rank(place, ep)]["experts"][place])
+    check_log(work, ranks)
+
+
+def place_rank(place: tuple[int, int], ep: int) -> int:
+    return place[1] // (8 // ep)
+
+
+def check_log(work: Workload, ranks: list[Any]) -> None:
+    """The collectives of every iteration stand where they belong."""
+    ep, form = work.layout.ep, work.gating.dispatch
+    layers = [1, 3]  # every second one
+    expected = []
+    for _ in range(TRAINING.iterations):
+        for _ in range(TRAINING.accumulation):
+            for layer in layers:
+                expected.append(("routing", layer, "", ""))
+                if ep > 1 and form != "padded":
+                    expected.append(("all_to_all", layer, "", "count_exchange"))
+                if ep > 1:
+                    expected.append(("all_to_all", layer, "dispatch", ""))
+                    expected.append(("all_to_all", layer, "combine", ""))
+            for layer in reversed(layers) if ep > 1 else ():
+                expected.append(("all_to_all", layer, "combine_grad", ""))
+                expected.append(("all_to_all", layer, "dispatch_grad", ""))
+        expected.append(("all_reduce", -1, "", "gradient_sync"))
+        if ep < RANKS:
+            expected.append(("all_reduce", -1, "", "expert_gradient_sync"))
+        if ep > 1:
+            expected.append(("all_reduce", -1, "", "gradient_norm"))
+    for rank, result in enumerate(ranks):
+        log = result["log"]
+        names = ("operation", "layer", "phase", "label")
+        assert [tuple(e.get(n, "") for n in names) for e in log] == expected
+        routed: dict[int, list[Any]] = {layer: [] for layer in layers}
+        for entry in log:
+            if entry["operation"] == "routing":
+                check_routing(work, entry)
+                routed[entry["layer"]].append(entry)
+            elif entry["operation"] == "all_to_all":
+                group = [r for r in range(RANKS) if r // ep == rank // ep]
+                assert entry["ranks"] == group
+                check_exchange(work, entry, routed[entry["layer"]][-1])
+
+
+def check_routing(work: Workload, entry: dict[str, Any]) -> None:
+    tokens = TRAINING.micro_batch * SHAPE.sequence
+    assert sum(entry["demand"]) == work.gating.k * tokens
+    assert (entry["dropped"] is None) == (work.gating.dispatch == "dropless")
+
+
+def check_exchange(
+    work: Workload, entry: dict[str, Any], routing: dict[str, Any]
+) -> None:
+    if not entry["phase"]:
+        return
+    assert entry["shape"][1:] == (SHAPE.hidden,)  # rows are token vectors
+    mine = "send" if entry["phase"] in ("dispatch", "combine_grad") else "receive"
+    if work.gating.dispatch == "padded":
+        assert entry["send"] is entry["receive"] is None
+        tokens = TRAINING.micro_batch * SHAPE.sequence
+        limit = math.ceil(0.75 * work.gating.k * tokens / SHAPE.experts)
+        assert entry["shape"][0] == SHAPE.experts * limit
+        return
+    dropped = routing["dropped"] or [0] * SHAPE.experts
+    load = torch.tensor(routing["demand"]) - torch.tensor(dropped)
+    assert entry[mine] == load.view(work.layout.ep, -1).sum(1).tolist()
+
+
+def test_training_twice_gives_the_same_bits(run_ranks: Run) -> None:
+    work = workload(GATINGS["dropless"], 2, dtype="float32")
+    ranks = run_ranks("training", RANKS, workload=work.to_json(), times=2)
+    for result in ranks:
+        first, second = result["losses"]
+        assert first == second
+
+
+def test_a_run_without_ranks_and_its_callbacks() -> None:
+    work = Workload(
+        model=SHAPE,
+        training=replace(TRAINING, dtype="float32", iterations=5),
+    )
+    recorded: list[tuple[float, int]] = []
+    told: list[tuple[int, float]] = []
+
+    class Notes:
+        def step(self, *, loss: float, tokens: int) -> None:
+            recorded.append((loss, tokens))
+
+    losses = train(
+        work,
+        Notes(),
+        lambda iteration, loss: told.append((iteration, loss)),
+        stop=lambda: len(told) == 4,
+    )
+    assert len(losses) == 4  # stopped
+    assert recorded == [(loss, 2 * 2 * 12) for loss in losses]
+    assert told == list(enumerate(losses))
+    assert losses == train(work)[:4]  # nobody watching changes nothing
+
+
+def test_the_loss_falls_on_real_text() -> None:
+    work = Workload(
+        model=ModelShape(hidden=64, sequence=64),
+        training=Training(iterations=60, learning_rate=3e-3, warmup=10),
+    )
+    losses = train(work)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.4)
+    assert sum(losses[-5:]) / 5 < 3.0
+
+
+def test_bfloat16_trains() -> None:
+    plan = replace(TRAINING, dtype="bfloat16", iterations=2)
+    losses = train(Workload(model=SHAPE, training=plan), corpus=load())
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"dtype": "int8"}, "dtype is one of float32, float64, bfloat16, not 'int8'"),
+        ({"device": "tpu"}, "device is cpu or cuda, not 'tpu'"),
+        ({"corpus": "/nowhere/at/all"}, "is none of them"),
+    ],
+)
+def test_what_cannot_be_trained(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        train(Workload(model=SHAPE, training=replace(TRAINING, **changed)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA GPU is here")
+def test_cuda_without_a_gpu_is_refused() -> None:
+    with pytest.raises(LayoutError, match="sees none: use --device cpu"):
+        train(Workload(model=SHAPE, training=replace(TRAINING, device="cuda")))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dispatch", ["padded", "dropped", "dropless"])
+def test_cuda_trains_as_the_cpu_does(dispatch: str) -> None:
+    gating = Gating(dispatch=dispatch)
+    cpu, cuda = (
+        train(
+            Workload(
+                model=SHAPE, gating=gating, training=replace(TRAINING, device=device)
+            )
+        )
+        for device in ("cpu", "cuda")
+    )
+    assert cuda == pytest.approx(cpu, rel=1e-6)
+
+
+def test_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    plan = Training(iterations=110, warmup=10, learning_rate=1.0)
+    rates = [learning_rate(plan, i) for i in range(111)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10] == 1.0
+    assert rates[60] == pytest.approx(0.55)  # half way down the cosine
+    assert rates[110] == pytest.approx(0.1)
+    assert sorted(rates[10:], reverse=True) == rates[10:]
+
+
+def test_adamw_is_torchs() -> None:
+    shapes = [(3, 4), (5,), (2, 3, 4)]
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(s)) for s in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    mine = AdamW(ours, weight_decay=0.3)
+    peer = torch.optim.AdamW(
+        [
+            {"params": [theirs[0], theirs[2]], "weight_decay": 0.3},
+            {"params": [theirs[1]], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        fused=False,
+    )
+    for rate in (0.1, 0.05, 0.2):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for part in peer.param_groups:
+            part["lr"] = rate
+        mine.step(rate)
+        peer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
