@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from . import clock, matrix, placement, wire
+from . import clock, matrix, placement, selection, wire
 from .consistency import refuse_contradictions
 from .model import (
     CLOCK,
     PLACEMENT,
     ROUTING,
-    UNKNOWN_TIME,
     Bool,
     DroppedForm,
     Group,
@@ -28,7 +27,6 @@ from .model import (
     Program,
     Site,
     Steps,
-    WireForm,
 )
 from .panel import ArrayPanel, Panel, take
 from .rows import TIMES, Rows
@@ -227,7 +225,7 @@ class Trace:
 
         Times are on rank 0's clock, or on each rank's own; unknown is UNKNOWN_TIME.
         """
-        ranks = self._members(occurrences)
+        ranks = self.members(occurrences)
         read = [self._timed(name, occurrences) for name in TIMES]
         if not own_clock:
             read = [clock.to_common(self.clocks, ranks, t) for t in read]
@@ -341,49 +339,13 @@ class Trace:
 
     def order(self, rank: int) -> Int64:
         """Occurrences in the order in which a rank issued them, ``[n]`` int64."""
-        found, when = [], []
-        for width in sorted({len(g.ranks) for g in self.groups}):
-            of = np.flatnonzero(self._rows.width[self.occurrences.site] == width)
-            mine = self._members(of) == rank
-            mine &= self.present(of)
-            row, member = np.nonzero(mine)
-            found.append(of[row])
-            when.append(self._timed("issue", of)[row, member])
-        index = np.concatenate(found) if found else np.zeros(0, np.int64)
-        issued = np.concatenate(when) if when else np.zeros(0, np.int64)
-        if (issued == UNKNOWN_TIME).any():
-            issued = self._program_position(rank)[self.occurrences.site[index]]
-        return index[np.lexsort((issued, self.occurrences.iteration[index]))]
+        return selection.in_order_of(self, rank)
 
     # ---- other traces ----------------------------------------------------------
 
     def select(self, occurrences: Int64) -> Trace:
         """The trace of these occurrences alone, in memory; steps are kept."""
-        keep = np.unique(occurrences)
-        forms = self._rows.wire_form[self.occurrences.site[keep]]
-        # a wire told by a demand needs that demand
-        told = keep[forms == WireForm.DEMAND]
-        keep = np.union1d(keep, self.routing_of(told)) if len(told) else keep
-        panels: dict[str, Panel] = {}
-        for name, panel in self.panels.items():
-            rows = self._rows.of(name)
-            panels[name] = ArrayPanel(take(panel, np.sort(rows[keep][rows[keep] >= 0])))
-        every = self.occurrences
-        return Trace(
-            meta=self.meta,
-            groups=self.groups,
-            sites=self.sites,
-            occurrences=Occurrences(
-                iteration=every.iteration[keep],
-                site=every.site[keep],
-                sequence=every.sequence[keep],
-            ),
-            panels=panels,
-            steps=self.steps,
-            programs=self.programs,
-            placements=self.placements,
-            clocks=self.clocks,
-        )
+        return selection.subset(self, self._rows, occurrences)
 
     def replace(
         self,
@@ -447,8 +409,8 @@ class Trace:
         """Row of the named panel that each occurrence has, ``[O]``; -1 for none."""
         return self._rows.of(panel)
 
-    def _members(self, occurrences: Int64) -> Int64:
-        """World rank of each member, ``[n, W]``."""
+    def members(self, occurrences: Int64) -> Int64:
+        """World rank of each member of the occurrences' groups, ``[n, W]`` int64."""
         if not len(occurrences):
             return np.zeros((0, 0), np.int64)
         width = self.common_size(occurrences)
@@ -505,10 +467,3 @@ class Trace:
                 "demand exists where routing was seen: ask for occurrences of "
                 "operation 'routing'"
             )
-
-    def _program_position(self, rank: int) -> Int64:
-        position = np.full(len(self.sites), len(self.sites), np.int64)
-        for program in self.programs:
-            if program.rank == rank:
-                position[list(program.sites)] = np.arange(len(program.sites))
-        return position

@@ -1,0 +1,47 @@
+# make demo   capture, analyse and replay a real run in demo/
+# make test   lint, types, layers and tests
+# Both set everything up in .venv by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+
+.PHONY: demo test test-all bench lint tools clean
+
+demo: $(VENV)/.ready
+	$(BIN)/moetraffic demo -o demo --force
+
+test: lint
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.ready-test
+	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+lint: $(VENV)/.ready-test tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(PIP) --editable '.[test]'
+	touch $@
+
+# what tests need besides Python; without the rights to install it, they name it
+tools:
+	@command -v h5dump >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+	  && apt-get update -qq && apt-get install -y -qq hdf5-tools >/dev/null; } \
+	  || echo "h5dump is missing and could not be installed: its test will say so"
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache

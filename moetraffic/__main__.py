@@ -1,0 +1,9 @@
+"""``python -m moetraffic``: the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from moetraffic.cli import main
+
+sys.exit(main())

@@ -1,0 +1,73 @@
+"""The house: one import name, every folder in the wheel, layers that stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
+WINGS = {name: at for name, at in FOLDERS.items() if name != "moetraffic"}
+SAYS_NOTHING = re.compile(r"(^|_)(utils?|common|helpers?|misc|manager)(_|$)")
+
+
+def sources(*folders: str) -> list[Path]:
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not any(parent.is_symlink() for parent in path.parents)
+    ]
+
+
+def test_every_package_on_disk_is_in_the_wheel() -> None:
+    found = {
+        ".".join([name, *path.parent.relative_to(ROOT / folder).parts])
+        for name, folder in FOLDERS.items()
+        for path in sources(folder)
+        if path.name == "__init__.py"
+    }
+    assert found == set(SETUPTOOLS["packages"])
+
+
+@pytest.mark.parametrize(("name", "folder"), WINGS.items())
+def test_a_link_shows_each_root_folder_under_its_import_name(
+    name: str, folder: str
+) -> None:
+    link = ROOT / "moetraffic" / name.removeprefix("moetraffic.")
+    assert link.is_symlink(), f"{link} must be a link: git config core.symlinks true"
+    assert link.resolve() == ROOT / folder
+
+
+def test_root_folders_are_imported_under_one_name_only() -> None:
+    bare = re.compile(r"^\s*(?:from|import)\s+(?:gating|models|replay|data)\b", re.M)
+    everywhere = sources(*FOLDERS.values(), "tests", "benchmarks")
+    assert len(everywhere) > 50
+    assert [str(p) for p in everywhere if bare.search(p.read_text())] == []
+
+
+def test_layers_stand_as_the_contract_says() -> None:
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_modules_are_nouns_of_the_field_and_short() -> None:
+    for path in sources(*FOLDERS.values()):
+        assert not SAYS_NOTHING.search(path.stem), path
+        assert len(path.read_text().splitlines()) <= 500, f"split {path} by idea"

@@ -1,0 +1,109 @@
+"""Wheel and sdist: built, installed, used where others have `models/` too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MINE = "def f():\n    return 'the repository has models of its own'\n"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheel and sdist of a clean copy of what git tracks."""
+    base = tmp_path_factory.mktemp("build")
+    copy = base / "source"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        here, there = ROOT / name, copy / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if here.is_symlink():
+            there.symlink_to(os.readlink(here))
+        elif here.is_file():
+            there.write_bytes(here.read_bytes())
+    ran = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", base / "dist"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    return base / "dist"
+
+
+def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert len(inside) == len(set(inside))
+    tops = {name.split("/")[0] for name in inside}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"moetraffic"}
+    for name in (
+        "moetraffic/py.typed",
+        "moetraffic/models/gpt.py",
+        "moetraffic/gating/topk.py",
+        "moetraffic/replay/engine.py",
+        "moetraffic/data/golden-v1.h5",
+    ):
+        assert name in inside
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"models/gpt.py", "data/golden-v1.h5", "LICENSE", "README.md"} <= names
+
+
+def test_installed_wheel_works_in_a_repository_with_its_own_models(
+    built: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "venv"
+    venv.EnvBuilder(with_pip=True).create(place)
+    python = place / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    install = [python, "-m", "pip", "--quiet", "install", "--no-deps", "--no-index"]
+    subprocess.run([*install, wheel], check=True)
+    # what it depends on is large: it is borrowed, and moetraffic itself is not
+    borrowed = tmp_path / "borrowed"
+    borrowed.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "moetraffic" not in entry.name and not entry.name.endswith(".pth"):
+            (borrowed / entry.name).symlink_to(entry)
+    site = next((place / "lib").glob("python3*")) / "site-packages"
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")
+
+    repository = tmp_path / "repository"
+    for name in ("models", "gating", "replay", "data"):
+        (repository / name).mkdir(parents=True)
+        (repository / name / "__init__.py").write_text(MINE)
+    program = (
+        "import models, moetraffic, moetraffic.models, moetraffic.gating\n"
+        "import moetraffic.replay, moetraffic.data\n"
+        "from moetraffic import Trace\n"
+        "assert models.f().startswith('the repository')\n"
+        "assert 'venv' in moetraffic.__file__, moetraffic.__file__\n"
+        "trace = Trace.open(moetraffic.data.path('golden-v1.h5'))\n"
+        "print(len(trace.iterations), hasattr(moetraffic.models, 'train'))\n"
+    )
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [*arguments], cwd=repository, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert run(str(python), "-c", program).split() == ["12", "True"]
+    command = str(place / "bin" / "moetraffic")
+    small = ("--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16")
+    run(command, "capture", "-o", "r.h5", "--nproc", "2", "--iterations", "4", *small)
+    assert "captured" in run(command, "info", "r.h5")

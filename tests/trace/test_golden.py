@@ -1,0 +1,44 @@
+"""A file of each format version, read for ever."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moetraffic.data import path
+from moetraffic.trace import PHASES, ROUTING, Trace
+
+
+@pytest.mark.parametrize("version", [1])
+def test_golden_file_says_what_it_said(version: int) -> None:
+    told = json.loads(path(f"golden-v{version}.json").read_text())
+    with Trace.open(path(f"golden-v{version}.h5")) as trace:
+        routed = trace.find(operation=ROUTING)
+        exchanges = trace.find(operation="all_to_all")
+        issue, _, end = trace.times(exchanges)
+        first = [trace.sites[trace.occurrences.site[o]] for o in trace.order(1)[:14]]
+        assert told == {
+            "iterations": len(trace.iterations),
+            "occurrences": len(trace.occurrences),
+            "sites": len(trace.sites),
+            "demand_total": int(trace.demand(routed).sum()),
+            "dropped_total": int(trace.dropped(routed).sum()),
+            "dispatch_iteration_5_layer_3": trace.matrix(
+                5, 3, "dispatch"
+            ).values.tolist(),
+            "wire_of_combine_iteration_11_layer_1_micro_batch_1": trace.matrix(
+                11, 1, "combine", of="wire", micro_batch=1
+            ).values.tolist(),
+            "loss_of_last_step": trace.steps.loss[-1].tolist(),
+            "first_issue_to_last_end_ns": int(end.max() - issue.min()),
+            "order_of_rank_1_in_iteration_0": [
+                s.phase or s.label or s.operation for s in first
+            ],
+        }
+        assert trace.meta.nodes == ("node-0", "node-0")
+        assert trace.meta.router == "topk"
+        for iteration in trace.iterations.tolist():
+            wire = [trace.matrix(iteration, 3, p, of="wire").values for p in PHASES]
+            assert (wire[0] == wire[1].T).all()
+            assert (wire[2] == wire[3].T).all()
