@@ -1,0 +1,115 @@
+"""Which rank this process is, and where the ranks meet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from moetraffic.errors import LayoutError
+
+FILE_STORE = "MOETRAFFIC_FILESTORE"
+
+_FIRST_PORT = 20_000
+_PORTS = 20_000
+
+
+class Seat(NamedTuple):
+    """A process's place among the ranks."""
+
+    rank: int  # 0 to world - 1
+    world: int  # number of ranks
+    local_rank: int  # number among the ranks of this host: the GPU to take
+
+
+_LAUNCHERS = (
+    # torchrun's names, which our own launcher uses too
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    # srun's: SLURM_STEP_NUM_TASKS is set within a step only, while a batch script
+    # itself has SLURM_PROCID=0 and SLURM_NTASKS without being one of the ranks
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def current_rank(environment: Mapping[str, str] | None = None) -> Seat | None:
+    """The rank that torchrun, srun or our launcher made this process, or None.
+
+    A job step of one task counts as no rank: an interactive shell in an allocation is
+    one, and there the launcher shall start what was asked for.
+
+    Parameters
+    ----------
+    environment
+        Variables to look at; this process's by default.
+
+    Raises
+    ------
+    LayoutError
+        If the variables are there but are no rank of a world.
+    """
+    env = os.environ if environment is None else environment
+    for rank_name, world_name, local_name in _LAUNCHERS:
+        rank, world = env.get(rank_name), env.get(world_name)
+        if rank is None or world is None:
+            continue
+        if rank_name.startswith("SLURM") and world == "1":
+            return None
+        local = env.get(local_name, rank)
+        if not (rank.isdecimal() and world.isdecimal() and local.isdecimal()):
+            break
+        if int(rank) < int(world):
+            return Seat(int(rank), int(world), int(local))
+        break
+    else:
+        return None
+    raise LayoutError(
+        f"{rank_name}, {world_name} and {local_name} must be numbers with the rank "
+        f"below the world's size, but are {rank!r}, {world!r} and {local!r}: start the "
+        "ranks with torchrun, srun or --nproc, or unset these variables"
+    )
+
+
+def rendezvous(environment: Mapping[str, str] | None = None) -> str:
+    """The ``init_method`` at which ``torch.distributed`` makes the ranks meet.
+
+    Returns
+    -------
+    str
+        ``file://...`` under our launcher (one host, no port to clash), ``env://``
+        where MASTER_ADDR and MASTER_PORT are set (torchrun), and under srun
+        ``tcp://`` on the step's first host, with a port that follows from the job.
+
+    Raises
+    ------
+    LayoutError
+        If nothing says where to meet.
+    """
+    env = os.environ if environment is None else environment
+    if env.get(FILE_STORE):
+        return "file://" + env[FILE_STORE]
+    if env.get("MASTER_ADDR") and env.get("MASTER_PORT"):
+        return "env://"
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    job = env.get("SLURM_JOB_ID", "")
+    if hosts and job.isdecimal():
+        host = env.get("MASTER_ADDR") or first_host(hosts)
+        step = env.get("SLURM_STEP_ID", "0")
+        # steps of one job may run side by side: an odd factor keeps them apart
+        number = int(job) * 31 + (int(step) if step.isdecimal() else 0)
+        return f"tcp://{host}:{_FIRST_PORT + number % _PORTS}"
+    raise LayoutError(
+        "ranks meet at MASTER_ADDR and MASTER_PORT, but they are not set: start with "
+        "torchrun, srun or --nproc, or set both to a host and a free port of rank 0"
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list such as ``gpu[003-010,12],login1``."""
+    found = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,]*))?", nodelist)
+    if found is None:
+        return nodelist
+    prefix, numbers, suffix = found.groups()
+    if numbers is None:
+        return prefix
+    return prefix + re.split(r"[,-]", numbers)[0] + (suffix or "")

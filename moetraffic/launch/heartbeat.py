@@ -1,0 +1,137 @@
+"""A rank's side: say what it is doing, at a cost that training does not notice.
+
+Two channels lead to the supervisor, both inherited through the environment:
+
+- ``MOETRAFFIC_HEARTBEAT`` is ``fd:inode`` of a pipe.  :func:`beat` writes one JSON
+  line into it.  A write of at most PIPE_BUF bytes is atomic (POSIX ``write``), so the
+  ranks share one pipe; it never blocks, so a full pipe loses the line.
+- ``MOETRAFFIC_COUNTERS`` is a file of one int64 a rank, mapped into memory: the
+  operations entered and left.  Writing to it costs no system call, so it can tell of
+  every single operation.
+
+Without these variables everything here does nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import select
+import stat
+import time
+from typing import Any
+
+PIPE = "MOETRAFFIC_HEARTBEAT"
+COUNTERS = "MOETRAFFIC_COUNTERS"
+EVENTS = ("start", "ready", "enter", "exit", "step", "error", "done")
+LAST_WORDS = frozenset({"ready", "error", "done"})
+"""Events that are worth waiting for room in the pipe: they come once."""
+
+COUNTER_BYTES = 8
+"""A rank's part of the file of counters."""
+
+_LONGEST_TEXT = 700  # characters of one field, so that a line fits the pipe
+_PATIENCE_S = 0.2
+
+
+def beat(event: str, operation: str = "", **fields: Any) -> None:
+    """Tell the supervisor what this rank is doing.
+
+    Never raises and never blocks the caller; the very few events in LAST_WORDS wait up
+    to 0.2 s for room.  Without a supervisor, or after it is gone, it does nothing.
+
+    Parameters
+    ----------
+    event
+        One of EVENTS.  "enter" and "exit" stand around an operation; "error" with the
+        field ``message`` tells why this rank gives up, and with ``cause`` whether it
+        is to blame: "mismatch" (what was received contradicts what was expected),
+        "own" (this rank's own fault) or "peer" (another rank did not answer).
+    operation
+        What it is doing, in the words of the last sentence that a user may read.
+    **fields
+        Anything that JSON can hold; long texts are cut.
+    """
+    fd = _pipe()
+    if fd is None:
+        return
+    line = _line(event, operation, fields)
+    until = time.monotonic() + (_PATIENCE_S if event in LAST_WORDS else 0.0)
+    while True:
+        try:
+            os.write(fd, line)
+            return
+        except OSError as error:
+            # A supervisor that is gone (EPIPE) has nobody to tell: the kernel ends
+            # this rank.  A full pipe (EAGAIN) costs this line, not the training.
+            left = until - time.monotonic()
+            if error.errno != errno.EAGAIN or left <= 0:
+                return
+            select.select([], [fd], [], left)
+
+
+def counter() -> memoryview:
+    """This rank's count of operations, to be written without a system call.
+
+    Returns
+    -------
+    memoryview
+        ``[1]`` int64: ``2 n + 1`` inside the n-th operation (from 0), ``2 n + 2``
+        after it.  Without a supervisor it is memory that nobody reads.
+    """
+    path, rank = os.environ.get(COUNTERS), _rank()
+    if path:
+        try:
+            with open(path, "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), 0)
+        except (OSError, ValueError):
+            # the supervisor's folder is gone, so nobody reads the counters any more
+            return _unread()
+        if len(mapped) >= COUNTER_BYTES * (rank + 1):
+            own = memoryview(mapped)[COUNTER_BYTES * rank : COUNTER_BYTES * (rank + 1)]
+            return own.cast("q")
+    return _unread()
+
+
+def _unread() -> memoryview:
+    return memoryview(bytearray(COUNTER_BYTES)).cast("q")
+
+
+def _rank() -> int:
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _pipe() -> int | None:
+    """The pipe's descriptor, if it is still the pipe that the supervisor opened.
+
+    A child of this rank inherits the variable but not the descriptor, whose number
+    may by then be any file of its own: hence the inode.
+    """
+    number, _, inode = os.environ.get(PIPE, "").partition(":")
+    if not number.isdecimal():
+        return None
+    try:
+        status = os.fstat(int(number))
+    except OSError:
+        return None
+    if not stat.S_ISFIFO(status.st_mode) or str(status.st_ino) != inode:
+        return None
+    return int(number)
+
+
+def _line(event: str, operation: str, fields: dict[str, Any]) -> bytes:
+    said = {"rank": _rank(), "event": event, "operation": operation[:_LONGEST_TEXT]}
+    extra = {
+        name: value[:_LONGEST_TEXT] if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    try:
+        line = json.dumps({**extra, **said}, default=str).encode() + b"\n"
+    except (TypeError, ValueError):
+        line = b""  # a field that JSON cannot hold: say the rest
+    if not 0 < len(line) <= select.PIPE_BUF:
+        line = json.dumps(said).encode() + b"\n"
+    return line if len(line) <= select.PIPE_BUF else b"\n"

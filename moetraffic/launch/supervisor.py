@@ -1,0 +1,145 @@
+"""Start the ranks of one host, watch them, and always end.
+
+A run ends when every rank has ended; a rank that fails ends the others after a short
+grace; a rank that does not become ready, or falls silent, ends all of them.  Nothing
+that was started here outlives the call, and if this process is killed, the kernel
+kills the ranks.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from .blame import Blame, Namer
+from .watch import Event, Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the ranks ended."""
+
+    ok: bool  # every rank ended by itself with exit code 0
+    interrupted: int  # signal that this process was asked to end with; 0 for none
+    blame: Blame | None  # who failed first; None if ok or interrupted
+    exit_codes: tuple[int, ...]  # of each rank; negative: the signal that ended it
+    killed: tuple[bool, ...]  # whether the supervisor had to end the rank
+    stderr: tuple[tuple[str, ...], ...]  # last lines of each rank
+    duration_s: float
+
+    @property
+    def sentence(self) -> str:
+        """What went wrong, as one sentence; "" if nothing did."""
+        if self.interrupted:
+            return f"interrupted by {signal.Signals(self.interrupted).name}"
+        if self.blame is None:
+            return ""
+        at = f" at {self.blame.operation}" if self.blame.operation else ""
+        return f"rank {self.blame.rank}{at} {self.blame.reason}"
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    environment: Mapping[str, str] | None = None,
+    start_deadline_s: float = 120.0,
+    operation_deadline_s: float = 300.0,
+    grace_s: float = 3.0,
+    on_event: Callable[[Event], None] | None = None,
+    namer: Namer | None = None,
+) -> Outcome:
+    """Run a command as several ranks on this host until all of them have ended.
+
+    Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, the path of a fresh FileStore in
+    MOETRAFFIC_FILESTORE (see :func:`~moetraffic.launch.rendezvous`), the two channels
+    of :mod:`~moetraffic.launch.heartbeat`, and OMP_NUM_THREADS=1 where it is not set.
+    Its stdin is empty, its stdout is this process's, its stderr is kept for the
+    outcome.  In the main thread, SIGINT and SIGTERM are forwarded to the ranks once,
+    which then have ``grace_s`` to end; a second one ends them at once.
+
+    Parameters
+    ----------
+    command
+        Program and arguments, the same for every rank.
+    ranks
+        How many.
+    environment
+        Variables added to this process's own.
+    start_deadline_s
+        Longest time from the start to every rank's "ready" heartbeat; infinity for
+        programs that send none.
+    operation_deadline_s
+        Longest silence of a rank that is ready: inside an operation, between two, or
+        between "done" and its end.
+    grace_s
+        Time that the other ranks have to end after one failed.
+    on_event
+        Called with every heartbeat.
+    namer
+        Names a rank's n-th operation, for ranks that use ``heartbeat.counter()``.
+
+    Returns
+    -------
+    Outcome
+        It names the rank and the operation to blame.
+
+    Raises
+    ------
+    ValueError
+        If ``ranks`` or a deadline is not positive.
+    """
+    if ranks < 1 or min(start_deadline_s, operation_deadline_s) <= 0 or grace_s < 0:
+        raise ValueError(
+            "ranks and deadlines must be positive, but are "
+            f"{ranks}, {start_deadline_s} s and {operation_deadline_s} s"
+        )
+    with tempfile.TemporaryDirectory(
+        prefix="moetraffic-", ignore_cleanup_errors=True
+    ) as folder:
+        watch = Watch(ranks, Path(folder), on_event)
+        try:
+            with _forwarding(watch):
+                watch.start(command, environment or {})
+                watch.until_ended(start_deadline_s, operation_deadline_s, grace_s)
+        finally:
+            watch.end()
+        return _outcome(watch, namer)
+
+
+@contextmanager
+def _forwarding(watch: Watch) -> Iterator[None]:
+    """While inside, SIGINT and SIGTERM go to the watch instead of this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        watch.signals.append(number)
+
+    before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _outcome(watch: Watch, namer: Namer | None) -> Outcome:
+    codes = tuple(s.exit_code or 0 for s in watch.states)
+    ok = not (any(codes) or watch.not_started or watch.interrupted)
+    return Outcome(
+        ok=ok,
+        interrupted=watch.interrupted,
+        blame=None if ok or watch.interrupted else watch.blame(namer),
+        exit_codes=codes,
+        killed=tuple(s.killed for s in watch.states),
+        stderr=tuple(s.stderr for s in watch.states),
+        duration_s=watch.duration_s,
+    )

@@ -1,0 +1,7 @@
+"""Put a trace's traffic on a network again: plan, backends, engine, result."""
+
+from __future__ import annotations
+
+from .plan import Plan, Program, make_plan
+
+__all__ = ["Plan", "Program", "make_plan"]

@@ -1,0 +1,216 @@
+"""Bytes that tell who sent them, to whom, in which operation, and at which offset.
+
+Each source rank has a table of P pseudo-random bytes, P prime.  What it sends to a
+destination in an operation is the table read in blocks of P from places that depend on
+destination, operation and block:
+
+    byte(s, d, k, o) = T_s[(d A + k B + (o div P) C + o mod P) mod P]
+
+so any eight bytes tell their table (by chance another's in one of 10^14 tables), and
+with it their sender; the place in the table tells the rest.  For fixed d, the places of
+P consecutive operations are distinct, since P is prime and does not divide B: bytes
+left over from an earlier operation are never taken for the right ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+UInt8 = npt.NDArray[np.uint8]
+
+PERIOD = 65521
+"""P, the largest prime below 2^16: tables of two periods stay in a core's cache."""
+
+# A, B, C spread neighbours over the table: P times irrational numbers, rounded
+_DESTINATION_STRIDE = 27140  # P (sqrt 2 - 1)
+_OPERATION_STRIDE = 40494  # P (sqrt 5 - 1) / 2
+_BLOCK_STRIDE = 47965  # P (sqrt 3 - 1)
+
+_TELLING = 8  # bytes that tell their table
+_REMEMBERED = 65  # operations back that a wrong byte is looked for in
+_NEAR = 4096  # bytes that a message may have slipped to be called so
+UNTOUCHED = 0xA5
+"""What a receive buffer is filled with before an operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongByte:
+    """The first byte that is not what its sender should have sent."""
+
+    source: int  # world rank whose bytes were expected
+    offset: int  # in what this source sent
+    length: int  # bytes that this source should have sent
+    expected: int
+    found: int
+    owner: int | None  # world rank whose bytes they are, where that can be told
+    note: str  # what the bytes there are, in words
+
+    def __str__(self) -> str:
+        return (
+            f"byte {self.offset} of {self.length} is 0x{self.found:02x} instead of "
+            f"0x{self.expected:02x}: {self.note}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def table(source: int) -> UInt8:
+    """Two periods of a source's table, ``[2 P]`` uint8, read-only."""
+    once = np.random.default_rng([0x6D6F65, source]).integers(
+        0, 256, PERIOD, dtype=np.uint8
+    )
+    twice = np.concatenate([once, once])
+    twice.flags.writeable = False
+    return twice
+
+
+def fill(
+    out: UInt8,
+    *,
+    source: int,
+    destinations: Sequence[int],
+    operation: int,
+    sizes: list[int],
+) -> None:
+    """Write what one rank sends in one operation.
+
+    Parameters
+    ----------
+    out
+        ``[sum(sizes)]`` uint8, overwritten: the parts of all destinations in order.
+    source
+        World rank that sends.
+    destinations
+        ``[W]`` world ranks in the group's order.
+    operation
+        Number that sender and receivers know the operation by.
+    sizes
+        ``[W]`` bytes for each destination.
+    """
+    bytes_of, at = table(source), 0
+    for destination, size in zip(destinations, sizes, strict=True):
+        for start, first, last in _blocks(destination, operation, size):
+            out[at + first : at + last] = bytes_of[start : start + last - first]
+        at += size
+
+
+def verify(
+    received: UInt8,
+    *,
+    destination: int,
+    sources: Sequence[int],
+    operation: int,
+    sizes: list[int],
+) -> WrongByte | None:
+    """Compare what one rank received in one operation with what was to be sent.
+
+    Parameters
+    ----------
+    received
+        ``[sum(sizes)]`` uint8: the parts of all sources in order.
+    destination
+        World rank that received.
+    sources
+        ``[W]`` world ranks in the group's order.
+    operation
+        Number that sender and receivers know the operation by.
+    sizes
+        ``[W]`` bytes from each source.
+
+    Returns
+    -------
+    WrongByte or None
+        The first wrong byte of the first source that has one; None if all are right.
+    """
+    at = 0
+    for source, size in zip(sources, sizes, strict=True):
+        bytes_of = table(source)
+        for start, first, last in _blocks(destination, operation, size):
+            want = bytes_of[start : start + last - first]
+            have = received[at + first : at + last]
+            if not np.array_equal(want, have):
+                wrong = first + int(np.flatnonzero(want != have)[0])
+                there = received[at + wrong : at + min(wrong + _TELLING, size)]
+                owner, note = _trace_back(
+                    there.tobytes(), wrong, source, destination, sources, operation
+                )
+                return WrongByte(
+                    source=source,
+                    offset=wrong,
+                    length=size,
+                    expected=int(want[wrong - first]),
+                    found=int(received[at + wrong]),
+                    owner=owner,
+                    note=note,
+                )
+        at += size
+    return None
+
+
+def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
+    """Whose table holds these bytes, and where: (rank, place) pairs."""
+    found = []
+    for rank in candidates:
+        place = table(rank).tobytes().find(window)
+        if place >= 0:
+            found.append((rank, place % PERIOD))
+    return found
+
+
+def _place(destination: int, operation: int, offset: int) -> int:
+    """Where in its source's table a byte is read."""
+    block, within = divmod(offset, PERIOD)
+    return (
+        destination * _DESTINATION_STRIDE
+        + operation * _OPERATION_STRIDE
+        + block * _BLOCK_STRIDE
+        + within
+    ) % PERIOD
+
+
+def _blocks(
+    destination: int, operation: int, size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Parts of a message: (place in the table, first offset, last offset + 1)."""
+    for first in range(0, size, PERIOD):
+        place = _place(destination, operation, first)
+        yield place, first, min(first + PERIOD, size)
+
+
+def _trace_back(
+    window: bytes,
+    offset: int,
+    source: int,
+    destination: int,
+    sources: Sequence[int],
+    operation: int,
+) -> tuple[int | None, str]:
+    """Whose bytes stand at a wrong offset, and what became of them, in words."""
+    if window and set(window) == {UNTOUCHED}:
+        return None, "nothing was received there"
+    if len(window) < _TELLING:
+        return None, "too few bytes are left to tell whose they are"
+    found = owners(window, sources)
+    if not found:
+        return None, "no rank of the group sends such bytes"
+    owner, place = found[0]
+    # Step 1: bytes of this operation, sent by or to the wrong rank?
+    for receiver in (destination, *sources):
+        if place == _place(receiver, operation, offset):
+            return owner, f"these are rank {owner}'s bytes for rank {receiver}"
+    # Step 2: left over from an operation before?
+    for back in range(1, _REMEMBERED):
+        if place == _place(destination, operation - back, offset):
+            note = f"these are rank {owner}'s bytes of {back} operations before"
+            return owner, note
+    # Step 3: the right bytes at another offset?
+    shift = (place - _place(destination, operation, offset)) % PERIOD
+    if shift > PERIOD // 2:
+        shift -= PERIOD
+    if owner == source and abs(shift) < _NEAR:
+        return owner, f"these are rank {owner}'s bytes of offset {offset + shift}"
+    return owner, f"these are bytes of rank {owner}, from another place"

@@ -1,0 +1,296 @@
+"""Traces with known bytes, and ranks that fail on purpose."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moetraffic.launch import Seat, watch
+from moetraffic.launch.processes import RankProcess
+from moetraffic.replay.__main__ import main
+from moetraffic.replay.local import replay
+from moetraffic.replay.request import Request
+from moetraffic.replay.result import Summary
+from moetraffic.trace.model import (
+    Group,
+    Meta,
+    Occurrences,
+    Site,
+    Steps,
+    WireForm,
+)
+from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.trace import Trace
+
+
+def make_trace(
+    *,
+    world: int = 2,
+    iterations: Sequence[int] = (0, 1, 2),
+    groups: Sequence[tuple[int, ...]] | None = None,
+    layers: Sequence[int] = (1, 3),
+    seed: int = 0,
+    largest: int = 3000,
+    absent: Sequence[tuple[int, int]] = (),
+) -> Trace:
+    """Dispatch and combine of each layer and group, with random bytes.
+
+    Each group also exchanges counts (8 bytes a pair, constant), and all ranks reduce a
+    gradient, which is no all-to-all.  ``absent`` are (rank, iteration) without records.
+    """
+    rng = np.random.default_rng(seed)
+    parts = [tuple(range(world))] if groups is None else list(groups)
+    every = [Group(kind="ep", ranks=g) for g in parts]
+    every.append(Group(kind="world", ranks=tuple(range(world))))
+    sites: list[Site] = []
+    clock: list[int] = []  # order of the sites in a step
+    for number, members in enumerate(parts):
+        for layer in layers:
+            for phase in ("count", "dispatch", "combine"):
+                counting = phase == "count"
+                sites.append(
+                    Site(
+                        group=number,
+                        operation="all_to_all",
+                        phase="" if counting else phase,
+                        label="count_exchange" if counting else "",
+                        layer=layer,
+                        dtype="float32",
+                        row_bytes=1,
+                        wire=WireForm.CONSTANT if counting else WireForm.STORED,
+                        constant=(8,) * len(members) ** 2 if counting else (),
+                    )
+                )
+                # deeper layers come first in time: not the order of the sites
+                clock.append(100 * (50 - layer) + len(clock))
+    sites.append(
+        Site(
+            group=len(parts),
+            operation="all_reduce",
+            label="gradient_sync",
+            wire=WireForm.CONSTANT,
+            constant=(64,) * world,
+        )
+    )
+    clock.append(99_999)
+    when = np.tile(np.array(iterations, np.int64), len(sites))
+    which = np.repeat(np.arange(len(sites), dtype=np.int32), len(iterations))
+    size = np.array([len(every[s.group].ranks) for s in sites])[which]
+    panels = {}
+    for width in np.unique(size):
+        mine = np.flatnonzero(size == width)
+        issue = when[mine] * 1_000_000 + np.array(clock)[which[mine]]
+        ranks = np.array([every[sites[s].group].ranks for s in which[mine]])
+        gone = np.zeros(ranks.shape, bool)
+        for rank, iteration in absent:
+            gone |= (ranks == rank) & (when[mine] == iteration)[:, None]
+        panels[f"present_{width}"] = ArrayPanel((~gone).astype(np.uint8))
+        for name, later in (("issue", 0), ("start", 10), ("end", 20)):
+            times = np.repeat(issue[:, None] + later, width, axis=1)
+            panels[f"{name}_{width}"] = ArrayPanel(times.astype(np.int64))
+        stored = np.array([sites[s].wire == WireForm.STORED for s in which[mine]])
+        if stored.any():
+            shape = (int(stored.sum()), width, width)
+            wire = rng.integers(0, largest, shape, dtype=np.int64)
+            wire[rng.random(shape) < 0.1] = 0
+            panels[f"wire_{width}"] = ArrayPanel(wire)
+    steps = len(iterations)
+    return Trace(
+        meta=Meta(world=world, dp=world, model="toy", layers=max(layers) + 1),
+        groups=every,
+        sites=sites,
+        occurrences=Occurrences(
+            iteration=when, site=which, sequence=np.full(len(which), -1, np.int64)
+        ),
+        panels=panels,
+        steps=Steps(
+            iteration=np.array(iterations, np.int64),
+            kind=("train",) * steps,
+            loss=np.full((steps, world), 2.5),
+            tokens=np.full((steps, world), 64, np.int64),
+            start=np.zeros((steps, world), np.int64),
+            end=np.ones((steps, world), np.int64),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def toy() -> Callable[..., Trace]:
+    return make_trace
+
+
+@pytest.fixture(scope="session")
+def toy_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A toy trace in a file."""
+    folder, number = tmp_path_factory.mktemp("toys"), count()
+
+    def write(**options: object) -> Path:
+        path = folder / f"toy-{next(number)}.h5"
+        make_trace(**options).save(path)  # type: ignore[arg-type]
+        return path
+
+    return write
+
+
+# ---- ranks ----------------------------------------------------------------------
+#
+# Importing torch takes seconds, so most tests fork their ranks from this process,
+# which has imported it.  What is forked is otherwise what the launcher starts.
+
+LAUNCHER = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("MOETRAFFIC_FILESTORE", "MOETRAFFIC_HEARTBEAT", "MOETRAFFIC_COUNTERS"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is no rank, and computes with one thread."""
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+def fork(environment: dict[str, str], work: Callable[[], int], stderr: int) -> int:
+    """Fork a process that does the work, with this environment; returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        os.setsid()
+        os.dup2(stderr, 2)
+        faulthandler.disable()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for the rank's life
+        code = work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Child:
+    """What RankProcess uses of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            status = os.waitpid(self.pid, 0)[1]
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+Fault = Callable[[int, list[str]], None]
+
+
+@pytest.fixture
+def replay_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Summary]]:
+    """Replay with a fault: ``fault(rank, arguments)`` runs in each rank beforehand."""
+    pids: list[int] = []
+
+    def run(trace: Path, fault: Fault | None = None, **options: Any) -> Summary:
+        class ForkedRank(RankProcess):
+            def __init__(
+                self,
+                command: Sequence[str],
+                environment: dict[str, str],
+                inherited: Sequence[int],
+            ) -> None:
+                read, write = os.pipe()
+
+                def work() -> int:
+                    arguments = list(command[3:])
+                    assert command[1:3] == ["-m", "moetraffic.replay"]
+                    if fault is not None:
+                        fault(int(os.environ["RANK"]), arguments)
+                    return main(arguments)
+
+                self._process = Child(fork(environment, work, write))
+                os.close(write)
+                self.stderr = open(read, "rb", buffering=0)  # noqa: SIM115
+                os.set_blocking(read, False)
+                self._lines = deque(maxlen=60)
+                self._unfinished = b""
+                pids.append(self.pid)
+
+        monkeypatch.setattr(watch, "RankProcess", ForkedRank)
+        options.setdefault("timeout_s", 30.0)
+        nproc = options.pop("nproc", None)
+        return replay(Request(trace=trace, **options), nproc=nproc)
+
+    yield run
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
+    """Run ``work(seat)`` on several ranks; returns what each returns or raises."""
+    pids: list[int] = []
+
+    def run(world: int, work: Callable[[Seat], Any], **more: str) -> list[Any]:
+        results = [tmp_path / f"result-{len(pids)}-{r}" for r in range(world)]
+        store = tmp_path / f"store-{len(pids)}"
+        mine = []
+        for rank in range(world):
+
+            def one(rank: int = rank) -> int:
+                try:
+                    found = work(Seat(rank, world, rank))
+                except Exception as error:
+                    found = error
+                results[rank].write_bytes(pickle.dumps(found))
+                return 0
+
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "MOETRAFFIC_FILESTORE": str(store),
+                **more,
+            }
+            mine.append(fork(environment, one, 2))
+        pids.extend(mine)
+        until = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in mine):
+            for pid in mine:
+                if pid in pids and os.waitpid(pid, os.WNOHANG)[0]:
+                    pids.remove(pid)
+            assert time.monotonic() < until, "ranks hang"
+            time.sleep(0.01)
+        return [pickle.loads(r.read_bytes()) for r in results]
+
+    yield run
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

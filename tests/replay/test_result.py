@@ -1,0 +1,174 @@
+"""A summary's figures follow from bytes and times; the trace holds both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from moetraffic.replay import make_plan
+from moetraffic.replay.local import read_summary
+from moetraffic.replay.result import Timing, member_times, replayed, summarize
+from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.trace import Trace
+
+
+def timed(plan, took) -> dict[int, Timing]:
+    """Times in which rank r needs ``took(r, operation)`` ns, back to back."""
+    found = {}
+    for rank, program in plan.programs.items():
+        lasts = np.array([took(rank, int(o)) for o in program.operation], np.int64)
+        issue = 1000 + 10_000 * rank + np.concatenate([[0], np.cumsum(lasts)[:-1]])
+        found[rank] = Timing(
+            operation=program.operation, issue=issue, start=issue, end=issue + lasts
+        )
+    return found
+
+
+def summary_of(plan, times, **more):
+    return summarize(
+        plan, times, backend="gloo", nodes=["a"] * plan.world, verified=True, **more
+    )
+
+
+def with_wire(trace: Trace, wire: np.ndarray) -> Trace:
+    return Trace(
+        meta=trace.meta,
+        groups=trace.groups,
+        sites=trace.sites,
+        occurrences=trace.occurrences,
+        panels={**trace.panels, f"wire_{wire.shape[1]}": ArrayPanel(wire)},
+        steps=trace.steps,
+    )
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_for_an_even_exchange_busbw_is_nccls(toy, world):
+    """nccl-tests: algbw = S/t and busbw = algbw (n-1)/n, S a rank's whole buffer."""
+    trace = toy(world=world, iterations=(0,), layers=(0,))
+    part = 5000
+    plan = make_plan(with_wire(trace, np.full((2, world, world), part)))
+    summary = summary_of(plan, timed(plan, lambda r, o: 2_000))
+    algbw = world * part / 2e-6 / 1e9
+    assert summary.algbw_gbs is not None
+    assert summary.busbw_gbs is not None
+    assert summary.algbw_gbs.max == pytest.approx(algbw)
+    assert summary.busbw_gbs.max == pytest.approx(algbw * (world - 1) / world)
+
+
+def test_for_an_uneven_exchange_busbw_is_the_busiest_links(toy):
+    trace = toy(world=3, iterations=(0,), layers=(0,))
+    wire = np.array([[[900, 10, 20], [5, 0, 0], [70, 300, 4]]] * 2)
+    plan = make_plan(with_wire(trace, wire))
+    summary = summary_of(plan, timed(plan, lambda r, o: 1_000 + r))
+    assert summary.busbw_gbs is not None
+    assert summary.algbw_gbs is not None
+    # rank 2 sends 370 to others; rank 0 holds 975 in its receive buffer
+    assert summary.busbw_gbs.max == pytest.approx(370 / 1.002e-6 / 1e9)
+    assert summary.algbw_gbs.max == pytest.approx(975 / 1.002e-6 / 1e9)
+    assert summary.total_bytes == 2 * 1309 + 9 * 8
+    assert summary.network_bytes == 2 * 405 + 6 * 8
+    assert summary.rank_bytes == (2 * 930 + 24, 2 * 5 + 24, 2 * 374 + 24)
+
+
+def test_an_operation_takes_as_long_as_its_slowest_member(toy):
+    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
+    # on operation o, member rank r needs 100 r + o us: rank 0 and 1 come last
+    times = timed(plan, lambda r, o: (100 * r + o) * 1000)
+    took, slow, fast = member_times(plan, times)
+    for n in range(len(plan)):
+        members = plan.groups[plan.sites[plan.site[n]].group]
+        assert took[n] == (100 * max(members) + n) * 1000
+        assert (slow[n], fast[n]) == (max(members), min(members))
+    summary = summary_of(plan, times)
+    assert summary.straggler in (0, 1)
+    assert summary.straggler_share == 0.5
+    assert summary.wall_s == pytest.approx(
+        sum(100 * 3 + int(o) for o in plan.programs[3].operation) / 1e6
+    )
+    assert summary.time_us.max == pytest.approx(took.max() / 1e3)
+    assert summary.time_us.p50 == pytest.approx(np.median(took) / 1e3)
+    assert [s.time_us for s in summary.slowest] == sorted(took / 1e3)[:-6:-1]
+    assert summary.slowest[0].operation == plan.name(int(took.argmax()))
+
+
+def test_ranks_alone_wait_for_nobody_and_cross_no_network(toy):
+    plan = make_plan(toy(world=2, groups=[(0,), (1,)]))
+    summary = summary_of(plan, timed(plan, lambda r, o: 1000))
+    assert summary.straggler is None
+    assert summary.busbw_gbs is None
+    assert summary.total_busbw_gbs is None
+    assert summary.algbw_gbs is not None
+    assert summary.network_bytes == 0
+    assert json.loads(summary.to_json())["busbw_gbs"] is None
+
+
+def test_the_summary_survives_its_json(toy, tmp_path):
+    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
+    summary = summary_of(plan, timed(plan, lambda r, o: 1000 + r + o), out="x.h5")
+    path = tmp_path / "summary.json"
+    path.write_text(summary.to_json())
+    assert read_summary(path) == summary
+    said = json.loads(summary.to_json())
+    assert said["kind"] == "moetraffic replay"
+    assert said["operations"] == 36
+    assert said["left_out"] == {"all_reduce": 3}
+
+
+def test_the_replayed_trace_is_the_same_traffic_at_new_times(toy, tmp_path):
+    trace = toy(world=5, groups=[(4, 0, 2), (1, 3)], iterations=(3, 5, 8))
+    plan = make_plan(trace, iterations=range(4, 9))
+    times = timed(plan, lambda r, o: 1000 + 7 * r + o)
+    made = replayed(trace, plan, times, backend="gloo", nodes=["n"] * 5)
+    path = tmp_path / "replayed.h5"
+    made.save(path)
+    with Trace.open(path) as found:
+        assert (found.meta.origin, found.meta.source) == ("replayed", "trace")
+        assert found.meta.nodes == ("n",) * 5
+        assert found.meta.backend == "gloo"
+        assert found.iterations.tolist() == [5, 8]
+        again = make_plan(found)
+        assert (again.checksum == plan.checksum).all()
+        assert (again.iteration == plan.iteration).all()
+        for n, occurrence in enumerate(again.occurrence):
+            one = np.array([occurrence])
+            told = np.stack(found.times(one))[:, 0]
+            group = found.sites[found.occurrences.site[occurrence]].group
+            for member, rank in enumerate(found.groups[group].ranks):
+                at = int(np.flatnonzero(times[rank].operation == n)[0])
+                assert told[:, member].tolist() == [
+                    times[rank].issue[at],
+                    times[rank].start[at],
+                    times[rank].end[at],
+                ]
+        steps = found.steps
+        for rank in range(5):
+            of = plan.iteration[times[rank].operation] == 8
+            assert steps.start[1, rank] == times[rank].issue[of].min()
+            assert steps.end[1, rank] == times[rank].end[of].max()
+        assert np.isnan(steps.loss).all()
+        assert (steps.tokens == -1).all()
+
+
+def test_routings_keep_their_demand_and_lose_their_times(captured):
+    with Trace.open(captured) as trace:
+        plan = make_plan(trace, iterations=range(2))
+        times = timed(plan, lambda r, o: 1000)
+        made = replayed(trace, plan, times, backend="gloo", nodes=[""] * 4)
+        for layer in trace.layers:
+            routed = made.find(operation="routing", layer=layer)
+            want = trace.find(operation="routing", layer=layer, iterations=range(2))
+            np.testing.assert_array_equal(made.demand(routed), trace.demand(want))
+            for time in made.times(routed):
+                assert (time == UNKNOWN_TIME).all()
+        assert (make_plan(made).checksum == plan.checksum).all()
+        assert dataclasses.replace(made.meta, **_changed(trace)) == trace.meta
+
+
+def _changed(trace: Trace) -> dict[str, object]:
+    names = ("origin", "source", "backend", "nodes", "complete", "missing")
+    names += ("moetraffic", "torch", "python", "created")
+    return {name: getattr(trace.meta, name) for name in names}
