@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from moetraffic import capture
     from moetraffic.capture import Recorder
     from moetraffic.trace import Trace
 
-__all__ = ["Recorder", "Trace", "__version__"]
+__all__ = ["Recorder", "Trace", "__version__", "capture"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from moetraffic.trace import Trace
 
         return Trace
+    if name == "capture":
+        from importlib import import_module
+
+        return import_module("moetraffic.capture")
     if name == "Recorder":
         from moetraffic.capture import Recorder
 

@@ -5,10 +5,11 @@
     ├── LayoutError     a parallel layout or workload that cannot exist
     ├── CaptureError    a capture that cannot start or cannot be merged
     ├── ReplayError     a replay that cannot start, or a rank that failed in it
-    └── AnalysisError   a statistic that this trace cannot give
+    ├── AnalysisError   a statistic that this trace cannot give
+    └── Interrupted     the user ended a long work; what there is, is kept
 
 Every message says the rule, the value that broke it and the remedy, in one sentence.
-The command line prints it and exits with 2.
+The command line prints it and exits with 2 (130 after an interruption).
 """
 
 from __future__ import annotations
@@ -36,3 +37,7 @@ class ReplayError(MoetrafficError):
 
 class AnalysisError(MoetrafficError):
     """A statistic that cannot be computed from what a trace holds."""
+
+
+class Interrupted(MoetrafficError):
+    """The user ended a long work; the sentence says what is kept."""

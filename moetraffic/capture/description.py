@@ -14,22 +14,27 @@ from moetraffic.patterns import Workload
 from moetraffic.trace.model import Meta
 
 
-def describe(workload: Workload | None, model: str, world: int) -> Meta:
+def describe(
+    workload: Workload | None, world: int, *, model: str, router: str, k: int
+) -> Meta:
     """The meta of a capture that begins now.
 
     Parameters
     ----------
     workload
         What is trained, None where that is not known.
-    model
-        A name for the model, "" for none.
     world
         Number of ranks.
+    model, router, k
+        Names, "" for none, and the experts of a token, 0 where that is not known; they
+        come before what the workload says.
     """
     backend = dist.get_backend() if dist.is_initialized() else ""
     meta = Meta(
         origin="captured",
         model=model,
+        router=router,
+        k=k,
         world=world,
         backend=backend,
         moetraffic=__version__,
@@ -44,7 +49,7 @@ def describe(workload: Workload | None, model: str, world: int) -> Meta:
     return replace(
         meta,
         model=model or "moe-gpt",
-        router=gating.router,
+        router=router or gating.router,
         dispatch=gating.dispatch,
         dp=layout.dp,
         tp=layout.tp,
@@ -55,7 +60,7 @@ def describe(workload: Workload | None, model: str, world: int) -> Meta:
         layers=shape.layers,
         hidden=shape.hidden,
         experts=shape.experts,
-        k=gating.k,
+        k=k or gating.k,
         capacity_factor=(
             float("nan") if gating.dispatch == "dropless" else gating.capacity_factor
         ),

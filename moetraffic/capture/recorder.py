@@ -67,8 +67,9 @@ class Recorder:
         The trace to write.  Until the end, segments lie in ``<path>.segments``.
     workload
         What is trained, where it is one of ours.
-    model
-        A name for the model.
+    model, router, k
+        A name for the model, one for its router, and the experts of a token: noise
+        floors need it.
     groups
         This rank's process groups by kind (``{"ep": group}``); the default group is
         the world.  Groups that are not named are of kind "other".
@@ -91,6 +92,8 @@ class Recorder:
         *,
         workload: Workload | None = None,
         model: str = "",
+        router: str = "",
+        k: int = 0,
         groups: Mapping[str, dist.ProcessGroup | None] | None = None,
         placement: Mapping[int, Sequence[int]] | None = None,
         window: int = WINDOW_STEPS,
@@ -100,7 +103,7 @@ class Recorder:
         self.iteration = 0
         self.warnings: list[str] = []
         self._workload = workload
-        self._model = model
+        self._about: dict[str, Any] = {"model": model, "router": router, "k": k}
         self._force = force
         # one half may be under way to the disk while the other is filled
         self._window_steps = max(1, window // 2)
@@ -149,7 +152,7 @@ class Recorder:
             segments_folder(self.path), self._rank, self._world, force=self._force
         )
         self._own_folder().joinpath(CLOSED).unlink(missing_ok=True)
-        self._meta = describe(self._workload, self._model, self._world)
+        self._meta = describe(self._workload, self._world, **self._about)
         self._measure_clock("start")
         self._undo = [hook.install(self), subscribe(self._routing)]
         self._step_start = hook.now_ns()

@@ -1,0 +1,299 @@
+"""Intervals: when something was on, from the start and end of its events.
+
+Events are given as two int64 arrays in nanoseconds, in any order, overlapping or not.
+Overlapping events merge to one *burst*; what lies between two bursts is a *gap*.
+
+Where no ``span`` is given, what is observed reaches from the first burst's start to the
+last burst's start: whole cycles, each a burst and its gap.  (To the last burst's *end*
+there would be a burst more than gaps, and duty cycles would come out too large.)  Pass
+the span where it is known, such as the start of the first step and the end of the last.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Span = tuple[int, int]
+
+_UNKNOWN = np.iinfo(np.int64).min
+
+
+def merge_intervals(
+    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
+) -> tuple[Int64, Int64]:
+    """Merge overlapping and touching events to bursts.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.  Events of no length are left out.
+    bridge_ns
+        Gaps of at most this length are closed too.
+
+    Returns
+    -------
+    start, end
+        int64 ``[m]``, ns: bursts in time order, each apart from the next.
+
+    Raises
+    ------
+    AnalysisError
+        If the shapes differ, times are not integers, a time is unknown, or an event
+        ends before it starts.
+
+    Examples
+    --------
+    >>> [a.tolist() for a in merge_intervals([7, 0, 2], [9, 3, 5])]
+    [[0, 7], [5, 9]]
+    """
+    first, last = _events(start, end)
+    lasting = last > first
+    order = np.argsort(first[lasting], kind="stable")
+    first, last = first[lasting][order], last[lasting][order]
+    if not len(first):
+        return first, last
+    reached = np.maximum.accumulate(last)
+    fresh = np.concatenate(([True], first[1:] - reached[:-1] > bridge_ns))
+    closing = np.concatenate((fresh[1:], [True]))
+    return first[fresh], reached[closing]
+
+
+def _events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
+    """Both times as int64 ``[n]``, if they can be the times of events."""
+    first, last = np.asarray(start), np.asarray(end)
+    if first.shape != last.shape or first.ndim != 1:
+        raise AnalysisError(
+            f"events have one start and one end each, but the shapes are {first.shape} "
+            f"and {last.shape}: give two arrays [n]"
+        )
+    if first.size and not (first.dtype.kind in "iu" and last.dtype.kind in "iu"):
+        raise AnalysisError(
+            f"times are integers in ns, but have the types {first.dtype} and "
+            f"{last.dtype}: convert seconds by rounding to ns"
+        )
+    first, last = first.astype(np.int64), last.astype(np.int64)
+    if (first == _UNKNOWN).any() or (last == _UNKNOWN).any():
+        raise AnalysisError(
+            f"every event needs a known start and end, but "
+            f"{int(((first == _UNKNOWN) | (last == _UNKNOWN)).sum())} of {first.size} "
+            f"have none: leave those events out"
+        )
+    if (last < first).any():
+        worst = int(np.argmax(last < first))
+        raise AnalysisError(
+            f"an event ends after it starts, but event {worst} starts at "
+            f"{first[worst]} and ends at {last[worst]} ns: check the arguments' order"
+        )
+    return first, last
+
+
+def observed_span(start: npt.ArrayLike, end: npt.ArrayLike) -> Span | None:
+    """From the first burst's start to the last burst's start, ns.
+
+    Returns
+    -------
+    tuple of int, or None
+        None where there are fewer than two bursts: no cycle was seen to its end.
+
+    Examples
+    --------
+    >>> observed_span([0, 10, 20], [5, 15, 25])
+    (0, 20)
+    """
+    first, _ = merge_intervals(start, end)
+    return (int(first[0]), int(first[-1])) if len(first) > 1 else None
+
+
+def burst_lengths(
+    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
+) -> Int64:
+    """Length of each burst, int64 ``[m]`` ns, in time order.
+
+    Examples
+    --------
+    >>> burst_lengths([0, 10, 12], [5, 13, 15]).tolist()
+    [5, 5]
+    """
+    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
+    return last - first
+
+
+def gap_lengths(
+    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
+) -> Int64:
+    """Length of each gap between two bursts, int64 ``[m - 1]`` ns, in time order.
+
+    Examples
+    --------
+    >>> gap_lengths([0, 10, 12], [5, 13, 15]).tolist()
+    [5]
+    """
+    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
+    return first[1:] - last[:-1]
+
+
+def mean_and_cv(lengths: npt.ArrayLike) -> tuple[float, float]:
+    """Mean, and population standard deviation over mean; NaN where there is nothing.
+
+    Examples
+    --------
+    >>> mean_and_cv([1, 3])
+    (2.0, 0.5)
+    """
+    values = np.asarray(lengths, dtype=np.float64)
+    if not values.size:
+        return float("nan"), float("nan")
+    mean = float(values.mean())
+    return mean, float(values.std()) / mean if mean else float("nan")
+
+
+def duty_cycle(
+    start: npt.ArrayLike, end: npt.ArrayLike, *, span: Span | None = None
+) -> float:
+    """Share of the time in which at least one event is on.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.
+    span
+        (from, to) in ns; None: see :func:`observed_span`.
+
+    Returns
+    -------
+    float
+        Between 0 and 1; NaN where the span is empty or, not given, cannot be told.
+
+    Examples
+    --------
+    >>> duty_cycle([0, 10, 20], [5, 15, 25])
+    0.5
+    """
+    reach = span or observed_span(start, end)
+    if reach is None or reach[1] <= reach[0]:
+        return float("nan")
+    first, last = merge_intervals(start, end)
+    inside = np.minimum(last, reach[1]) - np.maximum(first, reach[0])
+    return float(np.maximum(inside, 0).sum()) / (reach[1] - reach[0])
+
+
+def on_off_series(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    bin_ns: float,
+    span: Span | None = None,
+) -> Float64:
+    """Share of each time bin in which at least one event is on.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.
+    bin_ns
+        Width of a bin, ns.
+    span
+        (from, to) in ns; None: see :func:`observed_span`.  What is left of it after the
+        last whole bin is left out.
+
+    Returns
+    -------
+    float64 array ``[T]``
+        Between 0 and 1; empty where there is no whole bin.
+
+    Raises
+    ------
+    AnalysisError
+        If the bin is not longer than zero.
+
+    Examples
+    --------
+    >>> on_off_series([0, 10], [5, 12], bin_ns=4, span=(0, 12)).tolist()
+    [1.0, 0.25, 0.5]
+    """
+    first, last = merge_intervals(start, end)
+    edges, origin = _edges(start, end, bin_ns, span)
+    if len(edges) < 2:
+        return np.zeros(0)
+    # On-time up to t is piecewise linear between the starts and ends.
+    knots = np.stack((first, last), axis=1).ravel() - origin
+    passed = np.stack((np.zeros_like(first), last - first), axis=1).ravel().cumsum()
+    share: Float64 = np.diff(np.interp(edges, knots, passed)) / bin_ns
+    return np.clip(share, 0.0, 1.0)
+
+
+def rate_series(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    bin_ns: float,
+    span: Span | None = None,
+) -> Float64:
+    """Mean rate in each time bin, each event's size spread evenly over its time.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
+    size
+        ``[n]`` bytes, or any other amount.
+    bin_ns, span
+        As in :func:`on_off_series`.
+
+    Returns
+    -------
+    float64 array ``[T]``
+        Amount a second: bytes/s for bytes.
+
+    Raises
+    ------
+    AnalysisError
+        If the bin is not longer than zero, or sizes and events differ in number.
+
+    Examples
+    --------
+    >>> rate_series([0, 2], [4, 4], [8, 2], bin_ns=2, span=(0, 4)).tolist()
+    [2000000000.0, 3000000000.0]
+    """
+    first, last = _events(start, end)
+    amount = np.asarray(size, dtype=np.float64)
+    if amount.shape != first.shape:
+        raise AnalysisError(
+            f"every event has one size, but there are {first.size} events and sizes of "
+            f"shape {amount.shape}: give one array [n]"
+        )
+    edges, origin = _edges(start, end, bin_ns, span)
+    if len(edges) < 2:
+        return np.zeros(0)
+    if not first.size:
+        return np.zeros(len(edges) - 1)
+    # The rate changes at starts and ends; what has passed is its integral.
+    last = np.maximum(last, first + 1)
+    rate = amount / (last - first)
+    knots, inverse = np.unique(np.concatenate((first, last)), return_inverse=True)
+    change = np.bincount(inverse, np.concatenate((rate, -rate)))
+    passed = np.concatenate(([0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(knots))))
+    series: Float64 = np.diff(np.interp(edges, knots - origin, passed)) / bin_ns * 1e9
+    return np.maximum(series, 0.0)
+
+
+def _edges(
+    start: npt.ArrayLike, end: npt.ArrayLike, bin_ns: float, span: Span | None
+) -> tuple[Float64, int]:
+    """Edges of the bins, ns from the span's start on, and that start."""
+    if not bin_ns > 0:
+        raise AnalysisError(
+            f"a time bin must be longer than 0 ns, but is {bin_ns}: choose a "
+            f"fraction of the shortest burst that matters"
+        )
+    reach = span or observed_span(start, end)
+    if reach is None:
+        return np.zeros(0), 0
+    number = int((reach[1] - reach[0]) / bin_ns + 1e-9)
+    return np.arange(number + 1, dtype=np.float64) * float(bin_ns), reach[0]

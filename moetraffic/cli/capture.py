@@ -1,0 +1,202 @@
+"""``moetraffic capture``: train a MoE GPT and record its traffic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moetraffic.errors import CaptureError, Interrupted, LayoutError
+from moetraffic.launch import Event, current_rank, launch
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.trace import Trace
+from moetraffic.trace.merge import merge_into
+from moetraffic.trace.spool import segments_folder
+
+from .info import overview, show
+from .output import print_json, progress, refuse_existing
+
+SHAPE, GATING, TRAINING = ModelShape(), Gating(), Training()
+
+
+def capture(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Trace to write.")
+    ] = Path("run.h5"),
+    nproc: Annotated[
+        int, typer.Option(help="Ranks to start on this host (not under torchrun).")
+    ] = 4,
+    ep: Annotated[
+        int | None, typer.Option(help="Expert-parallel ranks; all if not given.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = SHAPE.layers,
+    hidden: Annotated[int, typer.Option(help="Model width.")] = SHAPE.hidden,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = SHAPE.heads,
+    sequence: Annotated[
+        int, typer.Option(help="Tokens of a sequence.")
+    ] = SHAPE.sequence,
+    moe_every: Annotated[
+        int, typer.Option(help="Every n-th layer carries experts.")
+    ] = SHAPE.moe_every,
+    experts: Annotated[
+        int, typer.Option(help="Experts of a MoE layer.")
+    ] = SHAPE.experts,
+    router: Annotated[
+        str, typer.Option(help="topk, or switch (which has k = 1).")
+    ] = GATING.router,
+    k: Annotated[int | None, typer.Option(help="Experts of a token.")] = None,
+    dispatch: Annotated[
+        str, typer.Option(help="dropless, dropped, or padded to capacity.")
+    ] = GATING.dispatch,
+    capacity_factor: Annotated[
+        float, typer.Option(help="Capacity over a balanced expert's load.")
+    ] = GATING.capacity_factor,
+    balance: Annotated[
+        float, typer.Option(help="Weight of the load-balancing loss.")
+    ] = GATING.balance,
+    z_loss: Annotated[
+        float, typer.Option(help="Weight of the router z-loss.")
+    ] = GATING.z_loss,
+    iterations: Annotated[int, typer.Option(help="Steps.")] = TRAINING.iterations,
+    micro_batch: Annotated[
+        int, typer.Option(help="Sequences of a rank in one forward pass.")
+    ] = TRAINING.micro_batch,
+    accumulation: Annotated[
+        int, typer.Option(help="Micro-batches of a step.")
+    ] = TRAINING.accumulation,
+    learning_rate: Annotated[
+        float, typer.Option(help="Peak of AdamW's learning rate.")
+    ] = TRAINING.learning_rate,
+    warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = TRAINING.warmup,
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = TRAINING.seed,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = TRAINING.device,
+    corpus: Annotated[
+        str,
+        typer.Option(
+            help="Text: a file, folder or glob; Python's own library if not given."
+        ),
+    ] = TRAINING.corpus,
+    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a MoE GPT under expert parallelism and record every collective.
+
+    Starts its ranks itself, or is one of them under torchrun and srun.
+
+    Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
+    """
+    seat = current_rank()
+    ranks = nproc if seat is None else seat.world
+    if ranks < 1:
+        raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
+    workload = Workload(
+        model=ModelShape(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            sequence=sequence,
+            moe_every=moe_every,
+            experts=experts,
+        ),
+        gating=Gating(
+            router=router,
+            k=k if k is not None else (1 if router == "switch" else GATING.k),
+            dispatch=dispatch,
+            capacity_factor=capacity_factor,
+            balance=balance,
+            z_loss=z_loss,
+        ),
+        layout=ParallelLayout(dp=ranks, ep=ranks if ep is None else ep),
+        training=Training(
+            iterations=iterations,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            learning_rate=learning_rate,
+            warmup=warmup,
+            seed=seed,
+            device=device,
+            corpus=corpus,
+        ),
+    )
+    if seat is None or seat.rank == 0:
+        refuse_existing(output, force)
+    if seat is not None:
+        _become_rank(workload, output, force)
+    trace = captured(workload, output, force=force, quiet=as_json)
+    with trace:
+        if as_json:
+            print_json(overview(trace, output))
+        else:
+            show(trace, output)
+
+
+def captured(
+    workload: Workload, output: Path, *, force: bool = False, quiet: bool = False
+) -> Trace:
+    """Train on ranks of this host and return the trace that they leave.
+
+    Raises
+    ------
+    CaptureError, Interrupted
+        If a rank failed, which the sentence names, or the user ended it; what was
+        captured is kept.
+    """
+    ranks, steps = workload.layout.world, workload.training.iterations
+    before = _written(output)
+    with progress("training", steps, quiet=quiet) as tick:
+
+        def hear(event: Event) -> None:
+            if event.event == "step" and event.rank == 0:
+                done = int(event.fields["iteration"]) + 1
+                tick(done, f"loss {float(event.fields['loss']):.3f}")
+
+        outcome = launch(
+            [sys.executable, "-m", "moetraffic.models"],
+            ranks=ranks,
+            environment=_environment(workload, output, force),
+            grace_s=10.0,
+            on_event=hear,
+        )
+    if outcome.ok and _written(output) != before:
+        return Trace.open(output)
+    why = outcome.sentence or "the capture ended early"
+    kind = Interrupted if outcome.interrupted else CaptureError
+    raise kind(f"{why}; {_kept(output, before, force)}")
+
+
+def _written(path: Path) -> int:
+    """When a file was written, 0 if it does not exist."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _kept(output: Path, before: int, force: bool) -> str:
+    """Merge what an ended capture left, and say what that is."""
+    folder, missing = segments_folder(output), ""
+    if any(folder.glob("rank-*/segment-*.h5")):
+        merged = merge_into(folder, output, force=force)
+        missing = "; ".join(merged.missing)
+    if _written(output) == before:
+        return "nothing was captured"
+    with Trace.open(output) as trace:
+        steps = len(trace.steps.iteration)
+    return f"{steps} iterations are kept in {output}" + (
+        f" ({missing})" if missing else ""
+    )
+
+
+def _environment(workload: Workload, output: Path, force: bool) -> dict[str, str]:
+    return {
+        "MOETRAFFIC_WORKLOAD": workload.to_json(),
+        "MOETRAFFIC_CAPTURE": str(output.absolute()),
+        "MOETRAFFIC_FORCE": "1" if force else "",
+    }
+
+
+def _become_rank(workload: Workload, output: Path, force: bool) -> None:
+    """Go on as the rank that torchrun or srun made this process."""
+    environment = os.environ | _environment(workload, output, force)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "moetraffic.models"], environment)

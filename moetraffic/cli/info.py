@@ -1,0 +1,172 @@
+"""``moetraffic info``: what a trace holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
+from moetraffic.trace.clock import error_ns
+
+from .output import console, print_json
+
+FORMS = {
+    WireForm.UNKNOWN: "not seen",
+    WireForm.CONSTANT: "constant",
+    WireForm.DEMAND: "= (demand - dropped) x row bytes",
+    WireForm.STORED: "stored",
+}
+
+
+def info(
+    trace: Annotated[Path, typer.Argument(help="Trace file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a trace holds.
+
+    Example: moetraffic info run.h5
+    """
+    with Trace.open(trace) as opened:
+        if as_json:
+            print_json(overview(opened, trace))
+        else:
+            show(opened, trace)
+
+
+def overview(trace: Trace, path: Path) -> dict[str, Any]:
+    """What a trace holds, as plain data."""
+    counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites))
+    sites = []
+    for site, count in zip(trace.sites, counts.tolist(), strict=True):
+        group = trace.groups[site.group]
+        sites.append(
+            {
+                "operation": site.operation,
+                "phase": site.phase,
+                "label": site.label,
+                "layer": site.layer if site.layer >= 0 else None,
+                "direction": site.direction,
+                "slot": site.slot,
+                "group": f"{group.kind} {_ranks(group.ranks)}",
+                "dtype": site.dtype,
+                "row_bytes": site.row_bytes,
+                "occurrences": count,
+                "wire": FORMS[site.wire] if site.operation != ROUTING else "",
+                "wire_checked": site.wire_checked,
+            }
+        )
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "meta": trace.meta.as_dict(),
+        "steps": len(trace.steps.iteration),
+        "training_iterations": len(trace.iterations),
+        "loss": _losses(trace),
+        "moe_layers": list(trace.layers),
+        "occurrences": len(trace.occurrences),
+        "all_to_all_bytes": all_to_all_bytes(trace),
+        "clock_error_ns": error_ns(trace.clocks),
+        "sites": sites,
+    }
+
+
+def all_to_all_bytes(trace: Trace) -> int:
+    """Bytes that all recorded all-to-alls sent, a rank's part to itself included."""
+    total = 0
+    for number, site in enumerate(trace.sites):
+        if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
+            of = np.flatnonzero(trace.occurrences.site == number)
+            total += int(trace.wire(trace.complete(of)).sum())
+    return total
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """World ranks, briefly."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if len(ranks) > 3 and tuple(ranks) == tuple(
+        range(ranks[0], ranks[-1] + 1, step or 1)
+    ):
+        by = f" by {step}" if step != 1 else ""
+        return f"{ranks[0]} to {ranks[-1]}{by}"
+    return ", ".join(map(str, ranks))
+
+
+def _losses(trace: Trace) -> dict[str, float | None]:
+    train = np.array([kind == "train" for kind in trace.steps.kind], bool)
+    known = ~np.isnan(trace.steps.loss).all(axis=1) & train
+    if not known.any():
+        return {"first": None, "last": None}
+    means = np.nanmean(trace.steps.loss[known], axis=1)
+    return {"first": float(means[0]), "last": float(means[-1])}
+
+
+def _alike(
+    sites: Sequence[dict[str, Any]],
+) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
+    """Sites that differ in their slot alone, together, in the order of the program."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for s in sites:
+        call = s["phase"] or s["label"] or s["operation"]
+        key = (s["layer"], call, s["operation"], s["group"], s["row_bytes"], s["wire"])
+        together.setdefault(key, []).append(s)
+    return list(together.items())
+
+
+def show(trace: Trace, path: Path, paper: Console = console) -> None:
+    """Print what a trace holds as tables."""
+    told = overview(trace, path)
+    meta = trace.meta
+    paper.print(f"[bold]{path}[/bold]: {told['bytes'] / 1e6:.2f} MB, {meta.origin}")
+    facts = Table.grid(padding=(0, 2))
+    what = " ".join(
+        part
+        for part in (
+            meta.model,
+            f"{meta.layers} layers, hidden {meta.hidden}" if meta.layers else "",
+            f"{meta.experts} experts" if meta.experts else "",
+            f"{meta.router} k={meta.k} {meta.dispatch}" if meta.router else "",
+        )
+        if part
+    )
+    loss = told["loss"]
+    rows = {
+        "model": what,
+        "ranks": f"{meta.world} (ep {meta.ep}, dp {meta.dp}), {meta.backend}",
+        "steps": f"{told['steps']}, of these training {told['training_iterations']}"
+        + (
+            f", loss {loss['first']:.3f} to {loss['last']:.3f}"
+            if loss["first"] is not None
+            else ""
+        ),
+        "MoE layers": ", ".join(map(str, trace.layers)),
+        "all-to-all": f"{told['all_to_all_bytes'] / 1e9:.3f} GB sent",
+        "clock error": f"{told['clock_error_ns'] / 1e3:.1f} us",
+        "complete": "yes" if meta.complete else f"no: {meta.missing}",
+        "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+    }
+    for name, value in rows.items():
+        facts.add_row(name, value)
+    paper.print(facts)
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("layer", "call", "slot", "group", "row bytes"):
+        table.add_column(column)
+    table.add_column("times", justify="right")
+    table.add_column("bytes on the wire")
+    for (layer, call, operation, group, row, wire), sites in _alike(told["sites"]):
+        slots = sorted({s["slot"] for s in sites})
+        table.add_row(
+            "" if layer is None else str(layer),
+            call if call == operation else f"{call} ({operation})",
+            str(slots[0]) if len(slots) == 1 else f"{slots[0]} to {slots[-1]}",
+            group,
+            str(row or ""),
+            str(sum(s["occurrences"] for s in sites)),
+            wire,
+        )
+    paper.print(table)

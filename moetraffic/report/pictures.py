@@ -1,0 +1,185 @@
+"""Pictures of one trace: what they show is read here, how it looks is ``figures``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from moetraffic.analysis import Analysis, Exchange, Subject
+from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
+
+from . import figures
+
+AVERAGED = 10  # iterations in each heatmap
+SHOWN = 3  # iterations in the timeline
+
+
+def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
+    """Draw what the trace can show: demand heatmaps, timeline, entropy curve.
+
+    Parameters
+    ----------
+    trace, analysis
+        What was captured, and what was computed of it.
+    folder
+        Where the PNG files go; files of the same names are replaced.
+
+    Returns
+    -------
+    list of Path
+        The pictures that were drawn.
+    """
+    drawn = [
+        figures.save(
+            heatmaps(trace, exchange),
+            folder / f"demand-layer-{exchange.layer}-group-{exchange.group}.png",
+        )
+        for exchange in analysis.exchanges
+        if _subject(exchange, "demand")
+    ]
+    if analysis.rhythms:
+        drawn.append(figures.save(timeline(trace), folder / "timeline.png"))
+    if any(_subject(e, "expert_load") for e in analysis.exchanges):
+        drawn.append(figures.save(entropy(trace, analysis), folder / "entropy.png"))
+    return drawn
+
+
+def heatmaps(trace: Trace, exchange: Exchange) -> Figure:
+    """Demand of one layer early, in the middle and late, each a mean of iterations."""
+    when = exchange.iterations
+    length = min(AVERAGED, len(when))
+    firsts = sorted({0, (len(when) - length) // 2, len(when) - length})
+    matrices, names = [], []
+    for stage, first in zip(("early", "middle", "late"), firsts, strict=False):
+        chosen = when[first : first + length]
+        routed = trace.find(
+            operation=ROUTING,
+            layer=exchange.layer,
+            group=exchange.group,
+            direction="forward",
+            iterations=range(int(chosen[0]), int(chosen[-1]) + 1),
+        )
+        matrices.append(trace.demand(trace.complete(routed)).sum(axis=0) / len(chosen))
+        names.append(f"{stage}: iterations {chosen[0]} to {chosen[-1]}")
+    return figures.demand_heatmaps(
+        np.array(matrices),
+        names,
+        title=f"Demand of layer {exchange.layer}: who sends how much to which expert",
+        source=f"{_about(trace)}. Mean token copies an iteration, dropped ones too",
+        experts_per_rank=_experts_per_rank(trace, exchange),
+    )
+
+
+def timeline(trace: Trace) -> Figure:
+    """When each rank's all-to-alls were on, in a few iterations of the middle."""
+    when = trace.iterations
+    first = int(when[max(0, len(when) // 2 - 1)])
+    found = trace.complete(
+        trace.find(operation=ALL_TO_ALL, iterations=range(first, first + SHOWN))
+    )
+    sites = trace.occurrences.site[found]
+    widths = np.array([trace.size(int(o)) for o in found], np.int64)
+    parts = []
+    for width in np.unique(widths):
+        of = found[widths == width]
+        issue, start, end = trace.times(of)
+        begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
+        phase = [trace.sites[s].phase for s in sites[widths == width]]
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        members = trace.members(of)
+        for at, name in enumerate(phase):
+            parts += [
+                (int(min(b, e)), int(e), int(rank), name)
+                for b, e, rank, told in zip(
+                    begin[at], end[at], members[at], known[at], strict=True
+                )
+                if told and name
+            ]
+    ranks = sorted({rank for _, _, rank, _ in parts})
+    rows = np.searchsorted(trace.steps.iteration, np.arange(first, first + SHOWN))
+    rows = rows[rows < len(trace.steps.iteration)]
+    marks = trace.steps.start[rows, 0]
+    return figures.timeline(
+        np.array([p[0] for p in parts], np.int64),
+        np.array([p[1] for p in parts], np.int64),
+        np.array([ranks.index(p[2]) for p in parts], np.int64),
+        [p[3] for p in parts],
+        row_names=[f"rank {rank}" for rank in ranks],
+        marks=marks[marks != UNKNOWN_TIME],
+        mark_names=[f"iteration {i}" for i in trace.steps.iteration[rows]],
+        source=(
+            f"{_about(trace)}. From when the last rank has issued the all-to-all "
+            "until it has ended on the rank"
+        ),
+    )
+
+
+def entropy(trace: Trace, analysis: Analysis) -> Figure:
+    """Normalised entropy and max/mean of the experts' loads over the run."""
+    loads = [
+        (e, subject)
+        for e in analysis.exchanges
+        if (subject := _subject(e, "expert_load"))
+    ]
+    when = np.unique(np.concatenate([e.iterations for e, _ in loads]))
+    columns = {}
+    for measure in ("normalised_entropy", "max_over_mean"):
+        columns[measure] = np.full((len(when), len(loads)), np.nan)
+        for at, (exchange, subject) in enumerate(loads):
+            rows = np.searchsorted(when, exchange.iterations)
+            columns[measure][rows, at] = subject.curves[measure].values
+    floors: dict[str, tuple[float, float] | None] = {}
+    for measure in columns:
+        floor = loads[0][1].curves[measure].floor
+        floors[measure] = None
+        if floor is not None:
+            # the token count is the same in all layers: one band for all
+            floors[measure] = (
+                float(np.nanmean(floor.mean)),
+                float(np.nanmean(floor.std)),
+            )
+    several = len({e.group for e, _ in loads}) > 1
+    return figures.entropy_curve(
+        when,
+        columns["normalised_entropy"],
+        columns["max_over_mean"],
+        [
+            f"layer {e.layer}" + (f", group {e.group}" if several else "")
+            for e, _ in loads
+        ],
+        entropy_floor=floors["normalised_entropy"],
+        max_over_mean_floor=floors["max_over_mean"],
+        source=f"{_about(trace)}. Of the token copies that each expert was given",
+    )
+
+
+def _subject(exchange: Exchange, name: str) -> Subject | None:
+    return next((s for s in exchange.subjects if s.name == name), None)
+
+
+def _experts_per_rank(trace: Trace, exchange: Exchange) -> int | None:
+    """How many experts each rank holds, where they are contiguous and as many."""
+    rows = trace.placements
+    mine = (rows["layer"] == exchange.layer) & (rows["group"] == exchange.group)
+    if not mine.any() or (rows["replica"][mine] > 0).any():
+        return None
+    holder = trace.holder(exchange.layer, exchange.group, int(exchange.iterations[0]))
+    each = len(holder) // len(exchange.ranks)
+    even = np.arange(len(holder)) // max(1, each)
+    return each if each and np.array_equal(holder, even) else None
+
+
+def _about(trace: Trace) -> str:
+    """The run in a few words."""
+    meta = trace.meta
+    router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""
+    parts = [
+        f"{meta.origin.capitalize()} run",
+        meta.model,
+        f"{meta.world} ranks, EP {meta.ep}",
+        f"{meta.experts} experts" if meta.experts else "",
+        router,
+    ]
+    return ", ".join(part for part in parts if part)

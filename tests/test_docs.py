@@ -1,0 +1,141 @@
+"""What README and docs show is what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import pkgutil
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import moetraffic
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands expect: examples, and a capture that was killed."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    run = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "moetraffic", "capture", "-o", "killed.h5"),
+            *("--nproc", "2", "--layers", "2", "--hidden", "16", "--heads", "1"),
+            *("--sequence", "16", "--iterations", "100000"),
+        ],
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("killed.h5.segments/rank-*/segment-*.h5"))) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    time.sleep(1.0)  # the kernel ends its ranks
+    return folder
+
+
+def test_every_command_runs(place: Path) -> None:
+    commands = [
+        line
+        for page in PAGES
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+        if line
+    ]
+    assert len(commands) >= 9
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        ran = subprocess.run(
+            command.split(),
+            cwd=place,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stderr[-3000:]}"
+        assert "Traceback" not in ran.stderr
+    made = {path.name for path in place.iterdir()}
+    assert {"run.h5", "replayed.h5", "killed.h5", "small", "many.h5", "own.h5"} <= made
+    pictures = sorted(p.name for p in (place / "small").glob("*.png"))
+    assert len(pictures) >= 3
+    for name in ("run.h5", "replayed.h5", "summary.txt", "summary.json"):
+        assert (place / "small" / name).stat().st_size > 0
+
+
+def test_make_names_the_commands_of_the_readme() -> None:
+    for target, said in (("demo", "moetraffic demo -o demo"), ("test", "pytest")):
+        ran = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert said in ran.stdout
+
+
+def test_example_prints_what_the_readme_says() -> None:
+    page = (ROOT / "README.md").read_text()
+    program, said = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S)[0]
+    assert len(program.splitlines()) <= 12
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "README.md", "exec"), {})
+    assert printed.getvalue() == said
+
+
+def test_format_page_reads_a_file_without_the_library(captured: Path) -> None:
+    (program,) = blocks(ROOT / "docs" / "format.md", "python")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program.replace("run.h5", str(captured)), "format.md", "exec"), {})
+    with moetraffic.Trace.open(captured) as trace:
+        routed = trace.find(operation="routing", layer=1, iterations=range(5, 6))
+        assert printed.getvalue().strip() == str(trace.demand(routed))
+
+
+def modules() -> list[str]:
+    found = ["moetraffic"]
+    for package in (
+        "moetraffic",
+        "moetraffic.gating",
+        "moetraffic.models",
+        "moetraffic.replay",
+    ):
+        at = importlib.import_module(package)
+        found += [
+            m.name
+            for m in pkgutil.walk_packages(at.__path__, f"{package}.")
+            if not m.name.endswith("__main__")
+        ]
+    return sorted(set(found))
+
+
+def test_examples_in_docstrings_are_true() -> None:
+    tried = 0
+    for name in modules():
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.failed == 0, name
+        tried += result.attempted
+    assert tried > 20
