@@ -13,10 +13,10 @@ demo: $(VENV)/.ready
 	$(BIN)/moetraffic demo -o demo --force
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -q
+	MOETRAFFIC_EXAMPLES=200 $(BIN)/python -m pytest -q -n 2
 
 bench: $(VENV)/.ready-test
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
@@ -24,7 +24,7 @@ bench: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: pyproject.toml constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,6 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# make test tries some of the cases, make test-all many: MOETRAFFIC_EXAMPLES says how many
+settings.register_profile(
+    "moetraffic",
+    max_examples=int(os.environ.get("MOETRAFFIC_EXAMPLES", "25")),
+    deadline=None,  # cores are shared: no test asserts a time
+)
+settings.load_profile("moetraffic")
 
 
 @pytest.fixture(scope="session")
@@ -42,30 +52,57 @@ SMALL = (
 
 
 @pytest.fixture(scope="session")
+def once(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, Callable[[Path], None]], Path]:
+    """A folder that is filled once, also where several processes run the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+
+    def fill(name: str, make: Callable[[Path], None]) -> Path:
+        folder = shared / f"once-{name}"
+        with (shared / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                making = shared / f"making-{name}"
+                making.mkdir()
+                make(making)
+                making.rename(folder)
+        return folder
+
+    return fill
+
+
+@pytest.fixture(scope="session")
 def captured(
     moetraffic: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path_factory: pytest.TempPathFactory,
+    once: Callable[[str, Callable[[Path], None]], Path],
 ) -> Path:
     """4 ranks, EP 4, 8 experts, top-2 dropless, MoE every 2nd layer, accumulation 2."""
-    path = tmp_path_factory.mktemp("captured") / "run.h5"
-    ran = moetraffic(
-        *("capture", "-o", path, "--nproc", 4, *SMALL),
-        *("--iterations", 24, "--accumulation", 2),
-    )
-    assert ran.returncode == 0, ran.stderr
-    return path
+
+    def make(folder: Path) -> None:
+        ran = moetraffic(
+            *("capture", "-o", folder / "run.h5", "--nproc", 4, *SMALL),
+            *("--iterations", 24, "--accumulation", 2),
+        )
+        assert ran.returncode == 0, ran.stderr
+
+    return once("captured", make) / "run.h5"
 
 
 @pytest.fixture(scope="session")
 def captured_pair(
     moetraffic: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path_factory: pytest.TempPathFactory,
+    once: Callable[[str, Callable[[Path], None]], Path],
 ) -> Path:
     """2 ranks, Switch with a capacity, dropped without padding."""
-    path = tmp_path_factory.mktemp("captured") / "pair.h5"
-    ran = moetraffic(
-        *("capture", "-o", path, "--nproc", 2, *SMALL, "--iterations", 12),
-        *("--router", "switch", "--dispatch", "dropped", "--capacity-factor", 1.0),
-    )
-    assert ran.returncode == 0, ran.stderr
-    return path
+
+    def make(folder: Path) -> None:
+        ran = moetraffic(
+            *("capture", "-o", folder / "run.h5", "--nproc", 2, *SMALL),
+            *("--iterations", 12, "--router", "switch", "--dispatch", "dropped"),
+            *("--capacity-factor", 1.0),
+        )
+        assert ran.returncode == 0, ran.stderr
+
+    return once("pair", make) / "run.h5"

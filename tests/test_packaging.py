@@ -69,11 +69,11 @@ def test_installed_wheel_works_in_a_repository_with_its_own_models(
     built: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "venv"
-    venv.EnvBuilder(with_pip=True).create(place)
+    venv.EnvBuilder().create(place)
     python = place / "bin" / "python"
     (wheel,) = built.glob("*.whl")
-    install = [python, "-m", "pip", "--quiet", "install", "--no-deps", "--no-index"]
-    subprocess.run([*install, wheel], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", python]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
     # what it depends on is large: it is borrowed, and moetraffic itself is not
     borrowed = tmp_path / "borrowed"
     borrowed.mkdir()

@@ -220,6 +220,8 @@ def on_off_series(
     edges, origin = _edges(start, end, bin_ns, span)
     if len(edges) < 2:
         return np.zeros(0)
+    if not len(first):
+        return np.zeros(len(edges) - 1)
     # On-time up to t is piecewise linear between the starts and ends.
     knots = np.stack((first, last), axis=1).ravel() - origin
     passed = np.stack((np.zeros_like(first), last - first), axis=1).ravel().cumsum()

@@ -73,13 +73,12 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
     # Step 3: Pearson's coefficient of the parts.
     count = (length - lags).reshape(-1, *([1] * (x.ndim - 1)))
     covariance = products - early * late / count
-    variance = (early2 - early**2 / count) * (late2 - late**2 / count)
-    rounding = (1e-12 * squares[-1]) ** 2
-    known = variance > np.maximum(rounding, np.finfo(np.float64).tiny)
+    early_spread = early2 - early**2 / count
+    late_spread = late2 - late**2 / count
+    known = np.minimum(early_spread, late_spread) > 1e-12 * squares[-1]  # not rounding
+    variance = np.where(known, early_spread * late_spread, 1.0)
     correlation: Float64 = np.full_like(covariance, np.nan)
-    np.divide(
-        covariance, np.sqrt(np.maximum(variance, 0.0)), out=correlation, where=known
-    )
+    np.divide(covariance, np.sqrt(variance), out=correlation, where=known)
     return np.clip(correlation, -1.0, 1.0)
 
 
@@ -88,7 +87,7 @@ class Period:
     """A period and how strongly it is kept; NaN where none was found."""
 
     length: float  # in steps of the series
-    strength: float  # autocorrelation at the lag of the period, to the nearest step
+    strength: float  # autocorrelation at the period, by a parabola between the steps
 
 
 def period(
@@ -143,28 +142,31 @@ def period(
     peaks = lags[rising]
     if not peaks.size:
         return nothing
-    first = int(peaks[acf[peaks] >= FIRST_PEAK * acf[peaks].max()][0])
-    strength = float(acf[first])
-    length, multiple = _vertex(acf, first), 2
+    # A period between two steps has its peak cut off.  Bursts of even length have peaks
+    # with straight sides: continued to the tip, they are compared by their true height.
+    tips = acf[peaks] + np.abs(acf[peaks + 1] - acf[peaks - 1]) / 2
+    first = int(peaks[tips >= FIRST_PEAK * acf[peaks].max()][0])
+    length, strength = _vertex(acf, first)
+    multiple = 2
     while (around := length * multiple) + length / 8 + 2 < furthest:
         reach = max(1, int(length / 8))
         low = round(around) - reach
         at = low + int(np.argmax(acf[low : low + 2 * reach + 1]))
         if not acf[at] >= strength / 2:
             break
-        length, multiple = _vertex(acf, at) / multiple, multiple * 2
+        length = _vertex(acf, at)[0] / multiple
+        multiple *= 2
     return Period(length=length, strength=strength)
 
 
-def _vertex(acf: Float64, at: int) -> float:
-    """Where the parabola through a lag and its neighbours has its vertex."""
+def _vertex(acf: Float64, at: int) -> tuple[float, float]:
+    """Place and height of the vertex of the parabola through a lag's neighbours."""
     before, here, after = (float(v) for v in acf[at - 1 : at + 2])
-    if here > 1 - 1e-9:  # an exact repetition: nothing lies between two steps
-        return float(at)
     bend = before - 2 * here + after
-    if not bend < 0:
-        return float(at)
-    return at + min(0.5, max(-0.5, 0.5 * (before - after) / bend))
+    if here > 1 - 1e-9 or not bend < 0:  # an exact repetition, or no peak
+        return float(at), here
+    aside = min(0.5, max(-0.5, 0.5 * (before - after) / bend))
+    return at + aside, min(1.0, here - 0.25 * (before - after) * aside)
 
 
 def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
@@ -315,7 +317,7 @@ def period_jitter(
     first, _ = merge_intervals(start, end)
     due = (first - first[:1]).astype(np.float64)
     expected = due + period_ns
-    expected = expected[expected <= due[-1:].sum() + period_ns / 4]
+    expected = expected[expected <= due[-1:].sum()]
     if expected.size < 2 or not period_ns > 0:
         return float("nan")
     after = np.clip(np.searchsorted(due, expected), 1, len(due) - 1)

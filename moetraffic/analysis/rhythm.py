@@ -68,7 +68,7 @@ class Rhythm:
     gap_ns: float  # mean length of a gap
     gap_cv: float
     period_ns: float  # of the autocorrelation
-    strength: float  # autocorrelation at the period
+    strength: float  # autocorrelation at the period, bursts four bins wide or more
     fundamental_share: float  # of AC power, at 1/period, in windows of some cycles
     peak_to_mean: float  # of the on-off series in bins
     jitter: float  # standard deviation of the cycle time over the period
@@ -130,9 +130,15 @@ def rhythm(
         medians = [float(np.median(runs)) for runs in (bursts, gaps) if runs.size]
         width = max(min(medians, default=4.0) / 4, extent / MOST_BINS, 1.0)
     series = on_off_series(first, last, bin_ns=width, span=span)
+    # For the period alone, bursts narrower than four bins are widened, though not by
+    # more than half a gap: else where they fall in a bin would hide what recurs.
+    lacking = 4 * width - float(np.median(bursts)) if bursts.size else 0.0
+    room = float(np.median(gaps)) / 2 if gaps.size else 0.0
+    pad = int(max(0.0, min(lacking, room)) / 2)
+    widened = on_off_series(first - pad, last + pad, bin_ns=width, span=reach)
     shortest, longest = (limit / width for limit in period_range_ns)
     found = period(
-        series,
+        widened,
         min_lag=max(2, math.ceil(min(shortest, len(series)))),
         max_lag=int(min(longest, len(series) // 2)),
     )

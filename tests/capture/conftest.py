@@ -27,11 +27,9 @@ def run(script: str, folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stage(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The folder in which the scenes were played."""
-    folder = tmp_path_factory.mktemp("scenes")
-    run("scenes.py", folder)
-    return folder
+    return once("scenes", lambda folder: run("scenes.py", folder))
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +44,11 @@ def seen(stage: Path) -> Seen:
 
 
 @pytest.fixture(scope="session")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def killed(
+    once: Callable[[str, Callable[[Path], None]], Path],
+) -> list[dict[str, Any]]:
     """Captures whose ranks were killed at random times: what is known of each."""
-    folder = tmp_path_factory.mktemp("killed")
-    run("kills.py", folder)
+    folder = once("killed", lambda folder: run("kills.py", folder))
     lines = (folder / "kills.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    told = [json.loads(line) for line in lines]
+    return [{**one, "folder": str(folder / one["run"])} for one in told]

@@ -23,7 +23,7 @@ from moetraffic.capture import Recorder
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 
-RUNS, RANKS, WINDOW = 17, 2, 8
+RUNS, RANKS, WINDOW = 18, 2, 8
 WORK = Workload(
     model=ModelShape(layers=2, hidden=16, heads=1, sequence=16, experts=4),
     gating=Gating(k=2),
@@ -82,7 +82,7 @@ def one_run(folder: Path, chance: random.Random, corpus: object) -> dict[str, ob
     for child in ranks:
         os.waitpid(child, 0)
     steps = [(folder / f"progress-{r}").stat().st_size for r in range(RANKS)]
-    return {"folder": str(folder), "victims": victims, "steps": steps, "window": WINDOW}
+    return {"run": folder.name, "victims": victims, "steps": steps, "window": WINDOW}
 
 
 def main(folder: Path) -> None:

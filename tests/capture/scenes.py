@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # functional collectives import it: once here, not in every rank
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 

@@ -19,7 +19,7 @@ from moetraffic.trace.merge import merge
 
 
 def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> None:
-    assert len(killed) == 17
+    assert len(killed) == 18
     assert {len(run["victims"]) for run in killed} == {1, 2}
     for run in killed:
         merged = merge(Path(run["folder"]) / "run.h5.segments")
@@ -50,9 +50,7 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
         Trace.open(path).close()
 
 
-@pytest.mark.parametrize(
-    ("victim", "after_s"), [("launcher", 0.05), ("launcher", 0.45), ("rank", 0.2)]
-)
+@pytest.mark.parametrize(("victim", "after_s"), [("launcher", 0.05), ("rank", 0.2)])
 def test_killed_commands_leave_a_trace_that_opens(
     victim: str,
     after_s: float,

@@ -136,23 +136,3 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(tmp_path: Path) -> None:
     assert "iterations are kept" in said
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) >= 32
-
-
-def test_ranks_of_torchrun_capture_by_themselves(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "-m", "moetraffic"),
-            *("capture", "-o", tmp_path / "run.h5", "--iterations", "4"),
-            *("--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    with Trace.open(tmp_path / "run.h5") as trace:
-        assert trace.meta.world == 2
-        assert len(trace.iterations) == 4
-        assert trace.meta.complete

@@ -307,7 +307,7 @@ def test_any_mutation_is_either_noticed_or_harmless(
     sound = path.read_bytes()
     rng = np.random.default_rng(1)
     refused = 0
-    for _ in range(150):
+    for _ in range(80):
         hurt = bytearray(sound)
         for at in rng.integers(0, len(hurt), rng.integers(1, 4)):
             hurt[at] = int(rng.integers(0, 256))
@@ -318,7 +318,7 @@ def test_any_mutation_is_either_noticed_or_harmless(
                     panel.read(0, panel.shape[0])
         except TraceError:
             refused += 1
-    assert refused > 50
+    assert refused > 25
 
 
 def test_rows_of_a_panel_are_read_in_any_cut(trace: Trace, tmp_path: Path) -> None:

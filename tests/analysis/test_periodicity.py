@@ -1,0 +1,194 @@
+"""Periodicity: exact waves, known jitter, noise that has no period."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from moetraffic.analysis.periodicity import (
+    autocorrelation,
+    fundamental_share,
+    period,
+    period_jitter,
+    spectral_share,
+)
+from moetraffic.errors import AnalysisError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def square(duty: float, cycles: int = 20, length: int = 4000):
+    start = np.arange(cycles) * length
+    return start, start + int(duty * length)
+
+
+@pytest.mark.parametrize(("duty", "exact"), [(0.5, 0.810569), (0.25, 0.540380)])
+def test_the_fundamental_of_a_square_wave(duty, exact):
+    start, end = square(duty)
+    for cycles in (None, 1, 4):
+        share = fundamental_share(start, end, period_ns=4000, cycles=cycles)
+        assert share == pytest.approx(exact, abs=1e-6)
+    wave = np.tile(np.arange(4000) < duty * 4000, 3)
+    assert spectral_share(wave, period=4000) == pytest.approx(exact, abs=1e-6)
+
+
+@given(st.integers(1, 39), st.integers(0, 39))
+def test_neither_phase_nor_window_changes_the_share_of_a_wave(on, shift):
+    start = np.arange(24) * 40
+    span = (40 + shift, 40 + shift + 40 * 20)
+    duty = on / 40
+    exact = 2 * np.sin(np.pi * duty) ** 2 / (np.pi**2 * duty * (1 - duty))
+    for cycles in (None, 5):
+        assert fundamental_share(
+            start, start + on, period_ns=40, cycles=cycles, span=span
+        ) == pytest.approx(exact, abs=1e-9)
+
+
+def test_a_wandering_wave_keeps_its_phase_for_some_cycles_only():
+    rng = np.random.default_rng(0)
+    start = np.cumsum(rng.normal(1000, 40, 2000)).astype(np.int64)
+    long = fundamental_share(start, start + 500, period_ns=1000)
+    short = fundamental_share(start, start + 500, period_ns=1000, cycles=4)
+    assert long < 0.3 < 0.75 < short < 0.82
+
+
+def test_the_spectral_share_of_many_series_at_once():
+    t = np.arange(120)
+    noise = np.random.default_rng(1).normal(size=120)
+    waves = np.stack((np.sin(2 * np.pi * t / 12), np.ones(120), noise), axis=1)
+    share = spectral_share(waves, period=12)
+    assert share[0] == pytest.approx(1, abs=1e-12)
+    assert np.isnan(share[1])
+    assert share[2] < 0.2
+    assert np.isnan(spectral_share(waves[:10], period=12)).all()
+
+
+@given(
+    hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(4, 30), st.integers(1, 3)),
+        elements=st.integers(0, 50).map(float),
+    )
+)
+def test_autocorrelation_is_pearsons_coefficient_of_the_parts(series):
+    most = len(series) - 2
+    acf = autocorrelation(series, most)
+    for lag in range(most + 1):
+        for column in range(series.shape[1]):
+            early, late = series[: len(series) - lag, column], series[lag:, column]
+            if early.std() and late.std():
+                expected = np.corrcoef(early, late)[0, 1]
+                assert acf[lag, column] == pytest.approx(expected, abs=1e-6)
+            else:
+                assert np.isnan(acf[lag, column])
+
+
+def test_the_autocorrelation_of_an_ar1_decays_by_phi():
+    rng = np.random.default_rng(2)
+    noise = rng.normal(size=100_000)
+    x = np.empty_like(noise)
+    x[0] = noise[0]
+    for t in range(1, len(x)):
+        x[t] = 0.8 * x[t - 1] + noise[t]
+    assert autocorrelation(x, 3) == pytest.approx(0.8 ** np.arange(4), rel=0.05)
+
+
+@given(st.integers(3, 40), st.data())
+def test_what_repeats_exactly_has_its_period_and_strength_one(length, data):
+    on = data.draw(st.integers(1, length - 1))
+    found = period(np.tile(np.arange(length) < on, 6))
+    assert found.length == length
+    assert found.strength == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("true", [17.37, 50.5, 123.9])
+def test_a_period_between_two_steps_is_found(true):
+    t = np.arange(6000)
+    wave = np.clip(np.sin(2 * np.pi * t / true) * 4, -1, 1)
+    found = period(wave + np.random.default_rng(3).normal(0, 0.5, t.size))
+    assert found.length == pytest.approx(true, rel=1e-3)
+    # what noise of this power leaves: signal / (signal + noise)
+    assert found.strength == pytest.approx(wave.var() / (wave.var() + 0.25), rel=0.05)
+
+
+@given(st.integers(250, 400), st.floats(1, 15))
+@example(255, 1.0)
+def test_the_period_of_a_wave_between_steps_is_not_its_double(tenths, on):
+    length = tenths / 10
+    edges = np.arange(0, 30) * length
+    grid = np.arange(int(29 * length) + 1)
+    knots = np.stack((edges, edges + on), axis=1).ravel()
+    passed = np.repeat(np.arange(31), 2)[1:-1] * on
+    found = period(np.diff(np.interp(grid, knots, passed)))
+    assert found.length == pytest.approx(length, rel=2e-3)
+    assert found.strength > 0.5
+
+
+def test_ripples_before_the_first_fall_are_no_period():
+    t = np.arange(2000)
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0, 0.3, t.size)
+        found = period(np.sin(2 * np.pi * t / 200) + noise)
+        assert found.length == pytest.approx(200, rel=0.01)
+
+
+def test_two_bursts_a_period_are_one_period():
+    one = np.zeros(40)
+    one[2:6], one[15:27] = 1, 1
+    assert period(np.tile(one, 12)).length == 40
+
+
+def test_a_search_between_limits_stays_there():
+    wave = np.tile([1, 0, 0, 0, 0, 0, 0, 0], 30)
+    assert period(wave, min_lag=10).length == 16
+    assert np.isnan(period(wave, max_lag=6).length)
+
+
+@pytest.mark.parametrize(
+    "series", [[], [1], [1, 0, 1], np.ones(50), np.arange(50), np.full(50, np.nan)]
+)
+def test_what_has_no_period_has_none(series):
+    found = period(series)
+    assert np.isnan(found.length)
+    assert np.isnan(found.strength)
+
+
+def test_the_period_of_noise_is_weak():
+    assert not period(np.random.default_rng(4).normal(size=4000)).strength > 0.1
+
+
+def test_jitter_is_the_deviation_of_the_cycle_time():
+    rng = np.random.default_rng(5)
+    start = np.cumsum(rng.normal(100_000, 3000, 5000)).astype(np.int64)
+    two = np.concatenate((start, start + 40_000))
+    for begin in (start, two):
+        jitter = period_jitter(begin, begin + 1000, period_ns=100_000)
+        assert jitter == pytest.approx(3000, rel=0.05)
+
+
+def test_a_clocked_source_jitters_by_root_two_of_its_phase():
+    rng = np.random.default_rng(6)
+    start = np.arange(5000) * 100_000 + rng.normal(0, 2000, 5000).astype(np.int64)
+    jitter = period_jitter(start, start + 1000, period_ns=100_000)
+    assert jitter == pytest.approx(2000 * np.sqrt(2), rel=0.05)
+
+
+def test_too_few_cycles_tell_nothing():
+    nan = float("nan")
+    assert np.isnan(period_jitter([], [], period_ns=10))
+    assert np.isnan(period_jitter([0, 10], [5, 15], period_ns=10))
+    assert np.isnan(period_jitter([0, 10, 20], [5, 15, 25], period_ns=nan))
+    assert np.isnan(fundamental_share([], [], period_ns=10))
+    assert np.isnan(fundamental_share([0, 10], [5, 15], period_ns=nan))
+    assert np.isnan(fundamental_share([0, 10], [5, 15], period_ns=10, cycles=2))
+    assert np.isnan(fundamental_share([0], [90], period_ns=10, span=(0, 80)))
+
+
+def test_bad_lags_and_windows_are_refused():
+    with pytest.raises(AnalysisError, match="T - 2"):
+        autocorrelation([1, 2, 3], 2)
+    with pytest.raises(AnalysisError, match="at least one cycle"):
+        fundamental_share([0, 10], [5, 15], period_ns=10, cycles=0)
