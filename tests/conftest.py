@@ -45,6 +45,16 @@ def moetraffic() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that two processes end together."""
+    first = ("test_docs.py", "test_packaging.py", "capture/", "cli/")
+    items.sort(
+        key=lambda item: next(
+            (n for n, name in enumerate(first) if name in str(item.path)), len(first)
+        )
+    )
+
+
 SMALL = (
     *("--layers", 4, "--hidden", 32, "--heads", 2, "--sequence", 32),
     *("--experts", 8, "--micro-batch", 2),
@@ -88,21 +98,3 @@ def captured(
         assert ran.returncode == 0, ran.stderr
 
     return once("captured", make) / "run.h5"
-
-
-@pytest.fixture(scope="session")
-def captured_pair(
-    moetraffic: Callable[..., subprocess.CompletedProcess[str]],
-    once: Callable[[str, Callable[[Path], None]], Path],
-) -> Path:
-    """2 ranks, Switch with a capacity, dropped without padding."""
-
-    def make(folder: Path) -> None:
-        ran = moetraffic(
-            *("capture", "-o", folder / "run.h5", "--nproc", 2, *SMALL),
-            *("--iterations", 12, "--router", "switch", "--dispatch", "dropped"),
-            *("--capacity-factor", 1.0),
-        )
-        assert ran.returncode == 0, ran.stderr
-
-    return once("pair", make) / "run.h5"

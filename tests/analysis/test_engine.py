@@ -10,6 +10,7 @@ import pytest
 
 from moetraffic.analysis import analyze, cv, normalised_entropy
 from moetraffic.analysis.engine import SKEW
+from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.report import summary
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Meta, Trace
@@ -108,8 +109,8 @@ def test_what_is_missing_is_said(captured: Path) -> None:
         assert len(found.rhythms) == 4 or found.notes
 
 
-def test_capacity_and_one_group_of_two(captured_pair: Path) -> None:
-    with Trace.open(captured_pair) as trace:
+def test_what_capacity_drops_was_wanted_and_not_sent() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
         found = analyze(trace)
         for exchange in found.exchanges:
             load, _, wire = exchange.subjects
