@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# make test tries some of the cases, make test-all many: MOETRAFFIC_EXAMPLES says how many
+# make test tries some of the cases, make test-all many
 settings.register_profile(
     "moetraffic",
     max_examples=int(os.environ.get("MOETRAFFIC_EXAMPLES", "25")),
