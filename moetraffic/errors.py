@@ -9,7 +9,7 @@
     └── Interrupted     the user ended a long work; what there is, is kept
 
 Every message says the rule, the value that broke it and the remedy, in one sentence.
-The command line prints it and exits with 2 (130 after an interruption).
+The command line prints it and exits with 2 (128 + n after signal n).
 """
 
 from __future__ import annotations
@@ -40,4 +40,11 @@ class AnalysisError(MoetrafficError):
 
 
 class Interrupted(MoetrafficError):
-    """The user ended a long work; the sentence says what is kept."""
+    """The user ended a long work; the sentence says what is kept.
+
+    The exit code is 128 plus the signal's number, as a shell has it.
+    """
+
+    def __init__(self, sentence: str, signal: int) -> None:
+        super().__init__(sentence)
+        self.signal = signal

@@ -15,12 +15,13 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from moetraffic.errors import MoetrafficError, ReplayError
+from moetraffic.errors import Interrupted, MoetrafficError
 from moetraffic.launch import current_rank, heartbeat
+from moetraffic.trace.iterations import iteration_range
 
 from .console import say, show, watching
 from .failure import RankError, first_line
-from .local import Interrupted, replay
+from .local import replay
 from .request import Request
 from .result import Summary
 
@@ -88,11 +89,11 @@ def main(arguments: list[str] | None = None) -> int:
 
             summary = run_rank(request, seat)
     except Interrupted as error:
-        say(f"moetraffic replay: {error}")
+        say(f"moetraffic: {error}")
         return 128 + error.signal
     except MoetrafficError as error:
         heartbeat.beat("error", *_place(error), **_fields(error))
-        say(f"moetraffic replay: {error}")
+        say(f"moetraffic: {error}")
         return _FAILED if seat is None else _leave(_FAILED)
     except KeyboardInterrupt:
         return _leave(128 + signal.SIGINT)
@@ -112,27 +113,6 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         show(summary)
     return 0
-
-
-def iteration_range(text: str | None) -> range | None:
-    """The iterations that ``A:B`` means: A up to, not with, B; either may be left out.
-
-    Raises
-    ------
-    ReplayError
-        If the text is no such range.
-    """
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    if colon and all(not part or part.isdecimal() for part in (first, last)):
-        chosen = range(int(first or 0), int(last) if last else sys.maxsize)
-        if len(chosen):
-            return chosen
-    raise ReplayError(
-        f"--iterations is A:B with A below B, but is {text!r}: 10:20 replays "
-        "iterations 10 to 19"
-    )
 
 
 def _start_ranks(request: Request, nproc: int | None) -> Summary:

@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from moetraffic.launch import Event
+from moetraffic.report.units import byte_size
 
 from .plan import Plan
 from .result import Summary
@@ -162,15 +163,6 @@ def show(summary: Summary) -> None:
     console = Console(highlight=False)
     for part in (table, figures, slowest):
         console.print(part, "")
-
-
-def byte_size(count: float) -> str:
-    """Bytes with a decimal prefix."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"
 
 
 def _figure(value: float) -> str:

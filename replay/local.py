@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from moetraffic.errors import ReplayError
+from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Event, Outcome, launch
 from moetraffic.trace.trace import Trace
 
@@ -20,16 +20,6 @@ from .request import Request
 from .result import Slow, Spread, Summary
 
 _START_S = 120.0  # to import torch, read the trace and meet, on a busy host
-
-
-class Interrupted(ReplayError):
-    """The replay was asked to end before it was done."""
-
-    def __init__(self, signal: int) -> None:
-        super().__init__(
-            "the replay was interrupted before it was done: start it again"
-        )
-        self.signal = signal
 
 
 def replay(
@@ -117,7 +107,10 @@ def refuse_failure(outcome: Outcome) -> None:
         If this process was asked to end.
     """
     if outcome.interrupted:
-        raise Interrupted(outcome.interrupted)
+        raise Interrupted(
+            "the replay was interrupted before it was done: start it again",
+            outcome.interrupted,
+        )
     if not outcome.ok:
         raise ReplayError(outcome.sentence)
 

@@ -97,9 +97,18 @@ def analyze(
     Raises
     ------
     AnalysisError
-        If the trace has no such layer.
+        If the trace has no such layer, or none of the iterations.
     """
     chosen = tuple(trace.layers if layers is None else layers)
+    if iterations is not None and not any(
+        i in iterations for i in trace.iterations.tolist()
+    ):
+        last = int(trace.iterations.max(initial=-1))
+        raise AnalysisError(
+            f"iterations {iterations.start} to {iterations.stop - 1} are none of the "
+            f"{len(trace.iterations)} training iterations, whose last is {last}: "
+            "choose among these"
+        )
     unknown = sorted(set(chosen) - set(trace.layers))
     if unknown:
         raise AnalysisError(

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Interrupted as error:
         _refuse(str(error))
-        return 130
+        return 128 + error.signal
     except MoetrafficError as error:
         return _refuse(str(error))
     except WRONG_USE as error:

@@ -163,8 +163,10 @@ def captured(
     if outcome.ok and _written(output) != before:
         return Trace.open(output)
     why = outcome.sentence or "the capture ended early"
-    kind = Interrupted if outcome.interrupted else CaptureError
-    raise kind(f"{why}; {_kept(output, before, force)}")
+    said = f"{why}; {_kept(output, before, force)}"
+    if outcome.interrupted:
+        raise Interrupted(said, outcome.interrupted)
+    raise CaptureError(said)
 
 
 def _written(path: Path) -> int:

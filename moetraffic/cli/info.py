@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from moetraffic.report.units import byte_size
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 
@@ -41,6 +42,7 @@ def info(
 
 def overview(trace: Trace, path: Path) -> dict[str, Any]:
     """What a trace holds, as plain data."""
+    sent, kept = all_to_all_bytes(trace)
     counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites))
     sites = []
     for site, count in zip(trace.sites, counts.tolist(), strict=True):
@@ -70,20 +72,23 @@ def overview(trace: Trace, path: Path) -> dict[str, Any]:
         "loss": _losses(trace),
         "moe_layers": list(trace.layers),
         "occurrences": len(trace.occurrences),
-        "all_to_all_bytes": all_to_all_bytes(trace),
+        "all_to_all_bytes": sent,
+        "all_to_all_bytes_to_itself": kept,
         "clock_error_ns": error_ns(trace.clocks),
         "sites": sites,
     }
 
 
-def all_to_all_bytes(trace: Trace) -> int:
-    """Bytes that all recorded all-to-alls sent, a rank's part to itself included."""
-    total = 0
+def all_to_all_bytes(trace: Trace) -> tuple[int, int]:
+    """Bytes that all recorded all-to-alls sent, and those of a rank to itself."""
+    total = kept = 0
     for number, site in enumerate(trace.sites):
         if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
-            of = np.flatnonzero(trace.occurrences.site == number)
-            total += int(trace.wire(trace.complete(of)).sum())
-    return total
+            of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
+            wire = trace.wire(of)
+            total += int(wire.sum())
+            kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
+    return total, kept
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -122,9 +127,9 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
     """Print what a trace holds as tables."""
     told = overview(trace, path)
     meta = trace.meta
-    paper.print(f"[bold]{path}[/bold]: {told['bytes'] / 1e6:.2f} MB, {meta.origin}")
+    paper.print(f"[bold]{path}[/bold]: {byte_size(told['bytes'])}, {meta.origin}")
     facts = Table.grid(padding=(0, 2))
-    what = " ".join(
+    what = ", ".join(
         part
         for part in (
             meta.model,
@@ -145,7 +150,8 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
             else ""
         ),
         "MoE layers": ", ".join(map(str, trace.layers)),
-        "all-to-all": f"{told['all_to_all_bytes'] / 1e9:.3f} GB sent",
+        "all-to-all": f"{byte_size(told['all_to_all_bytes'])} sent, of it to the "
+        f"rank itself {byte_size(told['all_to_all_bytes_to_itself'])}",
         "clock error": f"{told['clock_error_ns'] / 1e3:.1f} us",
         "complete": "yes" if meta.complete else f"no: {meta.missing}",
         "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",

@@ -48,6 +48,7 @@ class FilePanel:
         chunk: tuple[int, ...],
         index: dict[tuple[int, ...], tuple[int, int]],
         sums: npt.NDArray[np.uint32],
+        counts: bool,
     ) -> None:
         self._container = container
         self._name = name
@@ -56,6 +57,7 @@ class FilePanel:
         self._chunk = chunk
         self._index = index
         self._sums = sums
+        self._counts = counts
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,6 +108,8 @@ class FilePanel:
         for at, row in enumerate(out, start):
             if checksum(row) != self._sums[at]:
                 raise self._container.damaged(f"row {at} of {self._name} has changed")
+        if self._counts and out.size and out.min() < 0:
+            raise self._container.damaged(f"a count in {self._name} is below zero")
         return out
 
     def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -202,8 +206,18 @@ class Container:
         self._chunks(name, made, least=size, most=size)
         return np.asarray(made[...])
 
-    def panel(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> FilePanel:
-        """A panel whose axes have the given lengths (None: any)."""
+    def panel(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int | None, ...],
+        *,
+        counts: bool = False,
+    ) -> FilePanel:
+        """A panel whose axes have the given lengths (None: any).
+
+        ``counts``: no value may be below zero.
+        """
         made = self._dataset(name, dtype, rank=len(shape))
         self._require(
             all(n is None or n == m for n, m in zip(shape, made.shape, strict=True)),
@@ -218,7 +232,9 @@ class Container:
             name, made, least=-(-full // MOST_RATIO), most=full + full // 1000 + 64
         )
         sums = self.column(f"{name}_crc32", "<u4", made.shape[0])
-        return FilePanel(self, name, made.shape, made.dtype, made.chunks, index, sums)
+        return FilePanel(
+            self, name, made.shape, made.dtype, made.chunks, index, sums, counts
+        )
 
     def damaged(self, what: str) -> TraceError:
         """The error that says what is wrong with this file."""

@@ -70,6 +70,7 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
+COUNTS = ("demand", "dropped", "wire", "volume")
 STEP_PANELS = {
     "step_loss": ("<f8", "1", "loss of the rank's own tokens"),
     "step_tokens": ("<i8", "1", "tokens that the rank trained on, -1: unknown"),
@@ -228,7 +229,9 @@ def _panels(container: Container) -> dict[str, Panel]:
         else:
             width = int(match[2])
             shape = (None, width, width) if kind == "wire" else (None, width)
-        found[name] = container.panel(name, PANELS[kind][0], shape)
+        found[name] = container.panel(
+            name, PANELS[kind][0], shape, counts=kind in COUNTS
+        )
     return found
 
 

@@ -144,7 +144,7 @@ def read_segment(path: Path) -> Segment:
             kind, _, width = name.partition("_")
             if kind in panels and width.isdigit():
                 dtype = "<i8" if kind == "splits" else "<i4"
-                panel = container.panel(name, dtype, (None, 2, int(width)))
+                panel = container.panel(name, dtype, (None, 2, int(width)), counts=True)
                 panels[kind][int(width)] = panel.read(0, panel.shape[0])
         segment = Segment(
             rank=int(told["rank"]),

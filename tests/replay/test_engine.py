@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.errors import ReplayError
+from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.replay import make_plan
 from moetraffic.replay import rank as rank_module
 from moetraffic.replay.agreement import gather
 from moetraffic.replay.backends import Gloo
 from moetraffic.replay.engine import Engine
 from moetraffic.replay.failure import lost
-from moetraffic.replay.local import Interrupted, replay
+from moetraffic.replay.local import replay
 from moetraffic.replay.plan import Program
 from moetraffic.replay.request import Request
 from moetraffic.trace.trace import Trace

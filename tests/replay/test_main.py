@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
-from moetraffic.replay.__main__ import iteration_range, main
+from moetraffic.replay.__main__ import main
+from moetraffic.trace.iterations import iteration_range
 from moetraffic.trace.trace import Trace
 
 
@@ -47,7 +47,7 @@ def test_it_starts_the_ranks_itself_and_writes_trace_and_figures(toy_file, tmp_p
     before = out.read_bytes()
     again = command(path, "-o", out)
     assert again.returncode == 2
-    assert again.stderr.startswith("moetraffic replay: a replay overwrites nothing")
+    assert again.stderr.startswith("moetraffic: a replay overwrites nothing")
     assert again.stderr.count("\n") == 1
     assert out.read_bytes() == before
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_trace_is_one_sentence_and_exit_code_2(
     assert main([str(path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("moetraffic replay: ")
+    assert said.err.startswith("moetraffic: ")
     assert str(path) in said.err
     assert said.err.count("\n") == 1
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_no_trace_is_one_sentence_and_exit_code_2(
     ("arguments", "sentence"),
     [
         (["--nproc", "4"], "has 2 and there are 4: start 2 ranks (--nproc 2)"),
-        (["--iterations", "5"], "--iterations is A:B with A below B"),
+        (["--iterations", "5"], "iterations are A:B with A below B"),
         (["--iterations", "90:95"], "choose others with --iterations"),
         (["--timeout", "0"], "timeout must be above 0 s"),
     ],
@@ -137,20 +137,6 @@ def test_a_launcher_with_another_number_of_ranks_is_refused(
     assert "has 2 and there are 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "iterations"),
-    [(None, None), ("3:5", range(3, 5)), (":5", range(5)), ("0:1", range(1))],
-)
-def test_ranges_are_read_as_in_python(text, iterations):
-    assert iteration_range(text) == iterations
-
-
 def test_an_open_range_reaches_the_end(toy):
     plan = make_plan(toy(iterations=range(9)), iterations=iteration_range("7:"))
     assert set(plan.iteration.tolist()) == {7, 8}
-
-
-@pytest.mark.parametrize("text", ["", "3", "5:3", "3:3", "a:b", "-1:4", "1:2:3"])
-def test_what_is_no_range_is_refused(text):
-    with pytest.raises(ReplayError, match="is A:B with A below B"):
-        iteration_range(text)

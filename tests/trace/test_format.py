@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace, durable
 from moetraffic.trace.codec import chunk_shape, decode, encode
+from moetraffic.trace.panel import ArrayPanel
 
 
 def equal(a: Trace, b: Trace) -> None:
@@ -319,6 +320,17 @@ def test_any_mutation_is_either_noticed_or_harmless(
         except TraceError:
             refused += 1
     assert refused > 25
+
+
+def test_a_negative_count_is_refused(trace: Trace, tmp_path: Path) -> None:
+    demand = trace.panels["demand_4x8"].read(0, 80).copy()
+    demand[7, 1, 2] = -1
+    trace.panels["demand_4x8"] = ArrayPanel(demand)
+    trace.save(tmp_path / "a.h5")
+    with Trace.open(tmp_path / "a.h5") as opened:
+        with pytest.raises(TraceError, match="a count in demand_4x8 is below zero"):
+            opened.demand(opened.find(operation="routing", layer=0))
+        opened.demand(opened.find(operation="routing", layer=1))
 
 
 def test_rows_of_a_panel_are_read_in_any_cut(trace: Trace, tmp_path: Path) -> None:
