@@ -2,7 +2,7 @@
 
 Step 1 reads every segment and puts the ranks' sites and events beside each other.
 Step 2 fills the panels: who was present when, times, demand.
-Step 3 looks at the bytes of each site and states them as briefly as they allow.
+Step 3 checks the bytes of each site and states them as briefly as they allow.
 Ranks that were killed leave ragged ends: what a rank did not record is absent there.
 """
 
@@ -17,22 +17,19 @@ import numpy as np
 
 from moetraffic.errors import CaptureError, TraceError
 
-from .assemble import Events, Layouts, gather_events, gather_layouts, out_of_step
+from .assemble import Events, Layouts, gather_events, gather_layouts
 from .model import (
-    ALL_TO_ALL,
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
-    Int64,
     Program,
     Site,
     Steps,
-    WireForm,
 )
 from .panel import ArrayPanel, Panel
 from .segment import PATTERN, Segment, read_segment
+from .statement import state_bytes
 from .trace import Trace
-from .wire import told_by_demand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,7 @@ def merge(folder: Path) -> Merged:
         placements=placements,
         clocks=np.unique(np.concatenate([s.clocks for s in segments])),
     )
-    trace, contradictions = _state_bytes(draft, events)
+    trace, contradictions = state_bytes(draft, events)
     return Merged(
         trace=trace, missing=tuple(missing), contradictions=tuple(contradictions)
     )
@@ -257,102 +254,3 @@ def _panels(events: Events, layouts: Layouts) -> tuple[dict[str, Panel], list[Si
                 np.concatenate(dropped).astype(np.int32)
             )
     return panels, sites
-
-
-def _state_bytes(draft: Trace, events: Events) -> tuple[Trace, list[str]]:
-    """Give every site the briefest true statement of its bytes."""
-    sites, contradictions = list(draft.sites), out_of_step(events)
-    stored: dict[str, list[Int64]] = {}
-    of_key = {
-        (s.group, s.layer, s.slot, s.direction): n
-        for n, s in enumerate(sites)
-        if s.operation == ROUTING
-    }
-    for number, site in enumerate(sites):
-        if site.operation == ROUTING:
-            continue
-        group = draft.groups[site.group]
-        w = len(group.ranks)
-        of = np.flatnonzero(draft.occurrences.site == number)
-        whole = np.asarray(draft.present(of).all(axis=1), bool)
-        if site.operation == ALL_TO_ALL:
-            splits = events.by_member(number, w, events.sent_and_received(number, w))
-            values = splits[:, :, 0]
-            received = splits[:, :, 1].transpose(0, 2, 1)
-            wrong = (values != received) & whole[:, None, None]
-            if wrong.any():
-                contradictions.append(
-                    _contradiction(draft, number, of, values, received, wrong)
-                )
-            # the backward of a layer follows the routing of its forward
-            routing = of_key.get((site.group, site.layer, site.slot, "forward"), -1)
-            if (
-                site.phase
-                and routing >= 0
-                and _told(draft, site, routing, of[whole], values[whole])
-            ):
-                sites[number] = replace(
-                    site,
-                    wire=WireForm.DEMAND,
-                    routing=routing,
-                    wire_checked=int(whole.sum()),
-                )
-                continue
-            name = f"wire_{w}"
-        else:
-            values = events.by_member(number, w, events.volumes(number))
-            name = f"volume_{w}"
-        known = values[whole] if whole.any() else values
-        if len(known) and whole.all() and (known == known[0]).all():
-            sites[number] = replace(
-                site,
-                wire=WireForm.CONSTANT,
-                constant=tuple(known[0].ravel().tolist()),
-                wire_checked=int(whole.sum()),
-            )
-        else:
-            sites[number] = replace(site, wire=WireForm.STORED)
-            stored.setdefault(name, []).append(values)
-    panels = dict(draft.panels)
-    panels |= {n: ArrayPanel(np.concatenate(parts)) for n, parts in stored.items()}
-    trace = Trace(
-        meta=draft.meta,
-        groups=draft.groups,
-        sites=sites,
-        occurrences=draft.occurrences,
-        panels=panels,
-        steps=draft.steps,
-        programs=draft.programs,
-        placements=draft.placements,
-        clocks=draft.clocks,
-    )
-    return trace, contradictions
-
-
-def _told(
-    draft: Trace, site: Site, routing: int, occurrences: Int64, sent: Int64
-) -> bool:
-    """Whether the bytes of all occurrences are (demand - dropped) x row bytes."""
-    if not len(occurrences):
-        return False
-    when = draft.occurrences.iteration[occurrences]
-    try:
-        routed = draft.occurrences_at(np.full(len(when), routing), when)
-        told = told_by_demand(draft, site, routed)
-    except TraceError:
-        return False  # no placement, or no routing in one of the iterations
-    return bool((told == sent).all())
-
-
-def _contradiction(
-    draft: Trace, number: int, of: Int64, sent: Int64, received: Int64, wrong: Any
-) -> str:
-    site = draft.sites[number]
-    ranks = draft.groups[site.group].ranks
-    at, source, destination = (int(v[0]) for v in np.nonzero(wrong))
-    return (
-        f"iteration {draft.occurrences.iteration[of[at]]}, layer {site.layer}, "
-        f"{site.phase or site.label or site.operation}: rank {ranks[source]} sent "
-        f"{sent[at, source, destination]} bytes to rank {ranks[destination]}, which "
-        f"received {received[at, source, destination]} ({int(wrong.sum())} such pairs)"
-    )

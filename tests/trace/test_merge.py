@@ -1,0 +1,238 @@
+"""Merging says what is missing and where ranks contradict each other."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import CaptureError
+from moetraffic.trace import (
+    PHASES,
+    ROUTING,
+    Group,
+    Meta,
+    Site,
+    Trace,
+    WireForm,
+)
+from moetraffic.trace.merge import merge, merge_into
+from moetraffic.trace.model import PLACEMENT
+from moetraffic.trace.segment import (
+    EVENT,
+    STEP,
+    Segment,
+    rank_folder,
+    read_segment,
+    write_segment,
+)
+
+WINDOW, WINDOWS, ROW = 4, 3, 32
+META = Meta(world=2, ep=2, dp=2, experts=4, k=1, dispatch="dropless")
+SITES = (
+    Site(group=0, operation=ROUTING, layer=1, experts=4),
+    *(
+        Site(
+            group=0,
+            operation="all_to_all",
+            phase=phase,
+            layer=1,
+            direction="backward" if "grad" in phase else "forward",
+            dtype="float32",
+            row_bytes=ROW,
+        )
+        for phase in PHASES
+    ),
+)
+
+
+def demand_of(iteration: int) -> Any:
+    """``[rank, expert]`` token copies."""
+    return np.random.default_rng(iteration).integers(0, 9, (2, 4))
+
+
+def make(rank: int, index: int) -> Segment:
+    """A window of a rank: a routing and four exchanges a step."""
+    steps = range(index * WINDOW, (index + 1) * WINDOW)
+    events = np.zeros(5 * WINDOW, EVENT)
+    splits, demand = [], []
+    for at, step in enumerate(steps):
+        counts = demand_of(step)
+        between = counts.reshape(2, 2, 2).sum(axis=2) * ROW
+        demand.append([counts[rank], np.zeros(4)])
+        splits.append([between[rank], between[:, rank]])
+        for place in range(5):
+            row = events[5 * at + place]
+            row["iteration"], row["site"] = step, place
+            row["sequence"] = -1 if place == 0 else 4 * step + place - 1
+            row["issue"], row["end"] = 100 * step + place, 100 * step + place + 1
+            row["payload"] = at
+            row["transposed"] = place in (2, 4)
+    table = np.zeros(WINDOW, STEP)
+    table["iteration"], table["loss"], table["tokens"] = steps, 1.0, 16
+    placements = np.zeros(4, PLACEMENT)
+    placements["layer"], placements["expert"] = 1, range(4)
+    placements["rank"] = [0, 0, 1, 1]
+    return Segment(
+        rank=rank,
+        index=index,
+        final=index == WINDOWS - 1,
+        node="node",
+        meta=META,
+        groups=(Group(kind="ep", ranks=(0, 1)),),
+        sites=SITES,
+        events=events,
+        steps=table,
+        kinds=("train",) * WINDOW,
+        splits={2: np.array(splits, np.int64)},
+        demand={4: np.array(demand, np.int32)},
+        placements=placements,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Segments of two ranks, three windows each."""
+    there = tmp_path / "run.h5.segments"
+    for rank in (0, 1):
+        rank_folder(there, rank).mkdir(parents=True)
+        for index in range(WINDOWS):
+            write_segment(make(rank, index), there)
+    return there
+
+
+def segment(folder: Path, rank: int, index: int) -> Path:
+    return rank_folder(folder, rank) / f"segment-{index:06d}.h5"
+
+
+def changed(folder: Path, rank: int, index: int, **fields: Any) -> None:
+    write_segment(replace(make(rank, index), **fields), folder)
+
+
+def test_segments_are_read_as_they_were_written(folder: Path) -> None:
+    there, told = read_segment(segment(folder, 1, 2)), make(1, 2)
+    assert (there.meta.world, there.final, there.node) == (2, True, "node")
+    assert there.sites == told.sites
+    assert np.array_equal(there.events, told.events)
+    assert np.array_equal(there.splits[2], told.splits[2])
+    assert np.array_equal(there.demand[4], told.demand[4])
+
+
+def test_a_whole_folder_is_merged_and_removed(folder: Path, tmp_path: Path) -> None:
+    merged = merge_into(folder, tmp_path / "run.h5", force=False)
+    assert (merged.missing, merged.contradictions) == ((), ())
+    assert not folder.exists()
+    with Trace.open(tmp_path / "run.h5") as trace:
+        assert trace.meta.complete
+        routed = trace.find(operation=ROUTING)
+        assert np.array_equal(
+            trace.demand(routed), np.array([demand_of(i) for i in range(12)])
+        )
+        exchanges = [s for s in trace.sites if s.phase]
+        assert {s.wire for s in exchanges} == {WireForm.DEMAND}
+        assert {s.wire_checked for s in exchanges} == {12}
+        assert [p.sites for p in trace.programs] == [(0, 1, 2, 3, 4)] * 2
+
+
+def test_a_lost_window_is_named_and_its_rows_are_absent(folder: Path) -> None:
+    segment(folder, 1, 1).unlink()
+    merged = merge(folder)
+    assert merged.missing == ("rank 1 lacks its windows [1]",)
+    trace = merged.trace
+    routed = trace.find(operation=ROUTING)
+    present = trace.present(routed)
+    assert present[:, 0].all()
+    assert present[:, 1].tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    assert np.isnan(trace.steps.loss[4:8, 1]).all()
+    assert (trace.steps.tokens[4:8, 1] == -1).all()
+
+
+def test_a_damaged_segment_is_left_out_and_named(folder: Path) -> None:
+    path = segment(folder, 0, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    merged = merge(folder)
+    told = "; ".join(merged.missing)
+    assert f"a segment is left out: {path} is damaged" in told
+    assert "rank 0 ended without a last word after iteration 7, 4 before" in told
+
+
+def test_a_rank_that_recorded_nothing_is_named(folder: Path) -> None:
+    shutil.rmtree(rank_folder(folder, 1))
+    merged = merge(folder)
+    assert merged.missing == ("rank 1 recorded nothing",)
+    trace = merged.trace
+    assert len(trace.complete(trace.find(operation=ROUTING))) == 0
+
+
+def test_what_was_sent_and_not_received_is_a_contradiction(
+    folder: Path, tmp_path: Path
+) -> None:
+    splits = make(1, 0).splits[2].copy()
+    splits[2, 1, 0] += 64  # rank 1 says it received more from rank 0 in iteration 2
+    changed(folder, 1, 0, splits={2: splits})
+    merged = merge_into(folder, tmp_path / "run.h5", force=False)
+    sent = int(demand_of(2)[0, 2:].sum()) * ROW
+    assert (
+        f"iteration 2, layer 1, dispatch: rank 0 sent {sent} bytes to rank 1, which "
+        f"received {sent + 64} (1 such pairs)"
+    ) in merged.contradictions
+    assert folder.exists()  # there is something to look into
+
+
+def test_an_exchange_that_is_no_transpose_is_a_contradiction(folder: Path) -> None:
+    for rank in (0, 1):
+        events = make(rank, 1).events.copy()
+        # the combine of iteration 6 sends the matrix of iteration 5
+        row = events[(events["iteration"] == 6) & (events["site"] == 2)]
+        row["payload"] = 1
+        events[(events["iteration"] == 6) & (events["site"] == 2)] = row
+        changed(folder, rank, 1, events=events)
+    merged = merge(folder)
+    assert merged.contradictions == (
+        "layer 1, combine, micro-batch 0: it is not the dispatch matrix in 1 of 12 "
+        "iterations, the first is 6",
+        "layer 1, combine, micro-batch 0: the bytes are not (demand - dropped) x 32, "
+        "though dispatch is dropless",
+    )
+    combine = next(s for s in merged.trace.sites if s.phase == "combine")
+    assert combine.wire == WireForm.STORED
+    found = merged.trace.find(phase="combine")
+    five, six = merged.trace.wire(found)[[5, 6]]
+    assert np.array_equal(five, six)
+
+
+def test_bytes_that_follow_no_routing_are_a_contradiction(folder: Path) -> None:
+    demand = make(0, 0).demand[4].copy()
+    demand[1, 0, 0] += 1
+    changed(folder, 0, 0, demand={4: demand})
+    merged = merge(folder)
+    assert len(merged.contradictions) == 4
+    assert all("are not (demand - dropped) x 32" in c for c in merged.contradictions)
+
+
+def test_ranks_that_count_differently_are_a_contradiction(folder: Path) -> None:
+    events = make(1, 2).events.copy()
+    events["sequence"][events["site"] > 0] += 1
+    changed(folder, 1, 2, events=events)
+    (said,) = merge(folder).contradictions
+    assert (
+        "rank 1 counts it as collective 33 of its group, another member as 32" in said
+    )
+
+
+def test_segments_of_two_captures_are_refused(folder: Path) -> None:
+    shutil.copy(segment(folder, 0, 1), rank_folder(folder, 0) / "segment-000009.h5")
+    with pytest.raises(CaptureError, match="rank 0 has iteration 4 twice"):
+        merge(folder)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="holds no whole segment"):
+        merge(tmp_path)
+    with pytest.raises(CaptureError, match="there is no folder"):
+        merge(tmp_path / "nothing")
