@@ -27,6 +27,9 @@ def segments_folder(path: Path) -> Path:
     return path.with_name(path.name + ".segments")
 
 
+PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
+
+
 class Spool:
     """A rank's place in a folder of segments.
 
@@ -67,13 +70,21 @@ class Spool:
             os.close(self._lock)
             raise
         self._queue: queue.Queue[Callable[[], Segment] | None] = queue.Queue()
+        self._idle = threading.Event()  # nothing waits to be written
+        self._idle.set()
         self._thread = threading.Thread(
             target=self._work, name="moetraffic-commit", daemon=True
         )
         self._thread.start()
 
     def commit(self, build: Callable[[], Segment]) -> None:
-        """Have a segment built and written in the background."""
+        """Have a segment built and written in the background.
+
+        Steps that are faster than the disk would leave more unwritten than a window:
+        so this waits for the segment before, but never long.
+        """
+        self._idle.wait(PATIENCE_S)
+        self._idle.clear()
         self._queue.put(build)
 
     def close(self) -> None:
@@ -110,21 +121,24 @@ class Spool:
 
     def _work(self) -> None:
         while (build := self._queue.get()) is not None:
-            try:
-                segment = build()
-            except Exception as error:
-                # a defect of ours must not end a training that is not ours
-                self._lose(f"a window could not be built: {error!r}", 0)
-                continue
-            try:
-                write_segment(
-                    replace(segment, unrecorded=self._lost_events), self.folder
-                )
-            except OSError as error:
-                self._lose(
-                    f"{self._own} cannot be written ({error.strerror or error})",
-                    len(segment.events),
-                )
+            self._write(build)
+            if self._queue.empty():
+                self._idle.set()
+
+    def _write(self, build: Callable[[], Segment]) -> None:
+        try:
+            segment = build()
+        except Exception as error:
+            # a defect of ours must not end a training that is not ours
+            self._lose(f"a window could not be built: {error!r}", 0)
+            return
+        try:
+            write_segment(replace(segment, unrecorded=self._lost_events), self.folder)
+        except OSError as error:
+            self._lose(
+                f"{self._own} cannot be written ({error.strerror or error})",
+                len(segment.events),
+            )
 
     def _lose(self, why: str, events: int) -> None:
         self.error = self.error or why
