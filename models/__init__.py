@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .corpus import Corpus
+from .feedforward import Experts
 from .gpt import GPT, Losses
-from .moe import Experts, MixtureOfExperts
+from .moe import MixtureOfExperts
 from .parallel import GradientBucket, ParallelGroups, clip, connect, synchronise
 from .train import train
 

@@ -15,7 +15,6 @@ iteration, 1 for anything else.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from moetraffic.errors import LayoutError, MoetrafficError
+from moetraffic.errors import MoetrafficError
 from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
 from moetraffic.patterns import ParallelLayout, Workload
 
@@ -99,13 +98,7 @@ class StopSignal:
 def _workload(seat: Seat | None) -> Workload:
     text = os.environ.get(WORKLOAD, "")
     if text:
-        try:
-            return Workload.from_json(text)
-        except json.JSONDecodeError as error:
-            raise LayoutError(
-                f"{WORKLOAD} holds a workload as JSON, but {text[:40]!r} is none "
-                f"({error}): set it to what Workload.to_json() returns, or unset it"
-            ) from error
+        return Workload.from_json(text)
     ranks = 1 if seat is None else seat.world
     return Workload(layout=ParallelLayout(dp=ranks, ep=ranks))
 

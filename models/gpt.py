@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from moetraffic.gating import Routing, build
 from moetraffic.patterns import Gating, ModelShape
 
+from .attention import Attention
+from .feedforward import FeedForward
 from .moe import MixtureOfExperts
 from .randomness import Stream, generator
 
@@ -39,39 +41,6 @@ class Losses:
             + gating.balance * self.auxiliary
             + gating.z_loss * self.z
         )
-
-
-class Attention(nn.Module):
-    """Causal self-attention."""
-
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, h]``."""
-        b, s, h = x.shape
-        qkv = self.qkv(x).view(b, s, 3, self.heads, h // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, heads, S, h/heads] each
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.out(y.transpose(1, 2).reshape(b, s, h))
-        return out
-
-
-class FeedForward(nn.Module):
-    """The dense feed-forward of a layer without experts."""
-
-    def __init__(self, hidden: int, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(hidden, width, bias=False)
-        self.down = nn.Linear(width, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, h]``."""
-        y: Tensor = self.down(F.gelu(self.up(x)))
-        return y
 
 
 class Block(nn.Module):

@@ -12,42 +12,13 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from moetraffic.capture import routing as report_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Router, Routing
 
 from .exchange import exchange, exchange_counts
-
-
-class Experts(nn.Module):
-    """The feed-forward networks of the experts that one rank holds.
-
-    Parameters
-    ----------
-    experts
-        Their number L.
-    hidden, width
-        Sizes h and f.
-    """
-
-    def __init__(self, experts: int, hidden: int, width: int) -> None:
-        super().__init__()
-        self.up = nn.Parameter(torch.empty(experts, hidden, width))  # [L, h, f]
-        self.down = nn.Parameter(torch.empty(experts, width, hidden))  # [L, f, h]
-
-    def batched(self, x_lch: Tensor) -> Tensor:
-        """``[L, C, h]``: as many rows for each expert."""
-        return torch.bmm(F.gelu(torch.bmm(x_lch, self.up)), self.down)
-
-    def ragged(self, x_ah: Tensor, counts: list[int]) -> Tensor:
-        """``[A, h]``: the first ``counts[0]`` rows are for expert 0, and so on."""
-        # unbind, not indexing: its gradient is one stack, not a padded sum an expert
-        parts = zip(
-            torch.split(x_ah, counts), self.up.unbind(), self.down.unbind(), strict=True
-        )
-        return torch.cat([F.gelu(x @ up) @ down for x, up, down in parts])
+from .feedforward import Experts
 
 
 class MixtureOfExperts(nn.Module):

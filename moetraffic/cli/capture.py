@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from moetraffic.errors import CaptureError, Interrupted, LayoutError
+from moetraffic.errors import CaptureError, Interrupted
 from moetraffic.launch import Event, current_rank, launch
-from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 from moetraffic.trace.merge import merge_into
 from moetraffic.trace.spool import segments_folder
 
 from .info import overview, show
 from .output import print_json, progress, refuse_existing
+from .workload import describe, takes_workload
 
-SHAPE, GATING, TRAINING = ModelShape(), Gating(), Training()
 
-
+@takes_workload
 def capture(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Trace to write.")
@@ -29,58 +29,10 @@ def capture(
     nproc: Annotated[
         int, typer.Option(help="Ranks to start on this host (not under torchrun).")
     ] = 4,
-    ep: Annotated[
-        int | None, typer.Option(help="Expert-parallel ranks; all if not given.")
-    ] = None,
-    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = SHAPE.layers,
-    hidden: Annotated[int, typer.Option(help="Model width.")] = SHAPE.hidden,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = SHAPE.heads,
-    sequence: Annotated[
-        int, typer.Option(help="Tokens of a sequence.")
-    ] = SHAPE.sequence,
-    moe_every: Annotated[
-        int, typer.Option(help="Every n-th layer carries experts.")
-    ] = SHAPE.moe_every,
-    experts: Annotated[
-        int, typer.Option(help="Experts of a MoE layer.")
-    ] = SHAPE.experts,
-    router: Annotated[
-        str, typer.Option(help="topk, or switch (which has k = 1).")
-    ] = GATING.router,
-    k: Annotated[int | None, typer.Option(help="Experts of a token.")] = None,
-    dispatch: Annotated[
-        str, typer.Option(help="dropless, dropped, or padded to capacity.")
-    ] = GATING.dispatch,
-    capacity_factor: Annotated[
-        float, typer.Option(help="Capacity over a balanced expert's load.")
-    ] = GATING.capacity_factor,
-    balance: Annotated[
-        float, typer.Option(help="Weight of the load-balancing loss.")
-    ] = GATING.balance,
-    z_loss: Annotated[
-        float, typer.Option(help="Weight of the router z-loss.")
-    ] = GATING.z_loss,
-    iterations: Annotated[int, typer.Option(help="Steps.")] = TRAINING.iterations,
-    micro_batch: Annotated[
-        int, typer.Option(help="Sequences of a rank in one forward pass.")
-    ] = TRAINING.micro_batch,
-    accumulation: Annotated[
-        int, typer.Option(help="Micro-batches of a step.")
-    ] = TRAINING.accumulation,
-    learning_rate: Annotated[
-        float, typer.Option(help="Peak of AdamW's learning rate.")
-    ] = TRAINING.learning_rate,
-    warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = TRAINING.warmup,
-    seed: Annotated[int, typer.Option(help="Seed of everything.")] = TRAINING.seed,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = TRAINING.device,
-    corpus: Annotated[
-        str,
-        typer.Option(
-            help="Text: a file, folder or glob; Python's own library if not given."
-        ),
-    ] = TRAINING.corpus,
     force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    chosen: dict[str, Any],
 ) -> None:
     """Train a MoE GPT under expert parallelism and record every collective.
 
@@ -89,38 +41,7 @@ def capture(
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
     seat = current_rank()
-    ranks = nproc if seat is None else seat.world
-    if ranks < 1:
-        raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
-    workload = Workload(
-        model=ModelShape(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            sequence=sequence,
-            moe_every=moe_every,
-            experts=experts,
-        ),
-        gating=Gating(
-            router=router,
-            k=k if k is not None else (1 if router == "switch" else GATING.k),
-            dispatch=dispatch,
-            capacity_factor=capacity_factor,
-            balance=balance,
-            z_loss=z_loss,
-        ),
-        layout=ParallelLayout(dp=ranks, ep=ranks if ep is None else ep),
-        training=Training(
-            iterations=iterations,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            learning_rate=learning_rate,
-            warmup=warmup,
-            seed=seed,
-            device=device,
-            corpus=corpus,
-        ),
-    )
+    workload = describe(nproc if seat is None else seat.world, chosen)
     if seat is None or seat.rank == 0:
         refuse_existing(output, force)
     if seat is not None:

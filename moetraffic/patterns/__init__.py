@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .layout import ParallelLayout
-from .workload import Gating, ModelShape, Training, Workload
+from .routers import Gating
+from .shape import ModelShape
+from .workload import Training, Workload
 
 __all__ = ["Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]

@@ -13,42 +13,8 @@ from typing import Any
 from moetraffic.errors import LayoutError
 
 from .layout import ParallelLayout
-
-ROUTERS = ("switch", "topk")
-DISPATCH_FORMS = ("padded", "dropped", "dropless")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A GPT whose feed-forward is a mixture of experts in every n-th layer."""
-
-    layers: int = 4  # transformer blocks
-    hidden: int = 128  # model width h
-    heads: int = 4  # attention heads
-    sequence: int = 128  # tokens of a sequence s
-    vocabulary: int = 256  # bytes
-    ffn_multiple: int = 4  # feed-forward width is this times h
-    moe_every: int = 2  # layers moe_every-1, 2*moe_every-1, ... carry experts
-    experts: int = 8  # experts of a MoE layer E
-
-    @property
-    def moe_layers(self) -> tuple[int, ...]:
-        """Global indices of the layers that carry experts."""
-        return tuple(range(self.moe_every - 1, self.layers, self.moe_every))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gating:
-    """How tokens choose experts, and what becomes of those that do not fit."""
-
-    router: str = "topk"  # one of ROUTERS
-    k: int = 2  # experts of a token; Switch has 1
-    dispatch: str = "dropless"  # one of DISPATCH_FORMS
-    capacity_factor: float = (
-        1.25  # capacity = ceil(factor k T / E); dropless ignores it
-    )
-    balance: float = 0.01  # weight of the load-balancing loss
-    z_loss: float = 0.001  # weight of the router z-loss
+from .routers import DISPATCH_FORMS, ROUTERS, Gating
+from .shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +59,16 @@ class Workload:
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
-        """The workload that :meth:`to_json` wrote; unknown names are refused."""
-        parts: dict[str, Any] = json.loads(text)
+        """The workload that :meth:`to_json` wrote; anything else is refused."""
+        try:
+            parts = json.loads(text)
+        except json.JSONDecodeError as error:
+            parts = error
+        if not isinstance(parts, dict):
+            raise LayoutError(
+                f"a workload is a JSON object, but {text[:40]!r} is none: write what "
+                "Workload.to_json() returns"
+            )
         kinds = {
             "model": ModelShape,
             "gating": Gating,

@@ -75,7 +75,7 @@ def test_two_ranks_train_and_leave_nothing_open(text: str, run_ranks: Run) -> No
     [
         (workload(1, "/nowhere/at/all"), "'/nowhere/at/all' is none of them"),
         (workload(4, ""), "= 4 and 1 were started"),
-        ("{not json", "MOETRAFFIC_WORKLOAD holds a workload as JSON"),
+        ("{not json", "a workload is a JSON object"),
     ],
 )
 def test_what_cannot_run_is_said_in_one_sentence(

@@ -1,0 +1,135 @@
+"""The options that describe a workload, the same on every verb that trains one.
+
+A verb takes them with :func:`takes_workload`; each option names the field of
+:class:`~moetraffic.patterns.Workload` that it sets, so a field that is added there is
+one line here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import Workload
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option and the field that it sets."""
+
+    part: str  # attribute of Workload: model, gating, layout or training
+    field: str
+    kind: type
+    text: str
+    default: str = ""  # in words, where the field's own default does not say it
+
+
+SETTINGS = (
+    Setting("model", "layers", int, "Transformer blocks."),
+    Setting("model", "hidden", int, "Model width."),
+    Setting("model", "heads", int, "Attention heads."),
+    Setting("model", "sequence", int, "Tokens of a sequence."),
+    Setting("model", "moe_every", int, "Every n-th layer carries experts."),
+    Setting("model", "experts", int, "Experts of a MoE layer."),
+    Setting("gating", "router", str, "topk, or switch (which has k = 1)."),
+    Setting("gating", "k", int, "Experts of a token.", "2; 1 for switch"),
+    Setting("gating", "dispatch", str, "dropless, dropped, or padded to capacity."),
+    Setting("gating", "capacity_factor", float, "Capacity over a balanced load."),
+    Setting("gating", "balance", float, "Weight of the load-balancing loss."),
+    Setting("gating", "z_loss", float, "Weight of the router z-loss."),
+    Setting("layout", "ep", int, "Expert-parallel ranks.", "all"),
+    Setting("training", "iterations", int, "Steps."),
+    Setting("training", "micro_batch", int, "Sequences of a rank in one forward pass."),
+    Setting("training", "accumulation", int, "Micro-batches of a step."),
+    Setting("training", "learning_rate", float, "Peak of AdamW's learning rate."),
+    Setting("training", "warmup", int, "Warm-up steps."),
+    Setting("training", "seed", int, "Seed of everything."),
+    Setting("training", "device", str, "cpu or cuda."),
+    Setting(
+        "training",
+        "corpus",
+        str,
+        "Text: a file, folder or glob.",
+        "Python's own library",
+    ),
+)
+
+PANELS = {
+    "model": "Model",
+    "gating": "Routing",
+    "layout": "Parallelism",
+    "training": "Training",
+}
+
+
+def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
+    """The workload of ``ranks`` ranks with the chosen fields, others at their default.
+
+    Parameters
+    ----------
+    ranks
+        Data-parallel ranks times those of the other axes.
+    chosen
+        Values by field name; a field that is absent or None was not chosen.
+
+    Raises
+    ------
+    LayoutError
+        If the parts cannot go together.
+    """
+    if ranks < 1:
+        raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
+    base = Workload()
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if given.get("router") == "switch":
+        given.setdefault("k", 1)
+    parts = {
+        part: {
+            s.field: given[s.field]
+            for s in SETTINGS
+            if s.part == part and s.field in given
+        }
+        for part in PANELS
+    }
+    parts["layout"] = {"dp": ranks, "ep": ranks, **parts["layout"]}
+    return Workload(
+        **{part: replace(getattr(base, part), **new) for part, new in parts.items()}
+    )
+
+
+def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of SETTINGS; it gets them as ``chosen``, by field."""
+    signature = inspect.signature(verb, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.name != "chosen"]
+    options = [_option(setting) for setting in SETTINGS]
+
+    @functools.wraps(verb)
+    def with_options(**given: Any) -> None:
+        chosen = {s.field: given.pop(s.field) for s in SETTINGS}
+        verb(**given, chosen=chosen)
+
+    every = [*own, *options]
+    with_options.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in every}
+    return with_options
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    default = getattr(getattr(Workload(), setting.part), setting.field)
+    about = typer.Option(
+        help=setting.text,
+        show_default=setting.default or str(default),
+        rich_help_panel=PANELS[setting.part],
+    )
+    return inspect.Parameter(
+        setting.field,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[setting.kind | None, about],
+    )
