@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +74,30 @@ class Routing:
             z_loss=z_loss,
             k=k,
             capacity=capacity,
+        )
+
+    @classmethod
+    def joined(cls, shards: Sequence[Routing]) -> Routing:
+        """One routing of the tokens of several shards, each routed by itself.
+
+        Capacities were kept shard by shard; losses are the shards' means.
+
+        Parameters
+        ----------
+        shards
+            At least one, all of T tokens and the same router.
+        """
+        first = shards[0]
+        token = [s.token + at * first.tokens for at, s in enumerate(shards)]
+        return replace(
+            first,
+            token=torch.cat(token),
+            expert=torch.cat([s.expert for s in shards]),
+            weight=torch.cat([s.weight for s in shards]),
+            kept=torch.cat([s.kept for s in shards]),
+            tokens=first.tokens * len(shards),
+            auxiliary_loss=torch.stack([s.auxiliary_loss for s in shards]).mean(),
+            z_loss=torch.stack([s.z_loss for s in shards]).mean(),
         )
 
     @property

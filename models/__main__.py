@@ -32,6 +32,7 @@ from moetraffic.patterns import ParallelLayout, Workload
 
 from .parallel import ParallelGroups, connect
 from .train import StepRecorder, train
+from .virtual import ShardRecorder, train_virtually
 
 WORKLOAD = "MOETRAFFIC_WORKLOAD"
 CAPTURE = "MOETRAFFIC_CAPTURE"
@@ -104,16 +105,21 @@ def _workload(seat: Seat | None) -> Workload:
 
 
 def _run(workload: Workload, stop: StopSignal) -> None:
+    if workload.training.virtual:
+        heartbeat.beat("ready")
+        with _virtual_recorder(workload) as shards:
+            train_virtually(workload, shards, _tell_step, stop=stop)
+        return
     groups = connect(workload.layout, timeout=TIMEOUT)
     heartbeat.beat("ready")
-
-    def on_step(iteration: int, loss: float) -> None:
-        heartbeat.beat(
-            "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
-        )
-
     with _recorder(workload, groups) as recorder:
-        train(workload, recorder, on_step, groups=groups, stop=stop)
+        train(workload, recorder, _tell_step, groups=groups, stop=stop)
+
+
+def _tell_step(iteration: int, loss: float) -> None:
+    heartbeat.beat(
+        "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
+    )
 
 
 def _recorder(
@@ -133,6 +139,19 @@ def _recorder(
         groups=groups.by_kind(),
         placement=dict.fromkeys(workload.model.moe_layers, placement),
         force=os.environ.get(FORCE, "") == "1",
+    )
+
+
+def _virtual_recorder(
+    workload: Workload,
+) -> AbstractContextManager[ShardRecorder | None]:
+    path = os.environ.get(CAPTURE, "")
+    if not path:
+        return nullcontext()
+    from moetraffic.capture import VirtualRecorder
+
+    return VirtualRecorder(
+        path, workload=workload, force=os.environ.get(FORCE, "") == "1"
     )
 
 

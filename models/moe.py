@@ -7,6 +7,7 @@ capacity, h hidden size, f feed-forward width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -14,11 +15,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moetraffic.capture import routing as report_routing
+from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Router, Routing
 
 from .exchange import exchange, exchange_counts
 from .feedforward import Experts
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which ranks' tokens a forward pass of this process has, one after another."""
+
+    count: int  # ranks
+    first: int  # number of the first
+    slot: int  # micro-batch of the step
 
 
 class MixtureOfExperts(nn.Module):
@@ -72,6 +83,7 @@ class MixtureOfExperts(nn.Module):
         self.dispatch = dispatch
         self.layer = layer
         self.group = group
+        self.shards: Shards | None = None  # of several ranks, in virtual parallelism
         self.router = router
         self.experts = Experts(experts // self.ranks, hidden, width)
 
@@ -88,11 +100,37 @@ class MixtureOfExperts(nn.Module):
         around this layer carries it on (Fedus et al., arXiv 2101.03961, section 2.2).
         """
         x_th = x.reshape(-1, x.shape[-1])
+        if self.shards is not None:
+            routing = self._route_shards(x_th, self.shards)
+            # what is dropped is dropped by shard: slots would compute the same
+            return self._ragged(x_th, routing).view_as(x), routing
         routing = cast("Router", self.router)(x_th)
         drops = None if self.dispatch == "dropless" else routing.dropped()
         report_routing(self.layer, routing.demand(), drops, self.group)
         through = self._padded if self.dispatch == "padded" else self._ragged
         return through(x_th, routing).view_as(x), routing
+
+    def _route_shards(self, x_th: Tensor, shards: Shards) -> Routing:
+        """Route each rank's tokens as that rank does, and report it."""
+        router = cast("Router", self.router)
+        routings = [router(x) for x in x_th.chunk(shards.count)]
+        drops = None
+        if self.dispatch != "dropless":
+            drops = torch.stack([r.dropped() for r in routings])
+        padded = routings[0].capacity if self.dispatch == "padded" else 0
+        shard_routing(
+            ShardRouting(
+                layer=self.layer,
+                slot=shards.slot,
+                first=shards.first,
+                demand=torch.stack([r.demand() for r in routings]),
+                dropped=drops,
+                row_bytes=x_th.shape[1] * x_th.element_size(),
+                dtype=str(x_th.dtype).removeprefix("torch."),
+                padded=padded or 0,
+            )
+        )
+        return Routing.joined(routings)
 
     def _ragged(self, x_th: Tensor, routing: Routing) -> Tensor:
         """Variable splits: what is sent is what is kept."""

@@ -74,18 +74,18 @@ def train(
         cannot be used.
     """
     shape, plan = workload.model, workload.training
-    device, dtype = _device(plan), _dtype(plan)
     groups = groups or connect(workload.layout)
     corpus = corpus or load(
         plan.corpus, sequence=shape.sequence, vocabulary=shape.vocabulary
     )
     threads = torch.get_num_threads()
-    if device.type == "cpu":
+    if plan.device == "cpu":
         # ranks share the cores, and sums must not depend on how many threads there are
         torch.set_num_threads(1)
     try:
         model = GPT(shape, workload.gating, group=groups.ep, seed=plan.seed)
-        loop = _Loop(workload, model.to(device, dtype), groups, corpus, device)
+        model, device = placed(model, plan)
+        loop = _Loop(workload, model, groups, corpus, device)
         losses = []
         for iteration in range(plan.iterations):
             losses.append(loop.iterate(iteration))
@@ -147,6 +147,18 @@ class _Loop:
         losses = self.model(tokens.to(self.device), targets.to(self.device))
         (losses.total(self.workload.gating) / plan.accumulation).backward()
         return float(losses.cross_entropy.detach())
+
+
+def placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
+    """The model on the device and of the dtype that the plan names.
+
+    Raises
+    ------
+    LayoutError
+        If this machine or torch has no such device or dtype.
+    """
+    device = _device(plan)
+    return model.to(device, _dtype(plan)), device
 
 
 def _device(plan: Training) -> torch.device:

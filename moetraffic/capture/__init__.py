@@ -1,6 +1,6 @@
 """Capture: the hook on torch.distributed, annotations of a model, the Recorder.
 
-The Recorder needs torch, the annotations do not: it is imported when asked for.
+Recorders need torch, the annotations do not: they are imported when asked for.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from .annotate import at, routing
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+    from .virtual import VirtualRecorder
 
-__all__ = ["Recorder", "at", "routing"]
+__all__ = ["Recorder", "VirtualRecorder", "at", "routing"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from .recorder import Recorder
 
         return Recorder
+    if name == "VirtualRecorder":
+        from .virtual import VirtualRecorder
+
+        return VirtualRecorder
     raise AttributeError(name)

@@ -91,3 +91,33 @@ def subscribe(sink: RoutingSink) -> Callable[[], Any]:
     """Hand every routing to ``sink``; returns the function that ends it."""
     _routing_sinks.append(sink)
     return lambda: _routing_sinks.remove(sink)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRouting:
+    """What routers decided for the shards of several ranks in one process."""
+
+    layer: int  # global layer
+    slot: int  # micro-batch of the step
+    first: int  # rank of the first row
+    demand: torch.Tensor  # [n, E] integer token copies, a row a rank
+    dropped: torch.Tensor | None  # [n, E] of these dropped; None: nothing can be
+    row_bytes: int  # bytes of a token copy, were it sent
+    dtype: str  # its element type
+    padded: int  # rows sent to each expert whatever is routed; 0: what is kept
+
+
+ShardSink = Callable[[ShardRouting], None]
+_shard_sinks: list[ShardSink] = []
+
+
+def shard_routing(decided: ShardRouting) -> None:
+    """Report what routers decided for ranks that are simulated in this process."""
+    for sink in _shard_sinks:
+        sink(decided)
+
+
+def subscribe_shards(sink: ShardSink) -> Callable[[], Any]:
+    """Hand every shard routing to ``sink``; returns the function that ends it."""
+    _shard_sinks.append(sink)
+    return lambda: _shard_sinks.remove(sink)

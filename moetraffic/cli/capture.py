@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moetraffic.errors import CaptureError, Interrupted
+from moetraffic.errors import CaptureError, Interrupted, LayoutError
 from moetraffic.launch import Event, current_rank, launch
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
@@ -20,6 +20,8 @@ from .info import overview, show
 from .output import print_json, progress, refuse_existing
 from .workload import describe, takes_workload
 
+RANKS = 4
+
 
 @takes_workload
 def capture(
@@ -27,8 +29,20 @@ def capture(
         Path, typer.Option("-o", "--output", help="Trace to write.")
     ] = Path("run.h5"),
     nproc: Annotated[
-        int, typer.Option(help="Ranks to start on this host (not under torchrun).")
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Ranks to start on this host (not under torchrun).",
+            show_default="4; with --virtual as many as --ep",
+        ),
+    ] = None,
+    virtual: Annotated[
+        bool,
+        typer.Option(
+            "--virtual",
+            help="Train all ranks' shards in one process and record what expert "
+            "parallelism over them would send.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
@@ -41,7 +55,15 @@ def capture(
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
     seat = current_rank()
-    workload = describe(nproc if seat is None else seat.world, chosen)
+    if nproc is None:
+        nproc = (chosen["ep"] if virtual else None) or RANKS
+    if virtual and seat is not None:
+        raise LayoutError(
+            "virtual expert parallelism trains all ranks in one process, but this is "
+            f"one of {seat.world} processes: start moetraffic capture by itself"
+        )
+    ranks = nproc if seat is None else seat.world
+    workload = describe(ranks, {**chosen, "virtual": virtual})
     if seat is None or seat.rank == 0:
         refuse_existing(output, force)
     if seat is not None:
@@ -66,6 +88,8 @@ def captured(
         captured is kept.
     """
     ranks, steps = workload.layout.world, workload.training.iterations
+    if workload.training.virtual:
+        ranks = 1
     before = _written(output)
     with progress("training", steps, quiet=quiet) as tick:
 

@@ -60,6 +60,9 @@ SETTINGS = (
     ),
 )
 
+UNLISTED = ("virtual",)
+"""Fields of the training that a verb sets itself."""
+
 PANELS = {
     "model": "Model",
     "gating": "Routing",
@@ -97,6 +100,7 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         }
         for part in PANELS
     }
+    parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
     parts["layout"] = {"dp": ranks, "ep": ranks, **parts["layout"]}
     return Workload(
         **{part: replace(getattr(base, part), **new) for part, new in parts.items()}

@@ -32,6 +32,7 @@ class Training:
     dtype: str = "float32"
     device: str = "cpu"  # cpu or cuda
     corpus: str = ""  # file, folder or glob; empty: Python's standard library
+    virtual: bool = False  # all ranks' shards in one process, nothing sent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,14 @@ from .model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
+    Meta,
     Program,
     Site,
     Steps,
 )
 from .panel import ArrayPanel, Panel
 from .segment import PATTERN, Segment, read_segment
+from .shards import trace_of_shards
 from .statement import state_bytes
 from .trace import Trace
 
@@ -56,19 +58,16 @@ def merge(folder: Path) -> Merged:
     """
     segments, missing = _read_all(folder)
     first = segments[0].meta
+    if segments[0].shards:
+        return _merge_shards(segments, missing)
     layouts = gather_layouts(segments)
     events = gather_events(segments, layouts)
-    missing += _ragged(segments, first.world)
+    missing += _ragged(segments, range(first.world))
     steps = _steps(segments, first.world)
     panels, sites = _panels(events, layouts)
     placements = _placements(segments, layouts)
     draft = Trace(
-        meta=replace(
-            first,
-            complete=not missing,
-            missing="; ".join(missing)[:4000],
-            nodes=_nodes(segments, first.world),
-        ),
+        meta=_meta(segments, missing),
         groups=layouts.groups,
         sites=sites,
         occurrences=events.occurrences,
@@ -82,6 +81,13 @@ def merge(folder: Path) -> Merged:
     return Merged(
         trace=trace, missing=tuple(missing), contradictions=tuple(contradictions)
     )
+
+
+def _merge_shards(segments: list[Segment], missing: list[str]) -> Merged:
+    """The trace of ranks that one process stood for."""
+    missing += _ragged(segments, range(1))
+    trace = trace_of_shards(segments, _meta(segments, missing))
+    return Merged(trace=trace, missing=tuple(missing), contradictions=())
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
@@ -124,13 +130,13 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
     return [s for s in segments if s.rank < world and s.meta.world == world], missing
 
 
-def _ragged(segments: list[Segment], world: int) -> list[str]:
-    """What is missing of each rank, a sentence each."""
+def _ragged(segments: list[Segment], ranks: range) -> list[str]:
+    """What is missing of each rank that wrote, a sentence each."""
     told = []
     last = max(
         (int(s.steps["iteration"].max()) for s in segments if len(s.steps)), default=-1
     )
-    for rank in range(world):
+    for rank in ranks:
         mine = [s for s in segments if s.rank == rank]
         if not mine:
             told.append(f"rank {rank} recorded nothing")
@@ -151,9 +157,15 @@ def _ragged(segments: list[Segment], world: int) -> list[str]:
     return told
 
 
-def _nodes(segments: list[Segment], world: int) -> tuple[str, ...]:
+def _meta(segments: list[Segment], missing: list[str]) -> Meta:
+    first = segments[0].meta
     names = {s.rank: s.node for s in segments}
-    return tuple(names.get(rank, "") for rank in range(world))
+    return replace(
+        first,
+        complete=not missing,
+        missing="; ".join(missing)[:4000],
+        nodes=tuple(names.get(rank, "") for rank in range(first.world)),
+    )
 
 
 def _steps(segments: list[Segment], world: int) -> Steps:

@@ -165,6 +165,7 @@ class Meta:
     dtype: str = ""
     seed: int = -1
     backend: str = ""
+    virtual: bool = False  # ranks' shards in one process: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
     missing: str = ""  # what is missing, in words; "" when complete
     moetraffic: str = ""  # versions of the software that made it

@@ -80,6 +80,7 @@ class Segment:
     placements: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PLACEMENT))
     clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
     unrecorded: int = 0  # events lost because the disk refused earlier windows
+    shards: int = 0  # ranks that this one process stands for (trace.shards); 0: itself
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -104,6 +105,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
         "final": segment.final,
         "node": segment.node,
         "unrecorded": segment.unrecorded,
+        "shards": segment.shards,
     }
     with Image(target, attributes) as image:
         write_groups(image, segment.groups)
@@ -152,6 +154,7 @@ def read_segment(path: Path) -> Segment:
             final=bool(told["final"]),
             node=str(told["node"]).strip("\0"),
             unrecorded=int(told["unrecorded"]),
+            shards=int(told["shards"]),
             meta=read_meta(container),
             groups=tuple(read_groups(container)),
             sites=tuple(read_sites(container)),
@@ -173,6 +176,20 @@ def _check(container: Container, segment: Segment) -> None:
     sound = all(0 <= s.group < len(segment.groups) for s in segment.sites)
     if len(sites):
         sound &= bool(sites.min() >= 0 and sites.max() < len(segment.sites))
-    sound &= all(segment.rank in g.ranks for g in segment.groups)
+    if segment.shards:
+        sound &= _whole_shards(segment)
+    else:
+        sound &= all(segment.rank in g.ranks for g in segment.groups)
     if not sound:
         raise container.damaged("an index points outside its table")
+
+
+def _whole_shards(segment: Segment) -> bool:
+    """Whether every routing has a row a rank, and every step too."""
+    rows = [len(panel) for panel in segment.demand.values()]
+    first = segment.events["payload"]
+    inside = not len(first) or (
+        len(rows) == 1 and 0 <= first.min() <= first.max() <= rows[0] - segment.shards
+    )
+    alternate = len(segment.sites) % 2 == 0 and segment.shards == segment.meta.world
+    return bool(inside) and alternate and len(segment.steps) % segment.shards == 0

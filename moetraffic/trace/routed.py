@@ -1,0 +1,296 @@
+"""A trace from routers' decisions: what all-to-alls they cause under a placement.
+
+Where each rank's tokens go is known, and where the experts lie: so the matrices of an
+expert-parallel run follow without running one.  Virtual expert parallelism and the
+placement of a captured run on other ranks are both made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .model import (
+    ALL_TO_ALL,
+    PHASES,
+    ROUTING,
+    TRANSPOSED_PHASES,
+    UNKNOWN_TIME,
+    DroppedForm,
+    Group,
+    Int32,
+    Int64,
+    Meta,
+    Occurrences,
+    Program,
+    Site,
+    Steps,
+    WireForm,
+)
+from .panel import ArrayPanel
+from .trace import Trace
+
+COUNT_BYTES = 8  # of one entry in the exchange of counts, an int64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoutedLayer:
+    """What the router of one layer and micro-batch slot decided for every rank."""
+
+    layer: int  # global layer
+    slot: int  # micro-batch of a step
+    iteration: Int64  # [n], strictly increasing
+    demand: Int32  # [n, R, E] token copies that rank r routes to expert e
+    dropped: Int32 | None  # [n, R, E] of these, those without room; None: none ever
+    row_bytes: int  # bytes of a token copy on the wire
+    dtype: str  # element type on the wire
+    padded: int = 0  # rows a rank sends each expert whatever is routed; 0: what is kept
+    phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
+
+    @property
+    def kept(self) -> Int64:
+        """``[n, R, E]`` token copies that are sent, padding not counted."""
+        kept = self.demand.astype(np.int64)
+        return kept if self.dropped is None else kept - self.dropped
+
+
+def trace_of_routing(
+    layers: Sequence[RoutedLayer],
+    *,
+    groups: Sequence[Group],
+    placements: npt.NDArray[Any],
+    meta: Meta,
+    steps: Steps,
+) -> Trace:
+    """The trace of an expert-parallel run in which routers decided this.
+
+    Times are unknown.  Beside a layer's exchanges it has the exchange of counts that
+    comes before an all-to-all of uneven splits.
+
+    Parameters
+    ----------
+    layers
+        In the order of the forward pass, slot by slot.
+    groups
+        The expert-parallel groups; together they hold ranks 0 to R-1 once each.
+    placements
+        Of type PLACEMENT, a row an expert and replica of each group and layer.  A
+        rank's copies for an expert of m replicas are spread evenly over these; what
+        is left over goes to one replica each, those from the rank's own number on.
+    meta, steps
+        As the trace shall have them.
+
+    Returns
+    -------
+    Trace
+        Bytes of a layer follow its demand where each expert has one replica.
+    """
+    sites: list[Site] = []
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    when: list[Int64] = []
+    order: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for number, group in enumerate(groups):
+        order[number] = []
+        for at, layer in enumerate(layers):
+            mine = _sites_of(layer, number, group, placements, len(sites), parts)
+            for step, site in mine:
+                place = _place_in_program(step, at, layer, layers)
+                order[number].append((place, len(sites)))
+                sites.append(site)
+                when.append(layer.iteration)
+    position = np.full(len(sites), -1, np.int64)  # among its group's collectives
+    for called_here in order.values():
+        called = [n for _, n in sorted(called_here) if sites[n].operation != ROUTING]
+        position[called] = np.arange(len(called))
+    _add_times(sites, groups, when, parts)
+    site_of = np.repeat(np.arange(len(sites)), [len(w) for w in when])
+    iteration = np.concatenate(when) if when else np.zeros(0, np.int64)
+    index = np.searchsorted(steps.iteration, iteration)
+    sequence = index * (position.max(initial=0) + 1) + position[site_of]
+    sequence[position[site_of] < 0] = -1
+    return Trace(
+        meta=meta,
+        groups=groups,
+        sites=sites,
+        occurrences=Occurrences(
+            iteration=iteration, site=site_of.astype(np.int32), sequence=sequence
+        ),
+        panels={name: ArrayPanel(np.concatenate(p)) for name, p in parts.items()},
+        steps=steps,
+        programs=[
+            Program(
+                rank=rank,
+                kind="train",
+                sites=tuple(s for _, s in sorted(order[number])),
+            )
+            for number, group in enumerate(groups)
+            for rank in group.ranks
+        ],
+        placements=placements,
+    )
+
+
+def spread(
+    kept: Int64, placements: npt.NDArray[Any], group: Group, iterations: Int64
+) -> Int64:
+    """Token copies between the ranks of a group, replicas of experts counted.
+
+    Parameters
+    ----------
+    kept
+        ``[n, W, E]`` token copies.
+    placements
+        Rows of one group and layer, of type PLACEMENT.
+    group
+        The group of W ranks.
+    iterations
+        ``[n]`` which version of the placement holds.
+
+    Returns
+    -------
+    ndarray
+        ``[n, W, W]`` int64; row sends, column receives.
+    """
+    count, width, _ = kept.shape
+    member = {rank: at for at, rank in enumerate(group.ranks)}
+    out = np.zeros((count, width, width), np.int64)
+    starts = np.unique(placements["valid_from"])
+    version = np.searchsorted(starts, iterations, side="right") - 1
+    for number in np.unique(version):
+        these = np.flatnonzero(version == number)
+        rows = placements[placements["valid_from"] == starts[number]]
+        replicas = np.bincount(rows["expert"])
+        for row in rows:
+            m = int(replicas[row["expert"]])
+            copies = kept[these][:, :, row["expert"]]  # [t, W]
+            base, rest = np.divmod(copies, m)
+            turn = (int(row["replica"]) - np.arange(width)) % m
+            out[these, :, member[int(row["rank"])]] += base + (turn < rest)
+    return out
+
+
+def _sites_of(
+    layer: RoutedLayer,
+    number: int,
+    group: Group,
+    placements: npt.NDArray[Any],
+    first: int,
+    parts: dict[str, list[npt.NDArray[Any]]],
+) -> list[tuple[str, Site]]:
+    """A layer's sites in one group, with the panels of what no statement tells."""
+    ranks = list(group.ranks)
+    width, experts = len(ranks), layer.demand.shape[2]
+    routing = Site(
+        group=number,
+        operation=ROUTING,
+        layer=layer.layer,
+        slot=layer.slot,
+        experts=experts,
+        dropped=DroppedForm.NONE,
+    )
+    parts.setdefault(f"demand_{width}x{experts}", []).append(layer.demand[:, ranks])
+    if layer.dropped is not None and layer.dropped[:, ranks].any():
+        routing = replace(routing, dropped=DroppedForm.STORED)
+        name = f"dropped_{width}x{experts}"
+        parts.setdefault(name, []).append(layer.dropped[:, ranks])
+    of = (placements["group"] == number) & (placements["layer"] == layer.layer)
+    rows = placements[of]
+    exchange = replace(
+        routing,
+        operation=ALL_TO_ALL,
+        experts=0,
+        dtype=layer.dtype,
+        row_bytes=layer.row_bytes,
+        dropped=DroppedForm.UNKNOWN,
+    )
+    made = [("routing", routing)]
+    if not layer.padded:
+        made.append(("counts", _counts(exchange, rows, group)))
+    single = not (rows["replica"] > 0).any()
+    told = None
+    if layer.padded or not single:
+        kept = layer.kept[:, ranks]
+        rows_sent = np.full_like(kept, layer.padded) if layer.padded else kept
+        told = _whole(rows_sent, rows, group, layer) * layer.row_bytes
+    for phase in layer.phases:
+        direction = "backward" if phase.endswith("_grad") else "forward"
+        site = replace(exchange, phase=phase, direction=direction)
+        if told is None:
+            site = replace(site, wire=WireForm.DEMAND, routing=first)
+        else:
+            turned = told.transpose(0, 2, 1) if phase in TRANSPOSED_PHASES else told
+            site = _stated(site, turned, parts)
+        made.append((phase, site))
+    return made
+
+
+def _whole(
+    rows_sent: Int64, placements: npt.NDArray[Any], group: Group, layer: RoutedLayer
+) -> Int64:
+    """Rows between ranks; a padded layer has its slots at every replica."""
+    if not layer.padded:
+        return spread(rows_sent, placements, group, layer.iteration)
+    alone = placements.copy()
+    # each replica has slots of its own, as if it were another expert
+    alone["expert"] = placements["expert"] * (placements["replica"].max() + 1)
+    alone["expert"] += placements["replica"]
+    alone["replica"] = 0
+    slots = np.full(
+        (*rows_sent.shape[:2], int(alone["expert"].max()) + 1), layer.padded, np.int64
+    )
+    return spread(slots, alone, group, layer.iteration)
+
+
+def _counts(exchange: Site, rows: npt.NDArray[Any], group: Group) -> Site:
+    """The exchange of counts: one number from each rank for each expert of a rank."""
+    first = rows[rows["valid_from"] == rows["valid_from"].min()]
+    held = [int((first["rank"] == rank).sum()) for rank in group.ranks]
+    width = len(group.ranks)
+    return replace(
+        exchange,
+        dtype="int64",
+        row_bytes=COUNT_BYTES,
+        label="count_exchange",
+        wire=WireForm.CONSTANT,
+        constant=tuple(COUNT_BYTES * n for _ in range(width) for n in held),
+    )
+
+
+def _stated(site: Site, told: Int64, parts: dict[str, list[npt.NDArray[Any]]]) -> Site:
+    if len(told) and (told == told[0]).all():
+        constant = tuple(told[0].ravel().tolist())
+        return replace(site, wire=WireForm.CONSTANT, constant=constant)
+    parts.setdefault(f"wire_{told.shape[1]}", []).append(told)
+    return replace(site, wire=WireForm.STORED)
+
+
+def _add_times(
+    sites: Sequence[Site],
+    groups: Sequence[Group],
+    when: Sequence[Int64],
+    parts: dict[str, list[npt.NDArray[Any]]],
+) -> None:
+    """Every member is present; when anything happened is unknown."""
+    for site, iterations in zip(sites, when, strict=True):
+        width = len(groups[site.group].ranks)
+        shape = (len(iterations), width)
+        parts.setdefault(f"present_{width}", []).append(np.ones(shape, np.uint8))
+        for name in ("issue", "start", "end"):
+            unknown = np.full(shape, UNKNOWN_TIME, np.int64)
+            parts.setdefault(f"{name}_{width}", []).append(unknown)
+
+
+FORWARD = ("routing", "counts", "dispatch", "combine")
+
+
+def _place_in_program(
+    step: str, at: int, layer: RoutedLayer, layers: Sequence[RoutedLayer]
+) -> tuple[int, ...]:
+    """What sorts a site to where it stands in a step: slot, pass, layer, exchange."""
+    if step in FORWARD:
+        return (layer.slot, 0, at, FORWARD.index(step))
+    return (layer.slot, 1, len(layers) - at, PHASES.index(step))
