@@ -114,11 +114,12 @@ def _losses(trace: Trace) -> dict[str, float | None]:
 def _alike(
     sites: Sequence[dict[str, Any]],
 ) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
-    """Sites that differ in their slot alone, together, in the order of the program."""
+    """Sites that differ in slot and group alone, together, in the program's order."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for s in sites:
+        kind = s["group"].split(" ", 1)[0]
         call = s["phase"] or s["label"] or s["operation"]
-        key = (s["layer"], call, s["operation"], s["group"], s["row_bytes"], s["wire"])
+        key = (s["layer"], call, s["operation"], kind, s["row_bytes"], s["wire"])
         together.setdefault(key, []).append(s)
     return list(together.items())
 
@@ -142,7 +143,8 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
     loss = told["loss"]
     rows = {
         "model": what,
-        "ranks": f"{meta.world} (ep {meta.ep}, dp {meta.dp}), {meta.backend}",
+        "ranks": f"{meta.world} (ep {meta.ep}, dp {meta.dp}), "
+        + ("virtual" if meta.virtual else meta.backend),
         "steps": f"{told['steps']}, of these training {told['training_iterations']}"
         + (
             f", loss {loss['first']:.3f} to {loss['last']:.3f}"
@@ -164,13 +166,14 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
         table.add_column(column)
     table.add_column("times", justify="right")
     table.add_column("bytes on the wire")
-    for (layer, call, operation, group, row, wire), sites in _alike(told["sites"]):
+    for (layer, call, operation, kind, row, wire), sites in _alike(told["sites"]):
+        groups = sorted({s["group"] for s in sites})
         slots = sorted({s["slot"] for s in sites})
         table.add_row(
             "" if layer is None else str(layer),
             call if call == operation else f"{call} ({operation})",
             str(slots[0]) if len(slots) == 1 else f"{slots[0]} to {slots[-1]}",
-            group,
+            groups[0] if len(groups) == 1 else f"{kind}, {len(groups)} groups",
             str(row or ""),
             str(sum(s["occurrences"] for s in sites)),
             wire,

@@ -1,0 +1,271 @@
+"""The same routing on other ranks: another expert-parallel degree or placement.
+
+What a rank's tokens ask for does not depend on where the experts lie, so one capture
+tells the matrices of every placement.  (What the training would have learnt is taken
+to be the same: a placement changes no arithmetic but the order of sums.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import LayoutError, TraceError
+
+from .model import (
+    ALL_TO_ALL,
+    PHASES,
+    PLACEMENT,
+    ROUTING,
+    Float64,
+    Group,
+    Int32,
+    Int64,
+    Meta,
+    Site,
+    Steps,
+    WireForm,
+)
+from .routed import RoutedLayer, trace_of_routing
+from .trace import Trace
+
+Placer = Callable[[Float64, int], tuple[Int64, Int64]]
+"""(load ``[E]``, ranks W) -> expert ``[S]`` and rank ``[S]`` of each slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relocation:
+    """Where the experts shall lie."""
+
+    ranks: int  # R', a divisor of the capture's ranks: shards of neighbours are joined
+    groups: Sequence[tuple[int, ...]]  # expert-parallel groups over ranks 0 to R'-1
+    place: Placer
+    every: int = 0  # place anew after so many iterations by the load of these; 0: once
+    source: str = ""  # what to say in the meta
+
+
+def relocate(trace: Trace, to: Relocation) -> Trace:
+    """The trace that the same routing makes with its experts elsewhere.
+
+    Parameters
+    ----------
+    trace
+        Data- and expert-parallel; its demand and the bytes of a row are used.
+    to
+        With ``every`` 0 the experts are placed once, by the load of the whole trace
+        (hindsight); otherwise anew every so many iterations by the load of those
+        before, the first time contiguously.
+
+    Returns
+    -------
+    Trace
+        Of origin as before, virtual, without times.
+
+    Raises
+    ------
+    TraceError
+        If the trace does not hold the routing of all its ranks.
+    LayoutError
+        If the ranks cannot be joined so.
+    """
+    layers = [_joined(layer, to.ranks) for layer in routed_layers(trace)]
+    groups = [Group(kind="ep", ranks=tuple(g)) for g in to.groups]
+    rows = []
+    for layer in {r.layer for r in layers}:
+        slots = [r for r in layers if r.layer == layer]
+        when = slots[0].iteration
+        load = np.sum([_by_iteration(s, when) for s in slots], axis=0)  # [n, R', E]
+        for number, group in enumerate(groups):
+            mine = load[:, list(group.ranks)].sum(axis=1).astype(np.float64)  # [n, E]
+            for start, used in _versions(when, mine, to.every):
+                width = len(group.ranks)
+                experts, members = (
+                    _contiguous(mine.shape[1], width)
+                    if used is None
+                    else to.place(used, width)
+                )
+                replica = np.arange(len(experts)) - np.searchsorted(experts, experts)
+                rows += [
+                    (number, layer, int(e), int(r), group.ranks[int(m)], start)
+                    for e, r, m in zip(experts, replica, members, strict=True)
+                ]
+    return trace_of_routing(
+        layers,
+        groups=groups,
+        placements=np.unique(np.array(rows, PLACEMENT)),
+        meta=_meta(trace.meta, to),
+        steps=_steps(trace.steps, to.ranks, np.unique([s.iteration for s in layers])),
+    )
+
+
+def routed_layers(trace: Trace) -> list[RoutedLayer]:
+    """What the routers of a trace decided, by layer and slot, for every rank.
+
+    Iterations that not every rank recorded are left out.
+
+    Raises
+    ------
+    TraceError
+        If the routing or the bytes of a row are not known.
+    """
+    world = trace.meta.world
+    keys = sorted(
+        {
+            (s.slot, s.layer)
+            for s in trace.sites
+            if s.operation == ROUTING and s.direction == "forward"
+        }
+    )
+    if not keys:
+        raise TraceError(
+            f"{trace.name} holds no routing, so where its tokens would go elsewhere is "
+            "not known: capture with a router hook or annotation"
+        )
+    return [_routed(trace, layer, slot, world) for slot, layer in keys]
+
+
+def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
+    numbers = [
+        n
+        for n, s in enumerate(trace.sites)
+        if (s.operation, s.layer, s.slot, s.direction)
+        == (ROUTING, layer, slot, "forward")
+    ]
+    ranks = sorted(r for n in numbers for r in trace.groups[trace.sites[n].group].ranks)
+    if ranks != list(range(world)):
+        raise TraceError(
+            f"every rank routes once a layer and micro-batch, but layer {layer} has "
+            f"the routing of ranks {ranks} of {world}: place takes data- and "
+            "expert-parallel captures"
+        )
+    every = trace.occurrences
+    found = [trace.complete(np.flatnonzero(every.site == n)) for n in numbers]
+    when = every.iteration[found[0]]
+    for occurrences in found[1:]:
+        when = np.intersect1d(when, every.iteration[occurrences])
+    experts = trace.sites[numbers[0]].experts
+    demand = np.zeros((len(when), world, experts), np.int32)
+    dropped = np.zeros_like(demand)
+    for number, occurrences in zip(numbers, found, strict=True):
+        these = occurrences[np.isin(every.iteration[occurrences], when)]
+        members = list(trace.groups[trace.sites[number].group].ranks)
+        demand[:, members] = trace.demand(these)
+        dropped[:, members] = trace.dropped(these)
+    exchanges = [
+        s
+        for s in trace.sites
+        if s.operation == ALL_TO_ALL
+        and s.phase
+        and (s.layer, s.slot, s.group) == (layer, slot, trace.sites[numbers[0]].group)
+        and s.direction != "recompute"
+    ]
+    first = next((s for s in exchanges if s.phase == "dispatch"), None)
+    if first is None:
+        raise TraceError(
+            f"the bytes of a row are those of the dispatch, but layer {layer} has "
+            "none: capture with the hook"
+        )
+    return RoutedLayer(
+        layer=layer,
+        slot=slot,
+        iteration=when,
+        demand=demand,
+        dropped=dropped if dropped.any() else None,
+        row_bytes=first.row_bytes,
+        dtype=first.dtype,
+        padded=_padded_rows(trace, first, experts),
+        phases=tuple(p for p in PHASES if any(s.phase == p for s in exchanges)),
+    )
+
+
+def _padded_rows(trace: Trace, dispatch: Site, experts: int) -> int:
+    """Rows that a padded layer sends each expert; 0 where bytes follow the demand."""
+    if dispatch.wire == WireForm.DEMAND or trace.meta.dispatch != "padded":
+        return 0
+    width = len(trace.groups[dispatch.group].ranks)
+    a_rank = sum(dispatch.constant) // width
+    rows, rest = divmod(a_rank, dispatch.row_bytes * experts)
+    if rest or not rows:
+        raise TraceError(
+            "a padded layer sends each expert as many rows, but layer "
+            f"{dispatch.layer} sends {a_rank} bytes in rows of {dispatch.row_bytes} "
+            f"for {experts} experts: place takes even padding"
+        )
+    return rows
+
+
+def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
+    """Sum the shards of neighbouring ranks, so that ``ranks`` are left."""
+    count, world, experts = layer.demand.shape
+    if ranks < 1 or world % ranks:
+        raise LayoutError(
+            f"ranks are joined by equal parts, but {ranks} does not divide the "
+            f"capture's {world}: choose a divisor of {world}"
+        )
+    a_rank = world // ranks
+
+    def total(copies: Int32) -> Int32:
+        parts = copies.reshape(count, ranks, a_rank, experts)
+        return np.asarray(parts.sum(axis=2), np.int32)
+
+    return replace(
+        layer,
+        demand=total(layer.demand),
+        dropped=None if layer.dropped is None else total(layer.dropped),
+        padded=layer.padded * a_rank,
+    )
+
+
+def _by_iteration(layer: RoutedLayer, when: Int64) -> Int64:
+    """The kept copies ``[n, R, E]`` in the given iterations; 0 where there are none."""
+    out = np.zeros((len(when), *layer.demand.shape[1:]), np.int64)
+    _, to, of = np.intersect1d(when, layer.iteration, return_indices=True)
+    out[to] = layer.kept[of]
+    return out
+
+
+def _versions(
+    when: Int64, load: Float64, every: int
+) -> list[tuple[int, Float64 | None]]:
+    """First iteration of each placement, and the load ``[E]`` that it goes by."""
+    if not every:
+        return [(0, load.sum(axis=0))]
+    versions: list[tuple[int, Float64 | None]] = [(0, None)]
+    for first in range(every, len(when), every):
+        versions.append((int(when[first]), load[first - every : first].sum(axis=0)))
+    return versions
+
+
+def _contiguous(experts: int, ranks: int) -> tuple[Int64, Int64]:
+    return np.arange(experts), np.arange(experts) * ranks // experts
+
+
+def _meta(meta: Meta, to: Relocation) -> Meta:
+    return replace(
+        meta,
+        world=to.ranks,
+        dp=to.ranks,
+        ep=len(to.groups[0]),
+        virtual=True,
+        backend="",
+        source=to.source,
+        nodes=("",) * to.ranks,
+    )
+
+
+def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:
+    """The steps of joined ranks: mean loss, summed tokens, first start, last end."""
+    keep = np.isin(steps.iteration, iterations)
+    shape = (int(keep.sum()), ranks, -1)
+    return Steps(
+        iteration=steps.iteration[keep],
+        kind=tuple(k for k, kept in zip(steps.kind, keep, strict=True) if kept),
+        loss=steps.loss[keep].reshape(shape).mean(axis=2),
+        tokens=steps.tokens[keep].reshape(shape).sum(axis=2),
+        start=steps.start[keep].reshape(shape).min(axis=2),
+        end=steps.end[keep].reshape(shape).max(axis=2),
+    )
