@@ -8,6 +8,7 @@ from .gpt import GPT, Losses
 from .moe import MixtureOfExperts
 from .parallel import GradientBucket, ParallelGroups, clip, connect, synchronise
 from .train import train
+from .virtual import train_virtually
 
 __all__ = [
     "GPT",
@@ -21,4 +22,5 @@ __all__ = [
     "connect",
     "synchronise",
     "train",
+    "train_virtually",
 ]

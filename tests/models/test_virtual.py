@@ -1,0 +1,143 @@
+"""Virtual expert parallelism records what a real run on as many ranks sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.capture import VirtualRecorder
+from moetraffic.models import train_virtually, virtual
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.trace import PHASES, ROUTING, Trace
+
+Run = Callable[..., list[Any]]
+
+SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, experts=8)
+TRAINING = Training(iterations=8, micro_batch=2, learning_rate=3e-3, warmup=2, seed=5)
+
+CASES = {
+    "switch, 4 ranks": (
+        ParallelLayout(dp=4, ep=4),
+        Gating(router="switch", k=1, dispatch="dropped", capacity_factor=1.0),
+        1,
+    ),
+    "top-2, 4 ranks in 2 groups": (ParallelLayout(dp=4, ep=2), Gating(), 2),
+    "padded top-2, 4 ranks": (
+        ParallelLayout(dp=4, ep=4),
+        Gating(dispatch="padded", capacity_factor=0.9),
+        1,
+    ),
+    "top-2 with capacity, 8 ranks": (
+        ParallelLayout(dp=8, ep=8),
+        Gating(dispatch="dropped", capacity_factor=0.8),
+        1,
+    ),
+}
+
+
+def workload(case: str) -> Workload:
+    layout, gating, accumulation = CASES[case]
+    return Workload(
+        model=SHAPE,
+        gating=gating,
+        layout=layout,
+        training=replace(TRAINING, accumulation=accumulation),
+    )
+
+
+def virtually(work: Workload, path: Path) -> Trace:
+    work = replace(work, training=replace(work.training, virtual=True))
+    with VirtualRecorder(path, workload=work) as recorder:
+        train_virtually(work, recorder)
+    return Trace.open(path)
+
+
+def called(trace: Trace) -> dict[tuple[Any, ...], int]:
+    """Sites of routing and of exchanges by what they are."""
+    return {
+        (s.operation, s.label, s.layer, s.phase, s.slot, trace.groups[s.group].ranks): n
+        for n, s in enumerate(trace.sites)
+        if s.operation in (ROUTING, "all_to_all")
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_virtual_equals_real(case: str, run_ranks: Run, tmp_path: Path) -> None:
+    work = workload(case)
+    real_path = tmp_path / "real.h5"
+    run_ranks(
+        "program", work.layout.world, workload=work.to_json(), capture=str(real_path)
+    )
+    with Trace.open(real_path) as real, virtually(work, tmp_path / "v.h5") as made:
+        assert not real.meta.virtual
+        assert made.meta.virtual
+        assert made.meta.nodes == ("",) * work.layout.world or made.meta.nodes[0]
+        assert called(made).keys() == called(real).keys()
+        for what, number in called(made).items():
+            mine = np.flatnonzero(made.occurrences.site == number)
+            its = np.flatnonzero(real.occurrences.site == called(real)[what])
+            assert (
+                made.occurrences.iteration[mine] == real.occurrences.iteration[its]
+            ).all()
+            if what[0] == ROUTING:
+                assert (made.demand(mine) == real.demand(its)).all()
+                assert (made.dropped(mine) == real.dropped(its)).all()
+                assert made.demand(mine).sum() > 0
+            else:
+                assert (made.wire(mine) == real.wire(its)).all()
+                assert made.sites[number].wire == real.sites[called(real)[what]].wire
+        np.testing.assert_allclose(made.steps.loss, real.steps.loss, rtol=1e-4)
+        assert (made.steps.tokens == real.steps.tokens).all()
+
+
+def test_shards_in_several_passes_are_the_same_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = workload("top-2 with capacity, 8 ranks")
+    with virtually(work, tmp_path / "one.h5") as one:
+        monkeypatch.setattr(virtual, "PASS_TOKENS", 3 * 2 * 32)  # 3, 3 and 2 ranks
+        with virtually(work, tmp_path / "three.h5") as three:
+            routed = one.find(operation=ROUTING)
+            assert (one.demand(routed) == three.demand(routed)).all()
+            assert (one.dropped(routed) == three.dropped(routed)).all()
+            np.testing.assert_allclose(one.steps.loss, three.steps.loss, rtol=1e-4)
+
+
+def test_a_virtual_program_is_every_ranks_calls_in_order(tmp_path: Path) -> None:
+    work = workload("top-2, 4 ranks in 2 groups")
+    with virtually(work, tmp_path / "v.h5") as made:
+        for program in made.programs:
+            phases = [
+                (s.slot, s.layer, s.phase)
+                for s in (made.sites[n] for n in program.sites)
+                if s.phase
+            ]
+            expected = [
+                *((1, "dispatch"), (1, "combine"), (3, "dispatch"), (3, "combine")),
+                *((3, "combine_grad"), (3, "dispatch_grad")),
+                *((1, "combine_grad"), (1, "dispatch_grad")),
+            ]
+            assert phases == [(slot, *one) for slot in (0, 1) for one in expected]
+        assert {p.rank for p in made.programs} == {0, 1, 2, 3}
+        assert {s.phase for s in made.sites if s.phase} == set(PHASES)
+
+
+def test_a_kill_loses_a_window_at_most(tmp_path: Path) -> None:
+    from moetraffic.trace.merge import merge
+
+    work = workload("switch, 4 ranks")
+    path = tmp_path / "v.h5"
+    recorder = VirtualRecorder(path, workload=work, window=4).__enter__()
+    train_virtually(work, recorder)  # 8 steps: four segments of two, no last word
+    assert recorder._spool is not None
+    recorder._spool._idle.wait(10)
+    merged = merge(path.with_name("v.h5.segments"))
+    assert merged.trace.steps.iteration.tolist() == list(range(8))
+    assert not merged.trace.meta.complete
+    assert "without a last word after iteration 7" in merged.missing[0]
+    recorder.close(merged=False)
