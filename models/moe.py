@@ -19,6 +19,7 @@ from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Router, Routing
 
+from .dropping import LossyNetwork
 from .exchange import exchange, exchange_counts
 from .feedforward import Experts
 
@@ -30,6 +31,8 @@ class Shards:
     count: int  # ranks
     first: int  # number of the first
     slot: int  # micro-batch of the step
+    members: tuple[int, ...]  # each one's place in its expert-parallel group
+    width: int  # ranks of an expert-parallel group
 
 
 class MixtureOfExperts(nn.Module):
@@ -84,6 +87,7 @@ class MixtureOfExperts(nn.Module):
         self.layer = layer
         self.group = group
         self.shards: Shards | None = None  # of several ranks, in virtual parallelism
+        self.network: LossyNetwork | None = None  # loses data between shards
         self.router = router
         self.experts = Experts(experts // self.ranks, hidden, width)
 
@@ -139,14 +143,37 @@ class MixtureOfExperts(nn.Module):
         order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
         token_n = routing.token[order_n]
         counts_e = routing.load()
-        rows_nh = x_th.index_select(0, token_n)
+        rows_nh = self._carried(
+            x_th.index_select(0, token_n), "dispatch", routing, order_n
+        )
         # Step 2: to the experts' ranks, their work, and back.
         if self.group is None or self.ranks == 1:
             done_nh = self.experts.ragged(rows_nh, counts_e.tolist())
         else:
             done_nh = self._remote(rows_nh, counts_e, self.group)
+        done_nh = self._carried(done_nh, "combine", routing, order_n)
         # Step 3: each token sums its copies.
         return _weighted_sum(x_th, done_nh, token_n, routing.weight[order_n])
+
+    def _carried(
+        self, rows_nh: Tensor, phase: str, routing: Routing, order_n: Tensor
+    ) -> Tensor:
+        """What a lossy network delivers of the rows; all of them where it is none."""
+        if self.network is None or self.shards is None:
+            return rows_nh
+        expert_n, token_n = routing.expert[order_n], routing.token[order_n]
+        shards = self.shards
+        source_n = token_n // (routing.tokens // shards.count)
+        from_n = torch.tensor(shards.members, device=token_n.device)[source_n]
+        to_n = expert_n // (self.experts_all // shards.width)
+        return self.network.carry(
+            rows_nh,
+            phase,
+            self.layer,
+            message=(shards.first + source_n) * shards.width + to_n,
+            crosses=from_n != to_n,
+            weight=routing.weight[order_n],
+        )
 
     def _remote(
         self, rows_nh: Tensor, counts_e: Tensor, group: dist.ProcessGroup

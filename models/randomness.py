@@ -17,6 +17,7 @@ class Stream(enum.IntEnum):
     DENSE = 1  # key: seed, place of the parameter
     EXPERT = 2  # key: seed, layer, expert
     BATCH = 3  # key: seed, iteration, micro-batch, data-parallel rank
+    DROPPING = 4  # key: seed, iteration, micro-batch, layer or rank
 
 
 def generator(stream: Stream, seed: int, *key: int) -> torch.Generator:

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from moetraffic.gating import Routing
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .corpus import Corpus, load
+from .dropping import LossyNetwork
 from .gpt import GPT
 from .moe import Shards
 from .optimizer import AdamW, learning_rate
@@ -25,6 +28,12 @@ from .train import placed
 PASS_TOKENS = 16_384
 """A forward pass takes the shards of as many ranks as have this many tokens together,
 of one rank at least: memory stays bounded however many ranks there are."""
+
+
+GRADIENT_SYNC = "gradient_sync"
+
+EVALUATION = 1 << 31
+"""Stands for the iteration in the key of batches that are never trained on."""
 
 
 class ShardRecorder(Protocol):
@@ -73,7 +82,7 @@ def train_virtually(
     corpus = corpus or load(
         plan.corpus, sequence=shape.sequence, vocabulary=shape.vocabulary
     )
-    loop = _Loop(workload, corpus)
+    loop = VirtualTraining(workload, corpus)
     losses = []
     for iteration in range(plan.iterations):
         losses.append(loop.iterate(iteration))
@@ -86,7 +95,7 @@ def train_virtually(
     return losses
 
 
-class _Loop:
+class VirtualTraining:
     """A model with its optimiser, advanced an iteration at a time."""
 
     def __init__(self, workload: Workload, corpus: Corpus) -> None:
@@ -95,6 +104,11 @@ class _Loop:
         self.ranks = workload.layout.world
         self.tokens = plan.micro_batch * plan.accumulation * workload.model.sequence
         self.alone = connect(ParallelLayout())
+        groups = workload.layout.groups("ep")
+        member = {r: at for group in groups for at, r in enumerate(group)}
+        self.members = tuple(member[rank] for rank in range(self.ranks))
+        lossy = workload.dropping.share > 0
+        self.network = LossyNetwork(workload.dropping, plan.seed) if lossy else None
         model = GPT(workload.model, workload.gating, seed=plan.seed)
         self.model, self.device = placed(model, plan)
         self.dense = GradientBucket(model.dense_parameters())
@@ -107,25 +121,86 @@ class _Loop:
     def iterate(self, iteration: int) -> list[float]:
         """One optimiser step; returns each rank's cross-entropy."""
         plan = self.workload.training
-        self.dense.zero()
         self.experts.zero()
-        a_rank = plan.micro_batch * self.workload.model.sequence
-        stride = max(1, PASS_TOKENS // a_rank)
-        losses = torch.zeros(self.ranks, dtype=torch.float64)
-        for slot in range(plan.accumulation):
-            for first in range(0, self.ranks, stride):
-                count = min(stride, self.ranks - first)
-                shards = Shards(count=count, first=first, slot=slot)
-                losses[first : first + count] += self._pass(iteration, shards)
+        if self.network is not None:
+            self.network.iteration = iteration
+        if self.network is not None and self.network.dropping.site == GRADIENT_SYNC:
+            losses = self._rank_by_rank(iteration, self.network)
+        else:
+            losses = self._together(iteration)
         if plan.clip > 0:
             clip(self.dense, self.experts, self.alone, plan.clip)
         self.optimizer.step(learning_rate(plan, iteration))
         mean: list[float] = (losses / plan.accumulation).tolist()
         return mean
 
-    def _pass(self, iteration: int, shards: Shards) -> torch.Tensor:
+    @torch.no_grad()
+    def evaluate(self, batches: int) -> float:
+        """Cross-entropy of so many batches that no rank trains on, nothing lost."""
+        network, self.network = self.network, None
+        losses = []
+        try:
+            for batch in range(batches):
+                shards = self._shards(self.ranks + batch, 1, 0)
+                losses.append(self._entropy(EVALUATION, shards)[0])
+        finally:
+            self.network = network
+        return float(torch.cat(losses).double().mean())
+
+    def _together(self, iteration: int) -> Tensor:
+        """The passes of all ranks, as many in one as fit; summed losses ``[R]``."""
+        plan = self.workload.training
+        self.dense.zero()
+        a_rank = plan.micro_batch * self.workload.model.sequence
+        stride = max(1, PASS_TOKENS // a_rank)
+        losses = torch.zeros(self.ranks, dtype=torch.float64)
+        for slot in range(plan.accumulation):
+            for first in range(0, self.ranks, stride):
+                count = min(stride, self.ranks - first)
+                shards = self._shards(first, count, slot)
+                losses[first : first + count] += self._pass(iteration, shards)
+        return losses
+
+    def _rank_by_rank(self, iteration: int, network: LossyNetwork) -> Tensor:
+        """The same, but each rank's gradient loses its part before they are summed."""
+        losses = torch.zeros(self.ranks, dtype=torch.float64)
+        total = torch.zeros_like(self.dense.flat)
+        for rank in range(self.ranks):
+            self.dense.zero()
+            for slot in range(self.workload.training.accumulation):
+                losses[rank] += self._pass(iteration, self._shards(rank, 1, slot))[0]
+            network.thin(self.dense.flat, rank)
+            total += self.dense.flat
+        self.dense.flat.copy_(total)
+        return losses
+
+    def _shards(self, first: int, count: int, slot: int) -> Shards:
+        ranks = range(first, first + count)
+        return Shards(
+            count=count,
+            first=first,
+            slot=slot,
+            members=tuple(self.members[rank % self.ranks] for rank in ranks),
+            width=self.workload.layout.ep,
+        )
+
+    def _pass(self, iteration: int, shards: Shards) -> Tensor:
         """Forward and backward of some ranks' shards; their cross-entropy ``[n]``."""
-        plan, gating = self.workload.training, self.workload.gating
+        gating = self.workload.gating
+        entropy, routings = self._entropy(iteration, shards)
+        total = (
+            entropy.mean()
+            + gating.balance * torch.stack([r.auxiliary_loss for r in routings]).sum()
+            + gating.z_loss * torch.stack([r.z_loss for r in routings]).sum()
+        )
+        # each rank's loss has the weight 1/R in the mean over ranks
+        share = shards.count / self.ranks / self.workload.training.accumulation
+        torch.autograd.backward([total * share])
+        return entropy.detach().double().cpu()
+
+    def _entropy(self, iteration: int, shards: Shards) -> tuple[Tensor, list[Routing]]:
+        """Cross-entropy ``[n]`` of some ranks' shards, and the layers' routings."""
+        plan = self.workload.training
         drawn = [
             self.corpus.batch(
                 sequences=plan.micro_batch,
@@ -140,19 +215,12 @@ class _Loop:
         tokens = torch.cat([t for t, _ in drawn]).to(self.device)
         targets = torch.cat([t for _, t in drawn]).to(self.device)
         for mixture in self.model.mixtures:
-            mixture.shards = shards
+            mixture.shards, mixture.network = shards, self.network
+        if self.network is not None:
+            self.network.slot = shards.slot
         logits, routings = self.model.logits(tokens)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         each = F.cross_entropy(
             logits.flatten(0, 1).to(dtype), targets.flatten(), reduction="none"
         )
-        entropy = each.view(shards.count, -1).mean(1)  # [n]
-        total = (
-            entropy.mean()
-            + gating.balance * torch.stack([r.auxiliary_loss for r in routings]).sum()
-            + gating.z_loss * torch.stack([r.z_loss for r in routings]).sum()
-        )
-        # each rank's loss has the weight 1/R in the mean over ranks
-        share = shards.count / self.ranks / plan.accumulation
-        torch.autograd.backward([total * share])
-        return entropy.detach().double().cpu()
+        return each.view(shards.count, -1).mean(1), routings

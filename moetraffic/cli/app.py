@@ -13,7 +13,7 @@ import typer
 from moetraffic import __version__
 from moetraffic.errors import Interrupted, MoetrafficError
 
-from . import analyze, capture, demo, info, merge, place, replay
+from . import analyze, capture, demo, info, merge, place, replay, tolerance
 
 app = typer.Typer(
     name="moetraffic",
@@ -30,6 +30,7 @@ app.command("analyze")(analyze.analyze)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
 app.command("merge")(merge.merge)
 app.command("place")(place.place)
+app.command("tolerance")(tolerance.tolerance)
 
 
 # typer brings its own click, or uses the installed one: this is the class in either

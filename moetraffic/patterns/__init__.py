@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .dropping import Dropping
 from .layout import ParallelLayout
 from .routers import Gating
 from .shape import ModelShape
 from .workload import Training, Workload
 
-__all__ = ["Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]
+__all__ = ["Dropping", "Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]

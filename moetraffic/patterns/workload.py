@@ -12,6 +12,7 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 
+from .dropping import Dropping, broken_dropping
 from .layout import ParallelLayout
 from .routers import DISPATCH_FORMS, ROUTERS, Gating
 from .shape import ModelShape
@@ -49,6 +50,7 @@ class Workload:
     gating: Gating = field(default_factory=Gating)
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     training: Training = field(default_factory=Training)
+    dropping: Dropping = field(default_factory=Dropping)
 
     def __post_init__(self) -> None:
         for rule, remedy in _broken(self):
@@ -75,6 +77,7 @@ class Workload:
             "gating": Gating,
             "layout": ParallelLayout,
             "training": Training,
+            "dropping": Dropping,
         }
         made: dict[str, Any] = {}
         for name, values in parts.items():
@@ -104,7 +107,16 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
         "micro-batch": t.micro_batch,
         "accumulation": t.accumulation,
     }
-    broken = [
+    broken = broken_dropping(work.dropping)
+    if work.dropping.share and not t.virtual:
+        broken.append(
+            (
+                "a lossy network is simulated between the shards of one process, but "
+                "the run is not virtual",
+                "set virtual",
+            )
+        )
+    broken += [
         (
             f"{name} must be at least 1, but is {value}",
             f"give --{name} a positive number",

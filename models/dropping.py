@@ -1,0 +1,212 @@
+"""A network that loses data on the way: what arrives in its place is zeros.
+
+The idea of the experiment is MLT's (Wang et al., "Towards Domain-Specific Network
+Transport for Distributed DNN Training", NSDI 2024): training bears some loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from moetraffic.patterns.dropping import Dropping
+
+from .randomness import Stream, generator
+
+BACKWARD = "_grad"
+
+
+class LossyNetwork:
+    """Drops parts of what one site sends, decided by seed, step, layer and site alone.
+
+    The training loop sets ``iteration`` and ``slot``; a recomputed forward pass loses
+    the same again.
+    """
+
+    def __init__(self, dropping: Dropping, seed: int) -> None:
+        self.dropping = dropping
+        self.seed = seed
+        self.iteration = 0
+        self.slot = 0
+        self.crossed = 0  # elements that should have crossed the network
+        self.lost = 0  # of these, dropped
+
+    def carry(
+        self,
+        rows: Tensor,
+        phase: str,
+        layer: int,
+        *,
+        message: Tensor,
+        crosses: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
+        """What arrives of an exchange's rows, and of their gradient on its way back.
+
+        A loss on the way forth does not change what is sent back: the backward
+        exchange is another transmission, with the loss of its own site.
+
+        Parameters
+        ----------
+        rows
+            ``[N, h]``.
+        phase
+            ``"dispatch"`` or ``"combine"``.
+        layer
+            Global layer index, part of the random key.
+        message
+            ``[N]`` int64, number of the message that a row belongs to.
+        crosses
+            ``[N]`` bool, false for rows that stay on their rank.
+        weight
+            ``[N]`` gate weight of each row.
+        """
+        site = self.dropping.site
+        if self.dropping.share == 0 or site.removesuffix(BACKWARD) != phase:
+            return rows
+        number = layer + 1
+        if site == "combine" or site == "dispatch_grad":
+            message = -1 - message  # the way back: other messages than the way forth
+        factor = self._factor(rows, number, message, crosses, weight)
+        apply = cast("Callable[..., Tensor]", _Scaled.apply)
+        return apply(rows, factor, site.endswith(BACKWARD))
+
+    def thin(self, gradient: Tensor, rank: int) -> None:
+        """Drop parts of one rank's contribution to the sum of gradients, in place.
+
+        Parameters
+        ----------
+        gradient
+            ``[n]``, the rank's own gradients in one flat tensor.
+        rank
+            Number of the rank, part of the random key.
+        """
+        if self.dropping.share == 0 or self.dropping.site != "gradient_sync":
+            return
+        rows = gradient.view(-1, 1)
+        message = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        crosses = torch.ones_like(message, dtype=torch.bool)
+        factor = self._factor(rows, -1 - rank, message, crosses, message)
+        gradient *= factor.view(-1)
+
+    def _factor(
+        self,
+        rows: Tensor,
+        number: int,
+        message: Tensor,
+        crosses: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
+        """What each element is multiplied by, ``[N, h]``: 0 where it is lost."""
+        plan = self.dropping
+        draws = generator(
+            Stream.DROPPING, self.seed, self.iteration, self.slot, number % (1 << 32)
+        )
+        if plan.pattern == "lowest_weight":
+            lost = _lowest(weight, crosses, plan.share).unsqueeze(1).expand_as(rows)
+        else:
+            unit = _units(rows, message, plan)  # [N, h]
+            count = int(unit.max()) + 1 if unit.numel() else 0
+            drops = _draw(plan, count, draws).to(rows.device)
+            lost = drops[unit] & crosses.unsqueeze(1)
+        self.crossed += int(crosses.sum()) * rows.shape[1]
+        self.lost += int(lost.sum())
+        kept = 1 / (1 - plan.share) if plan.compensate else 1.0
+        factor = torch.where(crosses, kept, 1.0).to(rows.dtype)
+        delivered: Tensor = factor.unsqueeze(1) * ~lost
+        return delivered
+
+
+class _Scaled(torch.autograd.Function):
+    """Multiply on the way forth or on the way back, and not on the other."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factor: Tensor, backward: bool) -> Tensor:
+        ctx.backward_only = backward
+        if backward:
+            ctx.save_for_backward(factor)
+            return rows.view_as(rows)
+        return rows * factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        if ctx.backward_only:
+            (factor,) = ctx.saved_tensors
+            gradient = gradient * factor
+        return gradient, None, None
+
+
+def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
+    """Number of the packet, or of the message, that each element travels in.
+
+    Returns
+    -------
+    Tensor
+        ``[N, h]`` int64, packets of one message one after another.
+    """
+    _, numbered, counts = torch.unique(message, return_inverse=True, return_counts=True)
+    if plan.pattern == "messages":
+        whole: Tensor = numbered.unsqueeze(1).expand_as(rows)
+        return whole
+    # Step 1: each row's place in its message, in the order in which rows are sent.
+    order = torch.argsort(numbered, stable=True)
+    begins = counts.cumsum(0) - counts
+    place = torch.empty_like(numbered)
+    index = torch.arange(len(numbered), device=rows.device)
+    place[order] = index - begins[numbered[order]]
+    # Step 2: the element's byte in its message, and so its packet.
+    width, size = rows.shape[1], rows.element_size()
+    column = torch.arange(width, device=rows.device)
+    packet = (place.unsqueeze(1) * width + column) * size // plan.packet_bytes
+    a_message = -(-counts * width * size // plan.packet_bytes)
+    first = a_message.cumsum(0) - a_message
+    unit: Tensor = first[numbered].unsqueeze(1) + packet
+    return unit
+
+
+def _draw(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
+    """Which of so many units are lost, ``[count]`` bool."""
+    if plan.pattern != "bursts":
+        return torch.rand(count, generator=draws) < plan.share
+    # Gilbert's chain: runs of lost and of arriving packets, both of geometric length
+    lost_mean = plan.burst_packets
+    kept_mean = lost_mean * (1 - plan.share) / plan.share
+    lost = bool(torch.rand(1, generator=draws) < plan.share)
+    parts: list[Tensor] = []
+    have = 0
+    while have < count:
+        pairs = int((count - have) / (lost_mean + kept_mean)) + 8
+        lengths = torch.stack(
+            [
+                _geometric(lost_mean if lost else kept_mean, pairs, draws),
+                _geometric(kept_mean if lost else lost_mean, pairs, draws),
+            ],
+            dim=1,
+        ).flatten()
+        state = torch.tensor([lost, not lost]).repeat(pairs)
+        parts.append(state.repeat_interleave(lengths))
+        have += int(lengths.sum())
+    return torch.cat(parts)[:count] if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def _geometric(mean: float, count: int, draws: torch.Generator) -> Tensor:
+    """Lengths of at least 1 with this mean, ``[count]`` int64."""
+    if mean <= 1:
+        return torch.ones(count, dtype=torch.int64)
+    uniform = torch.rand(count, generator=draws, dtype=torch.float64)
+    stay = torch.log1p(torch.tensor(-1 / mean, dtype=torch.float64))
+    return (torch.log1p(-uniform) / stay).floor().long() + 1
+
+
+def _lowest(weight: Tensor, crosses: Tensor, share: float) -> Tensor:
+    """The rows of the lowest weight among those that cross the network, ``[N]``."""
+    lost = torch.zeros_like(crosses)
+    of = crosses.nonzero().squeeze(1)
+    count = round(share * len(of))
+    order = torch.argsort(weight.detach()[of], stable=True)
+    lost[of[order[:count]]] = True
+    return lost

@@ -1,0 +1,120 @@
+"""The verbs of virtual expert parallelism: capture --virtual, place, tolerance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moetraffic.cli import main
+from moetraffic.trace import Trace
+
+SMALL = [
+    *("--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16"),
+    *("--micro-batch", "1"),
+]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    code = main([str(a) for a in arguments])
+    out, said = capsys.readouterr()
+    assert (code, out) == (2, ""), said
+    assert said.startswith("moetraffic: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def test_sixteen_ranks_in_one_process_and_then_four(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run, placed = tmp_path / "run.h5", tmp_path / "placed.h5"
+    asked = ["--virtual", "--ep", "16", "--experts", "32", "--iterations", "6"]
+    assert main(["capture", *asked, *SMALL, "-o", str(run), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["meta"]["virtual"] is True
+    assert (told["meta"]["world"], told["meta"]["ep"]) == (16, 16)
+    with Trace.open(run) as trace:
+        tokens = trace.steps.tokens
+        assert tokens.shape == (6, 16)
+        demand = trace.demand(trace.find(operation="routing"))
+        assert (demand.sum(axis=2) == 2 * 16).all()  # k copies of each token
+    greedy = ["place", str(run), "-o", str(placed), "--ep", "4"]
+    assert main([*greedy, "--placement", "greedy", "--replicas", "4", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    counts = 6 * 16 * 4 * 8  # each rank tells the counts for 4 more replicas
+    assert told["before"]["bytes"] + counts == told["after"]["bytes"]
+    assert told["after"]["ep"] == 4
+    assert main(["info", str(placed)]) == 0
+    assert "virtual" in capfd.readouterr().out
+    assert "not overwritten" in refused(capfd, *greedy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ep", "3"], "ep must divide dp"),
+        (["--ranks", "3", "--ep", "1"], "3 does not divide the capture's 4"),
+        (["--placement", "random"], "one of contiguous, strided, greedy"),
+        (["--replicas", "-1"], "replicas counts from 0, but is -1"),
+        (["--replicas", "3"], "do not divide over 4 ranks"),
+        (["--every", "-2"], "every counts from 0"),
+        (["--order", "ep-dp"], "the order must name"),
+    ],
+)
+def test_an_impossible_place(
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    said: str,
+) -> None:
+    output = tmp_path / "placed.h5"
+    assert said in refused(capsys, "place", captured, "-o", output, *arguments)
+    assert not output.exists()
+
+
+def test_tolerance_end_to_end(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    output, plot = tmp_path / "t.json", tmp_path / "t.png"
+    code = main(
+        [
+            *("tolerance", "--percent", "1,80", "--seeds", "2", "--iterations", "4"),
+            *("--site", "dispatch", "--pattern", "messages", *SMALL),
+            *("-o", str(output), "--plot", str(plot), "--json"),
+        ]
+    )
+    out, said = capfd.readouterr()
+    assert code == 0, said
+    told = json.loads(out)
+    assert json.loads(output.read_text()) == told
+    assert len(told["runs"]) == 6
+    dropped = [r["lost"] / r["crossed"] for r in told["runs"] if r["share"] == 0.8]
+    assert all(0.5 < share < 1 for share in dropped)
+    assert [i["share"] for i in told["increases"]] == [0.01, 0.8]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--site", "moon"], "the site is one of dispatch"),
+        (["--pattern", "often"], "the pattern is one of packets"),
+        (["--percent", "1,200"], "percentages above 0 and below 100"),
+        (["--percent", "few"], "percentages above 0 and below 100"),
+        (["--seeds", "1"], "needs 2 or more, but seeds is 1"),
+        (["--packet-bytes", "1"], "at least 64 bytes"),
+        (["--plot", "nowhere/t.png"], "does not exist"),
+    ],
+)
+def test_an_impossible_tolerance(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, "tolerance", *arguments)
+    assert list(tmp_path.iterdir()) == []
