@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from moetraffic.errors import LayoutError, MoetrafficError
+from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.launch.workers import answers
 from moetraffic.patterns import Dropping, Workload
 from moetraffic.patterns.dropping import PATTERNS, SITES
@@ -97,7 +98,12 @@ def tolerance(
         "compensate": compensate,
         "runs": [],
     }
-    losses = _train(plans, seeds, shares, told, output, workers, quiet=as_json)
+    try:
+        losses = _train(plans, seeds, shares, told, output, workers, quiet=as_json)
+    except KeyboardInterrupt:
+        kept = f"{len(told['runs'])} of {len(plans)} trainings are kept in {output}"
+        said = kept if told["runs"] else "no training had ended"
+        raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
     from moetraffic.analysis.tolerance import tolerance as estimate
     from moetraffic.report import figures
     from moetraffic.report import tolerance as report
