@@ -31,6 +31,7 @@ from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .parallel import ParallelGroups, connect
+from .steadiness import SteadyLoad
 from .train import StepRecorder, train
 from .virtual import ShardRecorder, train_virtually
 
@@ -107,8 +108,14 @@ def _workload(seat: Seat | None) -> Workload:
 def _run(workload: Workload, stop: StopSignal) -> None:
     if workload.training.virtual:
         heartbeat.beat("ready")
-        with _virtual_recorder(workload) as shards:
-            train_virtually(workload, shards, _tell_step, stop=stop)
+        with _virtual_recorder(workload) as shards, SteadyLoad() as steady:
+            watch = steady if workload.training.until_steady else None
+            train_virtually(
+                workload,
+                shards,
+                _tell_step,
+                stop=lambda: stop() or (watch is not None and watch()),
+            )
         return
     groups = connect(workload.layout, timeout=TIMEOUT)
     heartbeat.beat("ready")

@@ -43,6 +43,14 @@ def capture(
             "parallelism over them would send.",
         ),
     ] = False,
+    until_steady: Annotated[
+        bool,
+        typer.Option(
+            "--until-steady",
+            help="With --virtual: end when the load over experts has settled, at most "
+            "after --iterations.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
@@ -63,7 +71,9 @@ def capture(
             f"one of {seat.world} processes: start moetraffic capture by itself"
         )
     ranks = nproc if seat is None else seat.world
-    workload = describe(ranks, {**chosen, "virtual": virtual})
+    workload = describe(
+        ranks, {**chosen, "virtual": virtual, "until_steady": until_steady}
+    )
     if seat is None or seat.rank == 0:
         refuse_existing(output, force)
     if seat is not None:

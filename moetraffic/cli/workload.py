@@ -60,7 +60,7 @@ SETTINGS = (
     ),
 )
 
-UNLISTED = ("virtual",)
+UNLISTED = ("virtual", "until_steady")
 """Fields of the training that a verb sets itself."""
 
 PANELS = {

@@ -34,6 +34,7 @@ class Training:
     device: str = "cpu"  # cpu or cuda
     corpus: str = ""  # file, folder or glob; empty: Python's standard library
     virtual: bool = False  # all ranks' shards in one process, nothing sent
+    until_steady: bool = False  # end before, when the load over experts has settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,14 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
         "accumulation": t.accumulation,
     }
     broken = broken_dropping(work.dropping)
+    if t.until_steady and not t.virtual:
+        broken.append(
+            (
+                "ranks that communicate do not tell each other their loads, so only a "
+                "virtual run can end when these are steady",
+                "set virtual",
+            )
+        )
     if work.dropping.share and not t.virtual:
         broken.append(
             (
