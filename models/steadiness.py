@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.analysis import normalised_entropy, settling
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 
-LEAST_STEPS = 200
+LEAST_STEPS = 500
 """Fewer steps tell a transient from a stable part by luck."""
 
 EVERY_STEPS = 50
@@ -22,7 +22,8 @@ class SteadyLoad:
     Uniformity is the normalised entropy of the load over experts, all ranks and
     micro-batches of a step together; where its transient ends is
     :func:`moetraffic.analysis.settling`'s to say.  Called after each step, it is true
-    when that is before the middle of the run for every layer.
+    when that is before the middle of the run for every layer, and the last quarter of
+    the run is as uniform as the quarter before, within a standard deviation.
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,16 @@ class SteadyLoad:
         steps = max((len(curve) for curve in self.curves.values()), default=0)
         if steps < LEAST_STEPS or steps % EVERY_STEPS:
             return False
-        return all(bool(settling(curve).settled) for curve in self.curves.values())
+        return all(_steady(np.array(curve)) for curve in self.curves.values())
 
     def _routed(self, decided: ShardRouting) -> None:
         load = decided.demand.sum(0).cpu().numpy()
         before = self._loads.get(decided.layer)
         self._loads[decided.layer] = load if before is None else before + load
+
+
+def _steady(curve: np.ndarray) -> bool:
+    quarter = len(curve) // 4
+    before, last = curve[-2 * quarter : -quarter], curve[-quarter:]
+    level = abs(last.mean() - before.mean()) < before.std()
+    return bool(settling(curve).settled) and bool(level)
