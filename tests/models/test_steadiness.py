@@ -43,7 +43,7 @@ def ends_after(skews: np.ndarray, least: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_load_that_settles_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     settles = 5 * np.exp(-np.arange(400) / 15)
-    assert ends_after(settles, 200, monkeypatch) == 200
+    assert 200 <= ends_after(settles, 200, monkeypatch) <= 300
 
 
 def test_a_load_that_keeps_drifting_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
