@@ -13,7 +13,7 @@ import typer
 from moetraffic import __version__
 from moetraffic.errors import Interrupted, MoetrafficError
 
-from . import analyze, capture, demo, info, merge, place, replay, tolerance
+from . import analyze, capture, demo, info, merge, place, plot, replay, tolerance
 
 app = typer.Typer(
     name="moetraffic",
@@ -29,6 +29,7 @@ app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
 app.command("merge")(merge.merge)
+app.command("plot")(plot.plot)
 app.command("place")(place.place)
 app.command("tolerance")(tolerance.tolerance)
 

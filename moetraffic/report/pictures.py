@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from moetraffic.analysis import Analysis, Exchange, Subject
+from moetraffic.analysis.traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 from . import figures
@@ -69,6 +71,42 @@ def heatmaps(trace: Trace, exchange: Exchange) -> Figure:
         title=f"Demand of layer {exchange.layer}: who sends how much to which expert",
         source=f"{_about(trace)}. Mean token copies an iteration, dropped ones too",
         experts_per_rank=_experts_per_rank(trace, exchange),
+    )
+
+
+def traffic(
+    trace: Trace,
+    iterations: Sequence[int],
+    *,
+    operations: Sequence[str] | None = None,
+    algorithm: str = "ring",
+) -> Figure:
+    """Bytes between all ranks in a few iterations, collectives of all kinds summed.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    iterations
+        Which steps, a panel each.
+    operations, algorithm
+        As :func:`moetraffic.analysis.traffic.world_matrix` has them.
+    """
+    matrices = [
+        world_matrix(trace, i, operations=operations, algorithm=algorithm)
+        for i in iterations
+    ]
+    top = max((int(m.max()) for m in matrices), default=0)
+    factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
+    what = " + ".join(operations) if operations else "all collectives"
+    return figures.demand_heatmaps(
+        np.array(matrices) / factor,
+        [f"iteration {i}" for i in iterations],
+        title=f"Who sends whom how much: {what}",
+        source=f"{_about(trace)}. Sums of one iteration; all-reduces and the like as "
+        f"{algorithm}; a rank's traffic to itself left out",
+        unit=unit,
+        column="receiving rank",
     )
 
 
