@@ -1,0 +1,71 @@
+"""What recording costs in virtual expert parallelism, and how long a large run takes.
+
+64 ranks, 64 experts, 8 MoE layers: one run with a recorder and one without, a block of
+steps of each in turn, so that both see the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from moetraffic.capture import VirtualRecorder
+from moetraffic.models.corpus import load
+from moetraffic.models.virtual import VirtualTraining
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+
+WORK = Workload(
+    model=ModelShape(
+        layers=8, hidden=64, heads=4, sequence=64, moe_every=1, experts=64
+    ),
+    gating=Gating(router="topk", k=2),
+    layout=ParallelLayout(dp=64, ep=64),
+    training=Training(micro_batch=1, virtual=True),
+)
+
+
+def measure(blocks: int, steps: int) -> dict[str, float]:
+    corpus = load("", sequence=WORK.model.sequence)
+    plain, recorded = VirtualTraining(WORK, corpus), VirtualTraining(WORK, corpus)
+    for training in (plain, recorded):
+        training.iterate(0)  # the first allocates
+    spent = {"plain": 0.0, "recorded": 0.0}
+    step = 1
+    on_recording = closing = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for block in range(blocks):
+            began = time.perf_counter()
+            for at in range(step, step + steps):
+                plain.iterate(at)
+            spent["plain"] += time.perf_counter() - began
+            with VirtualRecorder(Path(folder) / f"{block}.h5", workload=WORK) as told:
+                began = time.perf_counter()
+                for at in range(step, step + steps):
+                    told.step(loss=recorded.iterate(at), tokens=recorded.tokens)
+                spent["recorded"] += time.perf_counter() - began
+                on_recording += told.spent_s
+                began = time.perf_counter()
+            closing += time.perf_counter() - began
+            step += steps
+    return {
+        "steps": blocks * steps,
+        "seconds_a_step": spent["plain"] / (blocks * steps),
+        "ratio_recorded_over_plain": spent["recorded"] / spent["plain"],
+        "share_of_the_training_thread": on_recording / spent["recorded"],
+        "seconds_to_close_and_merge_a_block": closing / blocks,
+    }
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--blocks", type=int, default=6)
+    asked.add_argument("--steps", type=int, default=5)
+    told = asked.parse_args()
+    print(json.dumps(measure(told.blocks, told.steps), indent=1))
+
+
+if __name__ == "__main__":
+    main()
