@@ -57,28 +57,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)
 def test_every_command_runs(place: Path) -> None:
-    commands = [
-        line
-        for page in PAGES
-        for block in blocks(page, "sh")
-        for line in block.splitlines()
-        if line
-    ]
-    assert len(commands) >= 8
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands:
-        ran = subprocess.run(
-            command.split(),
-            cwd=place,
-            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{command}\n{ran.stderr[-3000:]}"
-        assert "Traceback" not in ran.stderr
+    assert run_all("sh", place, patience_s=200) >= 8
     made = {path.name for path in place.iterdir()}
     assert {"run.h5", "replayed.h5", "killed.h5", "small", "many.h5", "own.h5"} <= made
     # under torchrun the ranks merge by themselves
@@ -89,6 +70,37 @@ def test_every_command_runs(place: Path) -> None:
     assert len(pictures) >= 3
     for name in ("run.h5", "replayed.h5", "summary.txt", "summary.json"):
         assert (place / "small" / name).stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_long_command_runs(place: Path) -> None:
+    assert run_all("slow", place, patience_s=1500) >= 2
+
+
+def run_all(language: str, place: Path, *, patience_s: float) -> int:
+    """Run each line of the pages' blocks of this language; how many there are."""
+    commands = [
+        line
+        for page in PAGES
+        for block in blocks(page, language)
+        for line in block.splitlines()
+        if line
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        ran = subprocess.run(
+            command.split(),
+            cwd=place,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=patience_s,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stderr[-3000:]}"
+        assert "Traceback" not in ran.stderr
+    return len(commands)
 
 
 def test_make_names_the_commands_of_the_readme() -> None:

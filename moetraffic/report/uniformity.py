@@ -110,7 +110,7 @@ def figure(
         panel.set_xlabel("iteration")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("normalised entropy of expert load")
-    panels[-1].legend(frameon=False, fontsize="small", loc="lower right")
+    panels[0].legend(frameon=False, fontsize="small", loc="lower right")
     fig.suptitle(
         f"How uniform the load over experts becomes\n{source}",
         x=0.01,
