@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Workload
+from moetraffic.patterns import ROUTERS, Workload
+from moetraffic.patterns.router_spec import OptionValue
+from moetraffic.patterns.routers import BALANCE_SCOPES
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,21 @@ class Setting:
     kind: type
     text: str
     default: str = ""  # in words, where the field's own default does not say it
+    flag: str = ""  # the option, where it is not named as the field
+
+
+def _routers() -> str:
+    named = ", ".join(f"{s.name} ({s.text})" for s in ROUTERS.values())
+    return f"One of {named}, or an installed package's."
+
+
+def _router_options() -> str:
+    named = "; ".join(
+        f"{s.name}: {', '.join(o.name for o in s.options)}"
+        for s in ROUTERS.values()
+        if s.options
+    )
+    return f"name=value of the router's own, any number of times.  {named}."
 
 
 SETTINGS = (
@@ -37,12 +54,27 @@ SETTINGS = (
     Setting("model", "sequence", int, "Tokens of a sequence."),
     Setting("model", "moe_every", int, "Every n-th layer carries experts."),
     Setting("model", "experts", int, "Experts of a MoE layer."),
-    Setting("gating", "router", str, "topk, or switch (which has k = 1)."),
-    Setting("gating", "k", int, "Experts of a token.", "2; 1 for switch"),
-    Setting("gating", "dispatch", str, "dropless, dropped, or padded to capacity."),
+    Setting("gating", "router", str, _routers()),
+    Setting("gating", "k", int, "Experts of a token.", "2, or the router's own"),
+    Setting(
+        "gating",
+        "dispatch",
+        str,
+        "dropless, dropped, or padded to capacity.",
+        "dropless, or the router's own",
+    ),
     Setting("gating", "capacity_factor", float, "Capacity over a balanced load."),
     Setting("gating", "balance", float, "Weight of the load-balancing loss."),
+    Setting(
+        "gating",
+        "balance_scope",
+        str,
+        f"Whose load it balances: {', '.join(BALANCE_SCOPES)}.",
+    ),
     Setting("gating", "z_loss", float, "Weight of the router z-loss."),
+    Setting(
+        "gating", "options", list[str], _router_options(), "none", "--router-option"
+    ),
     Setting("layout", "ep", int, "Expert-parallel ranks.", "all"),
     Setting("training", "iterations", int, "Steps."),
     Setting("training", "micro_batch", int, "Sequences of a rank in one forward pass."),
@@ -90,8 +122,10 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
     base = Workload()
     given = {name: value for name, value in chosen.items() if value is not None}
-    if given.get("router") == "switch":
-        given.setdefault("k", 1)
+    for name, value in _router_defaults(given.get("router", "")).items():
+        given.setdefault(name, value)
+    if "options" in given:
+        given["options"] = parse_options(given["options"])
     parts = {
         part: {
             s.field: given[s.field]
@@ -105,6 +139,55 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     return Workload(
         **{part: replace(getattr(base, part), **new) for part, new in parts.items()}
     )
+
+
+def _router_defaults(router: str) -> dict[str, Any]:
+    """What this router has one value of, or not the default."""
+    spec = ROUTERS.get(router)
+    if spec is None:
+        return {}
+    own: dict[str, Any] = {"k": spec.k, "capacity_factor": spec.capacity_factor}
+    if Workload().gating.dispatch not in spec.dispatch:
+        own["dispatch"] = spec.dispatch[0]
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
+    """``["groups=4", "score=softmax"]`` as a mapping, values by what they look like.
+
+    ``true`` and ``false`` are truth values; what reads as a number is one.
+
+    Raises
+    ------
+    LayoutError
+        If a text is not ``name=value``, or a name comes twice.
+    """
+    found: dict[str, OptionValue] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise LayoutError(
+                f"a router option is name=value, not {text!r}: write for example "
+                "--router-option seed=1"
+            )
+        if name in found:
+            raise LayoutError(
+                f"a router option is given once, but {name} is {found[name]} and "
+                f"{value}: leave out one of them"
+            )
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> OptionValue:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:
@@ -127,6 +210,7 @@ def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:
 def _option(setting: Setting) -> inspect.Parameter:
     default = getattr(getattr(Workload(), setting.part), setting.field)
     about = typer.Option(
+        *([setting.flag] if setting.flag else []),
         help=setting.text,
         show_default=setting.default or str(default),
         rich_help_panel=PANELS[setting.part],

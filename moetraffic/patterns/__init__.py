@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from .dropping import Dropping
 from .layout import ParallelLayout
+from .router_table import ROUTERS
 from .routers import Gating
 from .shape import ModelShape
 from .workload import Training, Workload
 
-__all__ = ["Dropping", "Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]
+__all__ = [
+    "ROUTERS",
+    "Dropping",
+    "Gating",
+    "ModelShape",
+    "ParallelLayout",
+    "Training",
+    "Workload",
+]

@@ -1,26 +1,158 @@
-"""How tokens choose experts: what routers there are, and what each asks for."""
+"""How tokens choose experts: what routers there are, and what each asks for.
+
+What one router asks for stands in :data:`ROUTERS`; what all of them ask for, here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from math import inf
 
-ROUTERS = ("switch", "topk")
-DISPATCH_FORMS = ("padded", "dropped", "dropless")
+from .router_spec import DISPATCH_FORMS, Broken, OptionValue, RouterSpec, Setup
+from .router_table import ROUTERS
+
+BALANCE_SCOPES = ("micro_batch", "sequence", "global")
+ENTRY_POINTS = "moetraffic.routers"
+"""The entry-point group under which other packages register routers."""
+
+_NUMBERS = ("no", "one", "two")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gating:
     """How tokens choose experts, and what becomes of those that do not fit."""
 
-    router: str = "topk"  # one of ROUTERS
-    k: int = 2  # experts of a token; Switch has 1
+    router: str = "topk"  # one of ROUTERS, or an installed package's
+    k: int = 2  # experts of a token; some routers have one k alone
     dispatch: str = "dropless"  # one of DISPATCH_FORMS
     capacity_factor: float = (
         1.25  # capacity = ceil(factor k T / E); dropless ignores it
     )
     balance: float = 0.01  # weight of the load-balancing loss
+    balance_scope: str = "micro_batch"  # whose load it balances: one of BALANCE_SCOPES
     z_loss: float = 0.001  # weight of the router z-loss
-    options: Mapping[str, float | int | bool | str] = field(
+    options: Mapping[str, OptionValue] = field(
         default_factory=dict
     )  # what only this router has, by name
+
+
+def known_routers() -> tuple[str, ...]:
+    """Names of the built-in routers and of those that installed packages register.
+
+    Nothing is imported: only what packages say of themselves is read.
+    """
+    return tuple(sorted({*ROUTERS, *entry_points(group=ENTRY_POINTS).names}))
+
+
+def broken_rules(
+    gating: Gating, *, experts: int, tokens: int, virtual: bool = False
+) -> list[Broken]:
+    """The rules of routing that a workload breaks, each with its remedy.
+
+    Parameters
+    ----------
+    gating
+        What is checked.
+    experts
+        Experts of a MoE layer E, at least 1.
+    tokens
+        Tokens of a micro-batch on one rank T.
+    virtual
+        Whether all ranks are trained in one process.
+    """
+    broken = _broken_by_any(gating, experts)
+    spec = ROUTERS.get(gating.router)
+    if spec is not None:
+        # a later rule may rely on the earlier ones
+        broken = (
+            broken
+            or _broken_by_spec(spec, gating)
+            or spec.broken_options(gating.options)
+            or spec.rule(
+                Setup(
+                    options=spec.settled(gating.options),
+                    k=gating.k,
+                    experts=experts,
+                    tokens=tokens,
+                    virtual=virtual,
+                )
+            )
+        )
+    elif gating.router not in (known := known_routers()):
+        rule = f"the router is one of {', '.join(known)}, not {gating.router!r}"
+        broken.append((rule, "see --router, or install the package that brings it"))
+    return broken
+
+
+def _broken_by_any(g: Gating, experts: int) -> list[Broken]:
+    """Rules of all routers."""
+    broken = []
+    if g.k < 1:
+        broken.append(
+            (f"k must be at least 1, but is {g.k}", "give --k a positive number")
+        )
+    if g.k > experts:
+        broken.append(
+            (
+                f"a token's k experts are distinct, but k is {g.k} and there are "
+                f"{experts} experts",
+                "lower --k",
+            )
+        )
+    if g.dispatch not in DISPATCH_FORMS:
+        broken.append(
+            (
+                f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, "
+                f"not {g.dispatch!r}",
+                "see --dispatch",
+            )
+        )
+    if g.dispatch != "dropless" and not 0 < g.capacity_factor < inf:
+        broken.append(
+            (
+                f"the capacity factor must be above 0, but is {g.capacity_factor}",
+                "raise --capacity-factor or use --dispatch dropless",
+            )
+        )
+    if g.balance_scope not in BALANCE_SCOPES:
+        broken.append(
+            (
+                f"the balance scope is one of {', '.join(BALANCE_SCOPES)}, "
+                f"not {g.balance_scope!r}",
+                "see --balance-scope",
+            )
+        )
+    return broken
+
+
+def _broken_by_spec(spec: RouterSpec, g: Gating) -> list[Broken]:
+    """What this router cannot be combined with."""
+    broken = []
+    if spec.k is not None and g.k != spec.k:
+        experts = f"{_NUMBERS[spec.k]} expert{'s' if spec.k > 1 else ''}"
+        broken.append(
+            (
+                f"{spec.title} routes a token to {experts}, but k is {g.k}",
+                f"set --k {spec.k}",
+            )
+        )
+    if g.dispatch not in spec.dispatch:
+        broken.append(
+            (
+                f"{spec.title} has the dispatch form {' or '.join(spec.dispatch)}, "
+                f"not {g.dispatch}",
+                f"set --dispatch {spec.dispatch[0]}",
+            )
+        )
+    factor = spec.capacity_factor
+    if factor is not None and g.capacity_factor != factor:
+        broken.append(
+            (
+                f"{spec.title} has the capacity factor {factor:g} alone, but it is "
+                f"{g.capacity_factor:g}",
+                f"set --capacity-factor {factor:g}",
+            )
+        )
+    return broken

@@ -14,7 +14,7 @@ from moetraffic.errors import LayoutError
 
 from .dropping import Dropping, broken_dropping
 from .layout import ParallelLayout
-from .routers import DISPATCH_FORMS, ROUTERS, Gating
+from .routers import Gating, broken_rules
 from .shape import ModelShape
 
 
@@ -103,7 +103,6 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
         "sequence": m.sequence,
         "experts": m.experts,
         "moe-every": m.moe_every,
-        "k": g.k,
         "iterations": t.iterations,
         "micro-batch": t.micro_batch,
         "accumulation": t.accumulation,
@@ -158,40 +157,12 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
                 "change --experts or --ep",
             )
         )
-    if g.router not in ROUTERS:
-        broken.append(
-            (
-                f"the router is one of {', '.join(ROUTERS)}, not {g.router!r}",
-                "see --router",
-            )
-        )
-    if g.dispatch not in DISPATCH_FORMS:
-        broken.append(
-            (
-                f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, "
-                f"not {g.dispatch!r}",
-                "see --dispatch",
-            )
-        )
-    if g.router == "switch" and g.k != 1:
-        broken.append(
-            (f"Switch routes a token to one expert, but k is {g.k}", "set --k 1")
-        )
-    if g.k > m.experts:
-        broken.append(
-            (
-                f"a token's k experts are distinct, but k is {g.k} and there are "
-                f"{m.experts} experts",
-                "lower --k",
-            )
-        )
-    if g.dispatch != "dropless" and g.capacity_factor <= 0:
-        broken.append(
-            (
-                f"the capacity factor must be above 0, but is {g.capacity_factor}",
-                "raise --capacity-factor or use --dispatch dropless",
-            )
-        )
+    broken += broken_rules(
+        g,
+        experts=m.experts,
+        tokens=t.micro_batch * m.sequence,
+        virtual=t.virtual,
+    )
     for axis in ("tp", "pp", "cp"):
         if getattr(p, axis) != 1:
             broken.append(
