@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 from .capacity import capacity, keep
-from .losses import load_balancing_loss, router_z_loss
-from .registry import ROUTERS, Router, build
+from .conformance import check_router
+from .deepseek import DeepSeekRouter
+from .expert_choice import ExpertChoiceRouter
+from .fairscale_top2 import FairscaleTop2Router
+from .gshard import GShardRouter
+from .hashed import HashRouter
+from .losses import (
+    balance_counts,
+    balance_loss,
+    global_balance_loss,
+    load_balancing_loss,
+    load_error_sign,
+    router_z_loss,
+    sequence_balance_loss,
+)
+from .registry import ROUTERS, build
+from .router import Adaptive, Router, Seeded
 from .routing import Routing
+from .sinkhorn import SinkhornRouter
+from .skewed import SkewedRouter
 from .switch import SwitchRouter
 from .topk import TopKRouter
 
 __all__ = [
     "ROUTERS",
+    "Adaptive",
+    "DeepSeekRouter",
+    "ExpertChoiceRouter",
+    "FairscaleTop2Router",
+    "GShardRouter",
+    "HashRouter",
     "Router",
     "Routing",
+    "Seeded",
+    "SinkhornRouter",
+    "SkewedRouter",
     "SwitchRouter",
     "TopKRouter",
+    "balance_counts",
+    "balance_loss",
     "build",
     "capacity",
+    "check_router",
+    "global_balance_loss",
     "keep",
     "load_balancing_loss",
+    "load_error_sign",
     "router_z_loss",
+    "sequence_balance_loss",
 ]

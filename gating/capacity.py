@@ -41,6 +41,11 @@ def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
     return ceil(Fraction(repr(float(factor))) * k * tokens / experts)
 
 
+def limit(factor: float | None, k: int, tokens: int, experts: int) -> int | None:
+    """The capacity of :func:`capacity`, or None (any number) without a factor."""
+    return None if factor is None else capacity(factor, k, tokens, experts)
+
+
 def keep(expert: Tensor, experts: int, limit: int) -> Tensor:
     """Which token copies find room: the first ``limit`` of each expert, in list order.
 

@@ -1,17 +1,25 @@
-"""The losses that keep a router healthy: load balancing and the router z-loss."""
+"""The losses that keep a router healthy, and the step of the loss-free bias.
+
+A balance loss is ``E sum_i f_i P_i``: ``f_i`` is the share of token copies that chose
+expert i, ``P_i`` the mean probability of expert i over the tokens of this rank's
+micro-batch.  It is 1 for a uniform router and at most E; its gradient flows through
+``P`` alone.  Copies over capacity count: a loss sees what the router wanted.  The
+losses differ in whose copies ``f`` counts: those of the micro-batch, of each sequence,
+or of the global batch.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from moetraffic.errors import LayoutError
+
+from .routing import Routing
+
 
 def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
-    """The auxiliary loss ``E sum_i f_i P_i``: 1 for a uniform router, at most E.
-
-    ``f_i`` is the share of token copies that chose expert i, ``P_i`` the mean
-    probability of expert i.  The gradient flows through ``P`` alone.  Copies over
-    capacity count: the loss sees what the router wanted.
+    """The auxiliary loss over a micro-batch.
 
     Parameters
     ----------
@@ -38,6 +46,127 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
     return experts * (share * mean).sum()
 
 
+def sequence_balance_loss(
+    probabilities: Tensor, expert: Tensor, sequences: int
+) -> Tensor:
+    """The mean over sequences of each sequence's own auxiliary loss.
+
+    Parameters
+    ----------
+    probabilities
+        ``[T, E]`` float, rows sum to 1; the tokens of B sequences one after another.
+    expert
+        ``[T, J]`` int64, the experts that count for each token.
+    sequences
+        Their number B, which divides T.
+
+    Returns
+    -------
+    Tensor
+        Scalar.
+
+    Raises
+    ------
+    LayoutError
+        If the tokens are not as many for each sequence.
+
+    References
+    ----------
+    DeepSeek-V2, arXiv 2405.04434, section 2.2.3; DeepSeek-V3, arXiv 2412.19437,
+    equations 17 to 20 (there a token counts for the experts of its k highest scores,
+    without bias).
+    """
+    tokens, experts = probabilities.shape
+    if sequences < 1 or tokens % sequences or len(expert) != tokens:
+        raise LayoutError(
+            "a loss by sequence needs as many tokens of each, but there are "
+            f"{tokens} tokens ({len(expert)} with experts) of {sequences} sequences: "
+            "use the balance scope micro_batch"
+        )
+    which = torch.arange(sequences, device=expert.device).unsqueeze(1)
+    numbered = expert.reshape(sequences, -1) + which * experts  # [B, S J]
+    counts = torch.bincount(numbered.reshape(-1), minlength=sequences * experts)
+    share = counts.view(sequences, experts).to(probabilities.dtype)
+    share = share / max(numbered.shape[1], 1)
+    mean = probabilities.view(sequences, -1, experts).sum(1)
+    mean = mean / max(tokens // sequences, 1)
+    return experts * (share * mean).sum(1).mean()
+
+
+def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
+    """The auxiliary loss whose shares are those of a larger batch.
+
+    The mean of it over ranks of as many tokens is the loss of all their tokens
+    together.
+
+    Parameters
+    ----------
+    probabilities
+        ``[T, E]`` float, rows sum to 1; this rank's tokens.
+    counts
+        ``[E]`` int64, copies that chose each expert, summed over the data-parallel
+        ranks (and over earlier micro-batches of the step, where they are kept).
+
+    Returns
+    -------
+    Tensor
+        Scalar.
+
+    References
+    ----------
+    Qiu et al., "Demons in the Detail", arXiv 2501.11873, section 3.
+    """
+    tokens, experts = probabilities.shape
+    share = counts.to(probabilities.dtype) / counts.sum().clamp(min=1)
+    mean = probabilities.sum(0) / max(tokens, 1)
+    return experts * (share * mean).sum()
+
+
+def balance_counts(routing: Routing) -> Tensor:
+    """``[E]`` int64, what the balance losses count of a routing."""
+    chosen = routing.expert if routing.balanced is None else routing.balanced
+    return torch.bincount(chosen.reshape(-1), minlength=routing.experts)
+
+
+def balance_loss(
+    routing: Routing, scope: str, *, sequences: int = 1, counts: Tensor | None = None
+) -> Tensor:
+    """The auxiliary loss of a routing for one of ``BALANCE_SCOPES``.
+
+    Parameters
+    ----------
+    routing
+        Of one micro-batch; a router that no loss balances has none in any scope.
+    scope
+        ``"micro_batch"``: what the router computed; ``"sequence"``; ``"global"``.
+    sequences
+        Sequences of the micro-batch B, for ``"sequence"``.
+    counts
+        ``[E]`` int64, :func:`balance_counts` summed over ranks, for ``"global"``.
+
+    Returns
+    -------
+    Tensor
+        Scalar.
+
+    Raises
+    ------
+    LayoutError
+        If the scope is unknown, or ``"global"`` has no counts.
+    """
+    if scope == "micro_batch" or routing.probabilities is None:
+        return routing.auxiliary_loss
+    if scope == "sequence":
+        chosen = routing.expert_tk if routing.balanced is None else routing.balanced
+        return sequence_balance_loss(routing.probabilities, chosen, sequences)
+    if scope == "global" and counts is not None:
+        return global_balance_loss(routing.probabilities, counts)
+    raise LayoutError(
+        "a balance scope is micro_batch, sequence, or global with counts, but it is "
+        f"{scope!r}{' without counts' if counts is None else ''}: give one of these"
+    )
+
+
 def router_z_loss(logits: Tensor) -> Tensor:
     """The mean over tokens of ``logsumexp(logits)^2``: it keeps logits small.
 
@@ -56,3 +185,24 @@ def router_z_loss(logits: Tensor) -> Tensor:
     Zoph et al., "ST-MoE", arXiv 2202.08906, equation 5.
     """
     return logits.logsumexp(-1).square().sum() / max(len(logits), 1)
+
+
+def load_error_sign(load: Tensor) -> Tensor:
+    """The step of the loss-free bias: up below the mean load, down above it.
+
+    Parameters
+    ----------
+    load
+        ``[E]`` int64, copies that chose each expert.
+
+    Returns
+    -------
+    Tensor
+        ``[E]`` int64, the sign of ``mean(load) - load``, exactly.
+
+    References
+    ----------
+    Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy", arXiv 2408.15664,
+    algorithm 1; DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
+    """
+    return (load.sum() - load * load.numel()).sign()

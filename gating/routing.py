@@ -19,7 +19,7 @@ class Routing:
 
     A copy is one token sent to one expert; copies beyond an expert's capacity stay in
     the list with ``kept`` false.  Token choice gives ``N = k T`` copies, token by
-    token; expert choice may give a token any number of copies, none included.
+    token; other routers may give a token any number of copies, none included.
     """
 
     token: Tensor  # [N] int64, index of the token, 0 to T-1
@@ -30,8 +30,13 @@ class Routing:
     experts: int  # E
     auxiliary_loss: Tensor  # scalar with gradient, load balancing
     z_loss: Tensor  # scalar with gradient
-    k: int | None = None  # copies of each token; None: not token choice
+    k: int | None = None  # copies of each token; None: not as many of each
     capacity: int | None = None  # copies that an expert takes; None: any number
+    # [T, E] float with gradient, a token's shares of the experts, rows sum to 1; None:
+    # this router's load is not balanced by a loss
+    probabilities: Tensor | None = None
+    # [T, J] int64, the experts that balance losses count for each token; None: `expert`
+    balanced: Tensor | None = None
 
     @classmethod
     def token_choice(
@@ -43,6 +48,8 @@ class Routing:
         capacity: int | None,
         auxiliary_loss: Tensor,
         z_loss: Tensor,
+        probabilities: Tensor | None = None,
+        balanced: Tensor | None = None,
     ) -> Routing:
         """The routing in which each token names its k experts.
 
@@ -58,6 +65,8 @@ class Routing:
             Copies that an expert takes, earlier tokens first; None keeps all.
         auxiliary_loss, z_loss
             Scalars.
+        probabilities, balanced
+            What balance losses are computed from, see the fields.
         """
         tokens, k = expert.shape
         chosen = expert.reshape(-1)
@@ -74,6 +83,8 @@ class Routing:
             z_loss=z_loss,
             k=k,
             capacity=capacity,
+            probabilities=probabilities,
+            balanced=balanced,
         )
 
     @classmethod
@@ -98,6 +109,8 @@ class Routing:
             tokens=first.tokens * len(shards),
             auxiliary_loss=torch.stack([s.auxiliary_loss for s in shards]).mean(),
             z_loss=torch.stack([s.z_loss for s in shards]).mean(),
+            probabilities=_stacked([s.probabilities for s in shards]),
+            balanced=_stacked([s.balanced for s in shards]),
         )
 
     @property
@@ -134,3 +147,8 @@ class Routing:
                 "token choice): use the lists token, expert, weight and kept"
             )
         return values.view(self.tokens, self.k)
+
+
+def _stacked(parts: list[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from .capacity import capacity
+from .capacity import limit
 from .gate import LinearGate
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
@@ -22,32 +23,46 @@ class SwitchRouter(LinearGate):
     capacity_factor
         An expert takes ``ceil(capacity_factor T / E)`` tokens, the first ones; None
         keeps all (dropless).
+    jitter
+        In training each component of the router's input, not of the experts', is
+        multiplied by a random number between ``1 - jitter`` and ``1 + jitter``.
 
     References
     ----------
-    Fedus, Zoph, Shazeer, "Switch Transformers", arXiv 2101.03961, equations 1 to 6
-    (without its input jitter).
+    Fedus, Zoph, Shazeer, "Switch Transformers", arXiv 2101.03961, equations 1 to 6;
+    the jitter is its "input jitter", as ``transformers`` computes it for Switch.
     """
 
     def __init__(
-        self, hidden: int, experts: int, *, capacity_factor: float | None = None
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        capacity_factor: float | None = None,
+        jitter: float = 0.0,
     ) -> None:
         super().__init__(hidden, experts)
         self.capacity_factor = capacity_factor
+        self.jitter = jitter
 
-    def forward(self, x: Tensor) -> Routing:
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Route ``[T, h]`` token vectors."""
+        if self.training and self.jitter > 0:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
         weight, expert = probabilities.max(-1, keepdim=True)  # [T, 1]
-        factor = self.capacity_factor
         return Routing.token_choice(
             expert=expert,
             weight=weight,
             experts=self.experts,
-            capacity=None
-            if factor is None
-            else capacity(factor, 1, len(x), self.experts),
+            capacity=limit(self.capacity_factor, 1, len(x), self.experts),
             auxiliary_loss=load_balancing_loss(probabilities, expert),
             z_loss=router_z_loss(logits),
+            probabilities=probabilities,
         )
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return f"{super().extra_repr()}, jitter={self.jitter}"

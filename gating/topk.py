@@ -1,4 +1,4 @@
-"""The top-k router: softmax over all experts, then the k most probable ones."""
+"""The top-k router: the k most probable experts, weighed by a softmax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moetraffic.errors import LayoutError
 
-from .capacity import capacity
+from .capacity import limit
 from .gate import LinearGate
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
@@ -26,16 +26,23 @@ class TopKRouter(LinearGate):
     capacity_factor
         An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all (dropless).
+    softmax
+        ``"before"``: over all experts, of which the k most probable are chosen;
+        ``"after"``: over the k chosen logits (Mixtral, arXiv 2401.04088, section 2.1).
+        Only rounding tells ``"after"`` from ``"before"`` with ``renormalise``, which is
+        how ``transformers`` computes Mixtral.
     renormalise
-        Divide the k probabilities by their sum, which is the softmax over the k chosen
-        logits (Mixtral, arXiv 2401.04088, section 2.1); otherwise they stay as they
-        are (DeepSeekMoE, arXiv 2401.06066, equation 4).  None: where k > 1, since a
-        single renormalised weight is 1 and carries no gradient to the router.
+        Divide the k probabilities by their sum (Mixtral, Qwen3); otherwise they stay
+        as they are (DeepSeekMoE, arXiv 2401.06066, equation 4; Qwen1.5-MoE and
+        Qwen2-MoE, ``norm_topk_prob`` of their configurations).  None: where k > 1,
+        since a single renormalised weight is 1 and carries no gradient to the router.
+        ``"after"`` has the sum 1 in any case.
 
     Raises
     ------
     LayoutError
-        If k is not between 1 and E.
+        If k is not between 1 and E, or ``softmax`` is unknown or contradicts
+        ``renormalise``.
 
     References
     ----------
@@ -50,6 +57,7 @@ class TopKRouter(LinearGate):
         *,
         k: int,
         capacity_factor: float | None = None,
+        softmax: str = "before",
         renormalise: bool | None = None,
     ) -> None:
         if not 1 <= k <= experts:
@@ -57,30 +65,42 @@ class TopKRouter(LinearGate):
                 f"a token's k experts are distinct, but k is {k} and there are "
                 f"{experts} experts: choose k between 1 and {experts}"
             )
+        after = softmax == "after"
+        if softmax not in ("before", "after") or (after and renormalise is False):
+            raise LayoutError(
+                "softmax is before, or after and then has the sum 1, but it is "
+                f"{softmax!r} and renormalise {renormalise}: change one of them"
+            )
         super().__init__(hidden, experts)
+        self.softmax = softmax
         self.k = k
         self.capacity_factor = capacity_factor
         self.renormalise = k > 1 if renormalise is None else renormalise
 
-    def forward(self, x: Tensor) -> Routing:
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Route ``[T, h]`` token vectors."""
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
-        weight, expert = probabilities.topk(self.k, dim=-1)  # [T, K]
-        if self.renormalise:
+        if self.softmax == "after":
+            chosen, expert = logits.topk(self.k, dim=-1)  # [T, K]
+            weight = chosen.softmax(-1)
+        else:
+            weight, expert = probabilities.topk(self.k, dim=-1)
+        if self.softmax == "before" and self.renormalise:
             weight = weight / weight.sum(-1, keepdim=True)
-        factor = self.capacity_factor
         return Routing.token_choice(
             expert=expert,
             weight=weight,
             experts=self.experts,
-            capacity=None
-            if factor is None
-            else capacity(factor, self.k, len(x), self.experts),
+            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
             auxiliary_loss=load_balancing_loss(probabilities, expert),
             z_loss=router_z_loss(logits),
+            probabilities=probabilities,
         )
 
     def extra_repr(self) -> str:
         """The sizes, for ``print(module)``."""
-        return f"{super().extra_repr()}, k={self.k}, renormalise={self.renormalise}"
+        return (
+            f"{super().extra_repr()}, k={self.k}, softmax={self.softmax}, "
+            f"renormalise={self.renormalise}"
+        )

@@ -1,4 +1,4 @@
-"""What every built-in router keeps, in every dispatch form."""
+"""Top-k and Switch: what they keep, and what each option means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
 from moetraffic.gating import (
-    ROUTERS,
     Routing,
     SwitchRouter,
     TopKRouter,
@@ -48,7 +47,7 @@ class Case(NamedTuple):
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     experts = draw(st.integers(1, 9))
-    router = draw(st.sampled_from(sorted(ROUTERS)))
+    router = draw(st.sampled_from(("switch", "topk")))
     gating = Gating(
         router=router,
         k=1 if router == "switch" else draw(st.integers(1, experts)),

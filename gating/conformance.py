@@ -1,0 +1,304 @@
+"""What every router keeps: a check that built-in and third parties' routers pass.
+
+Call it in a test of your own, for all sizes that your router is meant for::
+
+    from moetraffic.gating import check_router
+
+    def test_mine() -> None:
+        check_router(lambda: MyRouter(32, 8), hidden=32, experts=8, tokens=50, k=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .router import Adaptive, Seeded
+from .routing import Routing
+
+
+def check_router(
+    build: Callable[[], nn.Module],
+    *,
+    hidden: int,
+    experts: int,
+    tokens: int,
+    k: int | None = None,
+    capacity: int | None = None,
+    largest_weight: float = 1.0,
+    vocabulary: int = 256,
+    seed: int = 0,
+) -> None:
+    """Try a router and say what is wrong with it.
+
+    Parameters
+    ----------
+    build
+        Makes a router; called several times, each time with the generator seeded.  Its
+        parameters are drawn anew, from N(0, 1), so that loads are skewed.
+    hidden, experts, tokens
+        Sizes h, E and T.
+    k
+        Experts of each token; None: a token may have any number.
+    capacity
+        Copies that an expert takes; None: any number, and none is dropped.
+    largest_weight
+        Weights lie between 0 and this.
+    vocabulary
+        Token ids are below this.
+    seed
+        Of tokens, parameters and what the router draws.
+
+    Raises
+    ------
+    AssertionError
+        With a sentence, at the first thing that does not hold.
+    """
+    trial = _Trial(build, hidden, experts, tokens, vocabulary, seed)
+    for training in (True, False):
+        routing = trial.route(trial.router(), training=training)
+        check_shapes(routing, tokens=tokens, experts=experts)
+        check_choices(routing, k=k)
+        check_capacity(routing, capacity=capacity)
+        check_weights(routing, largest=largest_weight)
+        check_losses(routing)
+        # an equal router, after an equal seed, decides alike
+        check_equal(routing, trial.route(trial.router(), training=training))
+    _check_gradients(trial)
+    _check_state(trial, k, capacity)
+
+
+class _Trial:
+    """Equal tokens and equal routers, as often as wanted."""
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        hidden: int,
+        experts: int,
+        tokens: int,
+        vocabulary: int,
+        seed: int,
+    ) -> None:
+        draws = torch.Generator().manual_seed(seed)
+        self.build, self.seed, self.experts = build, seed, experts
+        self.x = torch.randn(tokens, hidden, generator=draws)
+        self.ids = torch.randint(vocabulary, (tokens,), generator=draws)
+
+    def router(self) -> nn.Module:
+        _seed(self.seed)
+        router = self.build()
+        _require(isinstance(router, nn.Module), "a router must be a torch nn.Module")
+        with torch.no_grad():
+            for parameter in router.parameters():
+                parameter.normal_()
+        return router
+
+    def route(self, router: nn.Module, *, training: bool = True) -> Routing:
+        _seed(self.seed + 1)
+        routing = router.train(training)(self.x, ids=self.ids)
+        _require(
+            isinstance(routing, Routing),
+            f"a router must return a Routing, not a {type(routing).__name__}",
+        )
+        assert isinstance(routing, Routing)
+        return routing
+
+
+def check_shapes(routing: Routing, *, tokens: int, experts: int) -> None:
+    """Lists of one length, of the right types, with indices in range."""
+    r = routing
+    copies = len(r.token)
+    dtypes = {"token": torch.int64, "expert": torch.int64, "kept": torch.bool}
+    for name in ("token", "expert", "weight", "kept"):
+        values: Tensor = getattr(r, name)
+        _require(
+            values.shape == (copies,),
+            f"token, expert, weight and kept must have one shape [N], but token has "
+            f"{copies} copies and {name} is {list(values.shape)}",
+        )
+        fits = values.dtype == dtypes.get(name, values.dtype)
+        _require(
+            fits and (name in dtypes or values.dtype.is_floating_point),
+            f"{name} must be {dtypes.get(name, 'floating-point')}, but is "
+            f"{values.dtype}",
+        )
+    _require(
+        (r.tokens, r.experts) == (tokens, experts),
+        f"a routing of {tokens} tokens for {experts} experts must say so, but it says "
+        f"{r.tokens} and {r.experts}",
+    )
+    for name, bound in (("token", tokens), ("expert", experts)):
+        values = getattr(r, name)
+        inside = bool(((values >= 0) & (values < bound)).all())
+        _require(inside, f"{name} must be from 0 to {bound - 1}, but some are not")
+
+
+def check_choices(routing: Routing, *, k: int | None) -> None:
+    """No token goes to an expert twice; under token choice each goes to k experts."""
+    r = routing
+    pairs = r.token * r.experts + r.expert
+    _require(
+        bool(pairs.sort().values.diff().all()),
+        "a token's experts must be distinct, but some token chose one twice",
+    )
+    _require(
+        r.k == k, f"the routing must say k = {k}, as was asked for, but says {r.k}"
+    )
+    demand = r.demand()
+    if k is not None:
+        each = torch.arange(r.tokens, device=r.token.device).repeat_interleave(k)
+        _require(
+            torch.equal(r.token, each),
+            f"copies must be listed token by token, {k} of each, but they are not",
+        )
+    _require(
+        int(demand.sum()) == len(r.token) and demand.shape == (r.experts,),
+        f"demand must count all {len(r.token)} copies, but counts {int(demand.sum())}",
+    )
+    _require(
+        torch.equal(r.load() + r.dropped(), demand),
+        "demand must be load plus dropped for each expert, but is not",
+    )
+
+
+def check_capacity(routing: Routing, *, capacity: int | None) -> None:
+    """No expert takes more than its capacity; without one nothing is dropped."""
+    r = routing
+    _require(
+        r.capacity == capacity,
+        f"the routing must say that the capacity is {capacity}, but says {r.capacity}",
+    )
+    if capacity is None:
+        dropped = int((~r.kept).sum())
+        _require(
+            dropped == 0,
+            f"without a capacity nothing is dropped, but {dropped} copies are",
+        )
+        return
+    most = int(r.load().max())
+    _require(
+        most <= capacity, f"an expert takes at most {capacity} copies, but takes {most}"
+    )
+    # room is not wasted: whoever drops a copy is full
+    idle = (r.dropped() > 0) & (r.load() < capacity)
+    _require(
+        not bool(idle.any()),
+        f"only a full expert drops copies, but {int(idle.sum())} with room drop some",
+    )
+
+
+def check_weights(routing: Routing, *, largest: float) -> None:
+    """Weights are finite and in their range."""
+    weight = routing.weight.detach()
+    _require(bool(weight.isfinite().all()), "weights must be finite, but are not")
+    inside = bool(((weight >= 0) & (weight <= largest * (1 + 1e-5))).all())
+    _require(
+        inside,
+        f"weights must lie between 0 and {largest:g}, but they reach from "
+        f"{float(weight.min()):g} to {float(weight.max()):g}"
+        if len(weight)
+        else "",
+    )
+
+
+def check_losses(routing: Routing) -> None:
+    """Losses are finite scalars, and what they are computed from is a distribution."""
+    r = routing
+    for name in ("auxiliary_loss", "z_loss"):
+        loss: Tensor = getattr(r, name).detach()
+        _require(loss.shape == (), f"{name} must be a scalar, but is {loss.shape}")
+        _require(
+            bool(loss.isfinite()) and float(loss) >= 0,
+            f"{name} must be finite and not negative, but is {float(loss)}",
+        )
+    most = r.experts * (1 + 1e-5)
+    _require(
+        float(r.auxiliary_loss.detach()) <= most,
+        f"auxiliary_loss is at most the number of experts {r.experts}, but is "
+        f"{float(r.auxiliary_loss.detach()):g}",
+    )
+    if r.probabilities is not None:
+        shares = r.probabilities.detach()
+        _require(
+            shares.shape == (r.tokens, r.experts),
+            f"probabilities must be [T, E] = {[r.tokens, r.experts]}, but are "
+            f"{list(shares.shape)}",
+        )
+        total = shares.sum(-1)
+        _require(
+            bool((shares >= 0).all())
+            and torch.allclose(total, torch.ones_like(total), atol=1e-4),
+            "probabilities must not be negative and sum to 1 in each row, but do not",
+        )
+    if r.balanced is not None:
+        _require(
+            r.balanced.shape[:1] == (r.tokens,) and r.balanced.dtype == torch.int64,
+            "balanced must be [T, J] int64, but is "
+            f"{list(r.balanced.shape)} {r.balanced.dtype}",
+        )
+
+
+def check_equal(first: Routing, second: Routing) -> None:
+    """Two routings decide alike, bit for bit."""
+    for name in ("token", "expert", "kept", "weight"):
+        _require(
+            torch.equal(getattr(first, name), getattr(second, name)),
+            f"equal routers, tokens and seeds must give an equal {name}, but do not",
+        )
+
+
+def _check_gradients(trial: _Trial) -> None:
+    """What is learned, is learned: the gate's weights get a finite gradient."""
+    router = trial.router()
+    learned = {n: p for n, p in router.named_parameters() if p.requires_grad}
+    if not learned:
+        return
+    routing = trial.route(router)
+    _require(
+        routing.weight.requires_grad,
+        "weights must carry the gradient to the gate, but they carry none",
+    )
+    # copies that differ, or weights that sum to 1 would cancel out
+    differing = torch.linspace(1, 2, len(routing.weight))
+    loss = (routing.weight * differing).sum() + routing.auxiliary_loss + routing.z_loss
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in learned.items():
+        gradient = parameter.grad
+        _require(
+            gradient is not None and bool(gradient.isfinite().all()),
+            f"the gradient of {name} must be finite, but is not, or there is none",
+        )
+        _require(
+            gradient is not None and bool(gradient.any()),
+            f"the gradient of {name} must not be zero, but is",
+        )
+
+
+def _check_state(trial: _Trial, k: int | None, capacity: int | None) -> None:
+    """What a step and a seed change is changed alike everywhere, and stays valid."""
+    routers = [trial.router(), trial.router()]
+    for router in routers:
+        if isinstance(router, Seeded):
+            router.reseed(3, 5)
+        if isinstance(router, Adaptive):
+            load = torch.arange(trial.experts)
+            for _ in range(3):
+                router.after_step(load)
+    first, second = (trial.route(router) for router in routers)
+    check_equal(first, second)
+    check_choices(first, k=k)
+    check_capacity(first, capacity=capacity)
+
+
+def _seed(seed: int) -> None:
+    # torch.manual_seed also tells every kind of device, which takes a millisecond
+    torch.default_generator.manual_seed(seed)
+
+
+def _require(holds: bool, sentence: str) -> None:
+    # not a plain assert: these checks run in tests of others, and under python -O
+    if not holds:
+        raise AssertionError(sentence)

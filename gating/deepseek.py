@@ -1,0 +1,172 @@
+"""DeepSeek's router: scores, a bias for the selection alone, and groups of experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import limit
+from .gate import LinearGate
+from .losses import load_balancing_loss, load_error_sign, router_z_loss
+from .routing import Routing
+
+SCORES = ("sigmoid", "softmax")
+GROUP_SCORES = ("top2", "max")
+
+
+class DeepSeekRouter(LinearGate):
+    """The k best experts of the best groups, by biased scores, weighed without bias.
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E.
+    k
+        Experts of a token.
+    capacity_factor
+        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        tokens first; None keeps all (dropless, as the origin).
+    score
+        ``"sigmoid"`` of each logit (V3) or ``"softmax"`` over all experts (V2).
+    groups, top_groups
+        Experts lie in so many contiguous groups, a token's in so many of them.
+    group_score
+        ``"top2"``: the sum of a group's two highest biased scores (V3); ``"max"``: its
+        highest (V2).
+    bias_rate
+        Step of the loss-free bias; 0 keeps it at zero.
+    renormalise
+        Divide a token's weights by their sum (V3); otherwise they stay (V2).  None:
+        where k > 1, since a single renormalised weight carries no gradient.
+    scale
+        Factor of the weights: 2.5 in V3, 16 in V2, 1 in V2-Lite.
+
+    Raises
+    ------
+    LayoutError
+        If groups do not divide the experts, or k experts do not lie in ``top_groups``.
+
+    References
+    ----------
+    DeepSeek-V3, arXiv 2412.19437, equations 12 to 16 (selection and weights), 17 to 20
+    (balance: a token's shares are its normalised scores, and it counts for the experts
+    that it would have chosen without bias and groups).  DeepSeek-V2, arXiv 2405.04434,
+    equations 20 to 22 and section 2.2.2.  Bias: Wang et al., arXiv 2408.15664,
+    algorithm 1.
+    """
+
+    steps: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        k: int,
+        capacity_factor: float | None = None,
+        score: str = "sigmoid",
+        groups: int = 1,
+        top_groups: int = 1,
+        group_score: str = "top2",
+        bias_rate: float = 0.001,
+        renormalise: bool | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
+            raise LayoutError(
+                "the groups divide the experts and top_groups are some of them, but "
+                f"there are {experts} experts, {groups} groups and top_groups is "
+                f"{top_groups}: change one of these"
+            )
+        reach = top_groups * (experts // groups)
+        if not 1 <= k <= reach:
+            raise LayoutError(
+                f"a token's k experts lie in its top_groups, but these hold {reach} "
+                f"experts and k is {k}: choose k between 1 and {reach}"
+            )
+        if score not in SCORES or group_score not in GROUP_SCORES:
+            raise LayoutError(
+                f"score is one of {', '.join(SCORES)} and group_score one of "
+                f"{', '.join(GROUP_SCORES)}, not {score!r} and {group_score!r}: "
+                "choose these"
+            )
+        super().__init__(hidden, experts)
+        self.k = k
+        self.capacity_factor = capacity_factor
+        self.score = score
+        self.groups = groups
+        self.top_groups = top_groups
+        self.group_score = group_score
+        self.bias_rate = bias_rate
+        self.renormalise = k > 1 if renormalise is None else renormalise
+        self.scale = scale
+        # [E] the bias in steps of bias_rate: whole numbers stay exact when a model is
+        # converted to bfloat16, and equal on every rank
+        self.register_buffer("steps", torch.zeros(experts, dtype=torch.int64))
+
+    @property
+    def bias(self) -> Tensor:
+        """``[E]`` float32, added to the scores where experts are selected."""
+        return self.steps.float() * self.bias_rate
+
+    @torch.no_grad()
+    def after_step(self, load_e: Tensor) -> None:
+        """Raise the bias of experts below the mean load, lower it of those above.
+
+        Parameters
+        ----------
+        load_e
+            ``[E]`` int64, copies that chose each expert in this step, over all
+            micro-batches and data-parallel ranks.
+        """
+        self.steps += load_error_sign(load_e)
+
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
+        """Route ``[T, h]`` token vectors."""
+        logits = self.logits(x)
+        score = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)
+        expert = self._selected(score.detach())
+        weight = score.gather(-1, expert)
+        if self.renormalise:
+            weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        # sigmoid scores share out 1 only after division; a softmax does already
+        total = score.sum(-1, keepdim=True) if self.score == "sigmoid" else 1.0
+        probabilities = score / total
+        wanted = probabilities.detach().topk(self.k, dim=-1).indices
+        return Routing.token_choice(
+            expert=expert,
+            weight=weight * self.scale,
+            experts=self.experts,
+            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
+            auxiliary_loss=load_balancing_loss(probabilities, wanted),
+            z_loss=router_z_loss(logits),
+            probabilities=probabilities,
+            balanced=wanted,
+        )
+
+    def _selected(self, score: Tensor) -> Tensor:
+        """``[T, E]`` scores to the ``[T, K]`` experts, best biased score first."""
+        biased = score + self.bias.to(score.dtype)
+        if self.top_groups < self.groups:
+            # Step 1: the best groups of each token.
+            by_group = biased.view(len(biased), self.groups, -1)  # [T, G, E/G]
+            best = min(2 if self.group_score == "top2" else 1, by_group.shape[2])
+            group_score = by_group.topk(best, dim=-1).values.sum(-1)
+            chosen = group_score.topk(self.top_groups, dim=-1).indices
+            # Step 2: no expert of another group.
+            open_tg = torch.zeros_like(group_score, dtype=torch.bool)
+            open_tg.scatter_(1, chosen, True)
+            closed = ~open_tg.unsqueeze(-1).expand_as(by_group).reshape_as(biased)
+            biased = biased.masked_fill(closed, float("-inf"))
+        return biased.topk(self.k, dim=-1).indices
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return (
+            f"{super().extra_repr()}, k={self.k}, score={self.score}, "
+            f"groups={self.top_groups}/{self.groups}, bias_rate={self.bias_rate}"
+        )

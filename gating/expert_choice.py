@@ -1,0 +1,84 @@
+"""Expert choice: each expert takes the tokens that it scores highest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import capacity
+from .gate import LinearGate
+from .losses import router_z_loss
+from .routing import Routing
+
+
+class ExpertChoiceRouter(LinearGate):
+    """Every expert takes as many tokens; a token may have any number of experts.
+
+    Loads are equal by construction: nothing is dropped and there is no balance loss.
+    An expert sees all tokens of the micro-batch, later ones too.
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E.
+    k
+        Experts of a token on average (the paper's capacity factor c).
+    capacity_factor
+        An expert takes ``ceil(capacity_factor k T / E)`` tokens, at most T; None is 1.
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and E.
+
+    References
+    ----------
+    Zhou et al., "Mixture-of-Experts with Expert Choice Routing", arXiv 2202.09368,
+    section 3.2, equations 1 and 2.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        k: int,
+        capacity_factor: float | None = None,
+    ) -> None:
+        if not 1 <= k <= experts:
+            raise LayoutError(
+                f"a token has k of {experts} experts on average, but k is {k}: choose "
+                f"k between 1 and {experts}"
+            )
+        super().__init__(hidden, experts)
+        self.k = k
+        self.capacity_factor = capacity_factor
+
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
+        """Route ``[T, h]`` token vectors."""
+        logits = self.logits(x)
+        factor = 1.0 if self.capacity_factor is None else self.capacity_factor
+        take = min(capacity(factor, self.k, len(x), self.experts), len(x))
+        # a token's scores sum to 1 over the experts, before the experts choose
+        score_et = logits.softmax(-1).t()
+        weight, token = score_et.topk(take, dim=-1)  # [E, C]
+        expert = torch.arange(self.experts, device=x.device)
+        return Routing(
+            token=token.reshape(-1),
+            expert=expert.repeat_interleave(take),
+            weight=weight.reshape(-1),
+            kept=torch.ones(token.numel(), dtype=torch.bool, device=x.device),
+            tokens=len(x),
+            experts=self.experts,
+            auxiliary_loss=logits.new_zeros(()),
+            z_loss=router_z_loss(logits),
+            capacity=None if self.capacity_factor is None else take,
+        )
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return f"{super().extra_repr()}, k={self.k}"

@@ -1,0 +1,139 @@
+"""The GShard router: the best expert, and a second one at random."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import keep, limit
+from .gate import LinearGate
+from .losses import load_balancing_loss, router_z_loss
+from .routing import Routing
+
+SECONDS = ("proportional", "gumbel", "always")
+WEIGHTS = ("chosen", "kept")
+
+
+class GShardRouter(LinearGate):
+    """Top-2 routing in which the second expert is left out, or drawn, at random.
+
+    All first choices find room before any second choice; within each, earlier tokens
+    come first.
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E, at least 2.
+    capacity_factor
+        An expert takes ``ceil(capacity_factor 2 T / E)`` copies; None keeps all.
+    second
+        ``"proportional"``: the next best expert, with probability ``2 g2``, where g2 is
+        its share of the two probabilities.  A copy that is not sent is no copy: it
+        takes no room, and the token has one expert.  ``"gumbel"``: an expert drawn from
+        the softmax without the first one.  ``"always"``: the next best expert.
+    weights
+        ``"chosen"``: the two probabilities divided by their sum, whatever becomes of
+        the second copy.  ``"kept"``: divided by the sum of those that have room, so
+        that one alone weighs 1.
+
+    Raises
+    ------
+    LayoutError
+        If there is one expert, or ``second`` or ``weights`` is unknown.
+
+    References
+    ----------
+    Lepikhin et al., "GShard", arXiv 2006.16668, section 2.2 and algorithm 1; where the
+    algorithm leaves open whether an unsent copy counts, as its authors do in
+    ``lingvo/core/gshard_layers.py``, ``Top2GatingOnLogits`` (policies ``random``,
+    ``sampling`` and ``all``): it does not.  ``second="gumbel", weights="kept"`` and
+    capacity factor 1 are fairscale's ``Top2Gate``.  The auxiliary loss counts first
+    choices; it is E^2 times the paper's, so that a uniform router has 1 here too.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        capacity_factor: float | None = None,
+        second: str = "proportional",
+        weights: str = "chosen",
+    ) -> None:
+        if experts < 2:
+            raise LayoutError(
+                f"a token's 2 experts are distinct, but there is {experts}: use "
+                "SwitchRouter, or at least 2 experts"
+            )
+        if second not in SECONDS or weights not in WEIGHTS:
+            raise LayoutError(
+                f"second is one of {', '.join(SECONDS)} and weights one of "
+                f"{', '.join(WEIGHTS)}, not {second!r} and {weights!r}: choose these"
+            )
+        super().__init__(hidden, experts)
+        self.capacity_factor = capacity_factor
+        self.second = second
+        self.weights = weights
+
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
+        """Route ``[T, h]`` token vectors."""
+        logits = self.logits(x)
+        probabilities = logits.softmax(-1)
+        tokens = len(x)
+        # Step 1: two experts a token.
+        first = probabilities.argmax(-1, keepdim=True)  # [T, 1]
+        rest = logits
+        if self.second == "gumbel":
+            rest = logits + _gumbel(logits)
+        second = rest.scatter(-1, first, float("-inf")).argmax(-1, keepdim=True)
+        expert = torch.cat([first, second], dim=-1)  # [T, 2]
+        gate = probabilities.gather(-1, expert)
+        share = gate / gate.sum(-1, keepdim=True)
+        sent = torch.ones_like(expert, dtype=torch.bool)
+        if self.second == "proportional":
+            dice = torch.rand(tokens, dtype=share.dtype, device=x.device)
+            sent[:, 1] = 2 * share[:, 1].detach() > dice
+        # Step 2: room, for the first choices of all tokens and then the second.
+        room = limit(self.capacity_factor, 2, tokens, self.experts)
+        kept = sent.clone()
+        if room is not None:
+            queue = sent.t().reshape(-1).nonzero().squeeze(1)  # first choices first
+            fits = torch.zeros(2 * tokens, dtype=torch.bool, device=x.device)
+            fits[queue] = keep(expert.t().reshape(-1)[queue], self.experts, room)
+            kept = fits.view(2, tokens).t()
+        # Step 3: weights.
+        if self.weights == "kept":
+            gate = gate * kept
+            total = gate.sum(-1, keepdim=True)
+            share = gate / total.clamp(min=torch.finfo(gate.dtype).eps)
+        copies = sent.reshape(-1).nonzero().squeeze(1)
+        token = torch.arange(tokens, device=x.device).repeat_interleave(2)
+        return Routing(
+            token=token[copies],
+            expert=expert.reshape(-1)[copies],
+            weight=share.reshape(-1)[copies],
+            kept=kept.reshape(-1)[copies],
+            tokens=tokens,
+            experts=self.experts,
+            auxiliary_loss=load_balancing_loss(probabilities, first),
+            z_loss=router_z_loss(logits),
+            k=None if self.second == "proportional" else 2,
+            capacity=room,
+            probabilities=probabilities,
+            balanced=first,
+        )
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return f"{super().extra_repr()}, second={self.second}, weights={self.weights}"
+
+
+def _gumbel(like: Tensor) -> Tensor:
+    """Gumbel(0, 1) noise, drawn as ``fairscale`` does: equal seeds, equal noise."""
+    zero, one = like.new_zeros(()), like.new_ones(())
+    drawn: Tensor = torch.distributions.Gumbel(zero, one).rsample(like.shape)
+    return drawn

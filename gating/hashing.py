@@ -1,0 +1,57 @@
+"""Random numbers that are a function of integers: equal on every rank and device.
+
+A router that draws from them needs no generator and no state, and a recomputed forward
+pass draws the same.
+
+References
+----------
+Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014: the
+finalizer of SplitMix64; its increment is 2^64 divided by the golden ratio.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # int64 wraps around as uint64 does
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def mixed(*keys: int | Tensor) -> Tensor:
+    """A hash of integers: all 64 bits depend on every key and on their order.
+
+    Parameters
+    ----------
+    keys
+        Integers, or int64 tensors that broadcast together.
+
+    Returns
+    -------
+    Tensor
+        int64 of the broadcast shape, uniform over all 2^64 values.
+    """
+    state = torch.zeros((), dtype=torch.int64)
+    for key in keys:
+        if isinstance(key, Tensor) and key.device != state.device:
+            state = state.to(key.device)
+        state = _finalized((state ^ key) + _INCREMENT)
+    return state
+
+
+def uniform(*keys: int | Tensor) -> Tensor:
+    """The same as numbers above 0 and below 1, float64: 52 bits of the hash."""
+    bits = _shifted(mixed(*keys), 12)
+    return (bits.double() + 0.5) * 2.0**-52
+
+
+def _finalized(state: Tensor) -> Tensor:
+    state = (state ^ _shifted(state, 30)) * _FIRST
+    state = (state ^ _shifted(state, 27)) * _SECOND
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """The logical shift: torch's is arithmetic and brings the sign along."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)

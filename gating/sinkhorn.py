@@ -1,0 +1,142 @@
+"""The Sinkhorn router: training assigns tokens so that loads are about equal."""
+
+from __future__ import annotations
+
+from math import log
+
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import limit
+from .gate import LinearGate
+from .losses import router_z_loss
+from .routing import Routing
+
+SCORES = ("auto", "sigmoid", "softmax")
+
+
+class SinkhornRouter(LinearGate):
+    """Selection by the normalised transport plan in training, by score otherwise.
+
+    The plan decides who is chosen and carries no gradient; the weight is the score of
+    the chosen expert.  Balance comes from the plan: there is no balance loss.
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E.
+    k
+        Experts of a token; S-BASE has 1.
+    capacity_factor
+        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        tokens first; None keeps all.
+    score
+        ``"sigmoid"`` of the logit or ``"softmax"`` over all experts; ``"auto"`` is
+        Megatron-Core's choice: sigmoid where k is 1, else softmax.
+    tolerance, rounds
+        See :func:`sinkhorn_plan`.
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and E, or the score is unknown.
+
+    References
+    ----------
+    Clark et al., "Unified Scaling Laws for Routed Language Models", arXiv 2202.01169,
+    section 3 and appendix B (S-BASE); Megatron-Core,
+    ``megatron/core/transformer/moe/router.py``, ``sinkhorn_load_balancing``.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        k: int = 1,
+        capacity_factor: float | None = None,
+        score: str = "auto",
+        tolerance: float = 1e-4,
+        rounds: int = 1000,
+    ) -> None:
+        if not 1 <= k <= experts:
+            raise LayoutError(
+                f"a token's k experts are distinct, but k is {k} and there are "
+                f"{experts} experts: choose k between 1 and {experts}"
+            )
+        if score not in SCORES:
+            raise LayoutError(
+                f"the score is one of {', '.join(SCORES)}, not {score!r}: choose one"
+            )
+        super().__init__(hidden, experts)
+        self.k = k
+        self.capacity_factor = capacity_factor
+        self.score = ("sigmoid" if k == 1 else "softmax") if score == "auto" else score
+        self.tolerance = tolerance
+        self.rounds = rounds
+
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
+        """Route ``[T, h]`` token vectors."""
+        logits = self.logits(x)
+        score = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)
+        if self.training:
+            rank = sinkhorn_plan(logits.detach(), self.tolerance, self.rounds)
+        else:
+            rank = score.detach()
+        expert = rank.topk(self.k, dim=-1).indices  # [T, K]
+        return Routing.token_choice(
+            expert=expert,
+            weight=score.gather(-1, expert),
+            experts=self.experts,
+            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
+            auxiliary_loss=logits.new_zeros(()),
+            z_loss=router_z_loss(logits),
+        )
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return f"{super().extra_repr()}, k={self.k}, score={self.score}"
+
+
+def sinkhorn_plan(
+    logits: Tensor, tolerance: float = 1e-4, rounds: int = 1000
+) -> Tensor:
+    """The logarithm of the transport plan between tokens and experts.
+
+    Rows and columns of ``exp(logits)`` are scaled in turn until rows sum to 1/T and
+    columns to 1/E.  It is computed in logarithms, so that no logit is too large.
+
+    Parameters
+    ----------
+    logits
+        ``[T, E]`` float.
+    tolerance
+        Ends it: the mean change of the experts' factors in one round.  Like
+        Megatron-Core's, it is absolute, with the factors of a first round of the size
+        of T over the sums of columns.
+    rounds
+        Ends it in any case.
+
+    Returns
+    -------
+    Tensor
+        ``[T, E]``; the exponential sums to 1.
+
+    References
+    ----------
+    Cuturi, "Sinkhorn Distances", NeurIPS 2013, algorithm 1; Megatron-Core,
+    ``megatron/core/transformer/moe/moe_utils.py``, ``sinkhorn``.
+    """
+    tokens, experts = logits.shape
+    expert_factor = logits.new_zeros(experts)  # of columns, in logarithms
+    token_factor = logits.new_zeros(tokens)
+    for _ in range(rounds):
+        before = expert_factor
+        token_factor = -log(tokens) - (logits + expert_factor).logsumexp(1)
+        expert_factor = -log(experts) - (logits + token_factor[:, None]).logsumexp(0)
+        if (expert_factor.exp() - before.exp()).abs().mean() <= tolerance:
+            break
+    return logits + expert_factor + token_factor.unsqueeze(1)

@@ -1,0 +1,140 @@
+"""A synthetic router: Zipf's popularity of experts, whatever the tokens are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moetraffic.errors import LayoutError
+
+from .capacity import limit
+from .gate import LinearGate
+from .hashing import mixed, uniform
+from .losses import load_balancing_loss, router_z_loss
+from .routing import Routing
+
+
+class SkewedRouter(LinearGate):
+    """A stress source: skewed demand whose hot experts move on with time.
+
+    A token's k experts are drawn without replacement, expert i with a probability in
+    proportion to ``rank_i^-exponent``.  Ranks are a permutation of the experts; after
+    every ``period`` steps the hot set moves on by one place of it.  The draw is a
+    function of (seed, layer, step, place in the micro-batch, token id): it is repeated
+    exactly by a recomputed forward pass, by another run and on another device, and no
+    weight of the model has a say in it.
+
+    The weight of a choice is the gate's softmax, over the chosen experts where k > 1,
+    so that the gate trains like another; no loss can balance the load.
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E.
+    k
+        Experts of a token.
+    capacity_factor
+        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        tokens first; None keeps all.
+    exponent
+        Of Zipf's law; 0 is uniform.
+    period
+        Steps after which the hot set moves on by one expert; 0: it never does.
+    seed
+        Draws another permutation and other choices.
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and E.
+
+    References
+    ----------
+    Drawing without replacement by the k largest of log p + Gumbel noise: Kool et al.,
+    "Stochastic Beams and Where to Find Them", arXiv 1903.06059, section 2.3.
+    """
+
+    step: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        k: int = 1,
+        capacity_factor: float | None = None,
+        exponent: float = 1.0,
+        period: int = 50,
+        seed: int = 0,
+    ) -> None:
+        if not 1 <= k <= experts:
+            raise LayoutError(
+                f"a token's k experts are distinct, but k is {k} and there are "
+                f"{experts} experts: choose k between 1 and {experts}"
+            )
+        super().__init__(hidden, experts)
+        self.k = k
+        self.capacity_factor = capacity_factor
+        self.exponent = exponent
+        self.period = period
+        self.seed = seed
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.reseed(0, 0)
+
+    def reseed(self, seed: int, layer: int) -> None:
+        """Draw permutation and choices anew from the run's seed and the layer."""
+        self.key = (self.seed, seed, layer)
+
+    def after_step(self, load_e: Tensor) -> None:
+        """Another step is done; the load, ``[E]`` int64, has no say."""
+        self.step += 1
+
+    def popularity(self) -> Tensor:
+        """``[E]`` float64, the probability of each expert at this step, sum 1."""
+        device = self.step.device
+        places = torch.arange(self.experts, device=device)
+        order = mixed(*self.key, places).argsort()  # the expert at each place
+        moved = self.step // self.period if self.period else torch.zeros_like(self.step)
+        popularity = torch.empty(self.experts, dtype=torch.float64, device=device)
+        # the hottest expert is at place `moved`, the next hot one after it
+        hot_first = order[(places + moved) % self.experts]
+        popularity[hot_first] = (places + 1).double() ** -self.exponent
+        return popularity / popularity.sum()
+
+    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
+        """Route ``[T, h]`` token vectors, by their ``[T]`` int64 ids if given."""
+        expert = self._drawn(len(x), ids)
+        logits = self.logits(x)
+        probabilities = logits.softmax(-1)
+        weight = probabilities.gather(-1, expert)
+        if self.k > 1:
+            weight = weight / weight.sum(-1, keepdim=True)
+        return Routing.token_choice(
+            expert=expert,
+            weight=weight,
+            experts=self.experts,
+            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
+            auxiliary_loss=load_balancing_loss(probabilities, expert),
+            z_loss=router_z_loss(logits),
+            probabilities=probabilities,
+        )
+
+    def _drawn(self, tokens: int, ids: Tensor | None) -> Tensor:
+        """``[T, K]`` int64, each token's experts."""
+        device = self.step.device
+        place = torch.arange(tokens, device=device).unsqueeze(1)
+        what = torch.zeros_like(place) if ids is None else ids.reshape(-1, 1)
+        experts = torch.arange(self.experts, device=device)
+        drawn = uniform(*self.key, self.step, place, what, experts)  # [T, E]
+        gumbel = -(-drawn.log()).log()
+        keys = self.popularity().log() + gumbel
+        return keys.topk(self.k, dim=-1).indices
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return (
+            f"{super().extra_repr()}, k={self.k}, exponent={self.exponent}, "
+            f"period={self.period}"
+        )
