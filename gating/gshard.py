@@ -133,7 +133,9 @@ class GShardRouter(LinearGate):
 
 
 def _gumbel(like: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise, drawn as ``fairscale`` does: equal seeds, equal noise."""
-    zero, one = like.new_zeros(()), like.new_ones(())
-    drawn: Tensor = torch.distributions.Gumbel(zero, one).rsample(like.shape)
-    return drawn
+    """Gumbel(0, 1) noise; equal seeds give the noise of ``torch.distributions``."""
+    # its ends are left out as torch.distributions.Gumbel does, which fairscale draws
+    # from: importing that takes seconds
+    ends = torch.finfo(like.dtype)
+    drawn = ends.tiny + torch.rand_like(like) * (1 - ends.eps - ends.tiny)
+    return -(-drawn.log()).log()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.gating import Routing, TopKRouter, build, capacity, check_router
@@ -70,6 +70,7 @@ def cases(draw: st.DrawFn, router: str, form: str) -> tuple[Gating, int, int, in
 
 
 @pytest.mark.parametrize(("router", "form"), FORMS)
+@settings(max_examples=max(6, settings().max_examples // 4))
 @given(data=st.data())
 def test_every_router_passes(router: str, form: str, data: st.DataObject) -> None:
     gating, hidden, experts, tokens = data.draw(cases(router, form))
