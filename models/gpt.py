@@ -21,6 +21,7 @@ from moetraffic.gating import Routing, build
 from moetraffic.patterns import Gating, ModelShape
 
 from .attention import Attention
+from .fairscale_moe import FairscaleMixture
 from .feedforward import FeedForward
 from .moe import MixtureOfExperts
 from .randomness import Stream, generator
@@ -60,8 +61,9 @@ class Block(nn.Module):
         self.norm_2 = nn.LayerNorm(h, bias=False)
         self.mlp: FeedForward | MixtureOfExperts
         if layer in shape.moe_layers:
-            self.mlp = MixtureOfExperts(
-                build(gating, h, shape.experts),
+            fairscale = gating.router == "fairscale"
+            self.mlp = (FairscaleMixture if fairscale else MixtureOfExperts)(
+                build(gating, h, shape.experts, layer=layer),
                 experts=shape.experts,
                 hidden=h,
                 width=width,

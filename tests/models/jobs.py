@@ -181,6 +181,46 @@ def lonely(rank: int, world: int, chosen: list[int]) -> dict[str, Any]:
     }
 
 
+def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str, Any]:
+    """fairscale's MOELayer and our padded layer around its gate, with equal weights."""
+    fairscale_moe = importlib.import_module("moetraffic.models.fairscale_moe")
+    gating = importlib.import_module("moetraffic.gating")
+    experts, hidden, width, tokens = 2 * world, 8, 12, 4 * world
+    results = {}
+    for kind in (MixtureOfExperts, fairscale_moe.FairscaleMixture):
+        layer = kind(
+            gating.FairscaleTop2Router(hidden, experts),
+            experts=experts,
+            hidden=hidden,
+            width=width,
+            dispatch="padded",
+            layer=3,
+            group=dist.group.WORLD,
+        ).to(getattr(torch, dtype))
+        for name, parameter in sorted(layer.named_parameters()):
+            torch.manual_seed(7 + rank if name.startswith("experts") else 7)
+            with torch.no_grad():
+                parameter.normal_()
+        torch.manual_seed(100 + rank)
+        x = torch.randn(tokens // 2, 2, hidden, dtype=getattr(torch, dtype))
+        x.requires_grad_(not first)  # the first layer's input needs no gradient
+        torch.manual_seed(200 + rank)
+        with logged() as log:
+            y, routing = layer(x)
+            (y.square().sum() + routing.auxiliary_loss + routing.z_loss).backward()
+        results[kind.__name__] = {
+            "y": y.detach(),
+            "gradients": {
+                "x": x.grad,
+                **{n: p.grad for n, p in sorted(layer.named_parameters())},
+            },
+            "demand": routing.demand(),
+            "log": log,
+            "place": annotate.place(),
+        }
+    return results
+
+
 def norms(rank: int, world: int, ep: int) -> dict[str, Any]:
     """Gradients set by hand, synchronised and clipped."""
     groups = connect(ParallelLayout(dp=world, ep=ep))
