@@ -93,7 +93,7 @@ class FairscaleMixture(MixtureOfExperts):
             _Gate(self), nn.ModuleList(_Expert(self, i) for i in range(mine)), group
         )
 
-    def forward(self, x: Tensor, **more: Any) -> tuple[Tensor, Routing]:
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """``[..., h]`` token vectors to their experts' weighted sum, and the routing.
 
         A token both of whose copies were dropped gets zeros.
@@ -109,7 +109,8 @@ class FairscaleMixture(MixtureOfExperts):
             call.leave()
             self._call = None
             self.fairscale.l_aux = None
-        routing = cast("Routing", call.routing)
+        sequences = len(x) if x.dim() > 2 else 1
+        (routing,) = self._balanced([cast("Routing", call.routing)], sequences)
         return y_t1h.view(x.shape).to(x.dtype), routing
 
     @property

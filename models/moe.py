@@ -7,17 +7,18 @@ capacity, h hidden size, f feed-forward width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moetraffic.capture import at
 from moetraffic.capture import routing as report_routing
 from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
-from moetraffic.gating import Router, Routing
+from moetraffic.gating import Router, Routing, balance_counts, balance_loss
 
 from .dropping import LossyNetwork
 from .exchange import exchange, exchange_counts
@@ -88,6 +89,10 @@ class MixtureOfExperts(nn.Module):
         self.group = group
         self.shards: Shards | None = None  # of several ranks, in virtual parallelism
         self.network: LossyNetwork | None = None  # loses data between shards
+        self.balance_scope = "micro_batch"
+        self.replicas: dist.ProcessGroup | None = None
+        # what adaptive routers are told after the step; no state of the model
+        self._load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
         self.experts = Experts(experts // self.ranks, hidden, width)
 
@@ -97,27 +102,91 @@ class MixtureOfExperts(nn.Module):
         rank = 0 if self.group is None else dist.get_rank(self.group)
         return rank * (self.experts_all // self.ranks)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
+    def balance_over(self, scope: str, replicas: dist.ProcessGroup | None) -> None:
+        """Choose whose load the balance loss sees.
+
+        Parameters
+        ----------
+        scope
+            ``"micro_batch"``, ``"sequence"``, or ``"global"``: of all ranks.
+        replicas
+            The data-parallel group; None: this rank is the only one.
+        """
+        self.balance_scope, self.replicas = scope, replicas
+
+    def take_load(self) -> Tensor:
+        """Copies that chose each expert since the last call, ``[E]`` int64."""
+        load, self._load = self._load, torch.zeros_like(self._load)
+        return load
+
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """``[..., h]`` token vectors to their experts' weighted sum, and the routing.
 
         A token all of whose copies were dropped gets zeros: the residual stream
         around this layer carries it on (Fedus et al., arXiv 2101.03961, section 2.2).
+
+        Parameters
+        ----------
+        x
+            ``[B, S, h]``, or ``[T, h]`` where there are no sequences.
+        ids
+            ``[B, S]`` or ``[T]`` int64 token ids, for routers that go by them.
         """
         x_th = x.reshape(-1, x.shape[-1])
+        ids_t = None if ids is None else ids.reshape(-1)
+        sequences = len(x) if x.dim() > 2 else 1
         if self.shards is not None:
-            routing = self._route_shards(x_th, self.shards)
+            routing = self._route_shards(x_th, ids_t, sequences, self.shards)
             # what is dropped is dropped by shard: slots would compute the same
             return self._ragged(x_th, routing).view_as(x), routing
-        routing = cast("Router", self.router)(x_th)
+        routing = cast("Router", self.router)(x_th, ids=ids_t)
+        routing = self._balanced([routing], sequences)[0]
         drops = None if self.dispatch == "dropless" else routing.dropped()
         report_routing(self.layer, routing.demand(), drops, self.group)
         through = self._padded if self.dispatch == "padded" else self._ragged
         return through(x_th, routing).view_as(x), routing
 
-    def _route_shards(self, x_th: Tensor, shards: Shards) -> Routing:
+    def _balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
+        """The routings with the balance loss of this layer's scope; their load counts.
+
+        Parameters
+        ----------
+        routings
+            Of one rank, or of the shards of several.
+        sequences
+            Of each.
+        """
+        # a recomputed forward pass has been counted already
+        if torch._C._current_graph_task_id() == -1:
+            demand = torch.stack([r.demand() for r in routings]).sum(0)
+            self._load = self._load.to(demand.device) + demand
+        if self.balance_scope == "micro_batch":
+            return routings
+        counts = None
+        if self.balance_scope == "global":
+            counts = torch.stack([balance_counts(r) for r in routings]).sum(0)
+            if self.replicas is not None and self.replicas.size() > 1:
+                with at(layer=self.layer, label="balance_counts"):
+                    dist.all_reduce(counts, group=self.replicas)
+        scope = self.balance_scope
+        losses = [
+            balance_loss(r, scope, sequences=sequences, counts=counts) for r in routings
+        ]
+        return [
+            replace(r, auxiliary_loss=loss)
+            for r, loss in zip(routings, losses, strict=True)
+        ]
+
+    def _route_shards(
+        self, x_th: Tensor, ids_t: Tensor | None, sequences: int, shards: Shards
+    ) -> Routing:
         """Route each rank's tokens as that rank does, and report it."""
-        router = cast("Router", self.router)
-        routings = [router(x) for x in x_th.chunk(shards.count)]
+        router, count = cast("Router", self.router), shards.count
+        ids = [None] * count if ids_t is None else ids_t.chunk(count)
+        routings = [
+            router(x, ids=i) for x, i in zip(x_th.chunk(count), ids, strict=True)
+        ]
+        routings = self._balanced(routings, sequences // count)
         drops = None
         if self.dispatch != "dropless":
             drops = torch.stack([r.dropped() for r in routings])

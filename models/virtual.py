@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from moetraffic.gating import Routing
 from moetraffic.patterns import ParallelLayout, Workload
 
+from .adaptation import adapt
 from .corpus import Corpus, load
 from .dropping import LossyNetwork
 from .gpt import GPT
@@ -111,6 +112,8 @@ class VirtualTraining:
         self.network = LossyNetwork(workload.dropping, plan.seed) if lossy else None
         model = GPT(workload.model, workload.gating, seed=plan.seed)
         self.model, self.device = placed(model, plan)
+        for mixture in self.model.mixtures:
+            mixture.balance_over(workload.gating.balance_scope, None)
         self.dense = GradientBucket(model.dense_parameters())
         self.experts = GradientBucket(model.expert_parameters())
         self.optimizer = AdamW(
@@ -131,6 +134,7 @@ class VirtualTraining:
         if plan.clip > 0:
             clip(self.dense, self.experts, self.alone, plan.clip)
         self.optimizer.step(learning_rate(plan, iteration))
+        adapt(self.model.mixtures, None)
         mean: list[float] = (losses / plan.accumulation).tolist()
         return mean
 
@@ -153,6 +157,8 @@ class VirtualTraining:
         self.dense.zero()
         a_rank = plan.micro_batch * self.workload.model.sequence
         stride = max(1, PASS_TOKENS // a_rank)
+        if self.workload.gating.balance_scope == "global":
+            stride = self.ranks  # a loss over all ranks' tokens needs them in one pass
         losses = torch.zeros(self.ranks, dtype=torch.float64)
         for slot in range(plan.accumulation):
             for first in range(0, self.ranks, stride):

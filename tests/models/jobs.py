@@ -141,7 +141,7 @@ class Fixed(torch.nn.Module):
         super().__init__()
         self.chosen, self.experts = chosen, experts
 
-    def forward(self, x: torch.Tensor) -> Routing:
+    def forward(self, x: torch.Tensor, *, ids: torch.Tensor | None = None) -> Routing:
         expert = torch.tensor(self.chosen).expand(len(x), -1)
         return Routing.token_choice(
             expert=expert,
