@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from moetraffic.errors import LayoutError
-from moetraffic.gating import Routing
+from moetraffic.gating import (
+    DeepSeekRouter,
+    ExpertChoiceRouter,
+    Routing,
+    balance_loss,
+)
 
 
 def token_choice(capacity: int | None = None) -> Routing:
@@ -57,3 +62,24 @@ def test_expert_choice_fits_the_type() -> None:
     assert routing.demand().tolist() == [2, 2]
     with pytest.raises(LayoutError, match=r"\[T, K\] view .* k is None"):
         routing.expert_tk  # noqa: B018 - reading it is the test
+
+
+def test_shards_are_joined_with_what_balances_them() -> None:
+    torch.manual_seed(0)
+    router, x = DeepSeekRouter(4, 5, k=2, capacity_factor=1.0), torch.randn(12, 4)
+    shards = [router(part) for part in x.chunk(3)]
+    whole = Routing.joined(shards)
+    assert (whole.tokens, whole.k) == (12, 2)
+    assert whole.token.tolist() == [t for t in range(12) for _ in range(2)]
+    assert whole.probabilities is not None
+    assert whole.probabilities.shape == (12, 5)
+    assert whole.balanced is not None
+    assert whole.balanced.shape == (12, 2)
+    assert torch.equal(whole.load(), sum(s.load() for s in shards))
+    # the mean of the shards' losses is the loss by sequence, a shard for a sequence
+    torch.testing.assert_close(
+        balance_loss(whole, "sequence", sequences=3), whole.auxiliary_loss
+    )
+    none = Routing.joined([ExpertChoiceRouter(4, 5, k=1)(x[:6]) for _ in range(2)])
+    assert none.probabilities is None
+    assert none.demand().sum() == 2 * 5 * 2  # 5 experts take ceil(6 / 5) tokens

@@ -181,6 +181,19 @@ def lonely(rank: int, world: int, chosen: list[int]) -> dict[str, Any]:
     }
 
 
+def fairscale(rank: int, world: int, workloads: dict[str, str]) -> dict[str, Any]:
+    """The layer in the middle of a model and as its first, and training by router."""
+    trained = {}
+    for router, workload in workloads.items():
+        torch.manual_seed(rank)  # the gate's noise
+        trained[router] = training(rank, world, workload)
+    return {
+        "middle": fairscale_layer(rank, world, "float32", first=False),
+        "first": fairscale_layer(rank, world, "float64", first=True),
+        "trained": trained,
+    }
+
+
 def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str, Any]:
     """fairscale's MOELayer and our padded layer around its gate, with equal weights."""
     fairscale_moe = importlib.import_module("moetraffic.models.fairscale_moe")

@@ -18,11 +18,21 @@ Run = Callable[..., list[Any]]
 RANKS = 2
 
 
+def work(router: str) -> str:
+    return Workload(
+        model=ModelShape(
+            layers=2, hidden=16, heads=2, sequence=16, experts=4, moe_every=1
+        ),
+        gating=Gating(router=router, dispatch="padded", capacity_factor=1.0),
+        layout=ParallelLayout(dp=RANKS, ep=RANKS),
+        training=Training(iterations=3, micro_batch=2, warmup=0),
+    ).to_json()
+
+
 @pytest.fixture(scope="module")
 def ran(run_ranks: Run) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = run_ranks(
-        "fairscale_layer", RANKS, dtype="float32", first=False
-    )
+    workloads = {router: work(router) for router in ("fairscale", "fairscale-top2")}
+    results: list[dict[str, Any]] = run_ranks("fairscale", RANKS, workloads=workloads)
     return results
 
 
@@ -34,9 +44,14 @@ def sent(result: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+def halves(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our layer's results and fairscale's."""
+    return result["MixtureOfExperts"], result["FairscaleMixture"]
+
+
 def test_output_and_gradients_are_those_of_our_layer(ran: list[dict[str, Any]]) -> None:
     for result in ran:
-        ours, theirs = result["MixtureOfExperts"], result["FairscaleMixture"]
+        ours, theirs = halves(result["middle"])
         assert ours["y"].abs().sum() > 0
         torch.testing.assert_close(theirs["y"], ours["y"], rtol=1e-4, atol=1e-4)
         assert set(theirs["gradients"]) == set(ours["gradients"])
@@ -51,7 +66,8 @@ def test_its_all_to_alls_stand_at_layer_and_phase(ran: list[dict[str, Any]]) -> 
     experts, tokens, hidden = 2 * RANKS, 4 * RANKS, 8
     capacity = 2 * tokens // experts
     for result in ran:
-        calls = sent(result["FairscaleMixture"])
+        _, theirs = halves(result["middle"])
+        calls = sent(theirs)
         assert [(layer, phase) for layer, phase, *_ in calls] == [
             (3, "dispatch"),
             (3, "combine"),
@@ -62,12 +78,12 @@ def test_its_all_to_alls_stand_at_layer_and_phase(ran: list[dict[str, Any]]) -> 
         for _, _, shape, send in calls:
             assert torch.Size(shape).numel() == experts * capacity * hidden
             assert send is None
-        assert result["FairscaleMixture"]["place"] == NOWHERE
+        assert theirs["place"] == NOWHERE
 
 
 def test_demand_is_what_the_dispatch_mask_says(ran: list[dict[str, Any]]) -> None:
     for result in ran:
-        ours, theirs = result["MixtureOfExperts"], result["FairscaleMixture"]
+        ours, theirs = halves(result["middle"])
         (said,) = [c for c in theirs["log"] if c["operation"] == "routing"]
         assert said == {
             "operation": "routing",
@@ -80,9 +96,11 @@ def test_demand_is_what_the_dispatch_mask_says(ran: list[dict[str, Any]]) -> Non
         assert theirs["log"].index(said) == 0
 
 
-def test_an_input_without_gradient_has_no_dispatch_grad(run_ranks: Run) -> None:
-    for result in run_ranks("fairscale_layer", RANKS, dtype="float64", first=True):
-        ours, theirs = result["MixtureOfExperts"], result["FairscaleMixture"]
+def test_an_input_without_gradient_has_no_dispatch_grad(
+    ran: list[dict[str, Any]],
+) -> None:
+    for result in ran:
+        ours, theirs = halves(result["first"])
         phases = [phase for _, phase, *_ in sent(theirs)]
         assert phases == ["dispatch", "combine", "combine_grad"]
         assert theirs["place"] == NOWHERE
@@ -90,26 +108,17 @@ def test_an_input_without_gradient_has_no_dispatch_grad(run_ranks: Run) -> None:
         torch.testing.assert_close(theirs["y"], ours["y"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_trains_as_with_our_layer_around_the_gate(run_ranks: Run) -> None:
-    def work(router: str) -> str:
-        return Workload(
-            model=ModelShape(
-                layers=2, hidden=16, heads=2, sequence=16, experts=4, moe_every=1
-            ),
-            gating=Gating(router=router, dispatch="padded", capacity_factor=1.0),
-            layout=ParallelLayout(dp=RANKS, ep=RANKS),
-            training=Training(iterations=3, micro_batch=2, warmup=0),
-        ).to_json()
-
-    theirs = run_ranks("training", RANKS, workload=work("fairscale"))
-    ours = run_ranks("training", RANKS, workload=work("fairscale-top2"))
+def test_a_model_trains_as_with_our_layer_around_the_gate(
+    ran: list[dict[str, Any]],
+) -> None:
     ahead = [(m, p) for m in (0, 1) for p in ("dispatch", "combine")]
     back = [(m, f"{p}_grad") for m in (1, 0) for p in ("combine", "dispatch")]
-    for a, b in zip(theirs, ours, strict=True):
+    for result in ran:
+        a, b = result["trained"]["fairscale"], result["trained"]["fairscale-top2"]
         assert a["losses"] == pytest.approx(b["losses"], rel=1e-4)
         assert len(set(a["losses"])) == 3
-        for result in (a, b):
-            phases = [(layer, phase) for layer, phase, *_ in sent(result)]
+        for trained in (a, b):
+            phases = [(layer, phase) for layer, phase, *_ in sent(trained)]
             assert phases == 3 * (ahead + back)
 
 
