@@ -10,6 +10,9 @@ from torch.nn import functional as F
 class FeedForward(nn.Module):
     """The dense feed-forward of a layer without experts."""
 
+    column_parallel = ("up",)
+    row_parallel = ("down",)
+
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
         self.up = nn.Linear(hidden, width, bias=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 from typing import cast
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -97,6 +98,9 @@ class GPT(nn.Module):
         The expert-parallel process group, or None.
     seed
         Decides the initial parameters, see :meth:`reset_parameters`.
+    layers
+        The blocks to hold, a stage of a pipeline; None holds all.  The embeddings come
+        with the first layer, the head (whose weight is the embedding) with the last.
     """
 
     def __init__(
@@ -106,15 +110,20 @@ class GPT(nn.Module):
         *,
         group: dist.ProcessGroup | None = None,
         seed: int = 0,
+        layers: range | None = None,
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.token = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.position = nn.Embedding(shape.sequence, shape.hidden)
-        self.blocks = nn.ModuleList(
-            Block(shape, gating, layer, group) for layer in range(shape.layers)
+        held = range(shape.layers) if layers is None else layers
+        if 0 in held or shape.layers - 1 in held:
+            self.token = nn.Embedding(shape.vocabulary, shape.hidden)
+        if 0 in held:
+            self.position = nn.Embedding(shape.sequence, shape.hidden)
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(shape, gating, layer, group) for layer in held}
         )
-        self.norm = nn.LayerNorm(shape.hidden, bias=False)
+        if shape.layers - 1 in held:
+            self.norm = nn.LayerNorm(shape.hidden, bias=False)
         self.reset_parameters(seed)
 
     @property
@@ -136,17 +145,20 @@ class GPT(nn.Module):
         """Draw the parameters as GPT-2 does, from ``seed`` alone.
 
         Matrices are N(0, 0.02^2), those that end a residual branch divided by
-        sqrt(2 layers); norms are 1.  A dense parameter depends on (seed, its place),
+        sqrt(2 layers); norms are 1.  A dense parameter depends on (seed, its name),
         an expert on (seed, layer, global expert): a model has the same parameters
-        however its experts are spread over ranks.
+        however its layers and experts are spread over ranks.
         """
         residual = 0.02 / sqrt(2 * self.shape.layers)
-        for place, p in enumerate(self.dense_parameters()):
+        experts = {id(p) for p in self.expert_parameters()}
+        for name, p in self.named_parameters():
+            if id(p) in experts:
+                continue
             if p.dim() == 1:
                 p.fill_(1.0)
             else:
-                _draw(p, 0.02, generator(Stream.DENSE, seed, place))
-        for block in cast("Iterable[Block]", self.blocks):
+                _draw(p, 0.02, generator(Stream.DENSE, seed, crc32(name.encode())))
+        for block in cast("Iterable[Block]", self.blocks.values()):
             block.attention.out.weight.mul_(residual / 0.02)
             if isinstance(block.mlp, FeedForward):
                 block.mlp.down.weight.mul_(residual / 0.02)
@@ -158,16 +170,29 @@ class GPT(nn.Module):
                 _draw(up[local], 0.02, draws)
                 _draw(down[local], residual, draws)
 
-    def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        """``[B, S]`` int64 tokens to ``[B, S, V]`` logits, and each MoE's routing."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``[B, S]`` int64 tokens to ``[B, S, h]`` (with the first layer)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.token(tokens) + self.position(places)
+        x: Tensor = self.token(tokens) + self.position(places)
+        return x
+
+    def run(self, x: Tensor) -> tuple[Tensor, list[Routing]]:
+        """``[B, S, h]`` through the blocks held here, and each MoE layer's routing."""
         routings = []
-        for block in self.blocks:
+        for block in self.blocks.values():
             x, routing = block(x)
             if routing is not None:
                 routings.append(routing)
-        return F.linear(self.norm(x), self.token.weight), routings
+        return x, routings
+
+    def head(self, x: Tensor) -> Tensor:
+        """``[B, S, h]`` to ``[B, S, V]`` logits (with the last layer)."""
+        return F.linear(self.norm(x), self.token.weight)
+
+    def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
+        """``[B, S]`` int64 tokens to ``[B, S, V]`` logits, and each MoE's routing."""
+        x, routings = self.run(self.embed(tokens))
+        return self.head(x), routings
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Losses:
         """The losses of ``[B, S]`` int64 tokens and the tokens that follow them."""
