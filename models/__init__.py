@@ -5,8 +5,9 @@ from __future__ import annotations
 from .corpus import Corpus
 from .feedforward import Experts
 from .gpt import GPT, Losses
+from .gradients import GradientBucket, Shares, clip
 from .moe import MixtureOfExperts
-from .parallel import GradientBucket, ParallelGroups, clip, connect, synchronise
+from .parallel import ParallelGroups, connect
 from .train import train
 from .virtual import train_virtually
 
@@ -18,9 +19,9 @@ __all__ = [
     "Losses",
     "MixtureOfExperts",
     "ParallelGroups",
+    "Shares",
     "clip",
     "connect",
-    "synchronise",
     "train",
     "train_virtually",
 ]

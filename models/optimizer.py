@@ -43,8 +43,8 @@ class AdamW:
         """Move the parameters against their gradients, at this learning rate."""
         for states, weight_decay in self._parts:
             adamw(
-                states.parameters,
-                [p.grad for p in states.parameters if p.grad is not None],
+                [local(p) for p in states.parameters],
+                [local(p.grad) for p in states.parameters if p.grad is not None],
                 states.means,
                 states.squares,
                 [],
@@ -60,13 +60,19 @@ class AdamW:
             )
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor (a DTensor); any other is itself."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
 class _States:
     """Parameters and what Adam remembers of each."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters: list[Tensor] = list(parameters)
-        self.means = [torch.zeros_like(p) for p in parameters]  # of the gradient
-        self.squares = [torch.zeros_like(p) for p in parameters]  # of its square
+        self.parameters = parameters
+        self.means = [torch.zeros_like(local(p)) for p in parameters]  # of the gradient
+        self.squares = [torch.zeros_like(m) for m in self.means]  # of its square
         # float32 whatever the parameter is: torch counts steps so
         self.steps = [torch.zeros((), device=p.device) for p in parameters]
 

@@ -1,10 +1,4 @@
-"""Process groups of a parallel layout, and gradients kept equal over their ranks.
-
-The loss of a run is the mean of its ranks' losses.  A dense parameter lives on every
-rank: its gradient is the mean over the world.  An expert's gradient on the rank that
-holds it already sums what the ranks of its expert-parallel group sent there: it is
-summed over the copies of the expert and divided by the world's size.
-"""
+"""Process groups of a parallel layout: this rank's place in the world."""
 
 from __future__ import annotations
 
@@ -13,13 +7,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from moetraffic.capture import at
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
+
+KINDS = ("dp", "ep", "edp", "tp", "pp", "embedding")
+"""Kinds of process groups beside the world."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,13 +26,25 @@ class ParallelGroups:
     layout: ParallelLayout
     rank: int  # in the world
     dp_rank: int  # among the data-parallel replicas: decides the data
-    world: dist.ProcessGroup | None
-    ep: dist.ProcessGroup | None  # the ranks that share one set of experts
-    edp: dist.ProcessGroup | None  # the ranks that hold copies of the same experts
+    stage: int = 0  # of the pipeline
+    world: dist.ProcessGroup | None = None
+    dp: dist.ProcessGroup | None = None  # copies of the same dense parameters
+    ep: dist.ProcessGroup | None = None  # the ranks that share one set of experts
+    edp: dist.ProcessGroup | None = None  # copies of the same experts
+    # the ranks that share each layer's matrices; None for tp = 1
+    tp: dist.ProcessGroup | None = None
+    # the stages of this rank's pipeline; None for pp = 1
+    pp: dist.ProcessGroup | None = None
+    # the first and last of several stages, which both hold the tied embedding
+    embedding: dist.ProcessGroup | None = None
 
     def by_kind(self) -> Mapping[str, dist.ProcessGroup | None]:
         """The groups by their kind, as a recorder wants them."""
-        return {"world": self.world, "ep": self.ep, "edp": self.edp}
+        return {kind: getattr(self, kind) for kind in ("world", *KINDS)}
+
+    def layers(self, layers: int) -> range:
+        """The global layers of this rank's stage, of a model with so many."""
+        return self.layout.stages(layers)[self.stage]
 
     def placement(self, experts: int) -> tuple[int, ...]:
         """For each global expert, the rank within the expert-parallel group."""
@@ -72,107 +78,38 @@ def connect(
             f"and {ranks} were started: change --dp or start {layout.world} ranks"
         )
     if not ready:
-        return ParallelGroups(
-            layout=layout, rank=0, dp_rank=0, world=None, ep=None, edp=None
-        )
+        return ParallelGroups(layout=layout, rank=0, dp_rank=0)
     rank = dist.get_rank()
-    mine = next(ranks for ranks in layout.groups("dp") if rank in ranks)
+
+    def place(kind: str) -> int:
+        return next(r for r in layout.groups(kind) if rank in r).index(rank)
+
+    def group(kind: str, wanted: bool = True) -> dist.ProcessGroup | None:
+        return _subgroup(layout, kind, timeout) if wanted else None
+
     return ParallelGroups(
         layout=layout,
         rank=rank,
-        dp_rank=mine.index(rank),
+        dp_rank=place("dp"),
+        stage=place("pp"),
         world=dist.group.WORLD,
-        ep=_subgroup(layout, "ep", timeout),
-        edp=_subgroup(layout, "edp", timeout),
+        dp=group("dp"),
+        ep=group("ep"),
+        edp=group("edp"),
+        tp=group("tp", layout.tp > 1),
+        pp=group("pp", layout.pp > 1),
+        embedding=group("embedding", layout.pp > 1),
     )
 
 
 def _subgroup(
     layout: ParallelLayout, kind: str, timeout: timedelta | None
-) -> dist.ProcessGroup:
+) -> dist.ProcessGroup | None:
     # Also a group of one rank, or of all: who records tells kinds apart by the group.
     ranks = [list(group) for group in layout.groups(kind)]
     make = cast(
-        "Callable[..., tuple[dist.ProcessGroup, object]]",
+        "Callable[..., tuple[dist.ProcessGroup | None, object]]",
         dist.new_subgroups_by_enumeration,
     )
     mine, _ = make(ranks, timeout=timeout)
     return mine
-
-
-class GradientBucket:
-    """The gradients of some parameters as views of one flat tensor.
-
-    One collective then reduces them all, without copies.  Nobody may set a ``grad`` to
-    None afterwards: it would drop the view.
-
-    Parameters
-    ----------
-    parameters
-        At least one, all of one dtype and device.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        # [elements of all parameters]
-        self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
-        sizes = [p.numel() for p in parameters]
-        for p, part in zip(parameters, torch.split(self.flat, sizes), strict=True):
-            p.grad = part.view_as(p)
-
-    def zero(self) -> None:
-        """Forget the gradients."""
-        self.flat.zero_()
-
-
-def synchronise(
-    dense: GradientBucket, experts: GradientBucket, groups: ParallelGroups
-) -> None:
-    """Give every parameter the gradient of the mean loss over all ranks, in place."""
-    size = groups.layout.world
-    if size == 1:
-        return
-    with at(label="gradient_sync"):
-        dist.all_reduce(dense.flat, group=groups.world)
-    if groups.layout.edp > 1:
-        with at(label="expert_gradient_sync"):
-            dist.all_reduce(experts.flat, group=groups.edp)
-    dense.flat /= size
-    experts.flat /= size
-
-
-def gradient_norm(
-    dense: GradientBucket, experts: GradientBucket, groups: ParallelGroups
-) -> Tensor:
-    """The 2-norm of the whole model's gradient, the same on every rank.
-
-    Each dense parameter and each expert counts once.  Call it after
-    :func:`synchronise`.
-
-    Returns
-    -------
-    Tensor
-        Scalar, float64.
-    """
-    squares = _square(experts.flat)
-    if groups.layout.ep > 1:
-        with at(label="gradient_norm"):
-            dist.all_reduce(squares, group=groups.ep)
-    return (squares + _square(dense.flat)).sqrt().squeeze()
-
-
-def clip(
-    dense: GradientBucket,
-    experts: GradientBucket,
-    groups: ParallelGroups,
-    largest: float,
-) -> None:
-    """Scale the gradients down to a norm of ``largest``, by one factor everywhere."""
-    factor = (largest / (gradient_norm(dense, experts, groups) + 1e-6)).clamp(max=1.0)
-    dense.flat *= factor
-    experts.flat *= factor
-
-
-def _square(flat: Tensor) -> Tensor:
-    # [1]: the hook on collectives sees a row of one element
-    norm: Tensor = torch.linalg.vector_norm(flat)
-    return norm.double().square().reshape(1)

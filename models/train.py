@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Training, Workload
 
+from .adaptation import adapt
 from .corpus import Corpus, load
-from .gpt import GPT
-from .optimizer import AdamW, learning_rate
-from .parallel import GradientBucket, ParallelGroups, clip, connect, synchronise
+from .gpt import GPT, Losses
+from .gradients import Replicated, Shares, Updates, clip
+from .optimizer import learning_rate
+from .parallel import ParallelGroups, connect
+from .randomness import Stream, seed_of
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
 
 DTYPES = {
     "float32": torch.float32,
@@ -43,8 +50,9 @@ def train(
     """Train a workload on this rank; all ranks of its layout call this together.
 
     The result depends on the workload, the corpus and the kind of machine alone: not on
-    recording, and on the expert-parallel degree only by rounding.  On the CPU it is the
-    same bit for bit each time; CUDA adds gradients of rows in no fixed order.
+    recording, and on how replicas are spread over ranks (ep, tp, pp, their order, ZeRO)
+    only by rounding.  On the CPU it is the same bit for bit each time; CUDA adds
+    gradients of rows in no fixed order.
 
     Parameters
     ----------
@@ -64,8 +72,8 @@ def train(
     Returns
     -------
     list of float
-        The cross-entropy of each iteration on this rank, nats a token: the mean over
-        its micro-batches.
+        The cross-entropy of each iteration on this rank's replica, nats a token: the
+        mean over its micro-batches.
 
     Raises
     ------
@@ -83,9 +91,14 @@ def train(
         # ranks share the cores, and sums must not depend on how many threads there are
         torch.set_num_threads(1)
     try:
-        model = GPT(shape, workload.gating, group=groups.ep, seed=plan.seed)
-        model, device = placed(model, plan)
-        loop = _Loop(workload, model, groups, corpus, device)
+        model = GPT(
+            shape,
+            workload.gating,
+            group=groups.ep,
+            seed=plan.seed,
+            layers=groups.layers(shape.layers),
+        )
+        loop = _Loop(workload, model, groups, corpus)
         losses = []
         for iteration in range(plan.iterations):
             losses.append(loop.iterate(iteration))
@@ -109,32 +122,61 @@ class _Loop:
         model: GPT,
         groups: ParallelGroups,
         corpus: Corpus,
-        device: torch.device,
     ) -> None:
-        plan = workload.training
+        plan, layout = workload.training, workload.layout
         self.workload, self.model, self.groups = workload, model, groups
-        self.corpus, self.device = corpus, device
+        self.corpus = corpus
         self.tokens = plan.micro_batch * plan.accumulation * workload.model.sequence
-        self.dense = GradientBucket(model.dense_parameters())
-        self.experts = GradientBucket(model.expert_parameters())
-        self.optimizer = AdamW(
-            [*model.dense_parameters(), *model.expert_parameters()],
-            weight_decay=plan.weight_decay,
-        )
+        # what a layout does not need is not imported: fairscale's optimisers and
+        # torch's pipelines load the compiler, 5 s of every rank's start
+        sliced: list[nn.Parameter] = []
+        if layout.tp > 1:
+            from .tensor import split
+
+            sliced = split(model, groups)
+        model, self.device = placed(model, plan)
+        for mixture in model.mixtures:
+            mixture.balance_over(workload.gating.balance_scope, groups.dp)
+        shares = Shares.of(model, groups, sliced)
+        self.updates: Updates
+        if layout.zero:
+            from .zero import updates
+
+            self.updates = updates(model, shares, groups, plan)
+        else:
+            self.updates = Replicated(model, shares, groups, plan)
+        self.pipeline: Pipeline | None = None
+        if layout.pp > 1:
+            from .pipeline import Pipeline
+
+            self.pipeline = Pipeline(model, workload, groups)
 
     def iterate(self, iteration: int) -> float:
         """One optimiser step; returns this rank's cross-entropy."""
         plan = self.workload.training
-        self.dense.zero()
-        self.experts.zero()
-        loss = sum(self._micro_batch(iteration, m) for m in range(plan.accumulation))
-        synchronise(self.dense, self.experts, self.groups)
+        # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
+        torch.manual_seed(
+            seed_of(Stream.NOISE, plan.seed, iteration, self.groups.dp_rank)
+        )
+        self.updates.begin()
+        loss = self._forward_and_backward(iteration)
+        self.updates.reduce()
+        # Step 2: one factor for the whole model, then the parameters move.
         if plan.clip > 0:
-            clip(self.dense, self.experts, self.groups, plan.clip)
-        self.optimizer.step(learning_rate(plan, iteration))
-        return loss / plan.accumulation
+            clip(self.updates, self.groups, plan.clip)
+        self.updates.step(learning_rate(plan, iteration))
+        # Step 3: what routers learn from the whole step.
+        adapt(self.model.mixtures, self.groups.dp)
+        return loss
 
-    def _micro_batch(self, iteration: int, micro_batch: int) -> float:
+    def _forward_and_backward(self, iteration: int) -> float:
+        micro_batches = range(self.workload.training.accumulation)
+        if self.pipeline is not None:
+            return self.pipeline.run([self._batch(iteration, m) for m in micro_batches])
+        loss = sum(self._micro_batch(iteration, m) for m in micro_batches)
+        return loss / len(micro_batches)
+
+    def _batch(self, iteration: int, micro_batch: int) -> tuple[Tensor, Tensor]:
         plan = self.workload.training
         tokens, targets = self.corpus.batch(
             sequences=plan.micro_batch,
@@ -144,8 +186,15 @@ class _Loop:
             micro_batch=micro_batch,
             rank=self.groups.dp_rank,
         )
-        losses = self.model(tokens.to(self.device), targets.to(self.device))
-        (losses.total(self.workload.gating) / plan.accumulation).backward()
+        return tokens.to(self.device), targets.to(self.device)
+
+    def _micro_batch(self, iteration: int, micro_batch: int) -> float:
+        tokens, targets = self._batch(iteration, micro_batch)
+        with self.updates.micro_batch():
+            losses: Losses = self.updates.module(tokens, targets)
+            total = losses.total(self.workload.gating)
+            scaled = total / self.workload.training.accumulation
+            scaled.backward()  # type: ignore[no-untyped-call]
         return float(losses.cross_entropy.detach())
 
 

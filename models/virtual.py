@@ -23,7 +23,9 @@ from .dropping import LossyNetwork
 from .gpt import GPT
 from .moe import Shards
 from .optimizer import AdamW, learning_rate
-from .parallel import GradientBucket, clip, connect
+from .gradients import Replicated, Shares, clip
+from .parallel import connect
+from .randomness import Stream, seed_of
 from .train import placed
 
 PASS_TOKENS = 16_384
@@ -124,6 +126,7 @@ class VirtualTraining:
     def iterate(self, iteration: int) -> list[float]:
         """One optimiser step; returns each rank's cross-entropy."""
         plan = self.workload.training
+        torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
         self.experts.zero()
         if self.network is not None:
             self.network.iteration = iteration

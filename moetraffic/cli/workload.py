@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Annotated, Any
 
 import typer
@@ -75,10 +76,15 @@ SETTINGS = (
     Setting(
         "gating", "options", list[str], _router_options(), "none", "--router-option"
     ),
-    Setting("layout", "ep", int, "Expert-parallel ranks.", "all"),
+    Setting("layout", "dp", int, "Data-parallel replicas.", "ranks / (tp pp cp)"),
+    Setting("layout", "ep", int, "Expert-parallel ranks, a divisor of dp.", "dp"),
+    Setting("layout", "tp", int, "Tensor-parallel ranks of a layer."),
+    Setting("layout", "pp", int, "Pipeline stages."),
+    Setting("layout", "order", str, "Axes over ranks, the fastest first."),
+    Setting("layout", "zero", int, "ZeRO stage: 0, 1, 2 or 3."),
     Setting("training", "iterations", int, "Steps."),
     Setting("training", "micro_batch", int, "Sequences of a rank in one forward pass."),
-    Setting("training", "accumulation", int, "Micro-batches of a step."),
+    Setting("training", "accumulation", int, "Micro-batches of a step.", "pp"),
     Setting("training", "learning_rate", float, "Peak of AdamW's learning rate."),
     Setting("training", "warmup", int, "Warm-up steps."),
     Setting("training", "seed", int, "Seed of everything."),
@@ -109,14 +115,14 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     Parameters
     ----------
     ranks
-        Data-parallel ranks times those of the other axes.
+        Data-parallel ranks times those of the other axes: what dp is, if not chosen.
     chosen
         Values by field name; a field that is absent or None was not chosen.
 
     Raises
     ------
     LayoutError
-        If the parts cannot go together.
+        If the ranks are not dp x tp x pp x cp, or the parts cannot go together.
     """
     if ranks < 1:
         raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
@@ -126,6 +132,8 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         given.setdefault(name, value)
     if "options" in given:
         given["options"] = parse_options(given["options"])
+    if given.get("pp", 1) > 1:
+        given.setdefault("accumulation", given["pp"])
     parts = {
         part: {
             s.field: given[s.field]
@@ -135,7 +143,7 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         for part in PANELS
     }
     parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
-    parts["layout"] = {"dp": ranks, "ep": ranks, **parts["layout"]}
+    parts["layout"] = _whole(ranks, parts["layout"])
     return Workload(
         **{part: replace(getattr(base, part), **new) for part, new in parts.items()}
     )
@@ -188,6 +196,22 @@ def _value(text: str) -> OptionValue:
         except ValueError:
             continue
     return text
+
+
+def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """The layout's fields, with the dp that all ranks make and an ep as wide as dp."""
+    sizes = {axis: layout.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")}
+    if min(sizes.values()) < 1:
+        return dict(layout)  # refused by ParallelLayout, which says which one
+    if "dp" not in layout:
+        sizes["dp"] = max(1, ranks // (sizes["tp"] * sizes["pp"] * sizes["cp"]))
+    if prod(sizes.values()) != ranks:
+        raise LayoutError(
+            "the ranks must be dp x tp x pp x cp, but there are "
+            f"{ranks} for {' x '.join(map(str, sizes.values()))}: change the number of "
+            "ranks, --tp or --pp"
+        )
+    return {"ep": sizes["dp"], **layout, "dp": sizes["dp"]}
 
 
 def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:

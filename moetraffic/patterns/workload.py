@@ -13,7 +13,7 @@ from typing import Any
 from moetraffic.errors import LayoutError
 
 from .dropping import Dropping, broken_dropping
-from .layout import ParallelLayout
+from .layout import ParallelLayout, unmet
 from .routers import Gating, broken_rules
 from .shape import ModelShape
 
@@ -149,27 +149,18 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
                 "lower --moe-every or raise --layers",
             )
         )
-    if m.experts % p.ep:
-        broken.append(
-            (
-                f"ep must divide the experts, but there are {m.experts} experts "
-                f"for ep {p.ep}",
-                "change --experts or --ep",
-            )
-        )
     broken += broken_rules(
         g,
         experts=m.experts,
         tokens=t.micro_batch * m.sequence,
         virtual=t.virtual,
     )
-    for axis in ("tp", "pp", "cp"):
-        if getattr(p, axis) != 1:
-            broken.append(
-                (
-                    f"training supports {axis} = 1 so far, but {axis} is "
-                    f"{getattr(p, axis)}",
-                    f"leave out --{axis}",
-                )
-            )
+    broken += unmet(
+        p,
+        layers=m.layers,
+        heads=m.heads,
+        width=m.ffn_multiple * m.hidden,
+        experts=m.experts,
+        accumulation=t.accumulation,
+    )
     return broken

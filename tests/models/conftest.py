@@ -11,8 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from moetraffic.models import GPT, Corpus, GradientBucket
+from moetraffic.models.optimizer import AdamW, learning_rate
+from moetraffic.patterns import Workload
+
 JOBS = Path(__file__).with_name("jobs.py")
 PATIENCE_S = 100.0
+
+PRELOADED = [
+    "moetraffic.models.pipeline",
+    "moetraffic.models.tensor",
+    "moetraffic.models.zero",
+    "fairscale.nn.data_parallel",
+    "torch.distributed.fsdp",
+]
 
 Run = Callable[..., list[Any]]
 
@@ -22,7 +34,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """``run_ranks(job, world, **arguments)``: each rank's result, by rank."""
     # the server imports torch once; ranks are forked from it and start at once
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["moetraffic.models"])
+    context.set_forkserver_preload(PRELOADED)
 
     def run(job: str, world: int = 4, **arguments: Any) -> list[Any]:
         folder = tmp_path_factory.mktemp(job)
@@ -55,3 +67,90 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_as_one(run_ranks: Run) -> Run:
+    """``run_as_one(workload)``: each rank's result of training, found to be right.
+
+    Losses and parameters are those of one process with the same shards.
+    """
+    known: dict[str, Any] = {}
+
+    def run(work: Workload, **arguments: Any) -> list[Any]:
+        key = repr((work.model, work.gating, work.training, work.layout.dp))
+        if key not in known:
+            known[key] = one_process(work)
+        ranks = run_ranks(
+            "training", work.layout.world, workload=work.to_json(), **arguments
+        )
+        for result in ranks:
+            same_as(known[key], result, work.layout.tp)
+        return ranks
+
+    return run
+
+
+def one_process(work: Workload) -> dict[str, Any]:
+    """The same training in one process: shards one after another, gradients summed."""
+    plan, replicas = work.training, range(work.layout.dp)
+    text = bytes((7 * i * i + i // 3) % 251 for i in range(4000))  # as jobs.TEXT
+    corpus = Corpus(
+        text=torch.frombuffer(bytearray(text), dtype=torch.uint8), source=""
+    )
+    model = GPT(work.model, work.gating, seed=plan.seed).double()
+    parameters = list(model.parameters())
+    bucket = GradientBucket(parameters)
+    optimizer = AdamW(parameters, weight_decay=plan.weight_decay)
+    losses: list[list[float]] = [[] for _ in replicas]
+    for iteration in range(plan.iterations):
+        bucket.zero()
+        for replica in replicas:
+            entropies = []
+            for micro_batch in range(plan.accumulation):
+                batch = corpus.batch(
+                    sequences=plan.micro_batch,
+                    length=work.model.sequence,
+                    seed=plan.seed,
+                    iteration=iteration,
+                    micro_batch=micro_batch,
+                    rank=replica,
+                )
+                parts = model(*batch)
+                total = parts.total(work.gating)
+                (total / plan.accumulation / len(replicas)).backward()
+                entropies.append(parts.cross_entropy.item())
+            losses[replica].append(sum(entropies) / plan.accumulation)
+        norm = bucket.flat.norm()
+        assert norm > plan.clip  # clipping acts
+        bucket.flat *= plan.clip / (norm + 1e-6)
+        optimizer.step(learning_rate(plan, iteration))
+    return {
+        "losses": losses,
+        "dense": {
+            name: p.detach()
+            for name, p in model.named_parameters()
+            if ".experts." not in name
+        },
+        "experts": {
+            (m.layer, expert, name): p[expert].detach()
+            for m in model.mixtures
+            for name, p in m.experts.named_parameters()
+            for expert in range(work.model.experts)
+        },
+    }
+
+
+def same_as(expected: dict[str, Any], result: dict[str, Any], tp: int) -> None:
+    """A rank has the losses of its replica, and its part of the parameters."""
+    losses = expected["losses"][result["dp_rank"]]
+    assert result["losses"] == pytest.approx(losses, rel=1e-9)
+    for kind in ("dense", "experts"):
+        for place, values in result[kind].items():
+            whole = expected[kind][place]
+            for dim, size in enumerate(values.shape):
+                if size != whole.shape[dim]:  # tensor parallelism has split it here
+                    whole = whole.chunk(tp, dim)[result["tp_rank"]]
+            torch.testing.assert_close(
+                values, whole, rtol=0, atol=1e-9, msg=lambda m, p=place: f"{p}: {m}"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,11 @@ import torch.distributed as dist
 import moetraffic.capture.annotate as annotate
 from moetraffic.gating import Routing
 from moetraffic.launch import heartbeat
-from moetraffic.models import (
-    GPT,
-    GradientBucket,
-    MixtureOfExperts,
-    clip,
-    connect,
-    synchronise,
-    train,
-)
+from moetraffic.models import GPT, MixtureOfExperts, Shares, clip, connect, train
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.exchange import exchange
-from moetraffic.patterns import ParallelLayout, Workload
+from moetraffic.models.gradients import Replicated
+from moetraffic.patterns import ParallelLayout, Training, Workload
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
 
@@ -83,7 +76,9 @@ def logged():
         end()
 
 
-def training(rank: int, world: int, workload: str, times: int = 1) -> dict[str, Any]:
+def training(
+    rank: int, world: int, workload: str, times: int = 1, capture: str = ""
+) -> dict[str, Any]:
     """Train, and return losses, parameters by name or (layer, expert), and the log."""
     module = importlib.import_module("moetraffic.models.train")
     models: list[GPT] = []
@@ -96,25 +91,45 @@ def training(rank: int, world: int, workload: str, times: int = 1) -> dict[str, 
     module.GPT = Kept
     work = Workload.from_json(workload)
     groups = connect(work.layout)
-    with logged() as log:
-        losses = [train(work, groups=groups, corpus=corpus()) for _ in range(times)]
+    with logged() as log, recorded(work, groups, capture) as recorder:
+        losses = [
+            train(work, recorder, groups=groups, corpus=corpus()) for _ in range(times)
+        ]
     (*_, model) = models
     experts = {
-        (m.layer, m.first_expert + i): torch.cat(
-            [m.experts.up[i].flatten(), m.experts.down[i].flatten()]
-        ).detach()
+        (m.layer, m.first_expert + i, name.removeprefix("inner.")): whole(p)[i]
         for m in model.mixtures
-        for i in range(len(m.experts.up))
+        for name, p in m.experts.named_parameters()
+        for i in range(work.model.experts // work.layout.ep)
     }
-    dense = torch.cat([p.detach().flatten() for p in model.dense_parameters()])
+    dense = {
+        name: whole(p)
+        for name, p in model.named_parameters()
+        if ".experts." not in name
+    }
     return {
         "losses": losses[0] if times == 1 else losses,
         "dense": dense,
         "experts": experts,
         "log": log,
         "dp_rank": groups.dp_rank,
+        "tp_rank": dist.get_rank(groups.tp) if groups.tp else 0,
+        "layers": groups.layers(work.model.layers),
         "placement": groups.placement(work.model.experts),
     }
+
+
+def whole(p: torch.Tensor) -> torch.Tensor:
+    """A parameter, gathered if each rank has a part."""
+    return (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+
+
+def recorded(work: Workload, groups: Any, capture: str) -> Any:
+    if not capture:
+        return nullcontext()
+    from moetraffic.capture import Recorder
+
+    return Recorder(capture, workload=work, groups=groups.by_kind())
 
 
 def exchanging(
@@ -234,20 +249,36 @@ def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str,
     return results
 
 
-def norms(rank: int, world: int, ep: int) -> dict[str, Any]:
-    """Gradients set by hand, synchronised and clipped."""
-    groups = connect(ParallelLayout(dp=world, ep=ep))
+def norms(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
+    """Gradients set by hand, reduced and clipped."""
+    groups = connect(ParallelLayout(**layout))
+    ep, tp = groups.layout.ep, groups.layout.tp
+    tp_rank = dist.get_rank(groups.tp) if groups.tp else 0
     dense = torch.nn.Parameter(torch.zeros(2))
-    expert = torch.nn.Parameter(torch.zeros(8 // ep))
-    buckets = GradientBucket([dense]), GradientBucket([expert])
-    assert dense.grad is not None
-    assert expert.grad is not None
-    dense.grad.fill_(rank)
-    expert.grad.copy_(torch.arange(8.0).view(ep, -1)[rank % ep])
-    synchronise(*buckets, groups)
-    synced = dense.grad.clone(), expert.grad.clone()
-    clip(*buckets, groups, 1.0)
-    return {"synced": synced, "clipped": (dense.grad, expert.grad)}
+    split = torch.nn.Parameter(torch.zeros(4 // tp))
+    expert = torch.nn.Parameter(torch.zeros(8 // ep // tp))
+    tied = torch.nn.Parameter(torch.zeros(1))
+    shares = Shares(
+        replicated=[dense, tied],
+        split=[split],
+        experts=[expert],
+        tied=tied if groups.embedding else None,
+    )
+    updates = Replicated(torch.nn.Module(), shares, groups, Training())
+    dense.grad.fill_(groups.dp_rank)
+    split.grad.copy_(torch.arange(4.0).view(tp, -1)[tp_rank])
+    mine = torch.arange(8.0).view(ep, tp, -1)
+    expert.grad.copy_(mine[groups.dp_rank % ep, tp_rank])
+    tied.grad.fill_(1 + groups.stage)
+    updates.reduce()
+    reduced = [p.grad.clone() for p in (dense, split, expert, tied)]
+    clip(updates, groups, 1.0)
+    clipped = [p.grad for p in (dense, split, expert, tied)]
+    return {
+        "reduced": reduced,
+        "clipped": clipped,
+        "place": (groups.dp_rank % ep, tp_rank, groups.stage),
+    }
 
 
 def program(

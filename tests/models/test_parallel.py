@@ -8,26 +8,53 @@ import torch
 from torch import nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.models import GradientBucket, connect
-from moetraffic.models.parallel import gradient_norm
-from moetraffic.patterns import ParallelLayout
+from moetraffic.models import GradientBucket, Shares, connect
+from moetraffic.models.gradients import Replicated, gradient_norm
+from moetraffic.patterns import ParallelLayout, Training
 
 
-@pytest.mark.parametrize("ep", [1, 2, 4])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 4},
+        {"dp": 4, "ep": 2},
+        {"dp": 4, "ep": 4},
+        {"dp": 2, "ep": 2, "tp": 2},
+        {"dp": 2, "pp": 2},
+        {"tp": 2, "pp": 2},
+        {"pp": 3},
+    ],
+    ids=str,
+)
 def test_gradients_are_means_and_one_factor_clips_all(
-    ep: int, run_ranks: Callable[..., list[Any]]
+    layout: dict[str, int], run_ranks: Callable[..., list[Any]]
 ) -> None:
-    ranks = run_ranks("norms", ep=ep)
-    # the dense gradient of rank r is r; expert e's is e on each of its 4/ep copies
-    dense = torch.full((2,), 1.5)
-    experts = torch.arange(8.0) * (4 // ep) / 4
-    norm = torch.cat([dense, experts]).norm()
-    for rank, result in enumerate(ranks):
-        mine = experts.view(ep, -1)[rank % ep]
-        for got, expected in zip(result["synced"], (dense, mine), strict=True):
-            torch.testing.assert_close(got, expected)
-        for got, expected in zip(result["clipped"], (dense, mine), strict=True):
-            torch.testing.assert_close(got, expected / norm, rtol=1e-5, atol=0)
+    whole = ParallelLayout(**layout)
+    dp, ep, tp, pp = whole.dp, whole.ep, whole.tp, whole.pp
+    ranks = run_ranks("norms", whole.world, layout=layout)
+    # the dense gradient of replica r is r; expert e's is e on each of its copies; the
+    # tied one of stage s is s + 1
+    dense = torch.full((2,), (dp - 1) / 2)
+    split = torch.arange(4.0)
+    experts = torch.arange(8.0) / ep
+    tied = 1.0 + pp if pp > 1 else 1.0
+    a_stage = torch.cat([dense, split, experts]).norm().item()
+    # a tied parameter counts once; one that is not tied counts on each stage
+    between = sum((1.0 + s) ** 2 for s in range(1, pp - 1))
+    norm = (pp * a_stage**2 + tied**2 + between) ** 0.5
+    for result in ranks:
+        ep_rank, tp_rank, stage = result["place"]
+        inner = 0 < stage < pp - 1
+        expected = [
+            dense,
+            split.view(tp, -1)[tp_rank],
+            experts.view(ep, tp, -1)[ep_rank, tp_rank],
+            torch.tensor([1.0 + stage if inner else tied]),
+        ]
+        for got, right in zip(result["reduced"], expected, strict=True):
+            torch.testing.assert_close(got, right)
+        for got, right in zip(result["clipped"], expected, strict=True):
+            torch.testing.assert_close(got, right / norm, rtol=1e-5, atol=0)
 
 
 def test_a_bucket_collects_gradients_without_copies() -> None:
@@ -43,10 +70,12 @@ def test_a_bucket_collects_gradients_without_copies() -> None:
 
 def test_norm_of_one_process() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    buckets = GradientBucket([a]), GradientBucket([b])
-    buckets[0].flat.fill_(3)
-    buckets[1].flat.fill_(4)
-    assert gradient_norm(*buckets, connect(ParallelLayout())).item() == 5
+    shares = Shares(replicated=[a], split=[], experts=[b])
+    groups = connect(ParallelLayout())
+    updates = Replicated(nn.Module(), shares, groups, Training())
+    updates.dense.flat.fill_(3)
+    updates.experts.flat.fill_(4)
+    assert gradient_norm(updates, groups).item() == 5
 
 
 def test_too_few_ranks_are_refused() -> None:
@@ -57,4 +86,5 @@ def test_too_few_ranks_are_refused() -> None:
 def test_placement_is_contiguous() -> None:
     groups = connect(ParallelLayout())
     assert groups.placement(3) == (0, 0, 0)
-    assert groups.by_kind() == {"world": None, "ep": None, "edp": None}
+    kinds = ("world", "dp", "ep", "edp", "tp", "pp", "embedding")
+    assert groups.by_kind() == dict.fromkeys(kinds)

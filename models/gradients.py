@@ -1,0 +1,212 @@
+"""Gradients kept equal over the ranks that hold copies of a parameter, and clipped.
+
+The loss of a run is the mean of its data-parallel replicas' losses.  A dense parameter
+lives on every replica: its gradient is the mean over them.  An expert's gradient on the
+rank that holds it already sums what the ranks of its expert-parallel group sent there:
+it is summed over the copies of the expert and divided by the number of replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moetraffic.capture import at
+from moetraffic.patterns import Training
+
+from .gpt import GPT
+from .optimizer import AdamW, local
+from .parallel import ParallelGroups
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shares:
+    """The parameters of a rank, by who else holds them."""
+
+    replicated: Sequence[nn.Parameter]  # whole on each tensor-parallel rank
+    split: Sequence[nn.Parameter]  # a slice for each tensor-parallel rank
+    experts: Sequence[nn.Parameter]  # slices too, where tp > 1
+    tied: nn.Parameter | None = None  # the replicated one on two pipeline stages
+
+    @classmethod
+    def of(
+        cls, model: GPT, groups: ParallelGroups, split: Sequence[nn.Parameter] = ()
+    ) -> Shares:
+        """A model's parameters; ``split`` are the dense ones that tp has sliced."""
+        slices = {id(p) for p in split}
+        dense = model.dense_parameters()
+        return cls(
+            replicated=[p for p in dense if id(p) not in slices],
+            split=list(split),
+            experts=model.expert_parameters(),
+            tied=cast("nn.Parameter", model.token.weight) if groups.embedding else None,
+        )
+
+    @property
+    def dense(self) -> list[nn.Parameter]:
+        """All but the experts."""
+        return [*self.replicated, *self.split]
+
+
+class Updates(Protocol):
+    """How a step's gradients are reduced, and the parameters moved."""
+
+    module: nn.Module  # what computes the losses
+    shares: Shares  # the parameters as they are now
+    sharded: bool  # whether ranks hold gradients that others do not
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        ...
+
+    def micro_batch(self) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of a micro-batch."""
+        ...
+
+    def reduce(self) -> None:
+        """After the last micro-batch: gradients are those of the mean loss."""
+        ...
+
+    def step(self, rate: float) -> None:
+        """Move the parameters at this learning rate."""
+        ...
+
+
+class GradientBucket:
+    """The gradients of some parameters as views of one flat tensor.
+
+    One collective then reduces them all, without copies.  Nobody may set a ``grad`` to
+    None afterwards: it would drop the view.
+
+    Parameters
+    ----------
+    parameters
+        All of one dtype and device.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        # [elements of all parameters]; a pipeline stage may hold no expert
+        parts = [torch.zeros_like(p).flatten() for p in parameters]
+        self.flat = torch.cat(parts) if parts else torch.empty(0)
+        sizes = [p.numel() for p in parameters]
+        for p, part in zip(parameters, torch.split(self.flat, sizes), strict=True):
+            p.grad = part.view_as(p)
+
+    def zero(self) -> None:
+        """Forget the gradients."""
+        self.flat.zero_()
+
+
+class Replicated:
+    """Every replica holds all gradients and optimiser states (no ZeRO)."""
+
+    sharded = False
+
+    def __init__(
+        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+    ) -> None:
+        self.module: nn.Module = model
+        self.shares, self.groups = shares, groups
+        self.dense = GradientBucket(shares.dense)
+        self.experts = GradientBucket(shares.experts)
+        self.optimizer = AdamW(
+            [*shares.dense, *shares.experts], weight_decay=plan.weight_decay
+        )
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        self.dense.zero()
+        self.experts.zero()
+
+    def micro_batch(self) -> AbstractContextManager[None]:
+        """Gradients add up; nothing is sent."""
+        return nullcontext()
+
+    def reduce(self) -> None:
+        """All-reduce, of dense parameters over dp, of experts over their copies."""
+        layout = self.groups.layout
+        if layout.dp > 1:
+            with at(label="gradient_sync"):
+                dist.all_reduce(self.dense.flat, group=self.groups.dp)
+        if layout.edp > 1 and len(self.experts.flat):
+            with at(label="expert_gradient_sync"):
+                dist.all_reduce(self.experts.flat, group=self.groups.edp)
+        self.dense.flat /= layout.dp
+        self.experts.flat /= layout.dp
+        synchronise_tied(self.shares, self.groups)
+
+    def step(self, rate: float) -> None:
+        """Move the parameters at this learning rate."""
+        self.optimizer.step(rate)
+
+
+def synchronise_tied(shares: Shares, groups: ParallelGroups) -> None:
+    """Add the gradients of the tied embedding's two copies, after the gradient sync.
+
+    The first stage looks tokens up in it and the last one makes logits of it, as in
+    Megatron-LM (``allreduce_word_embedding_grads`` of its finalize_model_grads.py).
+    """
+    if shares.tied is not None and shares.tied.grad is not None:
+        with at(label="embedding_sync"):
+            dist.all_reduce(shares.tied.grad, group=groups.embedding)
+
+
+def gradient_norm(updates: Updates, groups: ParallelGroups) -> Tensor:
+    """The 2-norm of the whole model's gradient, the same on every rank.
+
+    Each dense parameter and each expert counts once.  Call it on reduced gradients.
+
+    Returns
+    -------
+    Tensor
+        Scalar, float64.
+    """
+    shares = updates.shares
+    layout = groups.layout
+    # the last stage's copy of the tied embedding is the first stage's
+    twice = shares.tied if groups.stage > 0 else None
+    replicated = _square([p for p in shares.replicated if p is not twice])
+    split = _square(shares.split)
+    unique = _square(shares.experts)  # on no other rank of the model
+    with at(label="gradient_norm"):
+        if updates.sharded and layout.dp > 1:
+            both = torch.cat([unique + split, replicated])
+            dist.all_reduce(both, group=groups.dp)
+            unique, replicated = both[:1], both[1:]
+        else:
+            if layout.ep > 1:
+                dist.all_reduce(unique, group=groups.ep)
+            unique = unique + split
+        if layout.tp > 1:
+            dist.all_reduce(unique, group=groups.tp)
+        whole = unique + replicated
+        if layout.pp > 1:
+            dist.all_reduce(whole, group=groups.pp)
+    return whole.sqrt().squeeze()
+
+
+def clip(updates: Updates, groups: ParallelGroups, largest: float) -> None:
+    """Scale the gradients down to a norm of ``largest``, by one factor everywhere."""
+    norm = gradient_norm(updates, groups)
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in _gradients([*updates.shares.dense, *updates.shares.experts]):
+        gradient *= factor
+
+
+def _gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [local(p.grad) for p in parameters if p.grad is not None]
+
+
+def _square(parameters: Sequence[nn.Parameter]) -> Tensor:
+    # [1] float64: the hook on collectives sees a row of one element
+    device = parameters[0].device if parameters else torch.device("cpu")
+    norms = [torch.linalg.vector_norm(g).double() for g in _gradients(parameters)]
+    if not norms:
+        return torch.zeros(1, dtype=torch.float64, device=device)
+    return torch.stack(norms).square().sum().reshape(1)

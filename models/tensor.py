@@ -1,0 +1,189 @@
+"""Tensor parallelism: the matrices of a layer spread over ranks, by fairscale's layers.
+
+Attention and feed-forward multiply first by matrices split by output (columns), then by
+one split by input (rows), so that a layer has two all-reduces of its activations in the
+forward pass and two in the backward pass (Shoeybi et al., arXiv 1909.08053, section 3).
+Experts are split in the same way, each over all tensor-parallel ranks: their
+all-reduces are of the token copies that arrived.  Embeddings, head, norms and routers
+are whole on every rank, and stay equal there without communication.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch.distributed as dist
+from fairscale.nn.model_parallel import initialize
+from fairscale.nn.model_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from fairscale.nn.model_parallel.mappings import (
+    copy_to_model_parallel_region,
+    reduce_from_model_parallel_region,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from moetraffic.capture import at
+
+from .feedforward import Experts
+from .gpt import GPT
+from .moe import MixtureOfExperts
+from .parallel import ParallelGroups
+
+LABEL = "tensor_parallel"
+
+
+def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
+    """Keep of a model's matrices this rank's slices, and connect them.
+
+    A module names the ``nn.Linear`` to split by output in its class attribute
+    ``column_parallel`` and those to split by input in ``row_parallel``.
+
+    Parameters
+    ----------
+    model
+        With its initial parameters on the CPU; changed in place.
+    groups
+        This rank's process groups, with ``tp > 1``.
+
+    Returns
+    -------
+    list of Parameter
+        The dense parameters of which this rank now holds a slice.
+    """
+    _hand_over(groups)
+    slices: list[nn.Parameter] = []
+    for name, block in model.blocks.items():
+        layer = int(name)
+        for module in list(block.modules()):
+            if isinstance(module, MixtureOfExperts):
+                # an nn.Module to mypy, which has Experts there
+                halves = SplitExperts(module.experts, layer, groups)
+                module.experts = cast("Experts", halves)
+            elif hasattr(type(module), "column_parallel"):
+                slices += _split_linears(module, layer, groups)
+    return slices
+
+
+class SplitExperts(nn.Module):
+    """A rank's slices of its experts: each network's width over tensor ranks.
+
+    The region begins after the dispatch and ends before the combine, so what the
+    router's weights are multiplied with is whole and their gradient too.
+    """
+
+    def __init__(self, experts: Experts, layer: int, groups: ParallelGroups) -> None:
+        super().__init__()
+        for name, p in list(experts.named_parameters()):
+            # up and gate are [L, h, f], down is [L, f, h]
+            part = _slice(p, 1 if name == "down" else 2, groups)
+            setattr(experts, name, nn.Parameter(part))
+        self.inner = experts
+        self.layer = layer
+
+    def batched(self, x_lch: Tensor) -> Tensor:
+        """``[L, C, h]``: as many rows for each expert."""
+        return _reduced(self.inner.batched(_copied(x_lch, self.layer)), self.layer)
+
+    def ragged(self, x_ah: Tensor, counts: list[int]) -> Tensor:
+        """``[A, h]``: the first ``counts[0]`` rows are for expert 0, and so on."""
+        y_ah = self.inner.ragged(_copied(x_ah, self.layer), counts)
+        return _reduced(y_ah, self.layer)
+
+
+class _Column(ColumnParallelLinear):  # type: ignore[misc]
+    """fairscale's layer without its own gradient all-reduce.
+
+    Query, key and value share their input: the module copies it into the region once,
+    for all of them.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Row(RowParallelLinear):  # type: ignore[misc]
+    """fairscale's layer, whose all-reduce says where it stands."""
+
+    layer = -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        with at(layer=self.layer, label=LABEL):
+            y: Tensor = super().forward(x)
+        return y
+
+
+def _hand_over(groups: ParallelGroups) -> None:
+    """Give fairscale our groups: its own would put data parallelism outermost."""
+    initialize._MODEL_PARALLEL_GROUP = groups.tp
+    initialize._DATA_PARALLEL_GROUP = groups.dp
+    initialize._PIPELINE_PARALLEL_GROUP = groups.pp
+
+
+def _split_linears(
+    module: nn.Module, layer: int, groups: ParallelGroups
+) -> list[nn.Parameter]:
+    slices: list[nn.Parameter] = []
+    for name in cast("tuple[str, ...]", module.column_parallel):
+        linear = cast("nn.Linear", getattr(module, name))
+        column = _Column(gather_output=False, **_from(linear))
+        if linear.bias is not None:
+            column.bias = nn.Parameter(_slice(linear.bias, 0, groups))
+            slices.append(column.bias)
+        setattr(module, name, column)
+        slices.append(column.weight)
+    for name in cast("tuple[str, ...]", module.row_parallel):
+        linear = cast("nn.Linear", getattr(module, name))
+        row = _Row(input_is_parallel=True, **_from(linear))
+        row.layer = layer
+        if linear.bias is not None:
+            row.bias = linear.bias  # added after the all-reduce: whole
+        setattr(module, name, row)
+        slices.append(row.weight)
+
+    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _copied(inputs[0], layer), *inputs[1:]
+
+    module.register_forward_pre_hook(enter)
+    return slices
+
+
+def _from(linear: nn.Linear) -> dict[str, Any]:
+    """What makes fairscale's layer of ours: it slices the weight that it is given."""
+    return {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "init_method": lambda whole: whole.copy_(linear.weight.detach()),
+    }
+
+
+def _slice(whole: Tensor, dim: int, groups: ParallelGroups) -> Tensor:
+    parts = whole.detach().chunk(groups.layout.tp, dim)
+    return parts[dist.get_rank(groups.tp)].contiguous()
+
+
+def _copied(x: Tensor, layer: int) -> Tensor:
+    """``x``; its gradient is all-reduced over the tensor-parallel ranks."""
+    y: Tensor = copy_to_model_parallel_region(x)
+    if y.grad_fn is not None:
+        # the backward pass runs on a thread of autograd's own choice: say there, and
+        # then, where this all-reduce stands
+        stack = ExitStack()
+
+        def enter(_: Any) -> None:
+            stack.enter_context(at(layer=layer, label=LABEL))
+
+        def leave(_: Any, __: Any) -> None:
+            stack.close()
+
+        y.grad_fn.register_prehook(enter)
+        y.grad_fn.register_hook(leave)
+    return y
+
+
+def _reduced(y: Tensor, layer: int) -> Tensor:
+    """The sum of ``y`` over the tensor-parallel ranks; its gradient passes."""
+    with at(layer=layer, label=LABEL):
+        whole: Tensor = reduce_from_model_parallel_region(y)
+    return whole

@@ -1,0 +1,242 @@
+"""ZeRO: optimiser states, gradients and parameters sharded over replicas.
+
+Stages 1 and 2 are fairscale's: ``OSS`` gives each whole parameter to one rank, which
+keeps its optimiser state and broadcasts it after the step; ``ShardedDataParallel``
+reduces its gradient to that rank.  Stage 3 is torch's ``fully_shard`` (FSDP2): a part
+of each parameter on every rank, gathered where it is used.  Dense parameters are
+sharded over their data-parallel ranks, experts over the ranks that hold copies of them;
+where there is one copy, nothing is.
+
+References
+----------
+Rajbhandari et al., "ZeRO", arXiv 1910.02054, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moetraffic.capture import at
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import Training
+
+from .gpt import GPT
+from .gradients import Replicated, Shares, Updates, synchronise_tied
+from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, local
+from .parallel import ParallelGroups
+
+LABEL = "zero"
+
+
+def updates(
+    model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+) -> Updates:
+    """How the layout's ZeRO stage reduces gradients and moves parameters."""
+    stages = (Replicated, ShardedStates, ShardedGradients, ShardedParameters)
+    return stages[groups.layout.zero](model, shares, groups, plan)
+
+
+class ShardedStates(Replicated):
+    """Stage 1: gradients are all-reduced, each rank updates what it owns."""
+
+    def __init__(
+        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+    ) -> None:
+        super().__init__(model, shares, groups, plan)
+        layout = groups.layout
+        self.owners: list[Any] = []  # fairscale's OSS: dense, experts
+        alone: list[nn.Parameter] = []
+        for parameters, group, copies in (
+            (shares.dense, groups.dp, layout.dp),
+            (list(shares.experts), groups.edp, layout.edp),
+        ):
+            if copies > 1 and parameters:
+                self.owners.append(_owner(parameters, group, plan))
+            else:
+                alone += parameters
+        self.optimizer = AdamW(alone, weight_decay=plan.weight_decay)
+
+    def step(self, rate: float) -> None:
+        """Move what this rank owns, and broadcast it."""
+        self.optimizer.step(rate)
+        with at(label=LABEL):
+            for owner in self.owners:
+                for part in owner.param_groups:
+                    part["lr"] = rate
+                owner.step()
+
+
+class ShardedGradients(ShardedStates):
+    """Stage 2: a micro-batch's gradients are reduced to their owners, and added there.
+
+    fairscale would wait for the last micro-batch and hold all gradients until then.
+    """
+
+    sharded = True
+
+    def __init__(
+        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+    ) -> None:
+        super().__init__(model, shares, groups, plan)
+        from fairscale.nn.data_parallel import ShardedDataParallel
+
+        self.reducers: list[Any] = []
+        self.owned: dict[nn.Parameter, Tensor] = {}
+        for owner in self.owners:
+            for part in owner.param_groups:
+                for p in part["params"]:
+                    p.grad = None  # no views of a bucket: the reducer has its own
+            for part in owner.partition_parameters()[owner.rank]:
+                self.owned |= {p: torch.zeros_like(p) for p in part["params"]}
+            # each wraps the one before, and takes the parameters of its owner alone
+            self.module = ShardedDataParallel(
+                self.module,
+                owner,
+                process_group=owner.group,
+                broadcast_buffers=False,
+                sync_models_at_startup=False,
+            )
+            self.reducers.append(self.module)
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        super().begin()
+        for gradient in self.owned.values():
+            gradient.zero_()
+        self._forget()
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Reduce in the backward pass; add up what this rank owns."""
+        with at(label=LABEL):
+            yield
+        for p, gradient in self.owned.items():
+            assert p.grad is not None
+            gradient += p.grad
+        self._forget()
+
+    def reduce(self) -> None:
+        """Give the parameters that this rank owns their gradients, all others none."""
+        for reducer in self.reducers:
+            reducer.zero_grad(set_to_none=True)
+        for p, gradient in self.owned.items():
+            if p.grad is None:
+                p.grad = gradient
+            else:
+                p.grad.copy_(gradient)  # a view of the reducer's bucket stays one
+        _share_out(self.shares.experts, self.groups)
+        synchronise_tied(self.shares, self.groups)
+
+    def _forget(self) -> None:
+        for reducer in self.reducers:
+            reducer.zero_grad(set_to_none=True)
+
+
+class ShardedParameters:
+    """Stage 3: each rank holds a part of every parameter, gradient and state.
+
+    A block's parameters are gathered for its forward pass and again for its backward
+    pass; gradients are reduce-scattered in each micro-batch.  What stands outside the
+    blocks (embeddings, last norm) is gathered once a micro-batch.
+    """
+
+    sharded = True
+
+    def __init__(
+        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+    ) -> None:
+        layout = groups.layout
+        self.module: nn.Module = model
+        self.groups = groups
+        slices = {id(p) for p in shares.split}
+        sliced = [name for name, p in model.named_parameters() if id(p) in slices]
+        experts = [m.experts for m in model.mixtures]
+        alone = list(shares.experts) if layout.edp == 1 else []
+        if layout.edp > 1:
+            for module in experts:
+                _shard(module, groups.edp, methods=("batched", "ragged"))
+        if layout.dp > 1:
+            for block in model.blocks.values():
+                _shard(block, groups.dp, besides=alone)
+            _shard(model, groups.dp, besides=alone)
+        # the parameters are others now, under the same names
+        named = dict(model.named_parameters())
+        self.shares = Shares.of(model, groups, [named[name] for name in sliced])
+        self.parameters = list(named.values())
+        self.optimizer = AdamW(self.parameters, weight_decay=plan.weight_decay)
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        for p in self.parameters:
+            p.grad = None
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Gathers and reduce-scatters say what they are for."""
+        with at(label=LABEL):
+            yield
+
+    def reduce(self) -> None:
+        """Gradients are reduced already."""
+        _share_out(self.shares.experts, self.groups)
+
+    def step(self, rate: float) -> None:
+        """Move this rank's parts."""
+        self.optimizer.step(rate)
+
+
+def _owner(
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, plan: Training
+) -> Any:
+    """fairscale's OSS over torch's AdamW, which is what stage 0 computes."""
+    from fairscale.optim import OSS
+
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() == 1]
+    parts = [(matrices, plan.weight_decay), (vectors, 0.0)]
+    return OSS(
+        [{"params": p, "weight_decay": decay} for p, decay in parts if p],
+        optim=torch.optim.AdamW,
+        group=group,
+        lr=plan.learning_rate,
+        betas=(BETA_1, BETA_2),
+        eps=EPSILON,
+    )
+
+
+def _shard(
+    module: nn.Module,
+    group: dist.ProcessGroup | None,
+    *,
+    besides: Sequence[nn.Parameter] = (),
+    methods: Sequence[str] = (),
+) -> None:
+    """Shard a module's parameters that are not sharded yet, but these."""
+    try:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    except ImportError as error:
+        raise LayoutError(
+            "ZeRO stage 3 needs torch's fully_shard as of release 2.6 or newer, but "
+            f"this is torch {torch.__version__}: upgrade it or use --zero 2"
+        ) from error
+    device = next(module.parameters()).device.type
+    mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group), device)
+    more: dict[str, Any] = {"ignored_params": set(besides)} if besides else {}
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, **more)
+    for method in methods:  # where forward() is called another name
+        register_fsdp_forward_method(module, method)
+
+
+def _share_out(experts: Sequence[nn.Parameter], groups: ParallelGroups) -> None:
+    """From the mean over an expert's copies to the sum of them over all replicas."""
+    for p in experts:
+        if p.grad is not None:
+            gradient = local(p.grad)
+            gradient /= groups.layout.ep
