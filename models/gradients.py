@@ -54,6 +54,14 @@ class Shares:
         return [*self.replicated, *self.split]
 
 
+class Optimizer(Protocol):
+    """What moves parameters against their gradients."""
+
+    def step(self, rate: float) -> None:
+        """Move them at this learning rate."""
+        ...
+
+
 class Updates(Protocol):
     """How a step's gradients are reduced, and the parameters moved."""
 
@@ -115,9 +123,12 @@ class Replicated:
         self.shares, self.groups = shares, groups
         self.dense = GradientBucket(shares.dense)
         self.experts = GradientBucket(shares.experts)
-        self.optimizer = AdamW(
-            [*shares.dense, *shares.experts], weight_decay=plan.weight_decay
-        )
+        self.optimizer = self.make_optimizer(plan)
+
+    def make_optimizer(self, plan: Training) -> Optimizer:
+        """What moves the parameters."""
+        parameters = [*self.shares.dense, *self.shares.experts]
+        return AdamW(parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""

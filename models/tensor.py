@@ -6,6 +6,10 @@ forward pass and two in the backward pass (Shoeybi et al., arXiv 1909.08053, sec
 Experts are split in the same way, each over all tensor-parallel ranks: their
 all-reduces are of the token copies that arrived.  Embeddings, head, norms and routers
 are whole on every rank, and stay equal there without communication.
+
+The ranks of a tensor-parallel group see the same tokens, and each dispatches all of
+them to its own expert-parallel group: the duplication that duplicate token dropping
+would save (Singh et al., arXiv 2303.06318).
 """
 
 from __future__ import annotations

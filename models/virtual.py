@@ -22,7 +22,7 @@ from .corpus import Corpus, load
 from .dropping import LossyNetwork
 from .gpt import GPT
 from .moe import Shards
-from .optimizer import AdamW, learning_rate
+from .optimizer import learning_rate
 from .gradients import Replicated, Shares, clip
 from .parallel import connect
 from .randomness import Stream, seed_of
@@ -116,18 +116,14 @@ class VirtualTraining:
         self.model, self.device = placed(model, plan)
         for mixture in self.model.mixtures:
             mixture.balance_over(workload.gating.balance_scope, None)
-        self.dense = GradientBucket(model.dense_parameters())
-        self.experts = GradientBucket(model.expert_parameters())
-        self.optimizer = AdamW(
-            [*model.dense_parameters(), *model.expert_parameters()],
-            weight_decay=plan.weight_decay,
-        )
+        shares = Shares.of(self.model, self.alone)
+        self.updates = Replicated(self.model, shares, self.alone, plan)
 
     def iterate(self, iteration: int) -> list[float]:
         """One optimiser step; returns each rank's cross-entropy."""
         plan = self.workload.training
         torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
-        self.experts.zero()
+        self.updates.begin()
         if self.network is not None:
             self.network.iteration = iteration
         if self.network is not None and self.network.dropping.site == GRADIENT_SYNC:
@@ -135,8 +131,8 @@ class VirtualTraining:
         else:
             losses = self._together(iteration)
         if plan.clip > 0:
-            clip(self.dense, self.experts, self.alone, plan.clip)
-        self.optimizer.step(learning_rate(plan, iteration))
+            clip(self.updates, self.alone, plan.clip)
+        self.updates.step(learning_rate(plan, iteration))
         adapt(self.model.mixtures, None)
         mean: list[float] = (losses / plan.accumulation).tolist()
         return mean
@@ -157,7 +153,6 @@ class VirtualTraining:
     def _together(self, iteration: int) -> Tensor:
         """The passes of all ranks, as many in one as fit; summed losses ``[R]``."""
         plan = self.workload.training
-        self.dense.zero()
         a_rank = plan.micro_batch * self.workload.model.sequence
         stride = max(1, PASS_TOKENS // a_rank)
         if self.workload.gating.balance_scope == "global":
@@ -173,14 +168,14 @@ class VirtualTraining:
     def _rank_by_rank(self, iteration: int, network: LossyNetwork) -> Tensor:
         """The same, but each rank's gradient loses its part before they are summed."""
         losses = torch.zeros(self.ranks, dtype=torch.float64)
-        total = torch.zeros_like(self.dense.flat)
+        total = torch.zeros_like(self.updates.dense.flat)
         for rank in range(self.ranks):
-            self.dense.zero()
+            self.updates.dense.zero()
             for slot in range(self.workload.training.accumulation):
                 losses[rank] += self._pass(iteration, self._shards(rank, 1, slot))[0]
-            network.thin(self.dense.flat, rank)
-            total += self.dense.flat
-        self.dense.flat.copy_(total)
+            network.thin(self.updates.dense.flat, rank)
+            total += self.updates.dense.flat
+        self.updates.dense.flat.copy_(total)
         return losses
 
     def _shards(self, first: int, count: int, slot: int) -> Shards:

@@ -14,7 +14,8 @@ Rajbhandari et al., "ZeRO", arXiv 1910.02054, sections 5 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import Training
 
 from .gpt import GPT
-from .gradients import Replicated, Shares, Updates, synchronise_tied
+from .gradients import GradientBucket, Replicated, Shares, Updates
 from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, local
 from .parallel import ParallelGroups
 
@@ -38,41 +39,47 @@ def updates(
     model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
 ) -> Updates:
     """How the layout's ZeRO stage reduces gradients and moves parameters."""
+    stages: tuple[Callable[..., Updates], ...]
     stages = (Replicated, ShardedStates, ShardedGradients, ShardedParameters)
     return stages[groups.layout.zero](model, shares, groups, plan)
 
 
-class ShardedStates(Replicated):
-    """Stage 1: gradients are all-reduced, each rank updates what it owns."""
+class Owners:
+    """Each parameter's optimiser state on one of the ranks that hold the parameter."""
 
-    def __init__(
-        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
-    ) -> None:
-        super().__init__(model, shares, groups, plan)
+    def __init__(self, shares: Shares, groups: ParallelGroups, plan: Training) -> None:
         layout = groups.layout
-        self.owners: list[Any] = []  # fairscale's OSS: dense, experts
-        alone: list[nn.Parameter] = []
+        self.sharded: list[Any] = []  # fairscale's OSS: dense, experts
+        self.alone: list[nn.Parameter] = []  # of which there is one copy
         for parameters, group, copies in (
             (shares.dense, groups.dp, layout.dp),
             (list(shares.experts), groups.edp, layout.edp),
         ):
             if copies > 1 and parameters:
-                self.owners.append(_owner(parameters, group, plan))
+                self.sharded.append(_owner(parameters, group, plan))
             else:
-                alone += parameters
-        self.optimizer = AdamW(alone, weight_decay=plan.weight_decay)
+                self.alone += parameters
+        self.optimizer = AdamW(self.alone, weight_decay=plan.weight_decay)
 
     def step(self, rate: float) -> None:
         """Move what this rank owns, and broadcast it."""
         self.optimizer.step(rate)
         with at(label=LABEL):
-            for owner in self.owners:
+            for owner in self.sharded:
                 for part in owner.param_groups:
                     part["lr"] = rate
                 owner.step()
 
 
-class ShardedGradients(ShardedStates):
+class ShardedStates(Replicated):
+    """Stage 1: gradients are all-reduced, each rank moves the parameters it owns."""
+
+    def make_optimizer(self, plan: Training) -> Owners:
+        """What moves the parameters."""
+        return Owners(self.shares, self.groups, plan)
+
+
+class ShardedGradients:
     """Stage 2: a micro-batch's gradients are reduced to their owners, and added there.
 
     fairscale would wait for the last micro-batch and hold all gradients until then.
@@ -83,30 +90,31 @@ class ShardedGradients(ShardedStates):
     def __init__(
         self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
     ) -> None:
-        super().__init__(model, shares, groups, plan)
         from fairscale.nn.data_parallel import ShardedDataParallel
 
+        self.module: nn.Module = model
+        self.shares, self.groups = shares, groups
+        self.optimizer = Owners(shares, groups, plan)
+        self.alone = GradientBucket(self.optimizer.alone)
         self.reducers: list[Any] = []
         self.owned: dict[nn.Parameter, Tensor] = {}
-        for owner in self.owners:
-            for part in owner.param_groups:
-                for p in part["params"]:
-                    p.grad = None  # no views of a bucket: the reducer has its own
+        for owner in self.optimizer.sharded:
             for part in owner.partition_parameters()[owner.rank]:
                 self.owned |= {p: torch.zeros_like(p) for p in part["params"]}
             # each wraps the one before, and takes the parameters of its owner alone
-            self.module = ShardedDataParallel(
-                self.module,
-                owner,
-                process_group=owner.group,
-                broadcast_buffers=False,
-                sync_models_at_startup=False,
-            )
+            with _quietly():
+                self.module = ShardedDataParallel(
+                    self.module,
+                    owner,
+                    process_group=owner.group,
+                    broadcast_buffers=False,
+                    sync_models_at_startup=False,
+                )
             self.reducers.append(self.module)
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""
-        super().begin()
+        self.alone.zero()
         for gradient in self.owned.values():
             gradient.zero_()
         self._forget()
@@ -117,21 +125,22 @@ class ShardedGradients(ShardedStates):
         with at(label=LABEL):
             yield
         for p, gradient in self.owned.items():
-            assert p.grad is not None
-            gradient += p.grad
+            if p.grad is not None:
+                gradient += p.grad
         self._forget()
 
     def reduce(self) -> None:
         """Give the parameters that this rank owns their gradients, all others none."""
-        for reducer in self.reducers:
-            reducer.zero_grad(set_to_none=True)
         for p, gradient in self.owned.items():
             if p.grad is None:
                 p.grad = gradient
             else:
                 p.grad.copy_(gradient)  # a view of the reducer's bucket stays one
         _share_out(self.shares.experts, self.groups)
-        synchronise_tied(self.shares, self.groups)
+
+    def step(self, rate: float) -> None:
+        """Move what this rank owns, and broadcast it."""
+        self.optimizer.step(rate)
 
     def _forget(self) -> None:
         for reducer in self.reducers:
@@ -179,7 +188,7 @@ class ShardedParameters:
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
         """Gathers and reduce-scatters say what they are for."""
-        with at(label=LABEL):
+        with at(label=LABEL), _quietly():
             yield
 
     def reduce(self) -> None:
@@ -200,14 +209,15 @@ def _owner(
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() == 1]
     parts = [(matrices, plan.weight_decay), (vectors, 0.0)]
-    return OSS(
-        [{"params": p, "weight_decay": decay} for p, decay in parts if p],
-        optim=torch.optim.AdamW,
-        group=group,
-        lr=plan.learning_rate,
-        betas=(BETA_1, BETA_2),
-        eps=EPSILON,
-    )
+    with _quietly():
+        return OSS(
+            [{"params": p, "weight_decay": decay} for p, decay in parts if p],
+            optim=torch.optim.AdamW,
+            group=group,
+            lr=plan.learning_rate,
+            betas=(BETA_1, BETA_2),
+            eps=EPSILON,
+        )
 
 
 def _shard(
@@ -232,6 +242,17 @@ def _shard(
     fully_shard(module, mesh=mesh, reshard_after_forward=True, **more)
     for method in methods:  # where forward() is called another name
         register_fsdp_forward_method(module, method)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what fairscale and torch warn of, which is as it should be here."""
+    with warnings.catch_warnings():
+        # fairscale asks for a rank by a name that torch has given up
+        warnings.filterwarnings("ignore", ".*_get_global_rank", FutureWarning)
+        # a routing's weights are views; nobody changes them in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+        yield
 
 
 def _share_out(experts: Sequence[nn.Parameter], groups: ParallelGroups) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from moetraffic.models import GPT, Corpus, GradientBucket
 from moetraffic.models.optimizer import AdamW, learning_rate
-from moetraffic.patterns import Workload
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.trace import Trace
 
 JOBS = Path(__file__).with_name("jobs.py")
 PATIENCE_S = 100.0
@@ -26,7 +29,20 @@ PRELOADED = [
     "torch.distributed.fsdp",
 ]
 
+SHAPE = ModelShape(layers=4, hidden=16, heads=2, sequence=12, experts=8)
+TRAINING = Training(
+    iterations=3,
+    micro_batch=2,
+    accumulation=2,
+    warmup=2,
+    learning_rate=0.01,
+    clip=0.2,  # below every gradient norm here: clipping acts
+    dtype="float64",
+    seed=3,
+)
+
 Run = Callable[..., list[Any]]
+Key = tuple[str, str, str, int, str, tuple[int, int]]
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +83,61 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def small() -> Callable[..., Workload]:
+    """``small(layout, **changes)``: a workload to compare, changed by field name."""
+
+    def make(layout: dict[str, Any], **changes: Any) -> Workload:
+        def part(of: Any) -> Any:
+            mine = {n: v for n, v in changes.items() if hasattr(of, n)}
+            return replace(of, **mine)
+
+        return Workload(
+            model=part(SHAPE),
+            gating=part(Gating()),
+            layout=ParallelLayout(**layout),
+            training=part(TRAINING),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sent() -> Callable[..., dict[Key, list[int]]]:
+    """``sent(trace, rank)``: the bytes of a rank's collectives in iteration 1.
+
+    By (kind of group, operation, label, layer, direction, peers), in the order of their
+    slots; of an all-to-all, what the rank sends to all.
+    """
+
+    def read(trace: Trace, rank: int) -> dict[Key, list[int]]:
+        found: dict[Key, list[int]] = {}
+        for occurrence in trace.find(iterations=range(1, 2)):
+            site = trace.sites[trace.occurrences.site[occurrence]]
+            group = trace.groups[site.group]
+            if rank not in group.ranks or site.operation == "routing":
+                continue
+            mine, here = group.ranks.index(rank), np.array([occurrence])
+            if site.peers != (-1, -1) and mine not in site.peers:
+                continue
+            if site.operation == "all_to_all":
+                size = trace.wire(here)[0, mine].sum()
+            else:
+                size = trace.volume(here)[0, mine]
+            key = (
+                group.kind,
+                site.operation,
+                site.label or site.phase,
+                site.layer,
+                site.direction,
+                site.peers,
+            )
+            found.setdefault(key, []).append(int(size))
+        return found
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from moetraffic.launch import heartbeat
 from moetraffic.models import GPT, MixtureOfExperts, Shares, clip, connect, train
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.exchange import exchange
+from moetraffic.models.feedforward import Experts, FeedForward
 from moetraffic.models.gradients import Replicated
 from moetraffic.patterns import ParallelLayout, Training, Workload
 
@@ -247,6 +248,46 @@ def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str,
             "place": annotate.place(),
         }
     return results
+
+
+def nothing_arrives(rank: int, world: int) -> dict[str, Any]:
+    """Split experts for which no token copy came."""
+    from moetraffic.models import tensor
+
+    groups = connect(ParallelLayout(tp=world))
+    tensor._hand_over(groups)
+    experts = Experts(2, 4, 6)
+    for p in experts.parameters():
+        torch.nn.init.ones_(p)
+    half = tensor.SplitExperts(experts, 0, groups)
+    x = torch.ones(0, 4, requires_grad=True)
+    y = half.ragged(x, [0, 0])
+    y.sum().backward()
+    return {"y": y.detach(), "x_grad": x.grad}
+
+
+def biased(rank: int, world: int) -> dict[str, Any]:
+    """A feed-forward whose linears have biases, whole and split."""
+    from moetraffic.models import tensor
+
+    groups = connect(ParallelLayout(tp=world))
+    torch.manual_seed(0)
+    module = FeedForward(4, 12)
+    module.up, module.down = torch.nn.Linear(4, 12), torch.nn.Linear(12, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    expected = module(x)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    tensor._hand_over(groups)
+    slices = tensor._split_linears(module, 0, groups)
+    y = module(x)
+    y.square().sum().backward()
+    return {
+        "y": y.detach(),
+        "expected": expected.detach(),
+        "x_grad": x.grad,
+        "expected_grad": gradient,
+        "slices": [tuple(p.shape) for p in slices],
+    }
 
 
 def norms(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test_gradients_lost_rank_by_rank() -> None:
     _, training = trained(site="gradient_sync", share=0.3)
     network = training.network
     assert network is not None
-    dense = training.dense.flat.numel()
+    dense = training.updates.dense.flat.numel()
     assert network.crossed == 3 * 4 * dense  # steps, ranks
     assert 0.2 < network.lost / network.crossed < 0.4
 
