@@ -182,9 +182,10 @@ def gradient_norm(updates: Updates, groups: ParallelGroups) -> Tensor:
     layout = groups.layout
     # the last stage's copy of the tied embedding is the first stage's
     twice = shares.tied if groups.stage > 0 else None
-    replicated = _square([p for p in shares.replicated if p is not twice])
-    split = _square(shares.split)
-    unique = _square(shares.experts)  # on no other rank of the model
+    device = shares.dense[0].device
+    replicated = _square([p for p in shares.replicated if p is not twice], device)
+    split = _square(shares.split, device)
+    unique = _square(shares.experts, device)  # on no other rank of the model
     with at(label="gradient_norm"):
         if updates.sharded and layout.dp > 1:
             both = torch.cat([unique + split, replicated])
@@ -214,9 +215,8 @@ def _gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [local(p.grad) for p in parameters if p.grad is not None]
 
 
-def _square(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _square(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
     # [1] float64: the hook on collectives sees a row of one element
-    device = parameters[0].device if parameters else torch.device("cpu")
     norms = [torch.linalg.vector_norm(g).double() for g in _gradients(parameters)]
     if not norms:
         return torch.zeros(1, dtype=torch.float64, device=device)

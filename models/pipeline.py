@@ -114,8 +114,8 @@ class Pipeline:
         The first ``step`` would do it, among the sends of the first iteration.
         """
         agree = getattr(self.schedule, "_initialize_stage", None)
-        if self._begun or agree is None:
-            return
+        if self._begun or agree is None or "target" not in signature(agree).parameters:
+            return  # done, or a release that does not ask
         self._begun = True
         # what ``step`` sets before
         self.schedule._stage.has_backward = True

@@ -209,7 +209,7 @@ def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
         raise LayoutError(
             "the ranks must be dp x tp x pp x cp, but there are "
             f"{ranks} for {' x '.join(map(str, sizes.values()))}: change the number of "
-            "ranks, --tp or --pp"
+            "ranks, --dp, --tp or --pp"
         )
     return {"ep": sizes["dp"], **layout, "dp": sizes["dp"]}
 

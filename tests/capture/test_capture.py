@@ -119,7 +119,7 @@ def test_expert_data_parallel_groups_are_told_apart(stage: Path) -> None:
     with Trace.open(stage / "dropped.h5") as trace:
         by_kind = {(g.kind, g.ranks) for g in trace.groups}
         assert by_kind == {
-            ("world", (0, 1, 2, 3)),
+            ("dp", (0, 1, 2, 3)),
             ("ep", (0, 1)),
             ("ep", (2, 3)),
             ("edp", (0, 2)),

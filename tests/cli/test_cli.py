@@ -51,6 +51,12 @@ def test_info_refuses_what_is_no_trace(
     [
         (["capture", "--nproc", "0"], "at least one rank"),
         (["capture", "--ep", "3"], "ep must divide dp"),
+        (["capture", "--tp", "3"], "there are 4 for 1 x 3 x 1 x 1"),
+        (["capture", "--dp", "2"], "there are 4 for 2 x 1 x 1 x 1"),
+        (["capture", "--pp", "0"], "pp is 0"),
+        (["capture", "--zero", "4"], "the ZeRO stage is one of 0, 1, 2, 3"),
+        (["capture", "--pp", "2", "--zero", "3"], "ZeRO stage 0 or 1"),
+        (["capture", "--order", "tp-pp"], "the order must name"),
         (["capture", "--k", "9"], "k is 9 and there are 8 experts"),
         (["capture", "--router", "magic"], "the router is one of"),
         (["capture", "--router", "switch", "--k", "2"], "Switch routes a token to one"),

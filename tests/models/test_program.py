@@ -104,3 +104,24 @@ def test_a_signal_ends_the_ranks_and_keeps_what_was_captured(
         assert not rank["left_open"]
     with Trace.open(path) as run:
         assert len(run.steps.iteration) == 20
+
+
+def test_eight_ranks_run_under_all_kinds_of_parallelism(
+    text: str, tmp_path: Path, run_ranks: Run
+) -> None:
+    path = tmp_path / "run.h5"
+    eight = Workload(
+        model=SHAPE,
+        layout=ParallelLayout(dp=2, ep=2, tp=2, pp=2),
+        training=Training(iterations=3, micro_batch=1, accumulation=2, corpus=text),
+    )
+    ranks = run_ranks("program", 8, workload=eight.to_json(), capture=str(path))
+    assert [rank["code"] for rank in ranks] == [0] * 8
+    assert all(rank["stderr"] == "" for rank in ranks)
+    with Trace.open(path) as run:
+        kinds = {group.kind for group in run.groups}
+        assert kinds == {"dp", "ep", "tp", "pp", "embedding"}
+        # every rank of a replica reports its loss
+        for rank in range(8):
+            replica = run.steps.loss[:, rank // 2 % 2 * 2]
+            assert run.steps.loss[:, rank].tolist() == replica.tolist()
