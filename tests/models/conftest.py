@@ -151,7 +151,10 @@ def run_as_one(run_ranks: Run) -> Run:
     def run(work: Workload, **arguments: Any) -> list[Any]:
         key = repr((work.model, work.gating, work.training, work.layout.dp))
         if key not in known:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # threads that share a core wait for each other
             known[key] = one_process(work)
+            torch.set_num_threads(threads)
         ranks = run_ranks(
             "training", work.layout.world, workload=work.to_json(), **arguments
         )

@@ -21,7 +21,6 @@ ELEMENT = 8  # float64
     "layout",
     [
         {"dp": 2, "zero": 1},
-        {"dp": 4, "ep": 4, "zero": 1},
         {"dp": 2, "zero": 2},
         {"dp": 4, "ep": 4, "zero": 2},
         {"dp": 4, "ep": 4, "zero": 3},
