@@ -21,9 +21,9 @@ from .adaptation import adapt
 from .corpus import Corpus, load
 from .dropping import LossyNetwork
 from .gpt import GPT
+from .gradients import Replicated, Shares, clip
 from .moe import Shards
 from .optimizer import learning_rate
-from .gradients import Replicated, Shares, clip
 from .parallel import connect
 from .randomness import Stream, seed_of
 from .train import placed

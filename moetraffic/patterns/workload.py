@@ -108,6 +108,14 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
         "accumulation": t.accumulation,
     }
     broken = broken_dropping(work.dropping)
+    if t.virtual and (p.tp, p.pp, p.cp, p.zero) != (1, 1, 1, 0):
+        broken.append(
+            (
+                "virtual ranks have data and expert parallelism alone, but tp x pp x "
+                f"cp is {p.tp} x {p.pp} x {p.cp} and the ZeRO stage {p.zero}",
+                "leave these out, or train real ranks",
+            )
+        )
     if t.until_steady and not t.virtual:
         broken.append(
             (

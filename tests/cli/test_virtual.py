@@ -50,6 +50,11 @@ def test_sixteen_ranks_in_one_process_and_then_four(
     assert "not overwritten" in refused(capfd, *greedy)
 
 
+def test_virtual_ranks_are_data_parallel(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("capture", "--virtual", "--nproc", "4", "--tp", "2")
+    assert "tp x pp x cp is 2 x 1 x 1" in refused(capsys, *asked)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
