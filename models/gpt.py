@@ -1,31 +1,36 @@
-"""A GPT whose feed-forward is a mixture of experts in some of its layers.
+"""A language model whose feed-forward is a mixture of experts in some of its layers.
 
-The shape is GPT-2's (Radford et al. 2019, as in nanoGPT): pre-norm blocks, learned
-positions, an output head that shares the embedding's weights; here without biases and
-dropout.
+By its shape it is a decoder (GPT-2, Llama, Mixtral, Qwen, DeepSeek), an encoder that
+fills in masked tokens (BERT), or an encoder and a decoder (T5, Switch, GShard).  None
+has dropout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
-from typing import cast
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from moetraffic.gating import Routing, build
+from moetraffic.gating import Routing
 from moetraffic.patterns import Gating, ModelShape
 
-from .attention import Attention
-from .fairscale_moe import FairscaleMixture
-from .feedforward import FeedForward
+from .block import Block, norm
+from .feedforward import ACTIVATIONS
 from .moe import MixtureOfExperts
+from .positions import RelativeBias, sinusoids
 from .randomness import Stream, generator
+
+IGNORED = -100
+"""A target that counts for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,53 +50,13 @@ class Losses:
         )
 
 
-class Block(nn.Module):
-    """Attention, then a dense or a mixture-of-experts feed-forward."""
-
-    def __init__(
-        self,
-        shape: ModelShape,
-        gating: Gating,
-        layer: int,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        super().__init__()
-        h, width = shape.hidden, shape.ffn_multiple * shape.hidden
-        self.norm_1 = nn.LayerNorm(h, bias=False)
-        self.attention = Attention(h, shape.heads)
-        self.norm_2 = nn.LayerNorm(h, bias=False)
-        self.mlp: FeedForward | MixtureOfExperts
-        if layer in shape.moe_layers:
-            fairscale = gating.router == "fairscale"
-            self.mlp = (FairscaleMixture if fairscale else MixtureOfExperts)(
-                build(gating, h, shape.experts, layer=layer),
-                experts=shape.experts,
-                hidden=h,
-                width=width,
-                dispatch=gating.dispatch,
-                layer=layer,
-                group=group,
-            )
-        else:
-            self.mlp = FeedForward(h, width)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
-        """``[B, S, h]`` to ``[B, S, h]``, and the routing of a MoE layer."""
-        x = x + self.attention(self.norm_1(x))
-        y = self.norm_2(x)
-        if isinstance(self.mlp, MixtureOfExperts):
-            y, routing = self.mlp(y)
-            return x + y, routing
-        return x + self.mlp(y), None
-
-
 class GPT(nn.Module):
-    """The model; one instance a rank, holding that rank's experts.
+    """The model; one instance a rank, holding that rank's layers and experts.
 
     Parameters
     ----------
     shape
-        Sizes, and which layers carry experts.
+        Sizes, building blocks, and which layers carry experts.
     gating
         Router and dispatch form of every MoE layer.
     group
@@ -99,8 +64,15 @@ class GPT(nn.Module):
     seed
         Decides the initial parameters, see :meth:`reset_parameters`.
     layers
-        The blocks to hold, a stage of a pipeline; None holds all.  The embeddings come
-        with the first layer, the head (whose weight is the embedding) with the last.
+        The blocks to hold, a stage of a decoder's pipeline; None holds all.  The
+        embeddings come with the first layer, norm and head with the last, and with it
+        the embedding of tokens again if it is the head.
+    recompute
+        Keep of each block its input alone, and compute the rest again when its
+        gradient is due (Chen et al., arXiv 1604.06174): its all-to-alls are sent again.
+    precision
+        What matrices are multiplied in, and token vectors sent to experts, where that
+        is not the dtype of the parameters (Micikevicius et al., arXiv 1710.03740).
     """
 
     def __init__(
@@ -111,19 +83,39 @@ class GPT(nn.Module):
         group: dist.ProcessGroup | None = None,
         seed: int = 0,
         layers: range | None = None,
+        recompute: bool = False,
+        precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.recompute, self.precision = shape, recompute, precision
         held = range(shape.layers) if layers is None else layers
-        if 0 in held or shape.layers - 1 in held:
-            self.token = nn.Embedding(shape.vocabulary, shape.hidden)
-        if 0 in held:
-            self.position = nn.Embedding(shape.sequence, shape.hidden)
+        first, last = 0 in held, shape.layers - 1 in held
+        h, post = shape.hidden, shape.norm_place == "post"
+        if first or (last and shape.tied):
+            self.token = nn.Embedding(shape.vocabulary, h)
+        if first and shape.positions == "learned":
+            self.position = nn.Embedding(shape.sequence, h)
+        if first and shape.segments:
+            self.segment = nn.Embedding(shape.segments, h)
+        if first and post:
+            self.norm_embedding = norm(shape)
+        if first and shape.two_stacks and not post:
+            self.norm_encoder = norm(shape)
+        if shape.positions == "relative":
+            self.relative_encoder = RelativeBias(shape.heads, causal=False)
+            self.relative = RelativeBias(shape.heads, causal=True)
         self.blocks = nn.ModuleDict(
-            {str(layer): Block(shape, gating, layer, group) for layer in held}
+            {str(layer): Block(shape, gating, layer, group, seed) for layer in held}
         )
-        if shape.layers - 1 in held:
-            self.norm = nn.LayerNorm(shape.hidden, bias=False)
+        if last and not post:
+            self.norm = norm(shape)
+        if last and shape.masked:
+            self.transform = nn.Linear(h, h, bias=shape.bias)
+            self.norm_transform = norm(shape)
+        if last and not shape.tied:
+            self.unembed = nn.Linear(h, shape.vocabulary, bias=False)
+        if last and shape.masked and shape.bias:
+            self.unembed_bias = nn.Parameter(torch.zeros(shape.vocabulary))
         self.reset_parameters(seed)
 
     @property
@@ -145,66 +137,164 @@ class GPT(nn.Module):
         """Draw the parameters as GPT-2 does, from ``seed`` alone.
 
         Matrices are N(0, 0.02^2), those that end a residual branch divided by
-        sqrt(2 layers); norms are 1.  A dense parameter depends on (seed, its name),
-        an expert on (seed, layer, global expert): a model has the same parameters
-        however its layers and experts are spread over ranks.
+        sqrt(2 layers); norms are 1 and biases 0.  A dense parameter depends on (seed,
+        its name), an expert on (seed, layer, global expert): a model has the same
+        parameters however its layers and experts are spread over ranks.  On the meta
+        device nothing is drawn.
         """
         residual = 0.02 / sqrt(2 * self.shape.layers)
         experts = {id(p) for p in self.expert_parameters()}
         for name, p in self.named_parameters():
-            if id(p) in experts:
+            if p.is_meta or id(p) in experts:
                 continue
             if p.dim() == 1:
-                p.fill_(1.0)
-            else:
-                _draw(p, 0.02, generator(Stream.DENSE, seed, crc32(name.encode())))
-        for block in cast("Iterable[Block]", self.blocks.values()):
-            block.attention.out.weight.mul_(residual / 0.02)
-            if isinstance(block.mlp, FeedForward):
-                block.mlp.down.weight.mul_(residual / 0.02)
+                p.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            _draw(p, 0.02, generator(Stream.DENSE, seed, crc32(name.encode())))
+            if name.endswith((".out.weight", ".down.weight")):
+                p.mul_(residual / 0.02)
         for mixture in self.mixtures:
-            up, down = mixture.experts.up, mixture.experts.down
-            for local in range(len(up)):
+            if mixture.experts.up.is_meta:
+                continue
+            for local in range(len(mixture.experts.up)):
                 expert = mixture.first_expert + local
                 draws = generator(Stream.EXPERT, seed, mixture.layer, expert)
-                _draw(up[local], 0.02, draws)
-                _draw(down[local], residual, draws)
+                _draw(mixture.experts.up[local], 0.02, draws)
+                _draw(mixture.experts.down[local], residual, draws)
+                if mixture.experts.gated:
+                    _draw(mixture.experts.gate[local], 0.02, draws)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """``[B, S]`` int64 tokens to ``[B, S, h]`` (with the first layer)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.token(tokens) + self.position(places)
-        return x
+        x: Tensor = self.token(tokens)
+        s, shape = tokens.shape[1], self.shape
+        if shape.positions == "learned":
+            x = x + self.position(torch.arange(s, device=tokens.device))
+        elif shape.positions == "sinusoidal":
+            x = x + sinusoids(s, shape.hidden, device=x.device).to(x.dtype)
+        if shape.segments:
+            x = x + self.segment.weight[0]  # all text is of one segment
+        return self.norm_embedding(x) if shape.norm_place == "post" else x
 
-    def run(self, x: Tensor) -> tuple[Tensor, list[Routing]]:
-        """``[B, S, h]`` through the blocks held here, and each MoE layer's routing."""
-        routings = []
-        for block in self.blocks.values():
-            x, routing = block(x)
-            if routing is not None:
-                routings.append(routing)
-        return x, routings
+    def run(
+        self, x: Tensor, *, ids: Tensor | None = None
+    ) -> tuple[Tensor, list[Routing]]:
+        """Through the blocks held here, of one stack.
+
+        Parameters
+        ----------
+        x
+            ``[B, S, h]`` token vectors.
+        ids
+            ``[B, S]`` int64 token ids, for routers that go by them.
+
+        Returns
+        -------
+        Tensor, list of Routing
+            Token vectors, and each MoE layer's routing.
+        """
+        return self._through(list(self.blocks.values()), x, ids=ids)
 
     def head(self, x: Tensor) -> Tensor:
         """``[B, S, h]`` to ``[B, S, V]`` logits (with the last layer)."""
-        return F.linear(self.norm(x), self.token.weight)
+        dtype, shape = x.dtype, self.shape
+        with self._precision(x.device):
+            if shape.norm_place == "pre":
+                x = self.norm(x)
+            if shape.masked:
+                activation = ACTIVATIONS[shape.activation]
+                x = self.norm_transform(activation(self.transform(x)))
+            weight = self.token.weight if shape.tied else self.unembed.weight
+            bias = self.unembed_bias if shape.masked and shape.bias else None
+            return F.linear(x, weight, bias).to(dtype)
 
     def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        """``[B, S]`` int64 tokens to ``[B, S, V]`` logits, and each MoE's routing."""
-        x, routings = self.run(self.embed(tokens))
+        """Tokens to logits, and each MoE layer's routing.
+
+        Parameters
+        ----------
+        tokens
+            ``[B, S]`` int64; with two stacks ``[B, S + S']``, what the encoder reads
+            and behind it what the decoder does.
+
+        Returns
+        -------
+        Tensor, list of Routing
+            ``[B, S, V]``, with two stacks ``[B, S', V]``.
+        """
+        if self.shape.two_stacks:
+            x, routings = self._both_stacks(tokens)
+        else:
+            x, routings = self.run(self.embed(tokens), ids=tokens)
         return self.head(x), routings
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Losses:
-        """The losses of ``[B, S]`` int64 tokens and the tokens that follow them."""
+        """The losses of int64 tokens and targets.
+
+        Parameters
+        ----------
+        tokens
+            As of :meth:`logits`.
+        targets
+            ``[B, S]`` (with two stacks ``[B, S']``), the right tokens; ``IGNORED``
+            ones count for nothing.
+        """
         logits, routings = self.logits(tokens)
         dtype = torch.promote_types(logits.dtype, torch.float32)
+        logits = logits.flatten(0, 1).to(dtype)
+        none = logits.new_zeros(())
         return Losses(
             cross_entropy=F.cross_entropy(
-                logits.flatten(0, 1).to(dtype), targets.flatten()
+                logits, targets.flatten(), ignore_index=IGNORED
             ),
-            auxiliary=torch.stack([r.auxiliary_loss for r in routings]).sum(),
-            z=torch.stack([r.z_loss for r in routings]).sum(),
+            auxiliary=sum((r.auxiliary_loss for r in routings), none),
+            z=sum((r.z_loss for r in routings), none),
         )
+
+    def _both_stacks(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
+        shape, blocks = self.shape, list(self.blocks.values())
+        read = tokens[:, : shape.sequence]
+        written = tokens[:, shape.sequence :]
+        bias, causal = None, None
+        if shape.positions == "relative":
+            bias = self.relative_encoder(read.shape[1])
+            causal = self.relative(written.shape[1])
+        memory, before = self._through(
+            blocks[: shape.encoder_layers], self.embed(read), ids=read, bias=bias
+        )
+        if shape.norm_place == "pre":
+            memory = self.norm_encoder(memory)
+        x, after = self._through(
+            blocks[shape.encoder_layers :],
+            self.embed(written),
+            ids=written,
+            memory=memory,
+            bias=causal,
+        )
+        return x, before + after
+
+    def _through(
+        self, blocks: list[nn.Module], x: Tensor, **more: Tensor | None
+    ) -> tuple[Tensor, list[Routing]]:
+        routings = []
+        with self._precision(x.device):
+            for block in blocks:
+                if self.recompute and torch.is_grad_enabled():
+                    again = partial(block, **more)
+                    x, routing = checkpoint(again, x, use_reentrant=False)
+                else:
+                    x, routing = block(x, **more)
+                if routing is not None:
+                    routings.append(routing)
+        return x, routings
+
+    @contextmanager
+    def _precision(self, device: torch.device) -> Iterator[None]:
+        if self.precision is None:
+            yield
+            return
+        with torch.autocast(device.type, dtype=self.precision):
+            yield
 
 
 def _draw(parameter: Tensor, std: float, generator: torch.Generator) -> None:

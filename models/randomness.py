@@ -14,11 +14,12 @@ import torch
 class Stream(enum.IntEnum):
     """What numbers are for; each purpose has streams of its own."""
 
-    DENSE = 1  # key: seed, place of the parameter
+    DENSE = 1  # key: seed, CRC-32 of the parameter's name
     EXPERT = 2  # key: seed, layer, expert
     BATCH = 3  # key: seed, iteration, micro-batch, data-parallel rank
     DROPPING = 4  # key: seed, iteration, micro-batch, layer or rank
     NOISE = 5  # of routers; key: seed, iteration, data-parallel rank
+    MASK = 6  # key: as BATCH
 
 
 def generator(stream: Stream, seed: int, *key: int) -> torch.Generator:

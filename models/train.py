@@ -12,9 +12,10 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import Training, Workload
 
 from .adaptation import adapt
-from .corpus import Corpus, load
+from .corpus import Corpus
 from .gpt import GPT, Losses
 from .gradients import Replicated, Shares, Updates, clip
+from .objective import batch, text
 from .optimizer import learning_rate
 from .parallel import ParallelGroups, connect
 from .randomness import Stream, seed_of
@@ -27,7 +28,7 @@ DTYPES = {
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
 }
-"""Element types of parameters and activations; routers compute in float32 at least."""
+"""Element types of parameters and precision; routers compute in float32 at least."""
 
 
 class StepRecorder(Protocol):
@@ -83,9 +84,7 @@ def train(
     """
     shape, plan = workload.model, workload.training
     groups = groups or connect(workload.layout)
-    corpus = corpus or load(
-        plan.corpus, sequence=shape.sequence, vocabulary=shape.vocabulary
-    )
+    corpus = corpus or text(shape, plan)
     threads = torch.get_num_threads()
     if plan.device == "cpu":
         # ranks share the cores, and sums must not depend on how many threads there are
@@ -97,6 +96,8 @@ def train(
             group=groups.ep,
             seed=plan.seed,
             layers=groups.layers(shape.layers),
+            recompute=plan.recompute,
+            precision=DTYPES.get(plan.precision),
         )
         loop = _Loop(workload, model, groups, corpus)
         losses = []
@@ -126,7 +127,7 @@ class _Loop:
         plan, layout = workload.training, workload.layout
         self.workload, self.model, self.groups = workload, model, groups
         self.corpus = corpus
-        self.tokens = plan.micro_batch * plan.accumulation * workload.model.sequence
+        self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
         # what a layout does not need is not imported: fairscale's optimisers and
         # torch's pipelines load the compiler, 5 s of every rank's start
         sliced: list[nn.Parameter] = []
@@ -178,9 +179,10 @@ class _Loop:
 
     def _batch(self, iteration: int, micro_batch: int) -> tuple[Tensor, Tensor]:
         plan = self.workload.training
-        tokens, targets = self.corpus.batch(
+        tokens, targets = batch(
+            self.corpus,
+            self.workload.model,
             sequences=plan.micro_batch,
-            length=self.workload.model.sequence,
             seed=plan.seed,
             iteration=iteration,
             micro_batch=micro_batch,

@@ -48,7 +48,7 @@ def describe(
     layout, training = workload.layout, workload.training
     return replace(
         meta,
-        model=model or "moe-gpt",
+        model=model or shape.name,
         router=router or gating.router,
         dispatch=gating.dispatch,
         dp=layout.dp,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from .dropping import Dropping
 from .layout import ParallelLayout
+from .parameters import ParameterCount, parameter_count
+from .presets import PRESETS, Preset, preset
 from .router_table import ROUTERS
 from .routers import Gating
+from .scaling import scaled
 from .shape import ModelShape
 from .workload import Training, Workload
 
 __all__ = [
+    "PRESETS",
     "ROUTERS",
     "Dropping",
     "Gating",
     "ModelShape",
     "ParallelLayout",
+    "ParameterCount",
+    "Preset",
     "Training",
     "Workload",
+    "parameter_count",
+    "preset",
+    "scaled",
 ]

@@ -28,7 +28,7 @@ class Dropping:
     burst_packets: float = 8.0  # mean length of a run of lost packets
 
 
-def broken_dropping(dropping: Dropping) -> list[tuple[str, str]]:
+def unmet(dropping: Dropping) -> list[tuple[str, str]]:
     """The rules that it breaks, each with its remedy."""
     d, broken = dropping, []
     if d.site not in SITES:

@@ -1,24 +1,311 @@
-"""The shape of a model: its sizes, and which layers carry experts."""
+"""The shape of a model: its sizes, its building blocks, and which layers carry experts.
+
+One flat table describes decoders (GPT-2, Llama, Mixtral, Qwen, DeepSeek), encoders
+(BERT) and encoder-decoders (T5, Switch, GShard).  A width of 0 is derived from others,
+as its comment says.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+Broken = tuple[str, str]
+"""A rule that is broken, with its values, and the remedy."""
+
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
+NORMS = ("layer", "rms")
+NORM_PLACES = ("pre", "post")
+ACTIVATIONS = ("gelu", "relu", "silu")
+
+RELATIVE_BUCKETS = 32
+"""Distances that T5's relative positions tell apart (Raffel et al., arXiv 1910.10683,
+section 2.1)."""
+
+BYTES = 256
+"""Vocabulary of the built-in text, which is bytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A GPT whose feed-forward is a mixture of experts in every n-th layer."""
+    """A transformer whose feed-forward is a mixture of experts in some layers."""
 
-    layers: int = 4  # transformer blocks
+    name: str = "tiny"  # of the preset that it is, or was scaled from
+
+    # the stack
+    layers: int = 4  # transformer blocks, the encoder's included
+    encoder_layers: int = 0  # the first blocks; 0: a decoder; all: an encoder
     hidden: int = 128  # model width h
-    heads: int = 4  # attention heads
-    sequence: int = 128  # tokens of a sequence s
-    vocabulary: int = 256  # bytes
-    ffn_multiple: int = 4  # feed-forward width is this times h
-    moe_every: int = 2  # layers moe_every-1, 2*moe_every-1, ... carry experts
-    experts: int = 8  # experts of a MoE layer E
+    sequence: int = 128  # tokens of a sequence s; of the encoder's if there are two
+    target_sequence: int = 0  # the decoder's behind an encoder; 0: sequence
+    vocabulary: int = BYTES  # the last entry of an encoder's is the mask
+    tied: bool = True  # the output head is the embedding
+    segments: int = 0  # BERT's segment embeddings
+
+    # attention
+    heads: int = 4  # query heads
+    kv_heads: int = 0  # key and value heads (grouped-query attention); 0: heads
+    head_size: int = 0  # of a query and key, without rope_size; 0: hidden / heads
+    query_rank: int = 0  # latent attention: of the compressed query; 0: as it is
+    kv_rank: int = 0  # latent attention: of compressed key and value; 0: none
+    rope_size: int = 0  # latent attention: of the part of a head that is rotated
+    value_size: int = 0  # latent attention: of a value head; 0: head_size
+    positions: str = "learned"  # one of POSITIONS
+    rotary_base: float = 10_000.0  # slowest wave length / 2 pi
+    qkv_bias: bool = False  # biases of query, key and value (Qwen1.5 and 2)
+    qk_norm: bool = False  # an RMS norm of each query and key head (Qwen3)
+
+    # norms and biases
+    norm: str = "layer"  # one of NORMS
+    norm_place: str = "pre"  # one of NORM_PLACES
+    norm_bias: bool = False
+    bias: bool = False  # of all matrices outside experts and head
+
+    # feed-forward
+    activation: str = "gelu"  # one of ACTIVATIONS
+    gated: bool = False  # act(x W_gate) * (x W_up) instead of act(x W_up)
+    ffn: int = 0  # width of a layer without experts; 0: 4 hidden
+    expert_ffn: int = 0  # width of an expert; 0: that of ffn
+    shared_ffn: int = 0  # width of the shared experts together; 0: there are none
+    shared_gate: bool = False  # a sigmoid gate of the shared experts (Qwen1.5 and 2)
+    experts: int = 8  # experts of a MoE layer E; 0: a dense model
+    moe_every: int = 2  # every n-th layer of a stack carries experts: n-1, 2n-1, ...
+    moe_first: int = 0  # but no layer of a stack before this one
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Global indices of the layers that carry experts."""
-        return tuple(range(self.moe_every - 1, self.layers, self.moe_every))
+        """Global indices of the layers that carry experts.
+
+        The decoder's layers are numbered after the encoder's, but counted from its own
+        first one.
+        """
+        stacks = (
+            range(self.encoder_layers),
+            range(self.encoder_layers, self.layers),
+        )
+        return tuple(
+            layer
+            for stack in stacks
+            for place, layer in enumerate(stack)
+            if self.experts
+            and place >= self.moe_first
+            and (place + 1) % self.moe_every == 0
+        )
+
+    @property
+    def two_stacks(self) -> bool:
+        """Whether there is an encoder and a decoder."""
+        return 0 < self.encoder_layers < self.layers
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is an encoder alone, which learns to fill in masked tokens."""
+        return self.encoder_layers == self.layers
+
+    @property
+    def window(self) -> int:
+        """Tokens of text that a training sequence takes."""
+        return self.sequence + (self.targets if self.two_stacks else 0)
+
+    @property
+    def targets(self) -> int:
+        """Tokens of a sequence that are predicted, or may be."""
+        return (self.two_stacks and self.target_sequence) or self.sequence
+
+    @property
+    def groups(self) -> int:
+        """Key and value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of a query and key head, without the rotated part of a latent one."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def value_width(self) -> int:
+        """Width of a value head."""
+        return (self.kv_rank and self.value_size) or self.head_width
+
+    @property
+    def ffn_width(self) -> int:
+        """Feed-forward width of a layer without experts."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def expert_width(self) -> int:
+        """Feed-forward width of an expert."""
+        return self.expert_ffn or self.ffn_width
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The different feed-forward widths in use, ascending."""
+        dense = len(self.moe_layers) < self.layers
+        used = {self.ffn_width} if dense else set()
+        if self.moe_layers:
+            used |= {self.expert_width, self.shared_ffn} - {0}
+        return tuple(sorted(used))
+
+
+def unmet(shape: ModelShape) -> list[Broken]:
+    """The rules that a shape breaks.
+
+    Returns
+    -------
+    list of (str, str)
+        Each broken rule with its values, and the remedy.  If a size is out of range,
+        only such rules: the others rely on them.
+    """
+    return _out_of_range(shape) or _contradictions(shape)
+
+
+def unmet_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
+    """The rules of tensor and pipeline parallelism that a sound shape breaks.
+
+    Parameters
+    ----------
+    shape
+        Of the model.
+    tp, pp
+        Tensor-parallel ranks and pipeline stages.
+    """
+    m = shape
+    rules = [
+        (
+            m.groups % tp == 0,
+            f"tp must divide the key and value heads, but there are {m.groups} for tp "
+            f"{tp}",
+            "change --kv-heads or --tp",
+        ),
+        (
+            not any(width % tp for width in m.widths),
+            "tp must divide every feed-forward width, but for tp "
+            f"{tp} they are {', '.join(map(str, m.widths))}",
+            "change --ffn, --expert-ffn, --shared-ffn or --tp",
+        ),
+        (
+            tp == 1 or not (m.kv_rank or m.qk_norm or m.positions == "relative"),
+            "tensor parallelism splits attention by heads alone, but latent attention, "
+            "norms of query and key and relative positions have parameters that all "
+            f"heads share, and tp is {tp}",
+            "use --tp 1",
+        ),
+        (
+            pp == 1 or not (m.two_stacks or m.masked),
+            "a pipeline's stages hand on one decoder's activations, but the model has "
+            f"{m.encoder_layers} encoder layers and pp is {pp}",
+            "use --pp 1",
+        ),
+    ]
+    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+
+
+def _out_of_range(m: ModelShape) -> list[Broken]:
+    least = {
+        "layers": 1,
+        "hidden": 1,
+        "heads": 1,
+        "sequence": 1,
+        "moe_every": 1,
+        "vocabulary": 2,
+        **dict.fromkeys(
+            (
+                *("experts", "encoder_layers", "target_sequence", "segments"),
+                *("kv_heads", "head_size", "query_rank", "kv_rank", "rope_size"),
+                *("value_size", "ffn", "expert_ffn", "shared_ffn", "moe_first"),
+            ),
+            0,
+        ),
+    }
+    broken = [
+        (
+            f"{_option(name)} must be at least {low}, but is {getattr(m, name)}",
+            f"give --{_option(name)} a {'positive' if low else 'non-negative'} number",
+        )
+        for name, low in least.items()
+        if getattr(m, name) < low
+    ]
+    known = {
+        "positions": POSITIONS,
+        "norm": NORMS,
+        "norm_place": NORM_PLACES,
+        "activation": ACTIVATIONS,
+    }
+    return broken + [
+        (
+            f"{_option(name)} is one of {', '.join(names)}, not {getattr(m, name)!r}",
+            "choose one of them",
+        )
+        for name, names in known.items()
+        if getattr(m, name) not in names
+    ]
+
+
+def _contradictions(m: ModelShape) -> list[Broken]:
+    rotated = m.rope_size if m.kv_rank else m.head_width
+    rules = [
+        (
+            m.head_size > 0 or m.hidden % m.heads == 0,
+            f"heads must divide hidden, but {m.heads} does not divide {m.hidden}",
+            "change --hidden or --heads",
+        ),
+        (
+            m.heads % m.groups == 0,
+            f"kv-heads must divide heads, but {m.groups} does not divide {m.heads}",
+            "change --kv-heads or --heads",
+        ),
+        (
+            m.encoder_layers <= m.layers,
+            "the encoder's layers are some of the layers, but encoder-layers is "
+            f"{m.encoder_layers} and layers is {m.layers}",
+            "lower --encoder-layers or raise --layers",
+        ),
+        (
+            m.experts == 0 or len(m.moe_layers) > 0,
+            f"at least one layer must carry experts, but with {m.layers} layers "
+            f"and moe-every {m.moe_every} none does",
+            "lower --moe-every or raise --layers",
+        ),
+        (
+            m.positions != "rotary" or rotated % 2 == 0,
+            "rotary positions turn pairs of numbers, but the rotated part of a head "
+            f"has {rotated}",
+            "change --head-size or --hidden to make it even",
+        ),
+        (
+            (m.positions == "relative") <= m.two_stacks,
+            "relative positions are those of encoder-decoders, but the model has "
+            f"{m.encoder_layers} encoder layers of {m.layers}",
+            "change --encoder-layers, or positions",
+        ),
+        (
+            (m.positions == "learned") <= (not m.two_stacks),
+            "learned positions are those of one stack, but the model has "
+            f"{m.encoder_layers} encoder layers of {m.layers}",
+            "change --encoder-layers, or positions",
+        ),
+        (
+            m.kv_rank == 0
+            or (m.positions == "rotary" and m.rope_size > 0 and not m.encoder_layers),
+            "latent attention is a decoder's with rotary positions, but positions is "
+            f"{m.positions}, rope-size is {m.rope_size} and encoder-layers is "
+            f"{m.encoder_layers}",
+            "set kv-rank to 0 or change these",
+        ),
+        (
+            m.kv_rank == 0 or m.groups == m.heads,
+            "latent attention has as many keys as queries, but kv-heads is "
+            f"{m.groups} and heads is {m.heads}",
+            "leave out --kv-heads",
+        ),
+        (
+            m.kv_rank > 0 or m.query_rank == 0,
+            "the query is compressed in latent attention, but query-rank is "
+            f"{m.query_rank} and kv-rank is 0",
+            "set kv-rank too",
+        ),
+    ]
+    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+
+
+def _option(field: str) -> str:
+    return field.replace("_", "-")

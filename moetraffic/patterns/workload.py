@@ -12,10 +12,13 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 
-from .dropping import Dropping, broken_dropping
-from .layout import ParallelLayout, unmet
+from . import dropping, layout, shape
+from .dropping import Dropping
+from .layout import ParallelLayout
 from .routers import Gating, broken_rules
 from .shape import ModelShape
+
+PRECISIONS = ("", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,9 @@ class Training:
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     seed: int = 0
-    dtype: str = "float32"
+    dtype: str = "float32"  # of parameters, their gradients and the optimiser
+    precision: str = ""  # of products and of what experts are sent; empty: as dtype
+    recompute: bool = False  # keep a block's input alone, compute the rest twice
     device: str = "cpu"  # cpu or cuda
     corpus: str = ""  # file, folder or glob; empty: Python's standard library
     virtual: bool = False  # all ranks' shards in one process, nothing sent
@@ -97,17 +102,11 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
     """The rules that a workload breaks, each with its remedy."""
     m, g, p, t = work.model, work.gating, work.layout, work.training
     positive = {
-        "layers": m.layers,
-        "hidden": m.hidden,
-        "heads": m.heads,
-        "sequence": m.sequence,
-        "experts": m.experts,
-        "moe-every": m.moe_every,
         "iterations": t.iterations,
         "micro-batch": t.micro_batch,
         "accumulation": t.accumulation,
     }
-    broken = broken_dropping(work.dropping)
+    broken = shape.unmet(m) + dropping.unmet(work.dropping)
     if t.virtual and (p.tp, p.pp, p.cp, p.zero) != (1, 1, 1, 0):
         broken.append(
             (
@@ -142,33 +141,35 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
     ]
     if broken:
         return broken
-    if m.hidden % m.heads:
+    if not m.experts and p.ep > 1:
         broken.append(
             (
-                f"heads must divide hidden, but {m.heads} does not divide {m.hidden}",
-                "change --hidden or --heads",
+                f"a dense model has no experts to spread, but ep is {p.ep}",
+                "set --ep 1, or --experts",
             )
         )
-    if not m.moe_layers:
+    if m.experts:
+        broken += broken_rules(
+            g,
+            experts=m.experts,
+            tokens=t.micro_batch * m.sequence,
+            virtual=t.virtual,
+        )
+    if t.precision not in PRECISIONS or (t.precision and t.dtype != "float32"):
         broken.append(
             (
-                f"at least one layer must carry experts, but with {m.layers} layers "
-                f"and moe-every {m.moe_every} none does",
-                "lower --moe-every or raise --layers",
+                "the precision is empty (as dtype), or bfloat16 beside dtype float32, "
+                f"but precision is {t.precision!r} and dtype is {t.dtype!r}",
+                "change --precision or --dtype",
             )
         )
-    broken += broken_rules(
-        g,
-        experts=m.experts,
-        tokens=t.micro_batch * m.sequence,
-        virtual=t.virtual,
-    )
-    broken += unmet(
+    broken += layout.unmet(
         p,
         layers=m.layers,
         heads=m.heads,
-        width=m.ffn_multiple * m.hidden,
+        width=m.ffn_width,
         experts=m.experts,
         accumulation=t.accumulation,
     )
+    broken += shape.unmet_in_parallel(m, tp=p.tp, pp=p.pp)
     return broken

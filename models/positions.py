@@ -1,0 +1,133 @@
+"""Where in a sequence a token stands: sinusoids, rotations and relative distances."""
+
+from __future__ import annotations
+
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from moetraffic.patterns.shape import RELATIVE_BUCKETS
+
+FARTHEST = 128
+"""Distances from here on share T5's last bucket."""
+
+
+def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
+    """Position vectors of sines and cosines.
+
+    Returns
+    -------
+    Tensor
+        ``[length, width]`` float32: ``sin(p / 10000^(2i/width))`` in the first half of
+        each row, the cosines in the second.
+
+    References
+    ----------
+    Vaswani et al., arXiv 1706.03762, section 3.5 (which interleaves the two).
+    """
+    angles = _angles(length, width + width % 2, 10_000.0, device)
+    return torch.cat([angles.sin(), angles.cos()], -1)[:, :width]
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    """Rotary positions: pairs of each head's numbers, turned by their place's angle.
+
+    Number i of a head is paired with number i + d/2, as in transformers' Llama; pairing
+    neighbours instead is the same model with its rows in another order.
+
+    Parameters
+    ----------
+    x
+        ``[B, heads, S, d]`` float, d even; place s is turned by ``s base^(-2i/d)``.
+    base
+        What the wave lengths grow to, divided by 2 pi.
+
+    Returns
+    -------
+    Tensor
+        As ``x``.
+
+    References
+    ----------
+    Su et al., "RoFormer", arXiv 2104.09864, equation 15.
+    """
+    # angles of thousands need float32 whatever x is
+    angles = _angles(x.shape[-2], x.shape[-1], base, x.device)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
+    a, b = x.to(dtype).chunk(2, -1)
+    turned = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+    return turned.to(x.dtype)
+
+
+def _angles(length: int, width: int, base: float, device: torch.device) -> Tensor:
+    """``[length, width / 2]`` float32, place times frequency."""
+    places = torch.arange(length, device=device, dtype=torch.float32)
+    powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    return places.unsqueeze(1) * torch.exp(-log(base) * powers)
+
+
+class RelativeBias(nn.Module):
+    """T5's relative positions: a number a head and bucket of distances.
+
+    Parameters
+    ----------
+    heads
+        Attention heads.
+    causal
+        Whether a token sees only those before it; otherwise half of the buckets are
+        for those behind.
+
+    References
+    ----------
+    Raffel et al., arXiv 1910.10683, section 2.1; the buckets are
+    ``T5Attention._relative_position_bucket`` of transformers, modeling_t5.py.
+    """
+
+    def __init__(self, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.table = nn.Embedding(RELATIVE_BUCKETS, heads)
+
+    def forward(self, length: int) -> Tensor:
+        """``[heads, S, S]`` to add to the scores of S queries (rows) for S keys.
+
+        Keys that a causal query must not see have minus infinity.
+        """
+        places = torch.arange(length, device=self.table.weight.device)
+        distance = places.unsqueeze(0) - places.unsqueeze(1)  # key less query
+        bias: Tensor = self.table(buckets(distance, causal=self.causal))
+        bias = bias.permute(2, 0, 1)
+        if self.causal:
+            bias = bias.masked_fill(distance > 0, float("-inf"))
+        return bias
+
+
+def buckets(distance: Tensor, *, causal: bool) -> Tensor:
+    """The bucket of each distance: one each when near, growing ranges when far.
+
+    Parameters
+    ----------
+    distance
+        int64, key's place less query's.
+    causal
+        Whether keys behind the query share bucket 0, for nobody sees them.
+
+    Returns
+    -------
+    Tensor
+        int64, 0 to ``RELATIVE_BUCKETS - 1``.
+    """
+    count, first = RELATIVE_BUCKETS, torch.zeros_like(distance)
+    if causal:
+        away = (-distance).clamp(min=0)
+    else:
+        count //= 2
+        first = (distance > 0) * count
+        away = distance.abs()
+    near = count // 2
+    # far distances: as many buckets, their limits in equal ratios up to FARTHEST
+    ratio = (away.clamp(min=1).float() / near).log() / log(FARTHEST / near)
+    far = (near + (ratio * (count - near)).long()).clamp(max=count - 1)
+    return first + torch.where(away < near, away, far)
