@@ -13,7 +13,18 @@ import typer
 from moetraffic import __version__
 from moetraffic.errors import Interrupted, MoetrafficError
 
-from . import analyze, capture, demo, info, merge, place, plot, replay, tolerance
+from . import (
+    analyze,
+    capture,
+    demo,
+    info,
+    merge,
+    models,
+    place,
+    plot,
+    replay,
+    tolerance,
+)
 
 app = typer.Typer(
     name="moetraffic",
@@ -32,6 +43,7 @@ app.command("merge")(merge.merge)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)
 app.command("tolerance")(tolerance.tolerance)
+app.command("models")(models.models)
 
 
 # typer brings its own click, or uses the installed one: this is the class in either

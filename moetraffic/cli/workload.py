@@ -17,7 +17,14 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ROUTERS, Workload
+from moetraffic.patterns import (
+    ROUTERS,
+    ModelShape,
+    ParallelLayout,
+    Workload,
+    preset,
+    scaled,
+)
 from moetraffic.patterns.router_spec import OptionValue
 from moetraffic.patterns.routers import BALANCE_SCOPES
 
@@ -48,13 +55,25 @@ def _router_options() -> str:
     return f"name=value of the router's own, any number of times.  {named}."
 
 
+MODEL = "model"
+"""The option that names a preset; the others change it."""
+
 SETTINGS = (
-    Setting("model", "layers", int, "Transformer blocks."),
+    Setting("model", "layers", int, "Transformer blocks, an encoder's included."),
+    Setting("model", "encoder_layers", int, "Of these the encoder's.", "in proportion"),
     Setting("model", "hidden", int, "Model width."),
     Setting("model", "heads", int, "Attention heads."),
+    Setting("model", "kv_heads", int, "Key and value heads.", "in proportion"),
+    Setting("model", "head_size", int, "Width of a head.", "in proportion"),
     Setting("model", "sequence", int, "Tokens of a sequence."),
+    Setting("model", "target_sequence", int, "A decoder's, behind an encoder.", "same"),
+    Setting("model", "vocabulary", int, "Tokens there are.", "bytes, if resized"),
+    Setting("model", "ffn", int, "Feed-forward width.", "4 hidden, or in proportion"),
+    Setting("model", "expert_ffn", int, "Width of an expert.", "ffn, or in proportion"),
+    Setting("model", "shared_ffn", int, "Width of shared experts.", "in proportion"),
     Setting("model", "moe_every", int, "Every n-th layer carries experts."),
-    Setting("model", "experts", int, "Experts of a MoE layer."),
+    Setting("model", "moe_first", int, "No layer before this one does."),
+    Setting("model", "experts", int, "Experts of a MoE layer; 0: a dense model."),
     Setting("gating", "router", str, _routers()),
     Setting("gating", "k", int, "Experts of a token.", "2, or the router's own"),
     Setting(
@@ -89,6 +108,9 @@ SETTINGS = (
     Setting("training", "warmup", int, "Warm-up steps."),
     Setting("training", "seed", int, "Seed of everything."),
     Setting("training", "device", str, "cpu or cuda."),
+    Setting("training", "dtype", str, "Of parameters: float32, float64 or bfloat16."),
+    Setting("training", "precision", str, "Of products: bfloat16.", "as dtype"),
+    Setting("training", "recompute", bool, "Compute activations twice, store few."),
     Setting(
         "training",
         "corpus",
@@ -117,19 +139,24 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     ranks
         Data-parallel ranks times those of the other axes: what dp is, if not chosen.
     chosen
-        Values by field name; a field that is absent or None was not chosen.
+        Values by field name, and a preset's name as "model"; what is absent or None
+        was not chosen.  A model of another size than the preset's follows the rules of
+        :func:`~moetraffic.patterns.scaled`.
 
     Raises
     ------
     LayoutError
-        If the ranks are not dp x tp x pp x cp, or the parts cannot go together.
+        If there is no such preset, the ranks are not dp x tp x pp x cp, or the parts
+        cannot go together.
     """
     if ranks < 1:
         raise LayoutError(f"at least one rank trains, but nproc is {ranks}: raise it")
-    base = Workload()
     given = {name: value for name, value in chosen.items() if value is not None}
+    base = _base(given.pop(MODEL, ""))
     for name, value in _router_defaults(given.get("router", "")).items():
         given.setdefault(name, value)
+    if given.get("router", base["gating"].router) != base["gating"].router:
+        base["gating"] = replace(base["gating"], options={})  # are the other router's
     if "options" in given:
         given["options"] = parse_options(given["options"])
     if given.get("pp", 1) > 1:
@@ -143,10 +170,26 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         for part in PANELS
     }
     parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
+    model: ModelShape = scaled(base.pop("model"), parts.pop("model"))
     parts["layout"] = _whole(ranks, parts["layout"])
-    return Workload(
-        **{part: replace(getattr(base, part), **new) for part, new in parts.items()}
-    )
+    if not model.experts:
+        parts["layout"]["ep"] = given.get("ep", 1)
+    made = {part: replace(base[part], **new) for part, new in parts.items()}
+    return Workload(model=model, **made)
+
+
+def _base(model: str) -> dict[str, Any]:
+    """The parts of a workload that options change: the default's, or a preset's."""
+    default = Workload()
+    if not model:
+        return {part: getattr(default, part) for part in PANELS}
+    found = preset(model)
+    return {
+        "model": found.model,
+        "gating": found.gating,
+        "layout": ParallelLayout(),
+        "training": replace(default.training, micro_batch=found.micro_batch),
+    }
 
 
 def _router_defaults(router: str) -> dict[str, Any]:
@@ -218,17 +261,33 @@ def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the options of SETTINGS; it gets them as ``chosen``, by field."""
     signature = inspect.signature(verb, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "chosen"]
-    options = [_option(setting) for setting in SETTINGS]
+    options = [_model_option(), *(_option(setting) for setting in SETTINGS)]
 
     @functools.wraps(verb)
     def with_options(**given: Any) -> None:
-        chosen = {s.field: given.pop(s.field) for s in SETTINGS}
+        chosen = {
+            name: given.pop(name) for name in (MODEL, *(s.field for s in SETTINGS))
+        }
         verb(**given, chosen=chosen)
 
     every = [*own, *options]
     with_options.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in every}
     return with_options
+
+
+def _model_option() -> inspect.Parameter:
+    about = typer.Option(
+        help="A preset, see moetraffic models; other options change it.",
+        show_default="tiny",
+        rich_help_panel=PANELS["model"],
+    )
+    return inspect.Parameter(
+        MODEL,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, about],
+    )
 
 
 def _option(setting: Setting) -> inspect.Parameter:
