@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from moetraffic.patterns import ModelShape
 
+from .norm import rms
 from .positions import rotated
 
 
@@ -51,7 +52,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(h, shape.groups * d, bias=biased)
         self.out = nn.Linear(shape.heads * d, h, bias=shape.bias)
         if shape.qk_norm:
-            self.q_norm, self.k_norm = nn.RMSNorm(d), nn.RMSNorm(d)
+            self.q_norm, self.k_norm = rms(d), rms(d)
         self.normed = shape.qk_norm
 
     def forward(
@@ -110,12 +111,12 @@ class LatentAttention(nn.Module):
         self.compressed = shape.query_rank > 0
         if self.compressed:
             self.q_down = nn.Linear(h, shape.query_rank, bias=False)
-            self.q_norm = nn.RMSNorm(shape.query_rank)
+            self.q_norm = rms(shape.query_rank)
         self.q = nn.Linear(
             shape.query_rank or h, shape.heads * (self.plain + self.rope), bias=False
         )
         self.kv_down = nn.Linear(h, self.rank + self.rope, bias=False)
-        self.kv_norm = nn.RMSNorm(self.rank)
+        self.kv_norm = rms(self.rank)
         self.kv = nn.Linear(
             self.rank, shape.heads * (self.plain + self.value), bias=False
         )

@@ -13,13 +13,7 @@ from .attention import Attention, LatentAttention
 from .fairscale_moe import FairscaleMixture
 from .feedforward import Experts, FeedForward
 from .moe import MixtureOfExperts
-
-
-def norm(shape: ModelShape) -> nn.Module:
-    """A norm of token vectors, of the shape's kind."""
-    if shape.norm == "rms":
-        return nn.RMSNorm(shape.hidden, eps=1e-6)
-    return nn.LayerNorm(shape.hidden, bias=shape.norm_bias)
+from .norm import norm
 
 
 class Block(nn.Module):

@@ -23,9 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from moetraffic.gating import Routing
 from moetraffic.patterns import Gating, ModelShape
 
-from .block import Block, norm
+from .block import Block
 from .feedforward import ACTIVATIONS
 from .moe import MixtureOfExperts
+from .norm import norm
 from .positions import RelativeBias, sinusoids
 from .randomness import Stream, generator
 

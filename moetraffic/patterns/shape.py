@@ -261,7 +261,9 @@ def _contradictions(m: ModelShape) -> list[Broken]:
         ),
         (
             m.experts == 0 or len(m.moe_layers) > 0,
-            f"at least one layer must carry experts, but with {m.layers} layers "
+            "at least one layer must carry experts, but with "
+            f"{m.layers} layers{' in two stacks' if m.two_stacks else ''}"
+            f"{f', moe-first {m.moe_first}' if m.moe_first else ''} "
             f"and moe-every {m.moe_every} none does",
             "lower --moe-every or raise --layers",
         ),
