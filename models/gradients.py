@@ -45,7 +45,9 @@ class Shares:
             replicated=[p for p in dense if id(p) not in slices],
             split=list(split),
             experts=model.expert_parameters(),
-            tied=cast("nn.Parameter", model.token.weight) if groups.embedding else None,
+            tied=cast("nn.Parameter", model.token.weight)
+            if groups.embedding and model.shape.tied
+            else None,
         )
 
     @property

@@ -17,7 +17,7 @@ import torch
 from moetraffic.errors import MoetrafficError
 from moetraffic.patterns import Workload
 
-from .corpus import load
+from .objective import text
 from .virtual import VirtualTraining
 
 EVALUATIONS = 32
@@ -35,8 +35,7 @@ def run(workload: Workload) -> dict[str, float]:
         site, and those that did not arrive.
     """
     plan, shape = workload.training, workload.model
-    corpus = load(plan.corpus, sequence=shape.sequence, vocabulary=shape.vocabulary)
-    training = VirtualTraining(workload, corpus)
+    training = VirtualTraining(workload, text(shape, plan))
     for iteration in range(plan.iterations):
         losses = training.iterate(iteration)
         if not math.isfinite(sum(losses)):

@@ -18,15 +18,16 @@ from moetraffic.gating import Routing
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .adaptation import adapt
-from .corpus import Corpus, load
+from .corpus import Corpus
 from .dropping import LossyNetwork
-from .gpt import GPT
+from .gpt import GPT, IGNORED
 from .gradients import Replicated, Shares, clip
 from .moe import Shards
+from .objective import batch, text
 from .optimizer import learning_rate
 from .parallel import connect
 from .randomness import Stream, seed_of
-from .train import placed
+from .train import DTYPES, placed
 
 PASS_TOKENS = 16_384
 """A forward pass takes the shards of as many ranks as have this many tokens together,
@@ -82,9 +83,7 @@ def train_virtually(
         If the corpus, device or dtype cannot be used.
     """
     shape, plan = workload.model, workload.training
-    corpus = corpus or load(
-        plan.corpus, sequence=shape.sequence, vocabulary=shape.vocabulary
-    )
+    corpus = corpus or text(shape, plan)
     loop = VirtualTraining(workload, corpus)
     losses = []
     for iteration in range(plan.iterations):
@@ -105,14 +104,20 @@ class VirtualTraining:
         plan = workload.training
         self.workload, self.corpus = workload, corpus
         self.ranks = workload.layout.world
-        self.tokens = plan.micro_batch * plan.accumulation * workload.model.sequence
+        self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
         self.alone = connect(ParallelLayout())
         groups = workload.layout.groups("ep")
         member = {r: at for group in groups for at, r in enumerate(group)}
         self.members = tuple(member[rank] for rank in range(self.ranks))
         lossy = workload.dropping.share > 0
         self.network = LossyNetwork(workload.dropping, plan.seed) if lossy else None
-        model = GPT(workload.model, workload.gating, seed=plan.seed)
+        model = GPT(
+            workload.model,
+            workload.gating,
+            seed=plan.seed,
+            recompute=plan.recompute,
+            precision=DTYPES.get(plan.precision),
+        )
         self.model, self.device = placed(model, plan)
         for mixture in self.model.mixtures:
             mixture.balance_over(workload.gating.balance_scope, None)
@@ -153,7 +158,7 @@ class VirtualTraining:
     def _together(self, iteration: int) -> Tensor:
         """The passes of all ranks, as many in one as fit; summed losses ``[R]``."""
         plan = self.workload.training
-        a_rank = plan.micro_batch * self.workload.model.sequence
+        a_rank = plan.micro_batch * self.workload.model.window
         stride = max(1, PASS_TOKENS // a_rank)
         if self.workload.gating.balance_scope == "global":
             stride = self.ranks  # a loss over all ranks' tokens needs them in one pass
@@ -194,8 +199,8 @@ class VirtualTraining:
         entropy, routings = self._entropy(iteration, shards)
         total = (
             entropy.mean()
-            + gating.balance * torch.stack([r.auxiliary_loss for r in routings]).sum()
-            + gating.z_loss * torch.stack([r.z_loss for r in routings]).sum()
+            + gating.balance * sum(r.auxiliary_loss for r in routings)
+            + gating.z_loss * sum(r.z_loss for r in routings)
         )
         # each rank's loss has the weight 1/R in the mean over ranks
         share = shards.count / self.ranks / self.workload.training.accumulation
@@ -206,9 +211,10 @@ class VirtualTraining:
         """Cross-entropy ``[n]`` of some ranks' shards, and the layers' routings."""
         plan = self.workload.training
         drawn = [
-            self.corpus.batch(
+            batch(
+                self.corpus,
+                self.workload.model,
                 sequences=plan.micro_batch,
-                length=self.workload.model.sequence,
                 seed=plan.seed,
                 iteration=iteration,
                 micro_batch=shards.slot,
@@ -225,6 +231,10 @@ class VirtualTraining:
         logits, routings = self.model.logits(tokens)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         each = F.cross_entropy(
-            logits.flatten(0, 1).to(dtype), targets.flatten(), reduction="none"
+            logits.flatten(0, 1).to(dtype),
+            targets.flatten(),
+            reduction="none",
+            ignore_index=IGNORED,
         )
-        return each.view(shards.count, -1).mean(1), routings
+        counted = (targets != IGNORED).view(shards.count, -1).sum(1)
+        return each.view(shards.count, -1).sum(1) / counted, routings

@@ -15,6 +15,7 @@ from moetraffic.errors import LayoutError
 from . import dropping, layout, shape
 from .dropping import Dropping
 from .layout import ParallelLayout
+from .router_table import ROUTERS
 from .routers import Gating, broken_rules
 from .shape import ModelShape
 
@@ -154,6 +155,15 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
             experts=m.experts,
             tokens=t.micro_batch * m.sequence,
             virtual=t.virtual,
+        )
+    spec = ROUTERS.get(g.router)
+    if m.experts and spec is not None and spec.needs_ids and p.pp > 1:
+        broken.append(
+            (
+                f"{spec.title} routes by token ids, which the first pipeline stage "
+                f"alone has, but pp is {p.pp}",
+                "use --pp 1 or another --router",
+            )
         )
     if t.precision not in PRECISIONS or (t.precision and t.dtype != "float32"):
         broken.append(
