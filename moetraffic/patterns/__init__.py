@@ -5,6 +5,7 @@ from __future__ import annotations
 from .layout import ParallelLayout
 from .routers import Gating
 from .shape import ModelShape
-from .workload import Training, Workload
+from .training import Training
+from .workload import Workload
 
 __all__ = ["Gating", "ModelShape", "ParallelLayout", "Training", "Workload"]

@@ -12,27 +12,12 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 
+from . import training
 from .layout import ParallelLayout
+from .limits import outside
 from .routers import DISPATCH_FORMS, ROUTERS, Gating
 from .shape import ModelShape
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Optimiser, batch and length of a run."""
-
-    iterations: int = 200
-    micro_batch: int = 4  # sequences of a rank in one forward pass
-    accumulation: int = 1  # micro-batches a step
-    learning_rate: float = 1e-3
-    warmup: int = 20  # iterations of linear warm-up
-    weight_decay: float = 0.1
-    clip: float = 1.0  # gradient norm; 0 switches clipping off
-    seed: int = 0
-    dtype: str = "float32"
-    device: str = "cpu"  # cpu or cuda
-    corpus: str = ""  # file, folder or glob; empty: Python's standard library
-    virtual: bool = False  # all ranks' shards in one process, nothing sent
+from .training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +76,11 @@ class Workload:
 
 def _broken(work: Workload) -> list[tuple[str, str]]:
     """The rules that a workload breaks, each with its remedy."""
-    m, g, p, t = work.model, work.gating, work.layout, work.training
-    positive = {
-        "layers": m.layers,
-        "hidden": m.hidden,
-        "heads": m.heads,
-        "sequence": m.sequence,
-        "experts": m.experts,
-        "moe-every": m.moe_every,
-        "k": g.k,
-        "iterations": t.iterations,
-        "micro-batch": t.micro_batch,
-        "accumulation": t.accumulation,
-    }
-    broken = [
-        (
-            f"{name} must be at least 1, but is {value}",
-            f"give --{name} a positive number",
-        )
-        for name, value in positive.items()
-        if value < 1
-    ]
+    m, g, p = work.model, work.gating, work.layout
+    broken = [rule for part in (m, g, p, work.training) for rule in outside(part)]
     if broken:
-        return broken
+        return broken  # what follows computes with these numbers
+    broken += training.unmet(work.training)
     if m.hidden % m.heads:
         broken.append(
             (

@@ -43,7 +43,7 @@ def test_info_refuses_what_is_no_trace(
     assert "not an HDF5 file" in refused(capsys, "info", text)
     assert "of another kind" in refused(capsys, "info", other)
     assert "damaged" in refused(capsys, "info", cut)
-    assert "not a regular file" in refused(capsys, "info", tmp_path)
+    assert "is a folder, not a file" in refused(capsys, "info", tmp_path)
 
 
 @pytest.mark.parametrize(
