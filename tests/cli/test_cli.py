@@ -59,7 +59,7 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "-o", "nowhere/run.h5"], "does not exist"),
         (["capture", "--experts", "6"], "ep must divide the experts"),
         (["merge", "nowhere"], "ends in .segments"),
-        (["merge", "nowhere.segments"], "there is no folder"),
+        (["merge", "nowhere.segments"], "does not exist"),
         (["analyze", "nowhere.h5"], "there is no file"),
         (["info"], "Missing argument"),
         (["teleport"], "No such command"),

@@ -234,5 +234,5 @@ def test_segments_of_two_captures_are_refused(folder: Path) -> None:
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="holds no whole segment"):
         merge(tmp_path)
-    with pytest.raises(CaptureError, match="there is no folder"):
+    with pytest.raises(CaptureError, match="does not exist"):
         merge(tmp_path / "nothing")
