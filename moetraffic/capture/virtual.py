@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge import Merged, merge_into
 from moetraffic.trace.model import Group, Int32

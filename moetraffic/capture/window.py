@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ def build_segment(
     meta: Meta,
     groups: Sequence[Group],
     sites: Sequence[Site],
-    placement: dict[int, Sequence[int]],
+    placement: Mapping[int, Sequence[int]],
     clocks: Any,
     ended: str = "",
     left_out: str = "",
@@ -163,7 +163,7 @@ def _await_ends(events: Sequence[Event]) -> None:
 
 
 def _placements(
-    sites: Sequence[Site], groups: Sequence[Group], told: dict[int, Sequence[int]]
+    sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
 ) -> Any:
     """Where the experts of each routed layer are: as told, or contiguous."""
     rows = []

@@ -64,12 +64,14 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
         A broken rule with its value, and the remedy.
     """
     for field in fields(part):
-        value, kind = getattr(part, field.name), str(field.type)
+        value: Any = getattr(part, field.name)
+        kind = str(field.type)
         option = field.name.replace("_", "-")
         if kind not in _TYPES:
             continue
         types, words = _TYPES[kind]
-        if not isinstance(value, types) or (kind != "bool" and value is True):
+        # True is an int to Python, and no count to anybody
+        if type(value) not in types:
             yield f"{option} must be {words}, but is {value!r}", f"change --{option}"
         elif kind == "float" and not math.isfinite(value):
             yield (
@@ -80,11 +82,11 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
             yield from _beyond(option, value, field.name)
 
 
-_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "bool": (bool, "true or false"),
-    "int": (int, "a whole number"),
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
-    "str": (str, "text"),
+    "str": ((str,), "text"),
 }
 
 

@@ -88,6 +88,27 @@ def refuse_output(
         raise error(f"{_short(path)} cannot be written ({why}): {told}") from None
 
 
+def refuse_own_input(
+    source: Path, output: Path, *, error: type[MoetrafficError] = MoetrafficError
+) -> None:
+    """Refuse to replace the file that the output is made from, under any name.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the kind asked for.
+    """
+    try:
+        same = output.exists() and output.samefile(source)
+    except OSError:
+        return  # what cannot be looked at is refused where it is opened
+    if same:
+        raise error(
+            f"the output {output} is the input itself, which it would replace: choose "
+            "another output"
+        )
+
+
 def refuse_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
     """Refuse an output's folder that does not exist; none is made unasked.
 

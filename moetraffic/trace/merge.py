@@ -115,6 +115,12 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
         If the file cannot be written.
     """
     merged = merge(folder)
+    write(merged, folder, path, force=force)
+    return merged
+
+
+def write(merged: Merged, folder: Path, path: Path, *, force: bool) -> None:
+    """Write what was merged, and remove its folder; see :func:`merge_into`."""
     if not len(merged.trace.steps.iteration) and path.exists():
         raise CaptureError(
             f"{folder} holds no step that has ended, and so does not replace {path}: "
@@ -123,7 +129,6 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
     merged.trace.save(path, force=force)
     if not merged.missing and not merged.contradictions:
         shutil.rmtree(folder)
-    return merged
 
 
 def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
