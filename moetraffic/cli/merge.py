@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from moetraffic.errors import CaptureError
 from moetraffic.trace import Trace
@@ -51,4 +52,4 @@ def merge(
             return
         show(trace, output)
     for sentence in merged.contradictions:
-        console.print(f"contradiction: {sentence}", style="red")
+        console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)
