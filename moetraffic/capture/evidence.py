@@ -44,7 +44,7 @@ class LeftOut:
     @property
     def words(self) -> str:
         """What was left out so far, and why the first of each kind; "" for nothing."""
-        return "; ".join(
+        return ", ".join(
             f"{self._counts[kind]} x {kind} ({why})"
             for kind, why in list(self._first.items())
         )
@@ -96,7 +96,10 @@ def counts_of(values: Any, name: str) -> Int32:
     TypeError, ValueError
         If they are no whole numbers from 0 on, or no row of them.
     """
-    tensor = torch.as_tensor(values)
+    try:
+        tensor = torch.as_tensor(values)
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(f"{name} is no row of counts, but {_shown(values)}") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} counts token copies, but is of {tensor.dtype}")
     if tensor.dim() != 1 or not len(tensor):

@@ -50,6 +50,7 @@ log = logging.getLogger("moetraffic")
 WINDOW_STEPS = 32
 WINDOW_BYTES = 4 << 20
 MERGE_WAIT_S = 30.0
+LEAVE_S = 1.0
 FORWARD_PHASES = ("dispatch", "combine")
 _recorders = itertools.count()
 
@@ -250,7 +251,8 @@ class Recorder:
         Parameters
         ----------
         merged
-            Whether rank 0 waits for the others (up to 30 s) and merges.
+            Whether rank 0 waits for the others (up to 30 s, 1 s where something ended
+            the capture early) and merges.
 
         Returns
         -------
@@ -455,7 +457,10 @@ class Recorder:
         return rank_folder(segments_folder(self.path), self._rank)
 
     def _merge(self, folder: Path) -> Merged | None:
-        deadline = time.monotonic() + MERGE_WAIT_S
+        # who was interrupted may be waited for by ranks that are a step ahead: they
+        # end when this one has left
+        patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
+        deadline = time.monotonic() + patience_s
         waiting = set(range(self._world))
         while waiting and time.monotonic() < deadline:
             waiting = {

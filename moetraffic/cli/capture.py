@@ -19,7 +19,7 @@ from moetraffic.launch.machine import refuse_too_many, refuse_unable
 from moetraffic.patterns import Workload
 from moetraffic.report.terminal import say
 from moetraffic.trace import Trace
-from moetraffic.trace.merge import merge, write
+from moetraffic.trace.merge import NothingRecorded, merge, write
 from moetraffic.trace.segment import PATTERN
 from moetraffic.trace.spool import RANKS as RANK_FOLDERS
 from moetraffic.trace.spool import prepare, segments_folder
@@ -254,8 +254,11 @@ def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool)
             f"moetraffic merge {folder} makes a trace of it"
         )
     if left and _written(output) == before:
-        merged = merge(folder)
-        if not len(merged.trace.steps.iteration):
+        try:
+            merged = merge(folder)
+        except NothingRecorded:
+            merged = None
+        if merged is None or not len(merged.trace.steps.iteration):
             # of a step that did not end nothing can be told: the folder would only
             # stand in the way of the next attempt
             shutil.rmtree(folder)

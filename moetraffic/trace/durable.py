@@ -61,6 +61,8 @@ def refuse_output(
     """
     folder = path.absolute().parent
     try:
+        if "\0" in str(path):
+            raise ValueError("no name has a NUL")
         if not path.name or path.is_dir():
             raise error(
                 f"the output is a file, but {str(path)!r} is a folder: name a file in "

@@ -46,6 +46,10 @@ class Merged:
     contradictions: tuple[str, ...]  # where two ranks' records disagree
 
 
+class NothingRecorded(CaptureError):
+    """The segments of a capture hold nothing at all."""
+
+
 def merge(folder: Path) -> Merged:
     """Merge a folder of segments.
 
@@ -61,7 +65,7 @@ def merge(folder: Path) -> Merged:
     """
     segments, missing = _read_all(folder)
     if not any(len(s.steps) or len(s.events) for s in segments):
-        raise CaptureError(
+        raise NothingRecorded(
             f"{folder} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
         )
@@ -114,7 +118,11 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
     TraceError
         If the file cannot be written.
     """
-    merged = merge(folder)
+    try:
+        merged = merge(folder)
+    except NothingRecorded:
+        shutil.rmtree(folder)  # it would only stand in the way of the next capture
+        raise
     write(merged, folder, path, force=force)
     return merged
 

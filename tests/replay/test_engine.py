@@ -371,4 +371,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
         replay(Request(trace=trace, out=there))
     with pytest.raises(ReplayError, match=r"the folder .* does not exist"):
         replay(Request(trace=trace, out=tmp_path / "no" / "out.h5"))
+    with pytest.raises(ReplayError, match="is the input itself"):
+        replay(Request(trace=there, out=there, force=True))
     assert there.read_text() == "kept"
