@@ -103,10 +103,10 @@ def _stage(text: str, quiet: bool) -> None:
 def _refuse_ranks(nproc: int) -> None:
     """Refuse ranks over which the demo's experts do not spread."""
     refuse_too_many(nproc)
-    if EXPERTS % nproc:
+    if nproc < 2 or EXPERTS % nproc:
         raise LayoutError(
-            f"the demo spreads {EXPERTS} experts evenly over its ranks, but --nproc is "
-            f"{nproc}: give 1, 2, 4 or 8"
+            f"the demo spreads {EXPERTS} experts evenly over several ranks, but "
+            f"--nproc is {nproc}: give 2, 4 or 8"
         )
 
 

@@ -77,7 +77,7 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "-o", "x" * 300], "File name too long"),
         (["capture", "-o", ""], "is a folder: name a file in it"),
         (["demo", "-o", "no/demo"], "does not exist: make it first"),
-        (["demo", "--nproc", "3"], "give 1, 2, 4 or 8"),
+        (["demo", "--nproc", "3"], "give 2, 4 or 8"),
         (["demo", "--corpus", "missing.txt"], "is none of them"),
         (["demo", "-o", "x" * 300], "cannot be made (File name too long)"),
         (["merge", "/"], "but / does not: give -o"),
