@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,11 @@ from moetraffic.patterns import ParallelLayout, Workload
 
 from .parallel import ParallelGroups, connect
 from .steadiness import SteadyLoad
-from .train import StepRecorder, train
-from .virtual import ShardRecorder, train_virtually
+from .train import train
+from .virtual import train_virtually
+
+if TYPE_CHECKING:
+    from moetraffic.capture import Recorder, VirtualRecorder
 
 WORKLOAD = "MOETRAFFIC_WORKLOAD"
 CAPTURE = "MOETRAFFIC_CAPTURE"
@@ -53,9 +57,7 @@ def main() -> int:
         with _process_group(seat, workload.training.device):
             _run(workload, stop)
     except MoetrafficError as error:
-        heartbeat.beat("error", message=str(error), cause="own")
-        print(f"moetraffic: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
     except KeyboardInterrupt:
         return stop.exit_code
     except Exception as error:
@@ -63,6 +65,12 @@ def main() -> int:
             return (
                 stop.exit_code
             )  # peers end at other points: their silence is no error
+        if _out_of_memory(error):
+            return _refuse(
+                "training needs more memory than there is, on the "
+                f"{workload.training.device}: lower --micro-batch, --sequence, "
+                "--hidden, --layers or --experts"
+            )
         lines = str(error).splitlines() or [type(error).__name__]
         # what torch raises when another rank is gone or late
         peer = isinstance(error, dist.DistError) or "gloo" in str(error)
@@ -72,6 +80,22 @@ def main() -> int:
         return stop.exit_code
     heartbeat.beat("done")
     return 0
+
+
+def _refuse(sentence: str) -> int:
+    """Say in one sentence why this rank gives up; returns the exit code."""
+    heartbeat.beat("error", message=sentence, cause="own")
+    print(f"moetraffic: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, on the CPU or a GPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    )
 
 
 class StopSignal:
@@ -91,6 +115,16 @@ class StopSignal:
         """Whether training shall end."""
         return bool(self.caught)
 
+    @contextmanager
+    def told_to(self, recorder: Recorder | VirtualRecorder | None) -> Iterator[None]:
+        """Inside, a signal that ends training is noted in what is recorded."""
+        try:
+            yield
+        finally:
+            if self.caught and recorder is not None:
+                name = signal.Signals(self.caught).name
+                recorder.end_early(f"interrupted by {name}")
+
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if self.caught:
             raise KeyboardInterrupt
@@ -108,7 +142,11 @@ def _workload(seat: Seat | None) -> Workload:
 def _run(workload: Workload, stop: StopSignal) -> None:
     if workload.training.virtual:
         heartbeat.beat("ready")
-        with _virtual_recorder(workload) as shards, SteadyLoad() as steady:
+        with (
+            _virtual_recorder(workload) as shards,
+            stop.told_to(shards),
+            SteadyLoad() as steady,
+        ):
             watch = steady if workload.training.until_steady else None
             train_virtually(
                 workload,
@@ -119,7 +157,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
         return
     groups = connect(workload.layout, timeout=TIMEOUT)
     heartbeat.beat("ready")
-    with _recorder(workload, groups) as recorder:
+    with _recorder(workload, groups) as recorder, stop.told_to(recorder):
         train(workload, recorder, _tell_step, groups=groups, stop=stop)
 
 
@@ -131,7 +169,7 @@ def _tell_step(iteration: int, loss: float) -> None:
 
 def _recorder(
     workload: Workload, groups: ParallelGroups
-) -> AbstractContextManager[StepRecorder | None]:
+) -> AbstractContextManager[Recorder | None]:
     path = os.environ.get(CAPTURE, "")
     if not path:
         return nullcontext()
@@ -151,7 +189,7 @@ def _recorder(
 
 def _virtual_recorder(
     workload: Workload,
-) -> AbstractContextManager[ShardRecorder | None]:
+) -> AbstractContextManager[VirtualRecorder | None]:
     path = os.environ.get(CAPTURE, "")
     if not path:
         return nullcontext()

@@ -7,19 +7,22 @@ sentence), 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
+import enum
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+import typer
 
 from moetraffic.errors import Interrupted, MoetrafficError
-from moetraffic.launch import current_rank, heartbeat
+from moetraffic.launch import Seat, current_rank, heartbeat
+from moetraffic.report.terminal import refuse, run, say
 from moetraffic.trace.iterations import iteration_range
 
-from .console import say, show, watching
+from .console import show, watching
 from .failure import RankError, first_line
 from .local import replay
 from .request import Request
@@ -27,74 +30,73 @@ from .result import Summary
 
 _FAILED = 2
 
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(
-        prog="moetraffic replay",
-        description="Put a trace's all-to-alls on the network again, and time them.",
-    )
-    line.add_argument("trace", type=Path, help="trace file to replay")
-    line.add_argument(
-        "-o", dest="out", type=Path, help="trace to write, with the new times"
-    )
-    line.add_argument(
-        "--nproc", type=int, help="ranks to start here; as many as the trace has"
-    )
-    line.add_argument(
-        "--backend", default="gloo", help="gloo, nccl, or an installed one"
-    )
-    line.add_argument(
-        "--iterations", metavar="A:B", help="only iterations A up to, not with, B"
-    )
-    line.add_argument(
-        "--verify",
-        choices=("full", "off"),
-        default="full",
-        help="check every size and every byte in a pass before the timed one",
-    )
-    line.add_argument("--force", action="store_true", help="overwrite the output")
-    line.add_argument("--json", action="store_true", help="print the summary as JSON")
-    line.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds that an operation may take (default 60)",
-    )
-    line.add_argument("--summary", type=Path, help=argparse.SUPPRESS)
-    return line
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    options = parser().parse_args(arguments)
-    seat = None
+class Verify(str, enum.Enum):
+    """Whether a pass before the timed one checks what arrives."""
+
+    FULL = "full"
+    OFF = "off"
+
+
+@app.command()
+def command(
+    trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Trace to write, with the new times."),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start here.", show_default="the trace's"),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="gloo, nccl, or an installed one.")
+    ] = "gloo",
+    iterations: Annotated[
+        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
+    ] = None,
+    verify: Annotated[
+        Verify,
+        typer.Option(help="Check every size and every byte in a pass before."),
+    ] = Verify.FULL,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that an operation may take.")
+    ] = 60.0,
+    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Put a trace's all-to-alls on the network again, and time them.
+
+    Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
+    """
+    seat = current_rank()
     try:
-        seat = current_rank()
         request = Request(
-            trace=options.trace,
-            out=options.out,
-            backend=options.backend,
-            iterations=iteration_range(options.iterations),
-            verify=options.verify == "full",
-            timeout_s=options.timeout,
-            force=options.force,
+            trace=trace,
+            out=out,
+            backend=backend,
+            iterations=iteration_range(iterations),
+            verify=verify is Verify.FULL,
+            timeout_s=timeout,
+            force=force,
         )
         if seat is None:
-            summary: Summary | None = _start_ranks(request, options.nproc)
+            told: Summary | None = _start_ranks(request, nproc)
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
 
-            summary = run_rank(request, seat)
-    except Interrupted as error:
-        say(f"moetraffic: {error}")
-        return 128 + error.signal
+            told = run_rank(request, seat)
+    except Interrupted:
+        raise  # nobody failed
     except MoetrafficError as error:
         heartbeat.beat("error", *_place(error), **_fields(error))
-        say(f"moetraffic: {error}")
-        return _FAILED if seat is None else _leave(_FAILED)
+        if seat is None:
+            raise
+        return _give_up(error, seat)
     except KeyboardInterrupt:
         return _leave(128 + signal.SIGINT)
     except Exception as error:
@@ -104,15 +106,20 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         traceback.print_exc()
         return _leave(1)
-    if summary is None:
+    if told is None:
         return 0  # rank 0 tells
-    if options.summary is not None:
-        options.summary.write_text(summary.to_json())
-    elif options.json:
-        print(summary.to_json())
+    if summary is not None:
+        summary.write_text(told.to_json())
+    elif as_json:
+        print(told.to_json())
     else:
-        show(summary)
+        show(told)
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(app, arguments, "moetraffic replay")
 
 
 def _start_ranks(request: Request, nproc: int | None) -> Summary:
@@ -120,6 +127,15 @@ def _start_ranks(request: Request, nproc: int | None) -> Summary:
         return replay(
             request, nproc=nproc, on_plan=watcher.plan, on_event=watcher.event
         )
+
+
+def _give_up(error: MoetrafficError, seat: Seat) -> int:
+    """Say what this rank alone knows; what all ranks meet, the first of a host says."""
+    if not isinstance(error, RankError):
+        refuse(str(error))
+    elif error.cause != "peer" or seat.rank == 0:
+        say(f"moetraffic: {error}")
+    return _leave(_FAILED)
 
 
 def _place(error: MoetrafficError) -> tuple[str, ...]:

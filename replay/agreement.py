@@ -175,6 +175,6 @@ def _difference(plan: Plan, backend: Backend, digests: list[str]) -> RankError:
         f"{digests[other][:12]}, not {lengths[model]} with {usual[:12]}): give every "
         "rank the same trace and the same --iterations",
         rank=other,
-        operation=plan.name(first) if first < len(plan) else f"operation {first}",
+        operation=plan.name(first) if first < len(plan) else "the end of the plan",
         cause="mismatch",
     )

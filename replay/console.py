@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from moetraffic.launch import Event
+from moetraffic.report.terminal import Paper, say
 from moetraffic.report.units import byte_size
 
 from .plan import Plan
@@ -82,7 +82,7 @@ class Watcher:
 @contextmanager
 def watching() -> Iterator[Watcher]:
     """A progress bar on stderr if that is a terminal, else lines."""
-    console = Console(stderr=True)
+    console = Paper(stderr=True)
     if not console.is_terminal:
         yield Watcher(None)
         return
@@ -94,11 +94,6 @@ def watching() -> Iterator[Watcher]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield Watcher(progress)
-
-
-def say(text: str) -> None:
-    """One line on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def show(summary: Summary) -> None:
@@ -160,7 +155,8 @@ def show(summary: Summary) -> None:
             _figure(slow.time_us), byte_size(slow.bytes), str(slow.rank), slow.operation
         )
 
-    console = Console(highlight=False)
+    # a log or a pipe has no width of its own: tables keep theirs
+    console = Paper(highlight=False, width=None if sys.stdout.isatty() else 120)
     for part in (table, figures, slowest):
         console.print(part, "")
 

@@ -96,7 +96,7 @@ class Plan:
         if site.direction == "recompute":
             parts.append("recomputed")
         parts.append(f"micro-batch {site.slot}" if site.phase else f"call {site.slot}")
-        return f"operation {operation} ({', '.join(parts)})"
+        return ", ".join(parts)
 
 
 def make_plan(

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
+from moetraffic.trace.durable import refuse_output, refuse_own_input
+
+LONGEST_S = 7 * 86_400.0
+"""A week: what is longer is no deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +25,10 @@ class Request:
     force: bool = False  # overwrite ``out``
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0:
+        if not 0 < self.timeout_s <= LONGEST_S:  # NaN is neither
             raise ReplayError(
-                f"the timeout must be above 0 s, but is {self.timeout_s:g}: give "
-                "--timeout a positive number"
+                f"the timeout must be above 0 s and at most {LONGEST_S:.0f} s, but is "
+                f"{self.timeout_s:g}: give --timeout a number between these"
             )
 
     def refuse_overwriting(self) -> None:
@@ -33,17 +37,10 @@ class Request:
         Raises
         ------
         ReplayError
-            If the file exists and ``force`` is not set, or its folder does not exist.
+            If the file exists and ``force`` is not set, it is the trace that is
+            replayed, or nothing can be written there.
         """
         if self.out is None:
             return
-        if self.out.exists() and not self.force:
-            raise ReplayError(
-                f"a replay overwrites nothing, but {self.out} exists: choose another "
-                "-o, or give --force"
-            )
-        if not self.out.absolute().parent.is_dir():
-            raise ReplayError(
-                f"the folder of the output must exist, but {self.out.parent} does not: "
-                "create it"
-            )
+        refuse_own_input(self.trace, self.out, error=ReplayError)
+        refuse_output(self.out, force=self.force, error=ReplayError)

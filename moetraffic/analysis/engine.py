@@ -71,6 +71,7 @@ class Analysis:
 
     exchanges: tuple[Exchange, ...]
     rhythms: Mapping[int, Rhythm]  # of each world rank's all-to-alls
+    rhythm_of: str = ""  # which all-to-alls these are, in words
     notes: tuple[str, ...] = field(default=())  # what could not be computed, and why
 
 
@@ -127,9 +128,11 @@ def analyze(
             "no skew and no predictability: the trace shows no routing and no labelled "
             "expert exchange"
         )
+    found, about = _on_the_wire(trace, chosen, iterations)
     return Analysis(
         exchanges=tuple(exchanges),
-        rhythms=_rhythms(trace, chosen, iterations, notes),
+        rhythms=_rhythms(trace, found, notes),
+        rhythm_of=about,
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -334,20 +337,39 @@ def _scores(cells: Int64, where: str, notes: list[str]) -> dict[str, Scores]:
     return evaluate(shares(cells, axis=-1), warm_up=warm_up, axis=(0, -1))
 
 
-def _rhythms(
-    trace: Trace, layers: Sequence[int], iterations: range | None, notes: list[str]
-) -> dict[int, Rhythm]:
+def _on_the_wire(
+    trace: Trace, layers: Sequence[int], iterations: range | None
+) -> tuple[Int64, str]:
+    """All-to-alls whose rhythm is told, and which these are, in words.
+
+    Those with a phase where the program names any; counts that are exchanged before a
+    dispatch, and calls without a name, are then no part of it.
+    """
+    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
+    site = trace.occurrences.site[found]
+    named = np.array([bool(s.phase) and s.layer in layers for s in trace.sites], bool)
+    if not layers or not named.any():
+        return found, "all all-to-alls"
+    mine = named[site]
+    others = sorted(
+        {
+            trace.sites[s].label or trace.sites[s].phase or "without a name"
+            for s in np.unique(site[~mine])
+        }
+    )
+    left = int((~mine).sum())
+    about = "all-to-alls with a phase, layers " + ", ".join(map(str, layers))
+    if left:
+        about += f"; {left} others are left out ({', '.join(others)})"
+    return found[mine], about
+
+
+def _rhythms(trace: Trace, found: Int64, notes: list[str]) -> dict[int, Rhythm]:
     """The on-off pattern of each rank's all-to-alls.
 
     A rank counts as sending from when the last member has issued the all-to-all (or
     from its known start) until it ended there: before that, it waits.
     """
-    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
-    if layers:
-        labelled = np.array(
-            [bool(s.phase) and s.layer in layers for s in trace.sites], bool
-        )
-        found = found[labelled[trace.occurrences.site[found]]]
     spans: dict[int, list[tuple[Int64, Int64]]] = {}
     sizes = np.array([trace.size(int(o)) for o in found], np.int64)
     for width in np.unique(sizes):

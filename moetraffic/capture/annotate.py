@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moetraffic.errors import CaptureError
+
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
@@ -27,6 +29,9 @@ class Place:
 
 
 NOWHERE = Place()
+PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
+LONGEST_LABEL = 200  # characters
+LARGEST_LAYER = 2**31 - 1
 _here = threading.local()
 
 RoutingSink = Callable[
@@ -41,6 +46,19 @@ def place() -> Place:
     return found
 
 
+def is_layer(layer: object) -> bool:
+    """Whether a value is the index of a layer."""
+    # bool is an int, and so is an IntEnum
+    return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
+
+
+def is_label(label: object) -> bool:
+    """Whether a value is text that a trace can hold as a name."""
+    if not isinstance(label, str) or len(label) > LONGEST_LABEL:
+        return False
+    return label.isascii() or label.isprintable()  # half a surrogate pair is neither
+
+
 @contextmanager
 def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     """Collectives called inside belong to this layer and phase.
@@ -53,7 +71,26 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
         ``"dispatch"``, ``"combine"``, ``"combine_grad"``, ``"dispatch_grad"`` or "".
     label
         A name of the program's own, such as ``"gradient_sync"``.
+
+    Raises
+    ------
+    CaptureError
+        If there is no such phase, the layer is no index, or the label no short text.
     """
+    if phase not in PHASES:
+        raise CaptureError(
+            f"a phase is one of {', '.join(sorted(PHASES - {''}))}, or empty, not "
+            f"{phase!r}: choose one"
+        )
+    if not is_layer(layer) and layer != -1:
+        raise CaptureError(
+            f"a layer is an index from 0 on, or -1 for none, not {layer!r}: change it"
+        )
+    if label and not is_label(label):
+        raise CaptureError(
+            f"a label is text of at most {LONGEST_LABEL} characters, not "
+            f"{str(label)[:40]!r}: shorten it"
+        )
     before = place()
     _here.place = Place(layer, phase, label)
     try:

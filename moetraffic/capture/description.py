@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import operator
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from moetraffic import __version__
+from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
 from moetraffic.trace.model import Meta
+
+LONGEST_NAME = 1000  # characters
+LARGEST_COUNT = 2**31 - 1
+
+
+def refuse_untellable(**told: Any) -> None:
+    """Refuse what a trace could not hold, before anything is recorded.
+
+    Parameters
+    ----------
+    **told
+        Names are text; counts are whole numbers from 0 on.
+
+    Raises
+    ------
+    CaptureError
+        Naming the argument.
+    """
+    for name, value in told.items():
+        if isinstance(value, str):
+            sound = len(value) <= LONGEST_NAME and "\0" not in value
+            sound = sound and not any("\ud800" <= c <= "\udfff" for c in value)
+            rule = f"text of at most {LONGEST_NAME} characters"
+        else:
+            sound = isinstance(value, int) and not isinstance(value, bool)
+            sound = sound and 0 <= value <= LARGEST_COUNT
+            rule = "a whole number from 0 on"
+        if not sound:
+            raise CaptureError(
+                f"{name} is {rule}, but {str(value)[:40]!r} was given: change it"
+            )
 
 
 def describe(
@@ -68,3 +103,49 @@ def describe(
         seed=training.seed,
         workload=workload.to_json(),
     )
+
+
+def checked_placement(
+    placement: Mapping[int, Sequence[int]],
+) -> dict[int, tuple[int, ...]]:
+    """A placement with whole numbers, by layer.
+
+    Raises
+    ------
+    CaptureError
+        If it has others, or is no placement at all.
+    """
+    try:
+        checked = {
+            operator.index(layer): tuple(operator.index(m) for m in members)
+            for layer, members in placement.items()
+        }
+        sound = all(min(m, default=0) >= 0 for m in checked.values())
+    except (TypeError, AttributeError):
+        checked, sound = {}, False
+    if not sound:
+        raise CaptureError(
+            "a placement is, by layer, the group rank of each expert, from 0 on, but "
+            f"{str(placement)[:60]!r} was given: change it"
+        )
+    return checked
+
+
+def checked_groups(
+    groups: Mapping[str, dist.ProcessGroup | None],
+) -> dict[str, str]:
+    """Kinds of groups by their name in torch.distributed.
+
+    Raises
+    ------
+    CaptureError
+        If one of them is no process group.
+    """
+    for kind, group in groups.items():
+        refuse_untellable(groups=str(kind))
+        if group is not None and not hasattr(group, "group_name"):
+            raise CaptureError(
+                "groups are process groups of torch.distributed by their kind, but "
+                f"{kind!r} is {type(group).__name__}: give what new_group returned"
+            )
+    return {str(g.group_name): str(k) for k, g in groups.items() if g is not None}

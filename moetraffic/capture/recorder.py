@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.errors import CaptureError
+from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge import Merged, merge_into
 from moetraffic.trace.model import (
@@ -26,12 +26,19 @@ from moetraffic.trace.model import (
     STEP_KINDS,
     UNKNOWN_TIME,
 )
-from moetraffic.trace.segment import rank_folder
-from moetraffic.trace.spool import Spool, segments_folder
+from moetraffic.trace.segment import PATTERN, rank_folder
+from moetraffic.trace.spool import CLOSED, Spool, segments_folder
 
 from . import clock, hook
-from .annotate import place, subscribe
-from .description import describe
+from .annotate import is_layer, place, subscribe
+from .claim import claim
+from .description import (
+    checked_groups,
+    checked_placement,
+    describe,
+    refuse_untellable,
+)
+from .evidence import LeftOut, cause, counts_of, loss_of, tokens_of
 from .sites import SiteTable, Spot
 from .window import Event, Window, build_segment
 
@@ -42,8 +49,8 @@ log = logging.getLogger("moetraffic")
 
 WINDOW_STEPS = 32
 WINDOW_BYTES = 4 << 20
-CLOSED = "closed"  # a rank's last word in its folder
 MERGE_WAIT_S = 30.0
+LEAVE_S = 1.0
 FORWARD_PHASES = ("dispatch", "combine")
 _recorders = itertools.count()
 
@@ -52,7 +59,9 @@ class Recorder:
     """Records every collective of this process, and every routing it is told of.
 
     Each rank makes one; together they leave one trace.  Nothing is communicated while
-    recording, and an error in the recording never ends the training.
+    recording, and an error in the recording never ends the training: a record that
+    cannot be (a negative count, a loss that is no number) is left out, logged once for
+    its kind, and counted in the trace.
 
     ::
 
@@ -83,7 +92,8 @@ class Recorder:
     Raises
     ------
     CaptureError
-        If another recorder runs in this process, or the output cannot be written.
+        If an argument is of the wrong kind; from :meth:`start`, if another recorder
+        runs in this process, or the output cannot be written.
     """
 
     def __init__(
@@ -99,22 +109,30 @@ class Recorder:
         window: int = WINDOW_STEPS,
         force: bool = False,
     ) -> None:
+        refuse_untellable(model=str(model), router=str(router), k=k, window=window)
+        if window < 1:
+            raise CaptureError(
+                f"a window is at least one step, but is {window}: raise window"
+            )
         self.path = Path(path)
         self.iteration = 0
         self.warnings: list[str] = []
         self._workload = workload
-        self._about: dict[str, Any] = {"model": model, "router": router, "k": k}
+        self._about: dict[str, Any] = {
+            "model": str(model),
+            "router": str(router),
+            "k": k,
+        }
         self._force = force
+        self._left_out = LeftOut(self._warn)
+        self._ended = ""  # what ended the capture early
+        self._seen = False  # anything at all was recorded
         # one half may be under way to the disk while the other is filled
         self._window_steps = max(1, window // 2)
-        self._placement = dict(placement or {})
-        named = {
-            str(g.group_name): kind
-            for kind, g in (groups or {}).items()
-            if g is not None
-        }
-        self._lock = threading.Lock()
         self._window = Window()
+        self._placement = checked_placement(placement or {})
+        named = checked_groups(groups or {})
+        self._lock = threading.Lock()
         self._segments = 0
         self._sites = SiteTable(named)
         self._clocks: Any = np.zeros(0, CLOCK)
@@ -138,23 +156,24 @@ class Recorder:
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        if self.path.exists() and not self._force:
-            raise CaptureError(
-                f"{self.path} exists and is not overwritten: choose another output "
-                "path, or give --force"
-            )
         if hook.installed():
             raise CaptureError(
                 "one recorder runs in a process at a time, but one is running "
                 "already: close it first"
             )
-        self._spool = Spool(
-            segments_folder(self.path), self._rank, self._world, force=self._force
-        )
-        self._own_folder().joinpath(CLOSED).unlink(missing_ok=True)
-        self._meta = describe(self._workload, self._world, **self._about)
-        self._measure_clock("start")
-        self._undo = [hook.install(self), subscribe(self._routing)]
+        store = None
+        if self._world > 1:
+            store = dist.distributed_c10d._get_default_store()
+        claim(self.path, store, self._rank, self._number, force=self._force)
+        spool = Spool(segments_folder(self.path), self._rank, force=self._force)
+        try:
+            self._meta = describe(self._workload, self._world, **self._about)
+            self._measure_clock("start")
+            self._undo = [hook.install(self), subscribe(self._routing)]
+        except BaseException:
+            spool.close()
+            raise
+        self._spool = spool
         self._step_start = hook.now_ns()
         return self
 
@@ -189,20 +208,20 @@ class Recorder:
         if self._spool is None:
             return
         now = hook.now_ns()
-        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        if value is None:
-            value = float("nan")
+        value = loss_of(loss, self._left_out)
+        count = tokens_of(tokens, self._left_out)
         with self._lock:
             self._window.steps.append(
                 (
                     self.iteration,
                     value,
-                    -1 if tokens is None else tokens,
+                    count,
                     self._step_start,
                     now,
                 )
             )
             self._window.kinds.append(kind)
+            self._seen = True
             self.iteration += 1
             self._step_start = now
             self._sites.next_step()
@@ -213,13 +232,27 @@ class Recorder:
         if full:
             self._commit(final=False)
 
+    def end_early(self, why: str) -> None:
+        """Note what ends the capture before its time; the trace tells it.
+
+        Parameters
+        ----------
+        why
+            Completes the sentence "rank 2 was ...": "interrupted by SIGINT".
+        """
+        self._ended = self._ended or " ".join(why.split())[:200]
+
     def close(self, *, merged: bool = True) -> Merged | None:
         """End the recording: write the rest and, on rank 0, merge all ranks' segments.
+
+        A merge that fails is logged; the segments stay, and ``moetraffic merge`` tries
+        again.  Where nothing at all was recorded, nothing is left behind.
 
         Parameters
         ----------
         merged
-            Whether rank 0 waits for the others (up to 30 s) and merges.
+            Whether rank 0 waits for the others (up to 30 s, 1 s where something ended
+            the capture early) and merges.
 
         Returns
         -------
@@ -232,19 +265,19 @@ class Recorder:
             undo()
         if not self._shared_clock:
             self._measure_clock("end")
-        spool, folder = self._spool, self._own_folder()
-        self._commit(final=True)
+        spool = self._spool
+        if self._seen or (merged and not self._ended):
+            self._commit(final=True)
         self._spool = None
-        spool.close()
+        unclosed = spool.close()
+        for said in (unclosed, self._left_out.summary):
+            if said:
+                self._warn(said)
         if spool.error:
             self._warn(
                 f"{spool.lost_windows} windows of rank {self._rank} are lost: "
                 f"{spool.error}"
             )
-        try:
-            folder.joinpath(CLOSED).touch()
-        except OSError as error:
-            self._warn(f"{folder} cannot be closed ({error.strerror})")
         if not merged or self._rank != 0:
             return None
         return self._merge(spool.folder)
@@ -255,11 +288,22 @@ class Recorder:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        # after an error other ranks may be dead: what is here is kept, and not merged
-        self.close(merged=kind is None)
+        if kind is None:
+            self.close()
+            return
+        self.end_early(cause(error))
+        # other ranks may be dead: what is here is kept, and not merged
+        self.close(merged=False)
+        folder = segments_folder(self.path)
+        if any(self._own_folder().glob(PATTERN)):
+            log.warning(
+                "rank %d was %s: %d iterations of it are kept in %s; when all ranks "
+                "have ended, moetraffic merge %s makes a trace of them",
+                *(self._rank, self._ended, self.iteration, folder, folder),
+            )
 
     # ---- the hook's observer ---------------------------------------------------
 
@@ -272,6 +316,8 @@ class Recorder:
         row_bytes: int,
     ) -> Callable[[int], None]:
         """Note an all-to-all (called by the hook)."""
+        if len(sent) != group.size() or len(received) != group.size():
+            return _unheard  # torch refuses the call: nothing is sent
         event = self._event(ALL_TO_ALL, group, dtype=tensor.dtype, row_bytes=row_bytes)
         event.sent, event.received = sent, received
         return self._note(event, 16 * len(sent), tensor.is_cuda)
@@ -292,7 +338,7 @@ class Recorder:
 
     def failed(self, operation: str, error: Exception) -> None:
         """Remember that a call could not be recorded (called by the hook)."""
-        self._warn(f"a call of {operation} could not be recorded: {error!r}")
+        self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
 
@@ -307,12 +353,19 @@ class Recorder:
             owner = group if group is not None else dist.group.WORLD
             if owner is None:
                 return  # no process group: nothing travels
-            counts = demand.detach().to("cpu", torch.int32).numpy().copy()
+            if not is_layer(layer):
+                raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
+            counts = counts_of(demand, "demand")
+            missed = None if dropped is None else counts_of(dropped, "dropped")
+            if missed is not None and (
+                missed.shape != counts.shape or (missed > counts).any()
+            ):
+                raise ValueError("more is dropped than was routed")
             event = self._event(ROUTING, owner, experts=len(counts), layer=layer)
-            event.sent = counts
-            if dropped is not None:
-                event.received = dropped.detach().to("cpu", torch.int32).numpy().copy()
+            event.sent, event.received = counts, missed
             self._note(event, 8 * len(counts), True)
+        except (TypeError, ValueError) as error:
+            self._left_out.add(ROUTING, str(error))
         except Exception as error:
             # whatever it is, the training must not notice
             self.failed(ROUTING, error)
@@ -354,6 +407,7 @@ class Recorder:
 
     def _note(self, event: Event, size: int, unawaited: bool) -> Callable[[int], None]:
         event.awaited = not unawaited
+        self._seen = True
         with self._lock:
             self._window.events.append(event)
             self._window.bytes += 200 + size
@@ -369,6 +423,7 @@ class Recorder:
             window, self._window = self._window, Window()
             index, self._segments = self._segments, self._segments + 1
             groups, sites = tuple(self._sites.groups), tuple(self._sites.sites)
+        left_out = self._left_out.words
         assert self._spool is not None
         self._spool.commit(
             lambda: build_segment(
@@ -382,6 +437,9 @@ class Recorder:
                 sites=sites,
                 placement=self._placement,
                 clocks=self._clocks,
+                ended=self._ended if final else "",
+                left_out=left_out,
+                steps_at_risk=0 if final else 2 * self._window_steps,
             )
         )
 
@@ -399,7 +457,10 @@ class Recorder:
         return rank_folder(segments_folder(self.path), self._rank)
 
     def _merge(self, folder: Path) -> Merged | None:
-        deadline = time.monotonic() + MERGE_WAIT_S
+        # who was interrupted may be waited for by ranks that are a step ahead: they
+        # end when this one has left
+        patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
+        deadline = time.monotonic() + patience_s
         waiting = set(range(self._world))
         while waiting and time.monotonic() < deadline:
             waiting = {
@@ -413,8 +474,14 @@ class Recorder:
                 f"have, run moetraffic merge {folder} -o {self.path}"
             )
             return None
-        merged = merge_into(folder, self.path, force=self._force)
-        for said in (*merged.missing, *merged.contradictions):
+        try:
+            merged = merge_into(folder, self.path, force=self._force)
+        except Exception as error:
+            # whatever it is, the training has done its part: the segments stay
+            told = str(error) if isinstance(error, MoetrafficError) else repr(error)
+            self._warn(f"no trace is written: {told}")
+            return None
+        for said in (*merged.missing, *merged.remarks, *merged.contradictions):
             self._warn(said)
         return merged
 
@@ -423,3 +490,7 @@ class Recorder:
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning("%s", message)
+
+
+def _unheard(_when: int) -> None:
+    """The end of a call that is not recorded."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge import Merged, merge_into
 from moetraffic.trace.model import Group, Int32
@@ -27,7 +26,9 @@ from moetraffic.trace.shards import ShardWindow, contiguous, segment_of_shards
 from moetraffic.trace.spool import Spool, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
+from .claim import claim
 from .description import describe
+from .evidence import cause
 
 log = logging.getLogger("moetraffic")
 
@@ -85,30 +86,38 @@ class VirtualRecorder:
         self._kinds: list[str] = []
         self._segments, self._bytes, self._step_start = 0, 0, 0
         self._spool: Spool | None = None
+        self._ended = ""
 
     def __enter__(self) -> VirtualRecorder:
-        if self.path.exists() and not self._force:
-            raise CaptureError(
-                f"{self.path} exists and is not overwritten: choose another output "
-                "path, or give --force"
+        claim(self.path, None, 0, 0, force=self._force)
+        spool = Spool(segments_folder(self.path), 0, force=self._force)
+        try:
+            self._meta = replace(
+                describe(self._workload, self._ranks, model="", router="", k=0),
+                virtual=True,
+                backend="",  # whatever it is, nothing goes over it
             )
-        self._spool = Spool(segments_folder(self.path), 0, 1, force=self._force)
-        self._meta = replace(
-            describe(self._workload, self._ranks, model="", router="", k=0),
-            virtual=True,
-            backend="",  # whatever it is, nothing goes over it
-        )
-        self._unsubscribe = subscribe_shards(self._shards)
+            self._unsubscribe = subscribe_shards(self._shards)
+        except BaseException:
+            spool.close()
+            raise
+        self._spool = spool
         self._step_start = time.perf_counter_ns()
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            self.end_early(cause(error))
         self.close(merged=kind is None)
+
+    def end_early(self, why: str) -> None:
+        """Note what ends the capture before its time; the trace tells it."""
+        self._ended = self._ended or " ".join(why.split())[:200]
 
     def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:
         """End a step.
@@ -143,15 +152,18 @@ class VirtualRecorder:
         if self._spool is None:
             return None
         self._unsubscribe()
-        self._commit(final=True)
+        if self.iteration or (merged and not self._ended):
+            self._commit(final=True)
         spool, self._spool = self._spool, None
-        spool.close()
+        unclosed = spool.close()
+        if unclosed:
+            self._warn(unclosed)
         if spool.error:
             self._warn(f"{spool.lost_windows} windows are lost: {spool.error}")
         if not merged:
             return None
         done = merge_into(spool.folder, self.path, force=self._force)
-        for said in (*done.missing, *done.contradictions):
+        for said in (*done.missing, *done.remarks, *done.contradictions):
             self._warn(said)
         return done
 
@@ -202,7 +214,7 @@ class VirtualRecorder:
             iteration=np.array([i for _, i, _ in routed], np.int64),
             rows=np.array(rows, np.int32).reshape(-1, 2, self._ranks, experts),
         )
-        return segment_of_shards(
+        segment = segment_of_shards(
             window,
             index=index,
             final=final,
@@ -213,6 +225,9 @@ class VirtualRecorder:
             steps=np.concatenate(steps) if steps else np.zeros(0, STEP),
             kinds=kinds,
         )
+        if final:
+            return replace(segment, ended=self._ended)
+        return replace(segment, window=2 * self._window_steps)
 
     def _warn(self, message: str) -> None:
         self.warnings.append(message)

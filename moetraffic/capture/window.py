@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,10 +58,17 @@ def build_segment(
     meta: Meta,
     groups: Sequence[Group],
     sites: Sequence[Site],
-    placement: dict[int, Sequence[int]],
+    placement: Mapping[int, Sequence[int]],
     clocks: Any,
+    ended: str = "",
+    left_out: str = "",
+    steps_at_risk: int = 0,
 ) -> Segment:
-    """Turn a window into a segment; runs beside the training."""
+    """Turn a window into a segment; runs beside the training.
+
+    What can be wrong with a record was found where it was made: a defect here would
+    cost the window.
+    """
     _await_ends(window.events)
     events = np.zeros(len(window.events), EVENT)
     splits: dict[int, _Rows] = {}
@@ -90,7 +97,7 @@ def build_segment(
         row["transposed"] = transposed
     steps = np.zeros(len(window.steps), STEP)
     for at, (iteration, loss, tokens, start, end) in enumerate(window.steps):
-        steps[at] = (iteration, float(loss), tokens, start, end)
+        steps[at] = (iteration, _loss(loss), tokens, start, end)
     return Segment(
         rank=rank,
         index=index,
@@ -106,7 +113,19 @@ def build_segment(
         demand={e: np.asarray(rows, np.int32) for e, rows in demand.items()},
         placements=_placements(sites, groups, placement),
         clocks=clocks,
+        ended=ended,
+        left_out=left_out,
+        window=steps_at_risk,
     )
+
+
+def _loss(value: Any) -> float:
+    """A loss, which only now leaves the device that computed it."""
+    try:
+        return float(value)
+    except Exception:
+        # the device has failed: the other records of the window are still true
+        return float("nan")
 
 
 class _Rows:
@@ -144,7 +163,7 @@ def _await_ends(events: Sequence[Event]) -> None:
 
 
 def _placements(
-    sites: Sequence[Site], groups: Sequence[Group], told: dict[int, Sequence[int]]
+    sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
 ) -> Any:
     """Where the experts of each routed layer are: as told, or contiguous."""
     rows = []
@@ -153,6 +172,8 @@ def _placements(
         ranks = groups[group].ranks
         if layer in told:
             holders = [int(member) for member in told[layer]]
+            if len(holders) != experts or max(holders) >= len(ranks):
+                continue  # it is no placement of this layer: none is known
         elif experts % len(ranks) == 0:
             holders = [e * len(ranks) // experts for e in range(experts)]
         else:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 
 from moetraffic import __version__
-from moetraffic.errors import Interrupted, MoetrafficError
+from moetraffic.report.terminal import run
 
 from . import (
     analyze,
@@ -46,10 +43,6 @@ app.command("tolerance")(tolerance.tolerance)
 app.command("models")(models.models)
 
 
-# typer brings its own click, or uses the installed one: this is the class in either
-WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
-
-
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"moetraffic {__version__}")
@@ -82,35 +75,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     logging.basicConfig(format="moetraffic: %(message)s", level=logging.WARNING)
-    try:
-        code = app(
-            list(arguments) if arguments is not None else None, standalone_mode=False
-        )
-        sys.stdout.flush()
-    except Interrupted as error:
-        _refuse(str(error))
-        return 128 + error.signal
-    except MoetrafficError as error:
-        return _refuse(str(error))
-    except WRONG_USE as error:
-        context = getattr(error, "ctx", None)
-        verb = context.command_path if context else "moetraffic"
-        return _refuse(f"{_told(error)}: see {verb} --help")
-    except (KeyboardInterrupt, typer.Abort):
-        print("moetraffic: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # the reader has had enough (moetraffic info run.h5 | head): no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return int(code or 0)
-
-
-def _told(error: Any) -> str:
-    """The message of an exception of click's."""
-    return str(error.format_message()).rstrip(".")
-
-
-def _refuse(sentence: str) -> int:
-    print(f"moetraffic: {' '.join(sentence.split())}", file=sys.stderr)
-    return 2
+    return run(app, arguments, "moetraffic")

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from moetraffic.errors import MoetrafficError, ReplayError
+from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
+from moetraffic.launch.machine import refuse_too_many, refuse_unable
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import refuse_folder, remedy
+from moetraffic.trace.spool import prepare
 
-from .capture import captured
-from .info import show
-from .output import console, print_json
+from .capture import OVERWRITE, captured
+from .info import overview, show
+from .output import console, json_text, print_json
 
+EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "summary.txt", "summary.json")
 
 
@@ -29,8 +35,9 @@ def demo(
     nproc: Annotated[int, typer.Option(help="Ranks.")] = 4,
     iterations: Annotated[int, typer.Option(help="Training steps.")] = 300,
     corpus: Annotated[
-        str, typer.Option(help="Text; Python's own library if not given.")
-    ] = "",
+        str | None,
+        typer.Option(help="Text.", show_default="Python's own library"),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite an earlier demo.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -40,36 +47,42 @@ def demo(
 
     Example: moetraffic demo -o demo
     """
+    _refuse_ranks(nproc)
     workload = Workload(
-        model=ModelShape(layers=4, hidden=128, experts=8, moe_every=2),
+        model=ModelShape(layers=4, hidden=128, experts=EXPERTS, moe_every=2),
         gating=Gating(router="topk", k=2, dispatch="dropless"),
         layout=ParallelLayout(dp=nproc, ep=nproc),
-        training=Training(iterations=iterations, corpus=corpus),
+        training=Training(iterations=iterations, corpus=_named(corpus)),
     )
     _refuse_earlier(output, force)
-    output.mkdir(parents=True, exist_ok=True)
-    say = Console(stderr=True, quiet=as_json, highlight=False)
-    say.print(f"1/4 train on {nproc} ranks and capture every collective")
+    refuse_unable(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
-    captured(workload, run, force=force, quiet=as_json).close()
-    say.print("2/4 replay its all-to-alls, every byte verified")
+    with _folder(output):
+        prepare(run, force=force, overwrite=OVERWRITE)
+        _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
+        trace = captured(workload, run, force=force, quiet=as_json)
+    assert trace is not None  # this process is no rank
+    with trace:
+        held = overview(trace, run)
+    _stage("2/4 replay its all-to-alls, every byte verified", as_json)
     replay = _replay(run, replayed, nproc)
-    say.print("3/4 analyse")
+    _stage("3/4 analyse", as_json)
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
         from moetraffic.report import pictures, summary
 
         found = analyze(trace)
-        say.print("4/4 draw")
+        _stage("4/4 draw", as_json)
         drawn = pictures.draw(trace, found, output)
         told = {
+            "capture": held,
             "analysis": summary.as_dict(found),
             "replay": replay,
             "pictures": [path.name for path in drawn],
         }
-        (output / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
+        (output / "summary.json").write_text(json_text(told) + "\n")
         with (output / "summary.txt").open("w") as file:
-            paper = Console(file=file, width=120, highlight=False)
+            paper = Paper(file=file, width=120, highlight=False)
             show(trace, run, paper)
             paper.print(summary.tables(found))
             paper.print(summary.replay_table(replay))
@@ -82,15 +95,65 @@ def demo(
     console.print(f"{output}: {', '.join(written)}")
 
 
+def _stage(text: str, quiet: bool) -> None:
+    if not quiet:
+        say(text)
+
+
+def _refuse_ranks(nproc: int) -> None:
+    """Refuse ranks over which the demo's experts do not spread."""
+    refuse_too_many(nproc)
+    if nproc < 2 or EXPERTS % nproc:
+        raise LayoutError(
+            f"the demo spreads {EXPERTS} experts evenly over several ranks, but "
+            f"--nproc is {nproc}: give 2, 4 or 8"
+        )
+
+
+def _named(corpus: str | None) -> str:
+    if corpus == "":
+        raise LayoutError(
+            "a corpus is a file, a folder or a glob, but --corpus is empty: leave it "
+            "out for the source text of Python's standard library"
+        )
+    return corpus or ""
+
+
 def _refuse_earlier(output: Path, force: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise MoetrafficError(f"{output} is no folder: choose another with -o")
-    there = [name for name in WRITES if (output / name).exists()]
+    try:
+        refuse_folder(output.absolute().parent, error=MoetrafficError)
+        if output.exists() and not output.is_dir():
+            raise MoetrafficError(f"{output} is no folder: choose another with -o")
+        there = [name for name in WRITES if (output / name).exists()]
+    except OSError as error:
+        raise _unmade(output, error) from None
     if there and not force:
         raise MoetrafficError(
             f"{output} holds {', '.join(there)} of an earlier demo, which is not "
             "overwritten: choose another folder with -o, or give --force"
         )
+
+
+@contextmanager
+def _folder(output: Path) -> Iterator[None]:
+    """The folder of the demo, which goes again if nothing comes into it."""
+    try:
+        new = not output.exists()
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unmade(output, error) from None
+    try:
+        yield
+    finally:
+        if new and not any(output.iterdir()):
+            output.rmdir()
+
+
+def _unmade(output: Path, error: OSError) -> MoetrafficError:
+    return MoetrafficError(
+        f"the folder {str(output)[:200]} cannot be made ({error.strerror}): "
+        f"{remedy(error)}"
+    )
 
 
 def _replay(run: Path, replayed: Path, nproc: int) -> dict[str, Any]:

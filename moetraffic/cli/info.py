@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from moetraffic.report.units import byte_size
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
+from moetraffic.trace.model import Meta
 
 from .output import console, print_json
 
@@ -128,38 +131,25 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
     """Print what a trace holds as tables."""
     told = overview(trace, path)
     meta = trace.meta
-    paper.print(f"[bold]{path}[/bold]: {byte_size(told['bytes'])}, {meta.origin}")
-    facts = Table.grid(padding=(0, 2))
-    what = ", ".join(
-        part
-        for part in (
-            meta.model,
-            f"{meta.layers} layers, hidden {meta.hidden}" if meta.layers else "",
-            f"{meta.experts} experts" if meta.experts else "",
-            f"{meta.router} k={meta.k} {meta.dispatch}" if meta.router else "",
-        )
-        if part
+    paper.print(
+        f"[bold]{escape(str(path))}[/bold]: {byte_size(told['bytes'])}, {meta.origin}"
     )
-    loss = told["loss"]
+    facts = Table.grid(padding=(0, 2))
     rows = {
-        "model": what,
-        "ranks": f"{meta.world} (ep {meta.ep}, dp {meta.dp}), "
-        + ("virtual" if meta.virtual else meta.backend),
+        "model": _model(meta),
+        "ranks": _layout(trace),
         "steps": f"{told['steps']}, of these training {told['training_iterations']}"
-        + (
-            f", loss {loss['first']:.3f} to {loss['last']:.3f}"
-            if loss["first"] is not None
-            else ""
-        ),
-        "MoE layers": ", ".join(map(str, trace.layers)),
+        + _loss_words(told["loss"]),
+        "MoE layers": ", ".join(map(str, trace.layers)) or "not told",
         "all-to-all": f"{byte_size(told['all_to_all_bytes'])} sent, of it to the "
-        f"rank itself {byte_size(told['all_to_all_bytes_to_itself'])}",
+        f"rank itself {byte_size(told['all_to_all_bytes_to_itself'])}"
+        + _silence(trace),
         "clock error": f"{told['clock_error_ns'] / 1e3:.1f} us",
-        "complete": "yes" if meta.complete else f"no: {meta.missing}",
+        "complete": "yes" if meta.complete else "no, see below",
         "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
     }
     for name, value in rows.items():
-        facts.add_row(name, value)
+        facts.add_row(name, Text(value))  # a name may look like markup
     paper.print(facts)
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in ("layer", "call", "slot", "group", "row bytes"):
@@ -179,3 +169,50 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
             wire,
         )
     paper.print(table)
+    for sentence in _sentences(meta.missing):
+        paper.print(Text(f"missing: {sentence}", style="yellow"), soft_wrap=True)
+
+
+def _sentences(missing: str) -> list[str]:
+    """What is missing of a trace, a sentence each."""
+    return [part for part in missing.split("; ") if part]
+
+
+def _model(meta: Meta) -> str:
+    """The model in words; what an own loop did not say is "not told"."""
+    parts = (
+        meta.model or "name not told",
+        f"{meta.layers} layers, hidden {meta.hidden}" if meta.layers else "",
+        f"{meta.experts} experts" if meta.experts else "experts not told",
+        meta.router or "router not told",
+        f"k={meta.k}" if meta.k else "k not told",
+        meta.dispatch,
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _layout(trace: Trace) -> str:
+    """Ranks and what they are to each other, as far as it is known."""
+    meta = trace.meta
+    over = "virtual" if meta.virtual else meta.backend
+    if meta.workload or meta.origin != "captured" or meta.dp > 1:
+        return f"{meta.world} (ep {meta.ep}, dp {meta.dp}), {over}"
+    # an own loop: the groups of its exchanges tell ep, nothing tells dp
+    told = any(s.phase or s.operation == ROUTING for s in trace.sites)
+    ep = f"ep {meta.ep} by its exchanges" if told else "ep not told"
+    return f"{meta.world} ({ep}, dp not told), {over}"
+
+
+def _loss_words(loss: dict[str, float | None]) -> str:
+    first, last = loss["first"], loss["last"]
+    if first is None or last is None:
+        return ""
+    return f", mean loss of all ranks {first:.3f} to {last:.3f}"
+
+
+def _silence(trace: Trace) -> str:
+    """Why a trace with experts has no all-to-all, where it is known."""
+    exchanges = any(s.operation == ALL_TO_ALL for s in trace.sites)
+    if exchanges or trace.meta.ep > 1 or not trace.layers:
+        return ""
+    return ": with ep 1 each rank holds all experts, and sends its tokens to nobody"

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from moetraffic.errors import CaptureError
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import SEGMENTS, refuse_output
 from moetraffic.trace.merge import merge_into
 
 from .info import overview, show
-from .output import console, print_json, refuse_existing
-
-SUFFIX = ".segments"
+from .output import console, print_json
 
 
 def merge(
@@ -28,29 +28,28 @@ def merge(
 ) -> None:
     """Merge the segments of a capture that did not end by itself.
 
-    Says what is missing; segments stay where something is.
+    Says what ended the capture, and what is missing; segments stay where something is.
 
     Example: moetraffic merge run.h5.segments -o run.h5
     """
     folder = folder.absolute()
     if output is None:
-        if not folder.name.endswith(SUFFIX):
+        if not folder.name.endswith(SEGMENTS):
             raise CaptureError(
-                f"the output is named after a folder that ends in {SUFFIX}, but "
-                f"{folder.name} does not: give -o"
+                f"the output is named after a folder that ends in {SEGMENTS}, but "
+                f"{folder} does not: give -o"
             )
-        output = folder.with_name(folder.name.removesuffix(SUFFIX))
-    refuse_existing(output, force)
+        output = folder.with_name(folder.name.removesuffix(SEGMENTS))
+    refuse_output(output, force=force)
     merged = merge_into(folder, output, force=force)
     with Trace.open(output) as trace:
         if as_json:
             told = overview(trace, output)
             told["missing"] = list(merged.missing)
+            told["remarks"] = list(merged.remarks)
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
         show(trace, output)
-    for sentence in merged.missing:
-        console.print(f"missing: {sentence}", style="yellow")
     for sentence in merged.contradictions:
-        console.print(f"contradiction: {sentence}", style="red")
+        console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

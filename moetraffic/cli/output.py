@@ -7,10 +7,8 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,11 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from moetraffic.errors import MoetrafficError
+from moetraffic.report.terminal import Paper, say
 
 # a log or a pipe has no width of its own: tables keep theirs
 WIDTH = None if sys.stdout.isatty() else 120
-console = Console(highlight=False, width=WIDTH)
+console = Paper(highlight=False, width=WIDTH)
 
 
 class Tick(Protocol):
@@ -36,7 +34,12 @@ class Tick(Protocol):
 
 def print_json(value: Any) -> None:
     """Print one JSON document; what is not a number is null."""
-    print(json.dumps(_plain(value), indent=2))
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """One JSON document; what is not a number is null."""
+    return json.dumps(_plain(value), indent=2)
 
 
 def _plain(value: Any) -> Any:
@@ -51,38 +54,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def refuse_existing(path: Path, force: bool) -> None:
-    """Refuse to overwrite, before any work is done.
-
-    Raises
-    ------
-    MoetrafficError
-        If ``path`` exists and ``force`` is not given, or its folder does not exist.
-    """
-    if path.exists() and not force:
-        raise MoetrafficError(
-            f"{path} exists and is not overwritten: give another name or --force"
-        )
-    if not path.absolute().parent.is_dir():
-        raise MoetrafficError(
-            f"the folder {path.absolute().parent} of the output does not exist: "
-            "make it first"
-        )
-
-
 @contextmanager
-def progress(title: str, total: int, *, quiet: bool = False) -> Iterator[Tick]:
+def progress(
+    title: str, total: int, *, quiet: bool = False, plain: bool = False
+) -> Iterator[Tick]:
     """A bar on a terminal, and otherwise about ten plain lines, on standard error."""
     if quiet:
         yield lambda done, note="": None
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and not plain:
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Paper(stderr=True),
         ) as bars:
             task = bars.add_task(title, total=total, note="")
             yield lambda done, note="": bars.update(task, completed=done, note=note)
@@ -91,6 +77,6 @@ def progress(title: str, total: int, *, quiet: bool = False) -> Iterator[Tick]:
 
         def line(done: int, note: str = "") -> None:
             if done % every == 0 or done == total:
-                print(f"{title}: {done}/{total} {note}".rstrip(), file=sys.stderr)
+                say(f"{title}: {done}/{total} {note}".rstrip())
 
         yield line

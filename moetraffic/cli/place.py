@@ -16,10 +16,11 @@ from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.patterns.placement import place as place_experts
 from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import refuse_output, refuse_own_input
 from moetraffic.trace.relocation import Relocation, relocate
 
 from .info import all_to_all_bytes
-from .output import console, print_json, refuse_existing
+from .output import console, print_json
 
 
 def place(
@@ -60,7 +61,8 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    refuse_existing(output, force)
+    refuse_output(output, force=force)
+    refuse_own_input(trace, output)
     for name, value in (("replicas", replicas), ("every", every)):
         if value < 0:
             raise LayoutError(f"{name} counts from 0, but is {value}: raise --{name}")

@@ -10,6 +10,7 @@ import typer
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import refuse_folder
 
 from .output import console, print_json
 
@@ -92,11 +93,7 @@ def _iterations(asked: str | None, trace: Trace) -> list[int]:
 def _refuse_earlier(output: Path, force: bool) -> None:
     if output.exists() and not output.is_dir():
         raise MoetrafficError(f"{output} is no folder: choose another with -o")
-    if not output.absolute().parent.is_dir():
-        raise MoetrafficError(
-            f"the folder {output.absolute().parent} of the output does not exist: "
-            "make it first"
-        )
+    refuse_folder(output.absolute().parent, error=MoetrafficError)
     if not force and output.is_dir() and any(output.glob("*.png")):
         raise MoetrafficError(
             f"{output} holds pictures, which are not overwritten: choose another "

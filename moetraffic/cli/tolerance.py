@@ -14,11 +14,13 @@ import numpy as np
 import typer
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
+from moetraffic.launch.machine import refuse_unable
 from moetraffic.launch.workers import answers
 from moetraffic.patterns import Dropping, Workload
 from moetraffic.patterns.dropping import PATTERNS, SITES
+from moetraffic.trace.durable import refuse_output
 
-from .output import console, print_json, progress, refuse_existing
+from .output import console, print_json, progress
 from .workload import describe, takes_workload
 
 PERCENTAGES = "0.1,0.5,1,2,5,10,20"
@@ -69,9 +71,9 @@ def tolerance(
 
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
-    refuse_existing(output, force)
-    if plot is not None:
-        refuse_existing(plot, force)
+    for path in (output, plot):
+        if path is not None:
+            refuse_output(path, force=force, overwrite="give --force")
     if seeds < 2:
         raise LayoutError(
             f"an interval over seeds needs 2 or more, but seeds is {seeds}: raise it"
@@ -85,6 +87,7 @@ def tolerance(
         packet_bytes=packet_bytes,
         burst_packets=burst_packets,
     )
+    refuse_unable(base, ranks=base.layout.world)
     # impossible shares are refused before the first training starts
     plans = [
         _run(base, replace(dropping, share=share), base.training.seed + seed)

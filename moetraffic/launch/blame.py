@@ -103,7 +103,7 @@ def verdict(
     state, reason = found
     rank = state.error.get("blames", state.rank)
     return Blame(
-        rank=rank if isinstance(rank, int) and 0 <= rank < len(states) else state.rank,
+        rank=rank if rank in [s.rank for s in states] else state.rank,
         operation=_operation(state, namer),
         reason=reason,
     )

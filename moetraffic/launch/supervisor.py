@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from .blame import Blame, Namer
+from .environment import Seat
 from .watch import Event, Watch
 
 
@@ -54,6 +55,7 @@ def launch(
     grace_s: float = 3.0,
     on_event: Callable[[Event], None] | None = None,
     namer: Namer | None = None,
+    seat: Seat | None = None,
 ) -> Outcome:
     """Run a command as several ranks on this host until all of them have ended.
 
@@ -84,6 +86,9 @@ def launch(
         Called with every heartbeat.
     namer
         Names a rank's n-th operation, for ranks that use ``heartbeat.counter()``.
+    seat
+        Where torchrun or srun starts the ranks: this process's place among them.  One
+        process is run, that rank, and the ranks meet where their launcher says.
 
     Returns
     -------
@@ -95,6 +100,8 @@ def launch(
     ValueError
         If ``ranks`` or a deadline is not positive.
     """
+    if seat is not None:
+        ranks = 1
     if ranks < 1 or min(start_deadline_s, operation_deadline_s) <= 0 or grace_s < 0:
         raise ValueError(
             "ranks and deadlines must be positive, but are "
@@ -103,7 +110,7 @@ def launch(
     with tempfile.TemporaryDirectory(
         prefix="moetraffic-", ignore_cleanup_errors=True
     ) as folder:
-        watch = Watch(ranks, Path(folder), on_event)
+        watch = Watch(ranks, Path(folder), on_event, seat)
         try:
             with _forwarding(watch):
                 watch.start(command, environment or {})

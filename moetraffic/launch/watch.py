@@ -14,7 +14,7 @@ from typing import Any
 
 from . import heartbeat
 from .blame import Blame, Namer, RankState, verdict
-from .environment import FILE_STORE
+from .environment import FILE_STORE, Seat
 from .processes import RankProcess
 
 _LOOK_EVERY_S = 0.05
@@ -36,12 +36,20 @@ class Watch:
     """The ranks of one launch, from their start to their end."""
 
     def __init__(
-        self, ranks: int, folder: Path, on_event: Callable[[Event], None] | None
+        self,
+        ranks: int,
+        folder: Path,
+        on_event: Callable[[Event], None] | None,
+        seat: Seat | None = None,
     ) -> None:
+        self._seat = seat
         self._folder = folder
         self._on_event = on_event
         self._began_s = time.monotonic()
-        self.states = [RankState(rank=r, changed_s=self._began_s) for r in range(ranks)]
+        numbers = range(ranks) if seat is None else (seat.rank,)
+        self.states = [RankState(rank=r, changed_s=self._began_s) for r in numbers]
+        self._state_of = {s.rank: s for s in self.states}
+        self._counter_bytes = heartbeat.COUNTER_BYTES * (max(numbers) + 1)
         self._processes: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._pipe, self._ranks_end = os.pipe()
@@ -50,7 +58,7 @@ class Watch:
         self._selector.register(self._pipe, selectors.EVENT_READ)
         self._unread = b""
         self._counters = folder / "counters"
-        self._counters.write_bytes(bytes(heartbeat.COUNTER_BYTES * ranks))
+        self._counters.write_bytes(bytes(self._counter_bytes))
         self._counted = self._counters.open("rb", buffering=0)
         self.not_started = ""
         self._patience = ""
@@ -66,13 +74,18 @@ class Watch:
             "OMP_NUM_THREADS": "1",
             **os.environ,
             **environment,
-            FILE_STORE: str(self._folder / "store"),
             heartbeat.PIPE: f"{self._ranks_end}:{inode}",
             heartbeat.COUNTERS: str(self._counters),
-            "WORLD_SIZE": str(len(self.states)),
         }
+        if self._seat is None:
+            shared[FILE_STORE] = str(self._folder / "store")
         for state in self.states:
-            own = {"RANK": str(state.rank), "LOCAL_RANK": str(state.rank)}
+            seat = self._seat or Seat(state.rank, len(self.states), state.rank)
+            own = {
+                "RANK": str(seat.rank),
+                "WORLD_SIZE": str(seat.world),
+                "LOCAL_RANK": str(seat.local_rank),
+            }
             try:
                 process = RankProcess(command, {**shared, **own}, [self._ranks_end])
             except OSError as error:
@@ -118,8 +131,8 @@ class Watch:
 
     def _look(self, now: float) -> list[RankProcess]:
         """Note who has ended and who has moved; return the running ones."""
-        size = heartbeat.COUNTER_BYTES * len(self.states)
-        counted = memoryview(os.pread(self._counted.fileno(), size, 0)).cast("q")
+        raw = os.pread(self._counted.fileno(), self._counter_bytes, 0)
+        counted = memoryview(raw).cast("q")
         for state in self.states:
             if state.entered != counted[state.rank]:
                 state.entered = counted[state.rank]
@@ -160,11 +173,11 @@ class Watch:
     def _note(self, said: dict[str, Any]) -> None:
         rank, name = said.pop("rank", None), said.pop("event", None)
         operation = said.pop("operation", "")
-        if not isinstance(rank, int) or not 0 <= rank < len(self.states):
+        if not isinstance(rank, int) or rank not in self._state_of:
             return
         if name not in heartbeat.EVENTS or not isinstance(operation, str):
             return
-        state = self.states[rank]
+        state = self._state_of[rank]
         state.last_event = name
         state.operation = operation or state.operation
         state.changed_s = time.monotonic()
@@ -203,6 +216,6 @@ class Watch:
     def blame(self, namer: Namer | None) -> Blame | None:
         """Who failed first."""
         if self.not_started:
-            rank = len(self._processes)
+            rank = self.states[len(self._processes)].rank
             return Blame(rank=rank, operation="start-up", reason=self.not_started)
         return verdict(self.states, namer, self._patience)

@@ -10,7 +10,8 @@ from .router_table import ROUTERS
 from .routers import Gating
 from .scaling import scaled
 from .shape import ModelShape
-from .workload import Training, Workload
+from .training import Training
+from .workload import Workload
 
 __all__ = [
     "PRESETS",

@@ -12,35 +12,14 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 
-from . import dropping, layout, shape
+from . import dropping, layout, shape, training
 from .dropping import Dropping
 from .layout import ParallelLayout
+from .limits import outside
 from .router_table import ROUTERS
 from .routers import Gating, broken_rules
 from .shape import ModelShape
-
-PRECISIONS = ("", "bfloat16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Optimiser, batch and length of a run."""
-
-    iterations: int = 200
-    micro_batch: int = 4  # sequences of a rank in one forward pass
-    accumulation: int = 1  # micro-batches a step
-    learning_rate: float = 1e-3
-    warmup: int = 20  # iterations of linear warm-up
-    weight_decay: float = 0.1
-    clip: float = 1.0  # gradient norm; 0 switches clipping off
-    seed: int = 0
-    dtype: str = "float32"  # of parameters, their gradients and the optimiser
-    precision: str = ""  # of products and of what experts are sent; empty: as dtype
-    recompute: bool = False  # keep a block's input alone, compute the rest twice
-    device: str = "cpu"  # cpu or cuda
-    corpus: str = ""  # file, folder or glob; empty: Python's standard library
-    virtual: bool = False  # all ranks' shards in one process, nothing sent
-    until_steady: bool = False  # end before, when the load over experts has settled
+from .training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +81,12 @@ class Workload:
 def _broken(work: Workload) -> list[tuple[str, str]]:
     """The rules that a workload breaks, each with its remedy."""
     m, g, p, t = work.model, work.gating, work.layout, work.training
-    positive = {
-        "iterations": t.iterations,
-        "micro-batch": t.micro_batch,
-        "accumulation": t.accumulation,
-    }
-    broken = shape.unmet(m) + dropping.unmet(work.dropping)
+    parts = (m, g, p, t, work.dropping)
+    broken = [rule for part in parts for rule in outside(part)]
+    broken += shape.unmet(m)
+    if broken:
+        return broken  # what follows computes with these numbers
+    broken += training.unmet(t) + dropping.unmet(work.dropping)
     if t.virtual and (p.tp, p.pp, p.cp, p.zero) != (1, 1, 1, 0):
         broken.append(
             (
@@ -132,16 +111,6 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
                 "set virtual",
             )
         )
-    broken += [
-        (
-            f"{name} must be at least 1, but is {value}",
-            f"give --{name} a positive number",
-        )
-        for name, value in positive.items()
-        if value < 1
-    ]
-    if broken:
-        return broken
     if not m.experts and p.ep > 1:
         broken.append(
             (
@@ -163,14 +132,6 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
                 f"{spec.title} routes by token ids, which the first pipeline stage "
                 f"alone has, but pp is {p.pp}",
                 "use --pp 1 or another --router",
-            )
-        )
-    if t.precision not in PRECISIONS or (t.precision and t.dtype != "float32"):
-        broken.append(
-            (
-                "the precision is empty (as dtype), or bfloat16 beside dtype float32, "
-                f"but precision is {t.precision!r} and dtype is {t.dtype!r}",
-                "change --precision or --dtype",
             )
         )
     broken += layout.unmet(

@@ -42,6 +42,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
         "rhythm": [
             {"rank": rank, **_rhythm(found)} for rank, found in analysis.rhythms.items()
         ],
+        "rhythm_of": analysis.rhythm_of,
         "notes": list(analysis.notes),
     }
 
@@ -109,9 +110,12 @@ def tables(analysis: Analysis) -> Group:
     """All statistics as tables."""
     parts: list[Any] = []
     if analysis.exchanges:
-        parts += [_skew_table(analysis), _forecast_table(analysis)]
+        parts.append(_skew_table(analysis))
+        # without forecasts there is a note that says why
+        if any(subject.scores for _, subject in _subjects(analysis)):
+            parts.append(_forecast_table(analysis))
     if analysis.rhythms:
-        parts.append(_rhythm_table(analysis.rhythms))
+        parts.append(_rhythm_table(analysis.rhythms, analysis.rhythm_of))
     parts += [Text(f"note: {note}", style="yellow") for note in analysis.notes]
     return Group(*parts)
 
@@ -132,7 +136,7 @@ def _skew_table(analysis: Analysis) -> Table:
             floor, z = "", ""
             if curve.floor is not None:
                 floor = _figure(_mean(curve.floor.mean))
-                z = f"{_mean(curve.floor.z_score(curve.values)):.1f}"
+                z = _figure(_mean(curve.floor.z_score(curve.values)), ".1f")
             table.add_row(
                 str(exchange.layer),
                 str(exchange.group),
@@ -166,8 +170,8 @@ def _forecast_table(analysis: Analysis) -> Table:
             str(exchange.group),
             subject.name.replace("_", " "),
             *(_score(subject.scores.get(name)) for name in FORECASTERS),
-            f"{min(float(s.mape) for s in subject.scores.values()):.1%}",
-            "" if np.isnan(subject.mape_floor) else f"{subject.mape_floor:.1%}",
+            _figure(min(float(s.mape) for s in subject.scores.values()), ".1%"),
+            _figure(subject.mape_floor, ".1%"),
         )
     return table
 
@@ -175,11 +179,11 @@ def _forecast_table(analysis: Analysis) -> Table:
 def _score(found: Scores | None) -> str:
     if found is None:
         return ""
-    return f"{float(found.nmse):.3f} ({float(found.skill):+.2f})"
+    return _with(_figure(float(found.nmse), ".3f"), float(found.skill), "+.2f")
 
 
-def _rhythm_table(rhythms: Mapping[int, Rhythm]) -> Table:
-    table = _table("On-off rhythm of each rank's all-to-alls")
+def _rhythm_table(rhythms: Mapping[int, Rhythm], about: str) -> Table:
+    table = _table("On-off rhythm of each rank: " + (about or "its all-to-alls"))
     table.add_column("rank")
     for name in (
         "duty",
@@ -195,14 +199,14 @@ def _rhythm_table(rhythms: Mapping[int, Rhythm]) -> Table:
     for rank, found in rhythms.items():
         table.add_row(
             str(rank),
-            f"{found.duty:.1%}",
+            _figure(found.duty, ".1%"),
             str(found.bursts),
-            f"{found.burst_ns / 1e6:.2f} ({found.burst_cv:.2f})",
-            f"{found.gap_ns / 1e6:.2f} ({found.gap_cv:.2f})",
-            f"{found.period_ns / 1e6:.1f}",
-            f"{found.strength:.2f}",
-            f"{found.jitter:.1%}",
-            f"{found.peak_to_mean:.1f}",
+            _with(_figure(found.burst_ns / 1e6, ".2f"), found.burst_cv, ".2f"),
+            _with(_figure(found.gap_ns / 1e6, ".2f"), found.gap_cv, ".2f"),
+            _figure(found.period_ns / 1e6, ".1f"),
+            _figure(found.strength, ".2f"),
+            _figure(found.jitter, ".1%"),
+            _figure(found.peak_to_mean, ".1f"),
         )
     return table
 
@@ -215,6 +219,12 @@ def _table(title: str) -> Table:
 
 def _figure(value: float, form: str = ".4f") -> str:
     return format(value, form) if np.isfinite(value) else ""
+
+
+def _with(figure: str, spread: float, form: str) -> str:
+    """A figure and, in brackets, another; what is not known is blank."""
+    other = _figure(spread, form)
+    return f"{figure} ({other})" if figure and other else figure
 
 
 def replay_table(told: Mapping[str, Any]) -> Table:
@@ -231,5 +241,6 @@ def replay_table(told: Mapping[str, Any]) -> Table:
         "an operation",
         f"p50 {times['p50']:.0f}, p90 {times['p90']:.0f}, p99 {times['p99']:.0f} us",
     )
-    table.add_row("busbw", f"p50 {rates['p50']:.3f}, max {rates['max']:.3f} GB/s")
+    if rates is not None:  # on one rank nothing crosses a network
+        table.add_row("busbw", f"p50 {rates['p50']:.3f}, max {rates['max']:.3f} GB/s")
     return table

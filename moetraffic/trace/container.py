@@ -35,6 +35,9 @@ MOST_CHUNK_BYTES = 64 << 20
 MOST_RATIO = 1100  # deflate cannot shrink by more than 1032
 MOST_TEXT = 1024
 
+KINDS = {"moetraffic": "a moetraffic trace", "moetraffic-segment": "a segment"}
+"""The kinds of files, in words."""
+
 
 class FilePanel:
     """A panel ``[N, ...]`` in a checked file; rows are inflated and verified."""
@@ -246,10 +249,22 @@ class Container:
         """Whatever h5py or the system raised on this file, as one sentence."""
         if isinstance(error, TraceError) or not isinstance(error, Exception):
             return error
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
             return TraceError(f"there is no file {self.path}: check the path")
         if isinstance(error, PermissionError):
             return TraceError(f"{self.path} may not be read: change its permissions")
+        if "truncated file" in str(error):
+            return self.damaged(f"it is cut off after {self._size} bytes")
+        if isinstance(error, OSError) and error.filename is not None:
+            return TraceError(
+                f"{str(self.path)[:200]} cannot be opened ({error.strerror}): check "
+                "the path"
+            )
+        if type(error).__module__ != "builtins" or isinstance(
+            error, OSError | RuntimeError
+        ):
+            # HDF5's own words name its functions, not what is wrong
+            return self.damaged("its HDF5 structure cannot be read")
         return self.damaged(
             f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         )
@@ -268,6 +283,8 @@ class Container:
         # O_NONBLOCK: a named pipe must be refused, not waited for
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise TraceError(f"{self.path} is a folder, not a file: name a trace file")
         if not stat.S_ISREG(status.st_mode):
             raise TraceError(f"{self.path} is not a regular file: name a trace file")
         self._size = status.st_size
@@ -307,8 +324,8 @@ class Container:
     def _identify(self, kind: str, version: int) -> None:
         if self.attributes.get("format") != kind:
             raise TraceError(
-                f"{self.path} is an HDF5 file of another kind, not a {kind}: "
-                "name a file that moetraffic wrote"
+                f"{self.path} is an HDF5 file of another kind, not "
+                f"{KINDS.get(kind, kind)}: name a file that moetraffic wrote"
             )
         found = self.attributes.get("format_version")
         if found != version:

@@ -1,12 +1,143 @@
-"""Files that are whole or absent: write aside, fsync, rename, fsync of the folder."""
+"""Files that are whole or absent: write aside, fsync, rename, fsync of the folder.
+
+Whether a file can be written is found out before the work whose result it shall hold.
+"""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from moetraffic.errors import MoetrafficError
+
+SEGMENTS = ".segments"
+"""What the folder of a capture's segments has behind the name of its trace."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+def remedy(error: OSError) -> str:
+    """What a user can do when the system refuses to write a file."""
+    if error.errno in _FULL:
+        return "make room or choose another folder"
+    if error.errno in _FORBIDDEN:
+        return "choose a folder that you may write to"
+    if error.errno == errno.ENAMETOOLONG:
+        return "choose a shorter name"
+    return "choose another path"
+
+
+def refuse_output(
+    path: Path,
+    *,
+    force: bool,
+    error: type[MoetrafficError] = MoetrafficError,
+    overwrite: str = "give --force",
+) -> None:
+    """Refuse an output that could not be written, before any work is done for it.
+
+    Parameters
+    ----------
+    path
+        The file.
+    force
+        A file that is there may be replaced.
+    error
+        What to raise.
+    overwrite
+        How a user allows to replace a file, in words.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the kind asked for: if the file exists and ``force`` is not set, it is a
+        folder or a device, its folder does not exist or takes no file of this name.
+    """
+    folder = path.absolute().parent
+    try:
+        if "\0" in str(path):
+            raise ValueError("no name has a NUL")
+        if not path.name or path.is_dir():
+            raise error(
+                f"the output is a file, but {str(path)!r} is a folder: name a file in "
+                "it"
+            )
+        if path.exists() and not path.is_file():
+            raise error(
+                f"the output is a file, but {path} is a device or a pipe: choose "
+                "another path"
+            )
+        if path.exists() and not force:
+            raise error(
+                f"{path} exists and is not overwritten: choose another output, or "
+                f"{overwrite}"
+            )
+        refuse_folder(folder, error=error)
+        # the longest of the names that are written beside it
+        beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
+        folder.joinpath(beside).exists()
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except (OSError, ValueError) as found:
+        why = found.strerror if isinstance(found, OSError) else str(found)
+        told = remedy(found) if isinstance(found, OSError) else "choose another path"
+        raise error(f"{_short(path)} cannot be written ({why}): {told}") from None
+
+
+def refuse_own_input(
+    source: Path, output: Path, *, error: type[MoetrafficError] = MoetrafficError
+) -> None:
+    """Refuse to replace the file that the output is made from, under any name.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the kind asked for.
+    """
+    try:
+        same = output.exists() and output.samefile(source)
+    except OSError:
+        return  # what cannot be looked at is refused where it is opened
+    if same:
+        raise error(
+            f"the output {output} is the input itself, which it would replace: choose "
+            "another output"
+        )
+
+
+def refuse_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
+    """Refuse an output's folder that does not exist; none is made unasked.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the kind asked for.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise error(
+            f"the folder of the output is {folder}, which is a file: choose another "
+            "path"
+        )
+    if not folder.is_dir():
+        raise error(
+            f"the folder {_short(folder)} of the output does not exist: make it first"
+        )
+
+
+def _short(path: Path) -> str:
+    """A path as people can read it in a sentence."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:80]}...{text[-40:]}"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
@@ -39,7 +170,7 @@ def replacing(path: Path) -> Iterator[Path]:
     The block must have synchronised what it wrote.  After an error the temporary file
     is gone and ``path`` is what it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         yield temporary
         os.rename(temporary, path)

@@ -17,7 +17,7 @@ import numpy as np
 from moetraffic.errors import TraceError
 
 from .container import Container
-from .durable import ForgivingFile, replacing
+from .durable import ForgivingFile, refuse_output, remedy, replacing
 from .image import Image
 from .model import (
     CLOCK,
@@ -85,10 +85,7 @@ PANEL_NAME = re.compile(
 
 def save(trace: Trace, path: Path, *, force: bool) -> None:
     """See :meth:`Trace.save`."""
-    if path.exists() and not force:
-        raise TraceError(
-            f"{path} exists and is not overwritten: give another name or --force"
-        )
+    refuse_output(path, force=force, error=TraceError)
     try:
         with replacing(path) as temporary, ForgivingFile(temporary) as file:
             with Image(file, OWN | meta_attributes(trace.meta)) as image:
@@ -96,8 +93,7 @@ def save(trace: Trace, path: Path, *, force: bool) -> None:
             file.settle()
     except OSError as error:
         raise TraceError(
-            f"{path} cannot be written ({error.strerror or error}): "
-            "make room or choose another folder"
+            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
         ) from None
 
 

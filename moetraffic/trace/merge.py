@@ -8,6 +8,7 @@ Ranks that were killed leave ragged ends: what a rank did not record is absent t
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from moetraffic.errors import CaptureError, TraceError
 
 from .assemble import Events, Layouts, gather_events, gather_layouts
+from .durable import SEGMENTS
 from .model import (
     ROUTING,
     UNKNOWN_TIME,
@@ -39,8 +41,13 @@ class Merged:
     """A merged trace, and what there is to say about it."""
 
     trace: Trace
-    missing: tuple[str, ...]  # what was not recorded, a sentence each
+    missing: tuple[str, ...]  # what should be there and is not, a sentence each
+    remarks: tuple[str, ...]  # what ended the capture early, and what was left out
     contradictions: tuple[str, ...]  # where two ranks' records disagree
+
+
+class NothingRecorded(CaptureError):
+    """The segments of a capture hold nothing at all."""
 
 
 def merge(folder: Path) -> Merged:
@@ -57,17 +64,31 @@ def merge(folder: Path) -> Merged:
         If there is nothing to merge.
     """
     segments, missing = _read_all(folder)
+    if not any(len(s.steps) or len(s.events) for s in segments):
+        raise NothingRecorded(
+            f"{folder} holds neither a step nor a collective, so there is nothing to "
+            "merge: the capture ended before its first step"
+        )
     first = segments[0].meta
-    if segments[0].shards:
-        return _merge_shards(segments, missing)
+    virtual = segments[0].shards > 0
+    ranks = range(1 if virtual else first.world)
+    missing += _ragged(segments, ranks)
+    remarks = _remarks(segments, ranks)
+    if virtual:
+        meta = _meta(segments, [*remarks, *missing])
+        return Merged(
+            trace=trace_of_shards(segments, meta),
+            missing=tuple(missing),
+            remarks=tuple(remarks),
+            contradictions=(),
+        )
     layouts = gather_layouts(segments)
     events = gather_events(segments, layouts)
-    missing += _ragged(segments, range(first.world))
     steps = _steps(segments, first.world)
     panels, sites = _panels(events, layouts)
     placements = _placements(segments, layouts)
     draft = Trace(
-        meta=_meta(segments, missing),
+        meta=_derived(_meta(segments, [*remarks, *missing]), layouts),
         groups=layouts.groups,
         sites=sites,
         occurrences=events.occurrences,
@@ -79,15 +100,11 @@ def merge(folder: Path) -> Merged:
     )
     trace, contradictions = state_bytes(draft, events)
     return Merged(
-        trace=trace, missing=tuple(missing), contradictions=tuple(contradictions)
+        trace=trace,
+        missing=tuple(missing),
+        remarks=tuple(remarks),
+        contradictions=tuple(contradictions),
     )
-
-
-def _merge_shards(segments: list[Segment], missing: list[str]) -> Merged:
-    """The trace of ranks that one process stood for."""
-    missing += _ragged(segments, range(1))
-    trace = trace_of_shards(segments, _meta(segments, missing))
-    return Merged(trace=trace, missing=tuple(missing), contradictions=())
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
@@ -96,22 +113,38 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
     Raises
     ------
     CaptureError
-        If there is nothing to merge.
+        If there is nothing to merge, or nothing that is worth the file it would
+        replace.
     TraceError
         If the file cannot be written.
     """
-    merged = merge(folder)
+    try:
+        merged = merge(folder)
+    except NothingRecorded:
+        shutil.rmtree(folder)  # it would only stand in the way of the next capture
+        raise
+    write(merged, folder, path, force=force)
+    return merged
+
+
+def write(merged: Merged, folder: Path, path: Path, *, force: bool) -> None:
+    """Write what was merged, and remove its folder; see :func:`merge_into`."""
+    if not len(merged.trace.steps.iteration) and path.exists():
+        raise CaptureError(
+            f"{folder} holds no step that has ended, and so does not replace {path}: "
+            "name another output"
+        )
     merged.trace.save(path, force=force)
     if not merged.missing and not merged.contradictions:
         shutil.rmtree(folder)
-    return merged
 
 
 def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
     if not folder.is_dir():
+        there = "is a file" if folder.exists() else "does not exist"
         raise CaptureError(
-            f"merge takes the folder of segments that a capture left, but there is no "
-            f"folder {folder}: it is named like the output with .segments behind it"
+            f"merge takes the folder of segments that a capture left, but {folder} "
+            f"{there}: it is named like the output with {SEGMENTS} behind it"
         )
     segments, missing = [], []
     for path in sorted(folder.glob(f"rank-*/{PATTERN}")):
@@ -121,8 +154,8 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
             missing.append(f"a segment is left out: {error}")
     if not segments:
         raise CaptureError(
-            f"{folder} holds no whole segment, so there is nothing to merge: "
-            "the capture ended before its first window was written"
+            f"{folder} holds no whole segment, so there is nothing to merge: it is no "
+            "folder of segments, or the capture ended before its first window"
             + "".join(f"; {m}" for m in missing)
         )
     # ranks of another world are left over from a capture of more ranks
@@ -148,13 +181,77 @@ def _ragged(segments: list[Segment], ranks: range) -> list[str]:
         if mine[-1].unrecorded:
             told.append(f"rank {rank} could not write {mine[-1].unrecorded} events")
         if not mine[-1].final:
-            ends = [int(s.steps["iteration"].max()) for s in mine if len(s.steps)]
-            end = max(ends, default=-1)
+            end = _last_step(mine)
+            lost = mine[-1].window
             told.append(
                 f"rank {rank} ended without a last word after iteration {end}"
                 + (f", {last - end} before the last of all" if end < last else "")
+                + (f", and lost up to {lost} steps that came after" if lost else "")
             )
     return told
+
+
+def _last_step(mine: list[Segment]) -> int:
+    """The last iteration that a rank ended, -1 for none."""
+    ends = [int(s.steps["iteration"].max()) for s in mine if len(s.steps)]
+    return max(ends, default=-1)
+
+
+def _remarks(segments: list[Segment], ranks: range) -> list[str]:
+    """What ended the capture early, and what was left out; ranks alike in one."""
+    told: dict[str, list[int]] = {}
+    left_out = []
+    for rank in ranks:
+        mine = [s for s in segments if s.rank == rank]
+        if not mine:
+            continue
+        if mine[-1].left_out:
+            left_out.append(f"rank {rank} left out {mine[-1].left_out}")
+        if mine[-1].ended:
+            told.setdefault(_ending(mine), []).append(rank)
+    ended = [
+        f"rank {alike[0]} was {ending}"
+        if len(alike) == 1
+        else f"ranks {', '.join(map(str, alike))} were {ending}"
+        for ending, alike in told.items()
+    ]
+    return ended + left_out
+
+
+def _ending(mine: list[Segment]) -> str:
+    """What ended a rank's capture, and where."""
+    last = _last_step(mine)
+    seen = [int(s.events["iteration"].max()) for s in mine if len(s.events)]
+    planned = _planned(mine[-1].meta)
+    of = f" of {planned}" if planned else ""
+    text = f"{mine[-1].ended} after {last + 1}{of} iterations"
+    begun = max(seen, default=-1)
+    if begun > last:
+        text += f", and its record of iteration {begun} is not whole"
+    return text
+
+
+def _planned(meta: Meta) -> int:
+    """How many iterations were to be trained, 0 where that is not known."""
+    try:
+        planned = json.loads(meta.workload)["training"]["iterations"]
+    except (ValueError, KeyError, TypeError):
+        return 0  # somebody's own loop
+    return planned if isinstance(planned, int) else 0
+
+
+def _derived(meta: Meta, layouts: Layouts) -> Meta:
+    """What an own loop did not tell of its layout, where its calls tell it."""
+    if meta.workload:
+        return meta
+    sites = [s for s in layouts.sites if s.phase or s.operation == ROUTING]
+    experts = {s.experts for s in sites if s.experts}
+    widths = {len(layouts.groups[s.group].ranks) for s in sites}
+    return replace(
+        meta,
+        experts=experts.pop() if len(experts) == 1 else meta.experts,
+        ep=widths.pop() if len(widths) == 1 else meta.ep,
+    )
 
 
 def _meta(segments: list[Segment], missing: list[str]) -> Meta:

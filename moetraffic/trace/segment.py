@@ -36,6 +36,7 @@ from .tables import (
 KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
+MOST_WORDS = 1000  # characters of a text of its own
 
 EVENT = np.dtype(
     [
@@ -81,6 +82,9 @@ class Segment:
     clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
     unrecorded: int = 0  # events lost because the disk refused earlier windows
     shards: int = 0  # ranks that this one process stands for (trace.shards); 0: itself
+    ended: str = ""  # what ended the capture early ("interrupted by SIGINT"), or ""
+    left_out: str = ""  # records that could not be taken so far, and why; "" for none
+    window: int = 0  # steps after this segment that may be lost; 0 where not known
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -106,6 +110,9 @@ def write_segment(segment: Segment, folder: Path) -> Path:
         "node": segment.node,
         "unrecorded": segment.unrecorded,
         "shards": segment.shards,
+        "ended": segment.ended[:MOST_WORDS],
+        "left_out": segment.left_out[:MOST_WORDS],
+        "window": segment.window,
     }
     with Image(target, attributes) as image:
         write_groups(image, segment.groups)
@@ -155,6 +162,9 @@ def read_segment(path: Path) -> Segment:
             node=str(told["node"]).strip("\0"),
             unrecorded=int(told["unrecorded"]),
             shards=int(told["shards"]),
+            ended=str(told.get("ended", "")).strip("\0"),
+            left_out=str(told.get("left_out", "")).strip("\0"),
+            window=int(told.get("window", 0)),
             meta=read_meta(container),
             groups=tuple(read_groups(container)),
             sites=tuple(read_sites(container)),

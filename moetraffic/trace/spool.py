@@ -19,12 +19,98 @@ from pathlib import Path
 
 from moetraffic.errors import CaptureError
 
+from .durable import SEGMENTS, refuse_output, remedy
 from .segment import PATTERN, Segment, rank_folder, write_segment
+
+CLOSED = "closed"  # a rank's last word in its folder
+LOCK = "lock"
+FORCE = "allow it with force=True (--force)"
+RANKS = "rank-[0-9]*"
 
 
 def segments_folder(path: Path) -> Path:
     """Where the ranks leave their segments until these are merged into ``path``."""
-    return path.with_name(path.name + ".segments")
+    return path.with_name(path.name + SEGMENTS)
+
+
+def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
+    """Make sure that a capture can be written, and make room for it.
+
+    One process does this for all ranks, before the first of them records.  What an
+    earlier capture left is refused, whichever rank it is of and however many there
+    were: merging would take it for this one's.
+
+    Parameters
+    ----------
+    path
+        The trace.
+    force
+        Remove what an earlier capture left.
+    overwrite
+        How a user allows it, in words.
+
+    Raises
+    ------
+    CaptureError
+        If the trace cannot be written, or its folder of segments is not free.
+    """
+    refuse_output(path, force=force, error=CaptureError, overwrite=overwrite)
+    folder = segments_folder(path)
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise CaptureError(
+            f"a capture keeps its segments in {folder}, which is a file: choose "
+            "another output"
+        )
+    for own in folder.glob(RANKS):
+        if _in_use(own):
+            raise CaptureError(
+                f"one capture writes to a folder at a time, but {own} is in use by a "
+                "running one: choose another output"
+            )
+    segments = list(folder.glob(f"{RANKS}/{PATTERN}"))
+    if segments and not force:
+        raise CaptureError(
+            f"{folder} holds {len(segments)} segments of an earlier capture: merge "
+            f"them (moetraffic merge {folder}), remove the folder, or {overwrite}"
+        )
+    try:
+        for own in folder.glob(RANKS):
+            shutil.rmtree(own)
+        remove_empty(folder)
+    except OSError as error:
+        raise CaptureError(
+            f"{folder} cannot be cleared ({error.strerror}): {remedy(error)}"
+        ) from None
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder of segments in which no rank has one, nor may still write one."""
+    for own in folder.glob(RANKS):
+        if any(own.glob(PATTERN)) or not (own / CLOSED).exists():
+            return
+    for own in folder.glob(RANKS):
+        # another rank may do the same at this moment
+        shutil.rmtree(own, ignore_errors=True)
+    # not ours to remove where a user has put something into it
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _in_use(own: Path) -> bool:
+    """Whether a process that runs records into a rank's folder."""
+    try:
+        lock = os.open(own / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
@@ -37,10 +123,10 @@ class Spool:
     ----------
     folder
         The folder of all ranks' segments.
-    rank, world
-        This rank, and how many there are.
+    rank
+        This rank.
     force
-        Remove what an earlier capture left there.
+        Remove what an earlier capture of this rank left there.
 
     Raises
     ------
@@ -48,7 +134,7 @@ class Spool:
         If the folder cannot be made, is in use, or holds an earlier capture.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, *, force: bool) -> None:
+    def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
         self.folder = folder
         self.error: str = ""  # the first thing that went wrong, "" for nothing
         self.lost_windows = 0
@@ -57,15 +143,15 @@ class Spool:
         try:
             self._own.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(
-                self._own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             )
         except OSError as error:
             raise CaptureError(
                 f"a capture needs a folder to write to, but {self._own} cannot be "
-                f"made ({error.strerror}): choose another output path"
+                f"made ({error.strerror}): {remedy(error)}"
             ) from None
         try:
-            self._claim(rank, world, force)
+            self._claim(force)
         except BaseException:
             os.close(self._lock)
             raise
@@ -87,13 +173,26 @@ class Spool:
         self._idle.clear()
         self._queue.put(build)
 
-    def close(self) -> None:
-        """Wait until everything handed over is written or given up."""
+    def close(self) -> str:
+        """Wait until everything handed over is written or given up; leave the folder.
+
+        Returns
+        -------
+        str
+            Why the rank's last word could not be written, "" where it was.
+        """
         self._queue.put(None)
         self._thread.join()
-        os.close(self._lock)
+        try:
+            self._own.joinpath(CLOSED).touch()
+            remove_empty(self.folder)
+        except OSError as error:
+            return f"{self._own} cannot be closed ({error.strerror})"
+        finally:
+            os.close(self._lock)
+        return ""
 
-    def _claim(self, rank: int, world: int, force: bool) -> None:
+    def _claim(self, force: bool) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -106,18 +205,11 @@ class Spool:
             raise CaptureError(
                 f"{self.folder} holds {len(earlier)} segments of an earlier capture: "
                 f"merge them (moetraffic merge {self.folder}), remove the folder, or "
-                "give --force"
+                f"{FORCE}"
             )
         for old in earlier:
             old.unlink()
-        if rank == 0 and force:
-            beyond = [
-                f
-                for f in self.folder.glob("rank-*")
-                if f.name[5:].isdigit() and int(f.name[5:]) >= world
-            ]
-            for stale in beyond:
-                shutil.rmtree(stale)
+        self._own.joinpath(CLOSED).unlink(missing_ok=True)
 
     def _work(self) -> None:
         while (build := self._queue.get()) is not None:

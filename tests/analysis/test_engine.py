@@ -69,6 +69,8 @@ def test_rhythm_is_of_every_rank(captured: Path) -> None:
             o for o in exchanges if trace.sites[trace.occurrences.site[o]].phase
         ]
         assert set(found.rhythms) == {0, 1, 2, 3}
+        counted = "all-to-alls with a phase, layers 1, 3; 96 others are left out"
+        assert found.rhythm_of == f"{counted} (count_exchange)"
         for told in found.rhythms.values():
             assert 0 < told.duty < 1
             assert told.bursts <= len(labelled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import h5py
 import pytest
 
 from moetraffic.cli import main
+from moetraffic.cli.capture import Heard
+from moetraffic.launch import Event
 from moetraffic.trace import Trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,7 +46,7 @@ def test_info_refuses_what_is_no_trace(
     assert "not an HDF5 file" in refused(capsys, "info", text)
     assert "of another kind" in refused(capsys, "info", other)
     assert "damaged" in refused(capsys, "info", cut)
-    assert "not a regular file" in refused(capsys, "info", tmp_path)
+    assert "is a folder, not a file" in refused(capsys, "info", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +66,29 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--dispatch", "padded", "--capacity-factor", "0"], "capacity"),
         (["capture", "--iterations", "many"], "valid integer"),
         (["capture", "-o", "nowhere/run.h5"], "does not exist"),
-        (["capture", "--experts", "6"], "ep must divide the experts"),
+        (["capture", "--experts", "6"], "6 experts do not spread over 4"),
         (["merge", "nowhere"], "ends in .segments"),
-        (["merge", "nowhere.segments"], "there is no folder"),
+        (["merge", "nowhere.segments"], "does not exist"),
         (["analyze", "nowhere.h5"], "there is no file"),
         (["info"], "Missing argument"),
         (["teleport"], "No such command"),
+        (["capture", "--corpus", "missing.txt"], "is none of them"),
+        (["capture", "--corpus", ""], "--corpus is empty"),
+        (["capture", "--device", "gpu"], "the device is cpu or cuda"),
+        (["capture", "--seed", "9" * 20], "seed must be at most"),
+        (["capture", "--learning-rate", "nan"], "must be a finite number"),
+        (["capture", "--nproc", "1000000"], "at most 4096 ranks"),
+        (["capture", "--nproc", "3"], "8 experts do not spread over 3"),
+        (["capture", "--hidden", "400000"], "GB are available"),
+        (["capture", "-o", "x" * 300], "File name too long"),
+        (["capture", "-o", ""], "is a folder: name a file in it"),
+        (["demo", "-o", "no/demo"], "does not exist: make it first"),
+        (["demo", "--nproc", "3"], "give 2, 4 or 8"),
+        (["demo", "--corpus", "missing.txt"], "is none of them"),
+        (["demo", "-o", "x" * 300], "cannot be made (File name too long)"),
+        (["merge", "/"], "but / does not: give -o"),
+        (["merge", ".", "-o", "."], "is a folder: name a file in it"),
+        (["info", ""], "is a folder, not a file"),
         (["info", "--loud"], "No such option"),
     ],
 )
@@ -82,6 +102,89 @@ def test_bad_input_gets_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert said in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_in_the_way_are_named(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert "which is a file" in refused(capsys, "capture", "-o", file / "run.h5")
+    assert "which is a file" in refused(capsys, "demo", "-o", file / "demo")
+    assert "is a file: it is named like" in refused(
+        capsys, "merge", file, "-o", tmp_path / "x.h5"
+    )
+    mine = captured.read_bytes()
+    place = ("place", captured, "-o", captured, "--force")
+    assert "is the input itself" in refused(capsys, *place)
+    assert captured.read_bytes() == mine
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_refused_capture_touches_neither_trace_nor_segments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good = tmp_path / "good.h5"
+    good.write_text("a good trace")
+    again = ("capture", "-o", good, "--force")
+    assert "is none of them" in refused(capsys, *again, "--corpus", "missing.txt")
+    assert good.read_text() == "a good trace"
+    # what a capture of more ranks left is not merged into this one's
+    old = tmp_path / "new.h5.segments" / "rank-00007" / "segment-000000.h5"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    said = refused(capsys, "capture", "-o", tmp_path / "new.h5")
+    assert "holds 1 segments of an earlier capture" in said
+    assert "or give --force" in said
+    assert old.read_text() == "old"
+    assert not (tmp_path / "new.h5").exists()
+
+
+def test_another_launchers_ranks_speak_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        for name in ("RANK", "LOCAL_RANK"):
+            monkeypatch.setenv(name, rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert main(["capture", "--experts", "7"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_progress_is_of_all_ranks() -> None:
+    told: list[tuple[int, str]] = []
+    heard = Heard(2, lambda done, note="": told.append((done, note)), "mean loss")
+    for rank, iteration, loss in ((0, 0, 4.0), (1, 0, 2.0), (0, 1, 9.0), (0, 2, 1.0)):
+        heard(_step(rank, iteration, loss))
+    heard(_step(1, 2, 2.0))  # of iteration 1 a line was lost
+    heard(_step(1, 3, None))
+    assert told == [(1, "mean loss 3.000"), (3, "mean loss 1.500")]
+    assert heard.steps == 4
+
+
+def _step(rank: int, iteration: int, loss: float | None) -> Event:
+    fields = {"iteration": iteration, "loss": loss}
+    return Event(rank=rank, event="step", operation="", fields=fields)
+
+
+def test_a_reader_that_leaves_ends_nothing(tmp_path: Path, captured: Path) -> None:
+    """As ``moetraffic capture 2>&1 | head -1`` does, and ``moetraffic info | head``."""
+    capture = (
+        *("capture", "-o", tmp_path / "run.h5", "--nproc", 1, "--layers", 2),
+        *("--hidden", 16, "--heads", 1, "--sequence", 16, "--iterations", 20),
+    )
+    for verb in (capture, ("info", captured)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "moetraffic", *map(str, verb)]
+        ran = subprocess.run(
+            command, stdout=writing, stderr=writing, timeout=100, check=False
+        )
+        os.close(writing)
+        assert ran.returncode == 0
+    with Trace.open(tmp_path / "run.h5") as trace:
+        assert len(trace.iterations) == 20
+        assert trace.meta.complete
 
 
 def test_nothing_is_overwritten(
@@ -142,3 +245,8 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(tmp_path: Path) -> None:
     assert "iterations are kept" in said
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) >= 32
+        # a rank that was a step ahead ends when the other has left, and keeps all
+        assert "interrupted by SIGINT after" in trace.meta.missing
+        assert "of 100000 iterations" in trace.meta.missing
+        assert "last word" not in trace.meta.missing
+    assert not segments.exists()

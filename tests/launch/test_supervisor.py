@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.launch import Event, launch
+from moetraffic.launch import Event, Seat, launch
 
 
 def test_ranks_get_their_seat_and_their_store(run, tmp_path):
@@ -398,3 +398,25 @@ def test_ranks_end_when_the_launcher_is_killed(parent, is_alive, wait_until):
     wait_until(
         lambda: not any(is_alive(p) for p in pids), "ranks outlived the launcher"
     )
+
+
+def test_a_seat_of_another_launcher_is_kept(run, tmp_path):
+    events: list[Event] = []
+    outcome = run(
+        """
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK"]
+        told = [os.environ[n] for n in names]
+        told.append(str("MOETRAFFIC_FILESTORE" in os.environ))
+        (here / "seat").write_text(" ".join(told))
+        counter = heartbeat.counter()
+        counter[0] = 3
+        beat("step", iteration=1)
+        sys.exit(3)
+        """,
+        seat=Seat(5, 8, 1),
+        on_event=events.append,
+    )
+    assert (tmp_path / "seat").read_text() == "5 8 1 False"
+    assert [(e.rank, e.event) for e in events] == [(5, "step")]
+    assert outcome.exit_codes == (3,)
+    assert outcome.sentence.startswith("rank 5 ended with exit code 3")

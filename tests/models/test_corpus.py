@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from moetraffic.errors import LayoutError
-from moetraffic.models.corpus import STANDARD_LIBRARY_BYTES, Corpus, load
+from moetraffic.models.corpus import Corpus, load
+from moetraffic.patterns.text import STANDARD_LIBRARY_BYTES, check
 
 
 def text_of(corpus: Corpus) -> bytes:
@@ -40,6 +41,7 @@ def test_the_default_is_the_standard_library() -> None:
     start = (library / first).read_bytes()[:200]
     assert bytes(corpus.text[: len(start)].tolist()) == start
     assert torch.equal(load().text, corpus.text)
+    check(sequence=1000)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_a_corpus_that_cannot_be_used(
     with pytest.raises(LayoutError, match=said) as refused:
         load(str(folder / name), sequence=sequence)
     assert "\n" not in str(refused.value)
+    with pytest.raises(LayoutError, match=said):
+        check(str(folder / name), sequence=sequence)
 
 
 def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
@@ -67,6 +71,9 @@ def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
     file.write_bytes(bytes([65, 66, 200]) * 5)
     with pytest.raises(LayoutError, match="holds 200 and the vocabulary is 128"):
         load(str(file), vocabulary=128)
+    with pytest.raises(LayoutError, match="holds 200 and the vocabulary is 128"):
+        check(str(file), vocabulary=128)
+    check(str(file), vocabulary=201)
     assert len(load(str(file), vocabulary=201).text) == 15
 
 

@@ -23,7 +23,7 @@ from moetraffic.replay.plan import Program
 from moetraffic.replay.request import Request
 from moetraffic.trace.trace import Trace
 
-PLACE = r"operation \d+ \(iteration \d+, layer \d, \w+, (micro-batch|call) \d\)"
+PLACE = r"iteration \d+, layer \d, \w+, (micro-batch|call) \d"
 
 
 class Counting(Gloo):
@@ -367,8 +367,10 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     there = tmp_path / "there.h5"
     there.write_text("kept")
     trace = tmp_path / "no-such-trace.h5"
-    with pytest.raises(ReplayError, match=r"overwrites nothing.*--force"):
+    with pytest.raises(ReplayError, match=r"is not overwritten.*--force"):
         replay(Request(trace=trace, out=there))
-    with pytest.raises(ReplayError, match="folder of the output must exist"):
+    with pytest.raises(ReplayError, match=r"the folder .* does not exist"):
         replay(Request(trace=trace, out=tmp_path / "no" / "out.h5"))
+    with pytest.raises(ReplayError, match="is the input itself"):
+        replay(Request(trace=there, out=there, force=True))
     assert there.read_text() == "kept"

@@ -47,7 +47,7 @@ def test_it_starts_the_ranks_itself_and_writes_trace_and_figures(toy_file, tmp_p
     before = out.read_bytes()
     again = command(path, "-o", out)
     assert again.returncode == 2
-    assert again.stderr.startswith("moetraffic: a replay overwrites nothing")
+    assert again.stderr.startswith(f"moetraffic: {out} exists and is not overwritten")
     assert again.stderr.count("\n") == 1
     assert out.read_bytes() == before
 
@@ -112,6 +112,12 @@ def test_a_file_that_is_no_trace_is_one_sentence_and_exit_code_2(
         (["--iterations", "5"], "iterations are A:B with A below B"),
         (["--iterations", "90:95"], "choose others with --iterations"),
         (["--timeout", "0"], "timeout must be above 0 s"),
+        (["--timeout", "nan"], "at most 604800 s, but is nan"),
+        (["--timeout", "1e300"], "but is 1e+300"),
+        (["--timeout", "soon"], "Invalid value for '--timeout'"),
+        (["--verify", "some"], "see moetraffic replay --help"),
+        (["--loud"], "No such option"),
+        (["-o", "."], "is a folder: name a file in it"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_before_ranks_start(
@@ -133,6 +139,7 @@ def test_a_launcher_with_another_number_of_ranks_is_refused(
     monkeypatch.setattr("moetraffic.replay.__main__._leave", leave)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_RANK", "0")  # the first of its host speaks
     assert main([str(toy_file())]) == 2
     assert "has 2 and there are 3" in capsys.readouterr().err
 

@@ -162,8 +162,8 @@ def test_a_large_trace_is_read_in_blocks_with_the_same_result(toy, monkeypatch):
 
 def test_operations_are_named_for_people(toy):
     plan = make_plan(toy())
-    assert plan.name(0) == "operation 0 (iteration 0, layer 1, count_exchange, call 0)"
-    assert plan.name(4) == "operation 4 (iteration 1, layer 1, dispatch, micro-batch 0)"
+    assert plan.name(0) == "iteration 0, layer 1, count_exchange, call 0"
+    assert plan.name(4) == "iteration 1, layer 1, dispatch, micro-batch 0"
 
 
 def test_another_number_of_ranks_is_refused(toy):

@@ -214,7 +214,9 @@ def test_files_that_are_no_trace_get_one_sentence(
     cases = {
         text: "not an HDF5 file",
         other: "of another kind",
-        tmp_path: "not a regular",
+        tmp_path: "is a folder, not a file",
+        tmp_path / ("x" * 300): "File name too long",
+        text / "below": "there is no file",
     }
     for path, said in cases.items():
         with pytest.raises(TraceError, match=said):
@@ -226,6 +228,9 @@ def test_files_that_are_no_trace_get_one_sentence(
         with pytest.raises(TraceError, match=r"damaged|not an HDF5") as caught:
             Trace.open(cut)
         assert "\n" not in str(caught.value)
+        # what HDF5 itself says names its own functions
+        assert "Unable to" not in str(caught.value)
+        assert length < 5000 or f"cut off after {length} bytes" in str(caught.value)
 
 
 def rewritten(source: Path, target: Path, change: object) -> Path:

@@ -234,5 +234,64 @@ def test_segments_of_two_captures_are_refused(folder: Path) -> None:
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="holds no whole segment"):
         merge(tmp_path)
-    with pytest.raises(CaptureError, match="there is no folder"):
+    with pytest.raises(CaptureError, match="does not exist"):
         merge(tmp_path / "nothing")
+
+
+def test_what_ended_a_capture_is_told(folder: Path, tmp_path: Path) -> None:
+    workload = '{"training": {"iterations": 40}}'
+    meta = replace(META, workload=workload)
+    for rank in (0, 1):
+        changed(folder, rank, 2, ended="interrupted by SIGINT", meta=meta)
+    merged = merge_into(folder, tmp_path / "run.h5", force=False)
+    assert merged.remarks == (
+        "ranks 0, 1 were interrupted by SIGINT after 12 of 40 iterations",
+    )
+    assert merged.missing == ()
+    assert not folder.exists()  # all that was recorded is in the trace
+    with Trace.open(tmp_path / "run.h5") as trace:
+        assert (trace.meta.complete, trace.meta.missing) == (False, *merged.remarks)
+
+
+def test_a_step_that_did_not_end_is_told(folder: Path) -> None:
+    told = make(1, 2)
+    short = {"steps": told.steps[:-1], "kinds": told.kinds[:-1]}
+    changed(folder, 1, 2, ended="ended by ValueError", left_out="1 x loss (x)", **short)
+    assert merge(folder).remarks == (
+        "rank 1 was ended by ValueError after 11 iterations, and its record of "
+        "iteration 11 is not whole",
+        "rank 1 left out 1 x loss (x)",
+    )
+
+
+def test_a_lost_end_is_measured_by_the_window(folder: Path) -> None:
+    segment(folder, 1, 2).unlink()
+    changed(folder, 1, 1, window=8)
+    assert merge(folder).missing == (
+        "rank 1 ended without a last word after iteration 7, 4 before the last of all, "
+        "and lost up to 8 steps that came after",
+    )
+
+
+def test_a_capture_without_a_step_replaces_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.h5"
+    path.write_text("mine")
+    for rank in (0, 1):
+        for index in range(WINDOWS):
+            none = make(rank, index)
+            changed(folder, rank, index, steps=none.steps[:0], kinds=())
+    with pytest.raises(CaptureError, match="holds no step that has ended"):
+        merge_into(folder, path, force=True)
+    assert path.read_text() == "mine"
+    assert folder.exists()
+    for rank in (0, 1):
+        for index in range(WINDOWS):
+            none = make(rank, index)
+            nothing = {"steps": none.steps[:0], "kinds": (), "events": none.events[:0]}
+            changed(folder, rank, index, **nothing)
+    with pytest.raises(CaptureError, match="neither a step nor a collective"):
+        merge_into(folder, path, force=True)
+    assert path.read_text() == "mine"
+    assert not folder.exists()

@@ -1,0 +1,124 @@
+"""What this machine has, so that what cannot run here is refused before it starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import Workload
+from moetraffic.patterns.footprint import least_bytes
+from moetraffic.patterns.text import check as check_text
+
+MOST_RANKS = 4096
+"""Of one host: more processes are a slip of the finger."""
+
+
+def refuse_unable(workload: Workload, *, ranks: int) -> None:
+    """Refuse a workload that this machine cannot train, before any rank starts.
+
+    Parameters
+    ----------
+    workload
+        What is to be trained.
+    ranks
+        Ranks of it on this host.
+
+    Raises
+    ------
+    LayoutError
+        If its text cannot be used, the device is not there, or the memory certainly
+        does not suffice.
+    """
+    shape, training = workload.model, workload.training
+    if training.device == "cuda":
+        _refuse_no_gpu()
+    else:
+        share = ranks / (1 if training.virtual else workload.layout.world)
+        _refuse_no_memory(least_bytes(workload) * share)
+    check_text(
+        training.corpus,
+        sequence=shape.window,
+        vocabulary=shape.vocabulary - int(shape.masked),
+    )
+
+
+def available_bytes() -> int | None:
+    """Memory that processes can still get here; None where the system does not tell.
+
+    The least of what the kernel calls available, with swap, and of the control group's
+    limit (version 2 or 1), of which the page cache can be given back.
+    """
+    known = [found for found in (_system(), _control_group()) if found is not None]
+    return min(known, default=None)
+
+
+def _system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        told = {name: int(rest.split()[0]) for name, _, rest in _parted(lines)}
+        return (told["MemAvailable"] + told.get("SwapFree", 0)) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _parted(lines: list[str]) -> list[tuple[str, str, str]]:
+    return [line.partition(":") for line in lines]
+
+
+def _control_group() -> int | None:
+    root = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most = int((root / limit).read_text())
+            now = int((root / used).read_text())
+            stat = (root / limit).with_name("memory.stat").read_text().split()
+        except (OSError, ValueError):
+            continue  # no limit ("max"), or no such version
+        told = dict(zip(stat[::2], map(int, stat[1::2]), strict=False))
+        cache = told.get("file", told.get("total_cache", 0))
+        return max(0, most - now + cache)
+    return None
+
+
+def _refuse_no_memory(needed: float) -> None:
+    there = available_bytes()
+    if there is not None and needed > there:
+        raise LayoutError(
+            f"the model, its gradients and the optimiser's moments need at least "
+            f"{needed / 1e9:.3g} GB on this machine, but {there / 1e9:.3g} GB are "
+            "available: lower --layers, --hidden, --experts, --micro-batch or --nproc"
+        )
+
+
+def _refuse_no_gpu() -> None:
+    # seconds, but only where a GPU is asked for
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LayoutError(
+            "device cuda needs a CUDA GPU and a torch built for it, but torch "
+            f"{torch.__version__} sees none: use --device cpu"
+        )
+
+
+def refuse_too_many(ranks: int) -> None:
+    """Refuse a number of ranks that no host can have.
+
+    Raises
+    ------
+    LayoutError
+        If there are none, or more than 4096.
+    """
+    if ranks < 1:
+        raise LayoutError(
+            f"at least one rank trains, but nproc is {ranks}: raise --nproc"
+        )
+    if ranks > MOST_RANKS:
+        raise LayoutError(
+            f"one host starts at most {MOST_RANKS} ranks, but nproc is {ranks}: lower "
+            f"--nproc (this machine has {os.cpu_count()} processors)"
+        )
