@@ -67,6 +67,9 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--iterations", "many"], "valid integer"),
         (["capture", "-o", "nowhere/run.h5"], "does not exist"),
         (["capture", "--experts", "6"], "6 experts do not spread over 4"),
+        (["capture", "--model", "mixtral"], "did you mean mixtral-8x7b"),
+        (["capture", "--hidden", "30"], "4 does not divide 30"),
+        (["capture", "--precision", "int4"], "precision is 'int4'"),
         (["merge", "nowhere"], "ends in .segments"),
         (["merge", "nowhere.segments"], "does not exist"),
         (["analyze", "nowhere.h5"], "there is no file"),
@@ -218,7 +221,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("moetraffic 0.")
     assert main([]) == 0
     shown = capsys.readouterr().out
-    for verb in ("demo", "capture", "info", "analyze", "replay", "merge"):
+    for verb in ("demo", "capture", "info", "analyze", "replay", "merge", "models"):
         assert verb in shown
 
 

@@ -45,6 +45,7 @@ def logged():
                 "phase": place.phase,
                 "label": place.label,
                 "shape": tuple(tensor.shape),
+                "dtype": tensor.dtype,
                 "ranks": dist.get_process_group_ranks(group),
                 **more,
             }

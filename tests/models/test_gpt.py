@@ -121,6 +121,161 @@ def test_initial_parameters_depend_on_the_seed_alone() -> None:
     assert not torch.equal(up, first.mixtures[1].experts.up)
 
 
+STAGED = {
+    "tied": SHAPE,
+    "untied, rotary, shared experts": ModelShape(
+        layers=4,
+        hidden=16,
+        heads=2,
+        sequence=12,
+        experts=4,
+        positions="rotary",
+        norm="rms",
+        tied=False,
+        shared_ffn=8,
+        moe_first=1,
+        moe_every=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", STAGED.values(), ids=STAGED)
+def test_stages_make_up_the_whole_model(shape: ModelShape) -> None:
+    whole = GPT(shape, Gating(), seed=4).double()
+    held = [range(0, 1), range(1, 3), range(3, 4)]
+    stages = [GPT(shape, Gating(), seed=4, layers=part).double() for part in held]
+    # a parameter has the same name and the same value wherever it is
+    named = dict(whole.named_parameters())
+    seen: list[str] = []
+    for stage in stages:
+        for name, p in stage.named_parameters():
+            assert torch.equal(p, named[name]), name
+            seen.append(name)
+    assert set(seen) == set(named)
+    twice = {name for name in seen if seen.count(name) > 1}
+    assert twice == ({"token.weight"} if shape.tied else set())
+    assert [sorted(map(int, s.blocks)) for s in stages] == [list(r) for r in held]
+    # and together they compute what the whole does
+    tokens = torch.arange(24).view(2, 12)
+    x, routed = stages[0].embed(tokens), 0
+    for stage in stages:
+        x, routings = stage.run(x)
+        routed += len(routings)
+    expected, routings = whole.logits(tokens)
+    assert routed == len(routings) == len(shape.moe_layers)
+    torch.testing.assert_close(stages[-1].head(x), expected)
+
+
+def test_biases_begin_at_zero_and_residual_branches_small() -> None:
+    shape = ModelShape(
+        layers=8, hidden=64, bias=True, norm_bias=True, gated=True, shared_ffn=64
+    )
+    named = dict(GPT(shape, Gating()).named_parameters())
+    for name, p in named.items():
+        if p.dim() == 1:
+            assert bool((p == (0.0 if name.endswith("bias") else 1.0)).all()), name
+        elif name.endswith((".out.weight", ".down.weight", "experts.down")):
+            assert p.std().item() == pytest.approx(0.02 / 4, rel=0.1), name
+        else:
+            assert p.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+def test_an_encoder_looks_both_ways() -> None:
+    shape = ModelShape(
+        **{**vars(SHAPE), "encoder_layers": 4, "norm_place": "post", "segments": 2}
+    )
+    model = GPT(shape, Gating()).double()
+    tokens = torch.arange(12).unsqueeze(0)
+    changed = tokens.clone()
+    changed[0, 8] = 99
+    a, b = model.logits(tokens)[0], model.logits(changed)[0]
+    assert all(not torch.allclose(a[0, i], b[0, i]) for i in range(12))
+
+
+def two_stacks() -> GPT:
+    shape = ModelShape(
+        layers=4,
+        encoder_layers=2,
+        hidden=16,
+        heads=2,
+        sequence=12,
+        target_sequence=5,
+        experts=6,
+        positions="relative",
+        norm="rms",
+    )
+    return GPT(shape, Gating()).double()
+
+
+def test_a_decoder_sees_the_passage_and_what_it_wrote() -> None:
+    model, tokens = two_stacks(), torch.arange(17).unsqueeze(0)
+    before, routings = model.logits(tokens)
+    assert before.shape == (1, 5, 256)
+    assert [m.layer for m in model.mixtures] == [1, 3]
+    assert [r.tokens for r in routings] == [12, 5]
+    read, written = tokens.clone(), tokens.clone()
+    read[0, 3], written[0, 12 + 3] = 99, 99
+    after = model.logits(read)[0]
+    assert all(not torch.allclose(before[0, i], after[0, i]) for i in range(5))
+    after = model.logits(written)[0]
+    torch.testing.assert_close(before[0, :3], after[0, :3])
+    assert not torch.allclose(before[0, 3:], after[0, 3:])
+
+
+def test_ignored_targets_count_for_nothing() -> None:
+    model, tokens = GPT(SHAPE, Gating()), torch.arange(24).view(2, 12)
+    targets = torch.full_like(tokens, -100)
+    targets[0, 3], targets[1, 7] = 5, 6
+    logits, _ = model.logits(tokens)
+    chosen = torch.stack([logits[0, 3], logits[1, 7]])
+    expected = F.cross_entropy(chosen, torch.tensor([5, 6]))
+    torch.testing.assert_close(model(tokens, targets).cross_entropy, expected)
+
+
+def test_a_dense_model_has_no_routing_losses() -> None:
+    shape = ModelShape(layers=2, hidden=16, heads=2, sequence=12, experts=0)
+    model, tokens = GPT(shape, Gating()), torch.arange(24).view(2, 12)
+    losses = model(tokens, tokens)
+    assert losses.auxiliary == losses.z == 0
+    assert losses.total(Gating()) == losses.cross_entropy
+    assert model.expert_parameters() == []
+
+
+def test_shared_experts_are_added_for_every_token() -> None:
+    shape = ModelShape(**{**vars(SHAPE), "shared_ffn": 10, "shared_gate": True})
+    block = GPT(shape, Gating()).double().blocks["1"]
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    y, _ = block(x)
+    x = x + block.attention(block.norm_1(x))
+    inner = block.norm_2(x)
+    gate = torch.sigmoid(block.shared_gate(inner))
+    expected = x + block.mlp(inner)[0] + gate * block.shared(inner)
+    torch.testing.assert_close(y, expected)
+
+
+def test_recomputing_gives_the_same_gradients() -> None:
+    tokens, gradients = torch.arange(24).view(2, 12), []
+    for recompute in (False, True):
+        model = GPT(SHAPE, Gating(), recompute=recompute)
+        losses = model(tokens, tokens)
+        losses.total(Gating(balance=0.5)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_products_in_bfloat16_leave_the_rest_in_float32() -> None:
+    model = GPT(SHAPE, Gating(), precision=torch.bfloat16)
+    sent = []
+    for mixture in model.mixtures:
+        mixture.register_forward_pre_hook(lambda _, given: sent.append(given[0].dtype))
+    logits, routings = model.logits(torch.arange(12).unsqueeze(0))
+    assert sent == [torch.bfloat16] * 2  # what experts are sent
+    assert logits.dtype == torch.float32
+    assert {r.weight.dtype for r in routings} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 def test_attention_is_causal() -> None:
     # routing is a token's own affair in a dropless layer, so nothing looks ahead
     model = GPT(SHAPE, Gating(dispatch="dropless")).double()

@@ -1,0 +1,75 @@
+"""Models by name on the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from moetraffic.cli import main
+from moetraffic.cli.workload import describe
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import PRESETS, Workload, preset
+
+
+def test_the_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    for found in PRESETS.values():
+        (row,) = [
+            line for line in shown.splitlines() if line.split()[:1] == [found.name]
+        ]
+        assert str(found.model.hidden) in row
+    assert "46.7B" in shown
+    assert main(["models", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == list(PRESETS)
+    assert told["deepseek-v3"]["parameters"]["total"] == 671_026_404_352
+    assert told["deepseek-v3"]["left_out"] == {"multi-token prediction": 14_000_000_000}
+    assert told["tiny"]["published"] is None
+
+
+def test_one_preset_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "gpt-moe-760m"]) == 0
+    shown = capsys.readouterr().out
+    assert "assumed: all but the total" in shown
+    assert "757,687,296" in shown
+    assert main(["models", "gpt-moe"]) == 2
+    said = capsys.readouterr().err
+    assert "not 'gpt-moe': did you mean gpt-moe-760m" in said
+
+
+def test_no_option_is_the_default_workload() -> None:
+    work = describe(1, {})
+    assert work == Workload()
+
+
+def test_a_preset_is_what_options_change() -> None:
+    whole = describe(4, {"model": "qwen1.5-moe-a2.7b", "iterations": 3})
+    assert whole.model == preset("qwen1.5-moe-a2.7b").model
+    assert whole.gating == preset("qwen1.5-moe-a2.7b").gating
+    assert (whole.training.micro_batch, whole.training.iterations) == (1, 3)
+    assert (whole.layout.dp, whole.layout.ep) == (4, 4)
+
+    chosen = {"hidden": 64, "heads": 4, "layers": 2, "experts": 8, "k": 2}
+    less = describe(2, {"model": "qwen1.5-moe-a2.7b", "micro_batch": 7, **chosen})
+    assert (less.model.head_size, less.model.expert_ffn) == (16, 44)
+    assert (less.model.experts, less.gating.k) == (8, 2)
+    assert less.gating.options == {"renormalise": False}
+    assert less.training.micro_batch == 7
+
+
+def test_another_router_has_options_of_its_own() -> None:
+    chosen: dict[str, Any] = {"model": "mixtral-8x7b", "experts": 8, "layers": 2}
+    assert describe(1, {**chosen, "router": "switch"}).gating.options == {}
+    assert describe(1, {**chosen, "router": "switch"}).gating.k == 1
+    assert describe(1, {**chosen, "router": "topk"}).gating.options
+
+
+def test_a_dense_preset_has_no_expert_parallelism() -> None:
+    dense = describe(4, {"model": "gpt2-medium"})
+    assert (dense.layout.dp, dense.layout.ep) == (4, 1)
+    assert describe(4, {"model": "gpt2-medium", "experts": 8}).layout.ep == 4
+    with pytest.raises(LayoutError, match="dense model has no experts to spread"):
+        describe(4, {"model": "gpt2-medium", "ep": 2})
