@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .dropping import Dropping
 from .layout import ParallelLayout
+from .model_card import Preset
 from .parameters import ParameterCount, parameter_count
-from .presets import PRESETS, Preset, preset
+from .presets import PRESETS, preset
 from .router_table import ROUTERS
 from .routers import Gating
 from .scaling import scaled
