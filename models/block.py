@@ -11,7 +11,7 @@ from moetraffic.patterns import Gating, ModelShape
 
 from .attention import Attention, LatentAttention
 from .fairscale_moe import FairscaleMixture
-from .feedforward import Experts, FeedForward
+from .feedforward import FeedForward
 from .moe import MixtureOfExperts
 from .norm import norm
 
@@ -136,7 +136,7 @@ def _mixture(
     seed: int,
 ) -> MixtureOfExperts:
     kind = FairscaleMixture if gating.router == "fairscale" else MixtureOfExperts
-    mixture = kind(
+    return kind(
         build(gating, shape.hidden, shape.experts, seed=seed, layer=layer),
         experts=shape.experts,
         hidden=shape.hidden,
@@ -144,13 +144,6 @@ def _mixture(
         dispatch=gating.dispatch,
         layer=layer,
         group=group,
+        activation=shape.activation,
+        gated=shape.gated,
     )
-    if shape.gated or shape.activation != "gelu":
-        mixture.experts = Experts(
-            shape.experts // mixture.ranks,
-            shape.hidden,
-            shape.expert_width,
-            activation=shape.activation,
-            gated=shape.gated,
-        )
-    return mixture

@@ -58,6 +58,8 @@ class MixtureOfExperts(nn.Module):
         Global layer index, for whoever records.
     group
         The expert-parallel process group, or None.
+    activation, gated
+        Of the experts, as :class:`~.feedforward.Experts` has them.
 
     Raises
     ------
@@ -75,6 +77,8 @@ class MixtureOfExperts(nn.Module):
         dispatch: str,
         layer: int,
         group: dist.ProcessGroup | None = None,
+        activation: str = "gelu",
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.ranks = 1 if group is None else group.size()
@@ -94,7 +98,9 @@ class MixtureOfExperts(nn.Module):
         # what adaptive routers are told after the step; no state of the model
         self._load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
-        self.experts = Experts(experts // self.ranks, hidden, width)
+        self.experts = Experts(
+            experts // self.ranks, hidden, width, activation=activation, gated=gated
+        )
 
     @property
     def first_expert(self) -> int:

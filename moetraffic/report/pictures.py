@@ -33,13 +33,10 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
     list of Path
         The pictures that were drawn.
     """
+    routed = [e for e in analysis.exchanges if _subject(e, "demand")]
     drawn = [
-        figures.save(
-            heatmaps(trace, exchange),
-            folder / f"demand-layer-{exchange.layer}-group-{exchange.group}.png",
-        )
-        for exchange in analysis.exchanges
-        if _subject(exchange, "demand")
+        figures.save(heatmaps(trace, e), folder / _demand_name(e, routed))
+        for e in routed
     ]
     if analysis.rhythms:
         drawn.append(figures.save(timeline(trace), folder / "timeline.png"))
@@ -191,6 +188,13 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
         max_over_mean_floor=floors["max_over_mean"],
         source=f"{_about(trace)}. Of the token copies that each expert was given",
     )
+
+
+def _demand_name(exchange: Exchange, every: Sequence[Exchange]) -> str:
+    """A layer's picture; where it has several groups, they are counted."""
+    of_layer = [e.group for e in every if e.layer == exchange.layer]
+    which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
+    return f"demand-layer-{exchange.layer}{which}.png"
 
 
 def _subject(exchange: Exchange, name: str) -> Subject | None:

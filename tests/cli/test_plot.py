@@ -15,7 +15,7 @@ def test_pictures_of_a_capture(
     assert main([*asked, "--operations", "all_to_all,all_reduce"]) == 0
     drawn = {path.name for path in folder.iterdir()}
     assert {"traffic.png", "timeline.png", "entropy.png"} < drawn
-    assert "demand-layer-1-group-0.png" in drawn
+    assert "demand-layer-1.png" in drawn
     for path in folder.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 5_000
