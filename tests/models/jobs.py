@@ -21,7 +21,7 @@ from moetraffic.models.corpus import Corpus
 from moetraffic.models.exchange import exchange
 from moetraffic.models.feedforward import Experts, FeedForward
 from moetraffic.models.gradients import Replicated
-from moetraffic.patterns import ParallelLayout, Training, Workload
+from moetraffic.patterns import Gating, ParallelLayout, Training, Workload
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
 
@@ -321,6 +321,50 @@ def norms(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
         "clipped": clipped,
         "place": (groups.dp_rank % ep, tp_rank, groups.stage),
     }
+
+
+def invariants(
+    rank: int, world: int, cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One MoE layer of each case forward and backward: what it decided and sent."""
+    gating = importlib.import_module("moetraffic.gating")
+    fairscale_moe = importlib.import_module("moetraffic.models.fairscale_moe")
+    told = []
+    for number, case in enumerate(cases):
+        asked = Gating(**case["gating"])
+        whole = asked.router == "fairscale"
+        kind = fairscale_moe.FairscaleMixture if whole else MixtureOfExperts
+        layer = kind(
+            gating.build(asked, 8, case["experts"], seed=number),
+            experts=case["experts"],
+            hidden=8,
+            width=8,
+            dispatch=asked.dispatch,
+            layer=number,
+            group=dist.group.WORLD,
+        )
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.normal_()
+        torch.manual_seed(1000 * number + rank)
+        tokens = case["tokens"]
+        x = torch.randn(tokens, 8, requires_grad=True)
+        with logged() as log:
+            y, routing = layer(x, ids=torch.randint(256, (tokens,)))
+            y.square().sum().backward()
+        exchanges = {one["phase"]: one for one in log if one.get("phase")}
+        told.append(
+            {
+                "demand": routing.demand(),
+                "dropped": routing.dropped(),
+                "capacity": routing.capacity,
+                "k": routing.k,
+                "reported": [e for e in log if e["operation"] == "routing"],
+                "exchanges": exchanges,
+            }
+        )
+    return told
 
 
 def program(
