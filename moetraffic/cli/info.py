@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.report.units import byte_size
+from moetraffic.report.units import byte_size, rank_span
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 from moetraffic.trace.model import Meta
@@ -58,7 +58,7 @@ def overview(trace: Trace, path: Path) -> dict[str, Any]:
                 "layer": site.layer if site.layer >= 0 else None,
                 "direction": site.direction,
                 "slot": site.slot,
-                "group": f"{group.kind} {_ranks(group.ranks)}",
+                "group": f"{group.kind} {rank_span(group.ranks)}",
                 "dtype": site.dtype,
                 "row_bytes": site.row_bytes,
                 "occurrences": count,
@@ -92,17 +92,6 @@ def all_to_all_bytes(trace: Trace) -> tuple[int, int]:
             total += int(wire.sum())
             kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
     return total, kept
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """World ranks, briefly."""
-    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    if len(ranks) > 3 and tuple(ranks) == tuple(
-        range(ranks[0], ranks[-1] + 1, step or 1)
-    ):
-        by = f" by {step}" if step != 1 else ""
-        return f"{ranks[0]} to {ranks[-1]}{by}"
-    return ", ".join(map(str, ranks))
 
 
 def _losses(trace: Trace) -> dict[str, float | None]:

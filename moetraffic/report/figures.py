@@ -52,6 +52,9 @@ AMOUNTS = "viridis"
 MOST_NAMED = 18
 """Of more lines than these, every n-th has a name in the legend."""
 
+LEGEND_LETTERS = 130
+"""So many fit beside each other below a figure of 9 inches."""
+
 MOST_WRITTEN = 128
 """A heatmap of at most so many cells has its values written into them."""
 
@@ -394,7 +397,7 @@ def entropy_curve(
         handles,
         labels,
         loc="outside lower center",
-        ncols=min(len(labels), 6),
+        ncols=max(1, min(len(labels), LEGEND_LETTERS // (max(map(len, labels)) + 6))),
         frameon=False,
         fontsize=9,
     )

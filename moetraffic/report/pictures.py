@@ -13,6 +13,7 @@ from moetraffic.analysis.traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 from . import figures
+from .units import rank_span
 
 AVERAGED = 10  # iterations in each heatmap
 SHOWN = 3  # iterations in the timeline
@@ -181,7 +182,7 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
         columns["normalised_entropy"],
         columns["max_over_mean"],
         [
-            f"layer {e.layer}" + (f", group {e.group}" if several else "")
+            f"layer {e.layer}" + (f", ranks {rank_span(e.ranks)}" if several else "")
             for e, _ in loads
         ],
         entropy_floor=floors["normalised_entropy"],

@@ -20,6 +20,8 @@ from moetraffic.analysis import (
     stage_means,
 )
 
+from .units import rank_span
+
 FIGURES = {
     "normalised_entropy": 1,
     "max_over_mean": 1,
@@ -126,7 +128,7 @@ def _subjects(analysis: Analysis) -> list[tuple[Exchange, Subject]]:
 
 def _skew_table(analysis: Analysis) -> Table:
     table = _table("Skew, and the noise floor of a perfectly balanced gate")
-    for name in ("layer", "group", "of", "measure (even)"):
+    for name in ("layer", "ranks", "of", "measure (even)"):
         table.add_column(name)
     for name in ("early", "middle", "late", "floor", "z", "slope/100 it", "trend p"):
         table.add_column(name, justify="right")
@@ -139,7 +141,7 @@ def _skew_table(analysis: Analysis) -> Table:
                 z = _figure(_mean(curve.floor.z_score(curve.values)), ".1f")
             table.add_row(
                 str(exchange.layer),
-                str(exchange.group),
+                rank_span(exchange.ranks),
                 subject.name.replace("_", " "),
                 f"{measure.replace('_', ' ')} ({ideal})",
                 *map(_figure, stage_means(curve.values)),
@@ -156,7 +158,7 @@ def _forecast_table(analysis: Analysis) -> Table:
         "One-step forecasts of shares: NMSE (0 exact, 1 as the mean), skill over "
         "persistence"
     )
-    for name in ("layer", "group", "of"):
+    for name in ("layer", "ranks", "of"):
         table.add_column(name)
     for name in FORECASTERS.values():
         table.add_column(name, justify="right")
@@ -167,7 +169,7 @@ def _forecast_table(analysis: Analysis) -> Table:
             continue
         table.add_row(
             str(exchange.layer),
-            str(exchange.group),
+            rank_span(exchange.ranks),
             subject.name.replace("_", " "),
             *(_score(subject.scores.get(name)) for name in FORECASTERS),
             _figure(min(float(s.mape) for s in subject.scores.values()), ".1%"),

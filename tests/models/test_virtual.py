@@ -32,6 +32,20 @@ CASES = {
         Gating(dispatch="padded", capacity_factor=0.9),
         1,
     ),
+    "loss-free bias and balance by sequence, 4 ranks": (
+        ParallelLayout(dp=4, ep=2),
+        Gating(
+            router="deepseek",
+            balance_scope="sequence",
+            options={"groups": 4, "top_groups": 2, "bias_rate": 0.05},
+        ),
+        2,
+    ),
+    "balance over all ranks, 4 ranks": (
+        ParallelLayout(dp=4, ep=4),
+        Gating(balance_scope="global", balance=0.1),
+        1,
+    ),
     "top-2 with capacity, 8 ranks": (
         ParallelLayout(dp=8, ep=8),
         Gating(dispatch="dropped", capacity_factor=0.8),
