@@ -112,7 +112,13 @@ def routed_layers(trace: Trace) -> list[RoutedLayer]:
     TraceError
         If the routing or the bytes of a row are not known.
     """
-    world = trace.meta.world
+    world, meta = trace.meta.world, trace.meta
+    if (meta.tp, meta.pp, meta.cp) != (1, 1, 1):
+        raise TraceError(
+            "every rank must have tokens of its own, but the capture has tp x pp x cp "
+            f"= {meta.tp} x {meta.pp} x {meta.cp}: place takes captures of data and "
+            "expert parallelism"
+        )
     keys = sorted(
         {
             (s.slot, s.layer)

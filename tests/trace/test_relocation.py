@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -207,6 +208,10 @@ def test_a_saved_placement_is_read_back(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
+    trace = made()
+    trace.meta = replace(trace.meta, tp=2)
+    with pytest.raises(TraceError, match="tp x pp x cp = 2 x 1 x 1"):
+        relocate(trace, to(4, 4))
     trace = made()
     with pytest.raises(LayoutError, match="3 does not divide the capture's 4"):
         relocate(trace, Relocation(ranks=3, groups=[(0, 1, 2)], place=to(4, 4).place))
