@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
@@ -32,7 +32,6 @@ from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .parallel import ParallelGroups, connect
-from .steadiness import SteadyLoad
 from .train import train
 from .virtual import train_virtually
 
@@ -145,20 +144,25 @@ def _run(workload: Workload, stop: StopSignal) -> None:
         with (
             _virtual_recorder(workload) as shards,
             stop.told_to(shards),
-            SteadyLoad() as steady,
+            _watch(workload) as steady,
         ):
-            watch = steady if workload.training.until_steady else None
             train_virtually(
-                workload,
-                shards,
-                _tell_step,
-                stop=lambda: stop() or (watch is not None and watch()),
+                workload, shards, _tell_step, stop=lambda: stop() or steady()
             )
         return
     groups = connect(workload.layout, timeout=TIMEOUT)
     heartbeat.beat("ready")
     with _recorder(workload, groups) as recorder, stop.told_to(recorder):
         train(workload, recorder, _tell_step, groups=groups, stop=stop)
+
+
+def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
+    """Says after each step whether the run shall end because its load is steady."""
+    if not workload.training.until_steady:
+        return nullcontext(lambda: False)
+    from .steadiness import SteadyLoad  # scipy's statistics: 3 s that others need not
+
+    return SteadyLoad()
 
 
 def _tell_step(iteration: int, loss: float) -> None:

@@ -83,9 +83,10 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
     m, g, p, t = work.model, work.gating, work.layout, work.training
     parts = (m, g, p, t, work.dropping)
     broken = [rule for part in parts for rule in outside(part)]
-    broken += shape.unmet(m)
+    # what follows computes with the numbers before
+    broken = broken or shape.unmet(m)
     if broken:
-        return broken  # what follows computes with these numbers
+        return broken
     broken += training.unmet(t) + dropping.unmet(work.dropping)
     if t.virtual and (p.tp, p.pp, p.cp, p.zero) != (1, 1, 1, 0):
         broken.append(

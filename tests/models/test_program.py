@@ -38,6 +38,21 @@ def workload(ranks: int, text: str, iterations: int = 3) -> str:
     ).to_json()
 
 
+def test_a_rank_starts_without_what_it_does_not_need() -> None:
+    # seconds of every rank's start
+    heavy = ("scipy", "sympy", "torch._dynamo", "fairscale", "pandas", "matplotlib")
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import sys, moetraffic.models.__main__; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not set(heavy) & set(ran.stdout.split())
+
+
 def test_a_process_tells_its_steps(text: str) -> None:
     reading, writing = os.pipe()
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
