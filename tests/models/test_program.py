@@ -40,7 +40,7 @@ def workload(ranks: int, text: str, iterations: int = 3) -> str:
 
 def test_a_rank_starts_without_what_it_does_not_need() -> None:
     # seconds of every rank's start
-    heavy = ("scipy", "sympy", "torch._dynamo", "fairscale", "pandas", "matplotlib")
+    heavy = ("scipy", "sympy", "torch._dynamo", "pandas", "matplotlib")
     ran = subprocess.run(
         [
             *(sys.executable, "-c"),
