@@ -224,7 +224,6 @@ class Recorder:
             self._seen = True
             self.iteration += 1
             self._step_start = now
-            self._sites.next_step()
             full = (
                 len(self._window.steps) >= self._window_steps
                 or self._window.bytes >= WINDOW_BYTES

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Spot(NamedTuple):
-    """A place in the program; its n-th call in one step is site n of it."""
+    """A place in the program; merging counts its calls in a step."""
 
     operation: str
     group: int
@@ -41,11 +41,6 @@ class SiteTable:
         self._group_numbers: dict[str, int] = {}
         self._calls: list[int] = []  # collectives so far, by group
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._slots: dict[Spot, int] = {}
-
-    def next_step(self) -> None:
-        """Count the calls of each place from zero again."""
-        self._slots.clear()
 
     def group(self, group: dist.ProcessGroup) -> int:
         """Number of a process group."""
@@ -68,9 +63,7 @@ class SiteTable:
         The count is -1 for what the group does not do together: routing, sends and
         receives.
         """
-        slot = self._slots.get(spot, 0)
-        self._slots[spot] = slot + 1
-        key = (spot, slot, dtype, row_bytes, experts)
+        key = (spot, dtype, row_bytes, experts)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.sites)
@@ -81,7 +74,6 @@ class SiteTable:
                     phase=spot.phase,
                     layer=spot.layer,
                     direction=spot.direction,
-                    slot=slot,
                     dtype="" if dtype is None else str(dtype).removeprefix("torch."),
                     row_bytes=row_bytes,
                     label=spot.label,

@@ -92,6 +92,7 @@ def build_segment(
         row["sequence"] = event.sequence
         row["issue"] = event.issue
         row["start"] = UNKNOWN_TIME
+        row["link"] = -1
         row["end"] = event.end
         row["payload"] = payload
         row["transposed"] = transposed

@@ -33,12 +33,16 @@ ALIGNED = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """Groups and sites of all ranks, and how each segment numbers them."""
+    """Groups and spots of all ranks, and how each segment numbers them.
+
+    A spot is a site before its calls are counted: the n-th call of a spot in an
+    iteration is the site with slot n.
+    """
 
     groups: tuple[Group, ...]
-    sites: tuple[Site, ...]
+    spots: tuple[Site, ...]
     group_of: tuple[Int64, ...]  # by segment: its group number -> the common one
-    site_of: tuple[Int64, ...]  # by segment: its site number -> the common one
+    spot_of: tuple[Int64, ...]  # by segment: its site number -> the common one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Events:
     """All events, sorted by occurrence and member."""
 
     table: npt.NDArray[Any]  # ALIGNED
+    sites: tuple[Site, ...]
     occurrences: Occurrences
     segments: Sequence[Segment]
 
@@ -91,13 +96,12 @@ class Events:
 
 
 def gather_layouts(segments: Sequence[Segment]) -> Layouts:
-    """Number the groups and sites of all segments in common.
+    """Number the groups and spots of all segments in common.
 
-    Groups are the same if their kind and ranks are; sites are numbered in the order
-    in which the ranks came to them first.
+    Groups are the same if their kind and ranks are.
     """
-    sites: dict[Site, int] = {}
-    group_of, site_of = [], []
+    spots: dict[Site, int] = {}
+    group_of, spot_of = [], []
     every = {g for segment in segments for g in segment.groups}
     groups = sorted(every, key=lambda g: (g.kind, g.ranks))
     numbers = {group: number for number, group in enumerate(groups)}
@@ -105,25 +109,80 @@ def gather_layouts(segments: Sequence[Segment]) -> Layouts:
         mine = np.array([numbers[g] for g in segment.groups], np.int64)
         group_of.append(mine)
         named = [replace(s, group=int(mine[s.group])) for s in segment.sites]
-        site_of.append(
-            np.array([sites.setdefault(s, len(sites)) for s in named], np.int64)
+        spot_of.append(
+            np.array([spots.setdefault(s, len(spots)) for s in named], np.int64)
         )
     return Layouts(
         groups=tuple(groups),
-        sites=tuple(sites),
+        spots=tuple(spots),
         group_of=tuple(group_of),
-        site_of=tuple(site_of),
+        spot_of=tuple(spot_of),
     )
 
 
 def gather_events(segments: Sequence[Segment], layouts: Layouts) -> Events:
     """Sort the events of all ranks into occurrences.
 
+    Parameters
+    ----------
+    segments
+        By rank, and by index within a rank.
+    layouts
+        What :func:`gather_layouts` said of them.
+
     Raises
     ------
     CaptureError
-        If a rank says that one site occurred twice in an iteration.
+        If a rank says that it ended one iteration twice.
     """
+    _refuse_two_captures(segments)
+    table = _one_table(segments, layouts)
+    slots = _slots(table, layouts.spots)
+    pairs, first, site = np.unique(
+        table["site"].astype(np.int64) * (int(slots.max(initial=0)) + 1) + slots,
+        return_index=True,
+        return_inverse=True,
+    )
+    # sites are numbered in the order in which the ranks came to them first
+    rank_of = np.empty(len(pairs), np.int64)
+    rank_of[np.argsort(first)] = np.arange(len(pairs))
+    sites = [
+        replace(layouts.spots[table["site"][at]], slot=int(slots[at]))
+        for at in np.sort(first)
+    ]
+    table["site"] = rank_of[site]
+    table = table[np.lexsort((table["member"], table["iteration"], table["site"]))]
+    new = np.ones(len(table), bool)
+    new[1:] = (table["site"][1:] != table["site"][:-1]) | (
+        table["iteration"][1:] != table["iteration"][:-1]
+    )
+    table["occurrence"] = np.cumsum(new) - 1
+    return Events(
+        table=table,
+        sites=tuple(sites),
+        occurrences=Occurrences(
+            iteration=table["iteration"][new],
+            site=table["site"][new],
+            sequence=table["sequence"][new],
+        ),
+        segments=segments,
+    )
+
+
+def _refuse_two_captures(segments: Sequence[Segment]) -> None:
+    for rank in sorted({s.rank for s in segments}):
+        mine = [s.steps["iteration"] for s in segments if s.rank == rank]
+        ended, count = np.unique(np.concatenate(mine), return_counts=True)
+        if (count > 1).any():
+            raise CaptureError(
+                f"a rank ends an iteration once, but rank {rank} ended iteration "
+                f"{ended[count > 1][0]} twice: the folder holds segments of two "
+                "captures, merge each by itself"
+            )
+
+
+def _one_table(segments: Sequence[Segment], layouts: Layouts) -> npt.NDArray[Any]:
+    """All events in the order of their calls, with the number of their spot."""
     parts = []
     for number, segment in enumerate(segments):
         part = np.zeros(len(segment.events), ALIGNED)
@@ -132,35 +191,48 @@ def gather_events(segments: Sequence[Segment], layouts: Layouts) -> Events:
         local = segment.events["site"]
         members = [segment.groups[s.group].ranks for s in segment.sites]
         member_of = np.array([m.index(segment.rank) for m in members], np.int64)
-        part["site"] = layouts.site_of[number][local]
+        part["site"] = layouts.spot_of[number][local]
         part["member"] = member_of[local]
         part["rank"] = segment.rank
         part["segment"] = number
+        if number and not _follows(segments[number - 1], segment):
+            # the calls before these are lost: which of their spot they are is unknown
+            begun = part["iteration"][:1]
+            part = part[part["iteration"] != begun]
         parts.append(part)
-    table = np.concatenate(parts)
-    table = table[np.lexsort((table["member"], table["iteration"], table["site"]))]
-    new = np.ones(len(table), bool)
-    new[1:] = (table["site"][1:] != table["site"][:-1]) | (
-        table["iteration"][1:] != table["iteration"][:-1]
+    return np.concatenate(parts) if parts else np.zeros(0, ALIGNED)
+
+
+def _follows(before: Segment, segment: Segment) -> bool:
+    """Whether the calls of a segment's first iteration are all there."""
+    beside = before.rank == segment.rank and before.index + 1 == segment.index
+    return beside or not segment.continued
+
+
+def _slots(table: npt.NDArray[Any], spots: Sequence[Site]) -> Int64:
+    """The how-manieth call of its spot in its iteration each event is, ``[n]``.
+
+    Calls whose rows differ in size count together: a micro-batch may be smaller.
+    """
+    plain: dict[Site, int] = {}
+    place_of = np.array(
+        [
+            plain.setdefault(replace(s, dtype="", row_bytes=0, experts=0), len(plain))
+            for s in spots
+        ],
+        np.int64,
     )
-    table["occurrence"] = np.cumsum(new) - 1
-    twice = ~new[1:] & (table["member"][1:] == table["member"][:-1])
-    if twice.any():
-        first = table[1:][twice][0]
-        raise CaptureError(
-            "a rank calls a site once in an iteration, but rank "
-            f"{first['rank']} has iteration {first['iteration']} twice: the folder "
-            "holds segments of two captures, merge each by itself"
-        )
-    return Events(
-        table=table,
-        occurrences=Occurrences(
-            iteration=table["iteration"][new],
-            site=table["site"][new],
-            sequence=table["sequence"][new],
-        ),
-        segments=segments,
-    )
+    if not len(table):
+        return np.zeros(0, np.int64)
+    keys = (place_of[table["site"]], table["iteration"], table["rank"])
+    order = np.lexsort(keys)  # stable: the order of the calls is kept
+    begins = np.ones(len(table), bool)
+    begins[1:] = np.any([k[order][1:] != k[order][:-1] for k in keys], axis=0)
+    starts = np.flatnonzero(begins)
+    within = np.arange(len(table)) - starts[np.cumsum(begins) - 1]
+    slots = np.empty(len(table), np.int64)
+    slots[order] = within
+    return slots
 
 
 def out_of_step(events: Events) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from .model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
+    Group,
     Meta,
     Program,
     Site,
@@ -63,16 +65,38 @@ def merge(folder: Path) -> Merged:
     CaptureError
         If there is nothing to merge.
     """
-    segments, missing = _read_all(folder)
+    segments, unread = _read_all(folder)
+    return merge_segments(segments, folder.name, missing=unread)
+
+
+def merge_segments(
+    segments: Sequence[Segment], name: str, *, missing: Sequence[str] = ()
+) -> Merged:
+    """Merge segments that are in memory.
+
+    Parameters
+    ----------
+    segments
+        By rank, and by index within a rank.
+    name
+        What they came from, for messages.
+    missing
+        What is known not to be among them, a sentence each.
+
+    Raises
+    ------
+    CaptureError
+        If there is nothing to merge.
+    """
     if not any(len(s.steps) or len(s.events) for s in segments):
         raise NothingRecorded(
-            f"{folder} holds neither a step nor a collective, so there is nothing to "
+            f"{name} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
         )
     first = segments[0].meta
     virtual = segments[0].shards > 0
     ranks = range(1 if virtual else first.world)
-    missing += _ragged(segments, ranks)
+    missing = [*missing, *_ragged(segments, ranks)]
     remarks = _remarks(segments, ranks)
     if virtual:
         meta = _meta(segments, [*remarks, *missing])
@@ -85,10 +109,10 @@ def merge(folder: Path) -> Merged:
     layouts = gather_layouts(segments)
     events = gather_events(segments, layouts)
     steps = _steps(segments, first.world)
-    panels, sites = _panels(events, layouts)
+    panels, sites = _panels(events, layouts.groups)
     placements = _placements(segments, layouts)
     draft = Trace(
-        meta=_derived(_meta(segments, [*remarks, *missing]), layouts),
+        meta=_derived(_meta(segments, [*remarks, *missing]), sites, layouts.groups),
         groups=layouts.groups,
         sites=sites,
         occurrences=events.occurrences,
@@ -163,7 +187,7 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
     return [s for s in segments if s.rank < world and s.meta.world == world], missing
 
 
-def _ragged(segments: list[Segment], ranks: range) -> list[str]:
+def _ragged(segments: Sequence[Segment], ranks: range) -> list[str]:
     """What is missing of each rank that wrote, a sentence each."""
     told = []
     last = max(
@@ -191,13 +215,13 @@ def _ragged(segments: list[Segment], ranks: range) -> list[str]:
     return told
 
 
-def _last_step(mine: list[Segment]) -> int:
+def _last_step(mine: Sequence[Segment]) -> int:
     """The last iteration that a rank ended, -1 for none."""
     ends = [int(s.steps["iteration"].max()) for s in mine if len(s.steps)]
     return max(ends, default=-1)
 
 
-def _remarks(segments: list[Segment], ranks: range) -> list[str]:
+def _remarks(segments: Sequence[Segment], ranks: range) -> list[str]:
     """What ended the capture early, and what was left out; ranks alike in one."""
     told: dict[str, list[int]] = {}
     left_out = []
@@ -218,7 +242,7 @@ def _remarks(segments: list[Segment], ranks: range) -> list[str]:
     return ended + left_out
 
 
-def _ending(mine: list[Segment]) -> str:
+def _ending(mine: Sequence[Segment]) -> str:
     """What ended a rank's capture, and where."""
     last = _last_step(mine)
     seen = [int(s.events["iteration"].max()) for s in mine if len(s.events)]
@@ -240,13 +264,13 @@ def _planned(meta: Meta) -> int:
     return planned if isinstance(planned, int) else 0
 
 
-def _derived(meta: Meta, layouts: Layouts) -> Meta:
+def _derived(meta: Meta, every: Sequence[Site], groups: Sequence[Group]) -> Meta:
     """What an own loop did not tell of its layout, where its calls tell it."""
     if meta.workload:
         return meta
-    sites = [s for s in layouts.sites if s.phase or s.operation == ROUTING]
+    sites = [s for s in every if s.phase or s.operation == ROUTING]
     experts = {s.experts for s in sites if s.experts}
-    widths = {len(layouts.groups[s.group].ranks) for s in sites}
+    widths = {len(groups[s.group].ranks) for s in sites}
     return replace(
         meta,
         experts=experts.pop() if len(experts) == 1 else meta.experts,
@@ -254,7 +278,7 @@ def _derived(meta: Meta, layouts: Layouts) -> Meta:
     )
 
 
-def _meta(segments: list[Segment], missing: list[str]) -> Meta:
+def _meta(segments: Sequence[Segment], missing: list[str]) -> Meta:
     first = segments[0].meta
     names = {s.rank: s.node for s in segments}
     return replace(
@@ -265,7 +289,7 @@ def _meta(segments: list[Segment], missing: list[str]) -> Meta:
     )
 
 
-def _steps(segments: list[Segment], world: int) -> Steps:
+def _steps(segments: Sequence[Segment], world: int) -> Steps:
     every = [s.steps["iteration"] for s in segments]
     iterations = np.unique(np.concatenate(every)) if every else np.zeros(0, np.int64)
     shape = (len(iterations), world)
@@ -285,7 +309,7 @@ def _steps(segments: list[Segment], world: int) -> Steps:
     return Steps(iteration=iterations, kind=tuple(kinds), **columns)
 
 
-def _placements(segments: list[Segment], layouts: Layouts) -> Any:
+def _placements(segments: Sequence[Segment], layouts: Layouts) -> Any:
     parts = []
     for number, segment in enumerate(segments):
         rows = segment.placements.copy()
@@ -315,11 +339,13 @@ def _programs(events: Events, steps: Steps) -> list[Program]:
     return programs
 
 
-def _panels(events: Events, layouts: Layouts) -> tuple[dict[str, Panel], list[Site]]:
+def _panels(
+    events: Events, groups: Sequence[Group]
+) -> tuple[dict[str, Panel], list[Site]]:
     """Presence, times and demand; and the sites with what is known of their drops."""
     table, every = events.table, events.occurrences
-    sites = list(layouts.sites)
-    width = np.array([len(layouts.groups[s.group].ranks) for s in sites], np.int64)
+    sites = list(events.sites)
+    width = np.array([len(groups[s.group].ranks) for s in sites], np.int64)
     panels: dict[str, Panel] = {}
     for w in np.unique(width):
         of = np.flatnonzero(width[every.site] == w)

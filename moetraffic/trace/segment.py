@@ -40,7 +40,7 @@ MOST_WORDS = 1000  # characters of a text of its own
 
 EVENT = np.dtype(
     [
-        ("iteration", "<i8"),
+        ("iteration", "<i8"),  # -1 where no end of a step is known
         ("site", "<i4"),  # index into the segment's own sites
         ("sequence", "<i8"),  # n-th collective of its group on this rank
         ("issue", "<i8"),  # ns, the rank's clock
@@ -48,6 +48,8 @@ EVENT = np.dtype(
         ("end", "<i8"),
         ("payload", "<i8"),  # row of splits or demand; bytes for other collectives
         ("transposed", "<i4"),  # 1: the row's send and receive are swapped
+        ("thread", "<i4"),  # of the rank, in the order in which they came to call
+        ("link", "<i8"),  # a forward call and its backward share it; -1: not known
     ]
 )
 
@@ -72,7 +74,7 @@ class Segment:
     node: str
     meta: Meta
     groups: tuple[Group, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[Site, ...]  # without slots: merging counts them
     events: npt.NDArray[Any]  # [n] EVENT
     steps: npt.NDArray[Any]  # [s] STEP
     kinds: tuple[str, ...]  # [s] kind of each step
@@ -84,6 +86,7 @@ class Segment:
     shards: int = 0  # ranks that this one process stands for (trace.shards); 0: itself
     ended: str = ""  # what ended the capture early ("interrupted by SIGINT"), or ""
     left_out: str = ""  # records that could not be taken so far, and why; "" for none
+    continued: bool = False  # its first iteration began in the segment before
     window: int = 0  # steps after this segment that may be lost; 0 where not known
 
 
@@ -113,6 +116,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
         "ended": segment.ended[:MOST_WORDS],
         "left_out": segment.left_out[:MOST_WORDS],
         "window": segment.window,
+        "continued": segment.continued,
     }
     with Image(target, attributes) as image:
         write_groups(image, segment.groups)
@@ -165,6 +169,7 @@ def read_segment(path: Path) -> Segment:
             ended=str(told.get("ended", "")).strip("\0"),
             left_out=str(told.get("left_out", "")).strip("\0"),
             window=int(told.get("window", 0)),
+            continued=bool(told.get("continued", False)),
             meta=read_meta(container),
             groups=tuple(read_groups(container)),
             sites=tuple(read_sites(container)),

@@ -227,7 +227,7 @@ def test_ranks_that_count_differently_are_a_contradiction(folder: Path) -> None:
 
 def test_segments_of_two_captures_are_refused(folder: Path) -> None:
     shutil.copy(segment(folder, 0, 1), rank_folder(folder, 0) / "segment-000009.h5")
-    with pytest.raises(CaptureError, match="rank 0 has iteration 4 twice"):
+    with pytest.raises(CaptureError, match="rank 0 ended iteration 4 twice"):
         merge(folder)
 
 
