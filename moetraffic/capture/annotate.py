@@ -29,10 +29,18 @@ class Place:
 
 
 NOWHERE = Place()
+MOST_PLACES = 10_000  # a program that labels each step with its number has no end
+_places: dict[tuple[int, str, str], Place] = {}
 PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
 LONGEST_LABEL = 200  # characters
 LARGEST_LAYER = 2**31 - 1
-_here = threading.local()
+
+
+class _Here(threading.local):
+    place = NOWHERE  # what a thread that is nowhere finds
+
+
+_here = _Here()
 
 RoutingSink = Callable[
     [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
@@ -42,8 +50,7 @@ _routing_sinks: list[RoutingSink] = []
 
 def place() -> Place:
     """The place that this thread is at."""
-    found: Place = getattr(_here, "place", NOWHERE)
-    return found
+    return _here.place
 
 
 def is_layer(layer: object) -> bool:
@@ -92,7 +99,13 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
             f"{str(label)[:40]!r}: shorten it"
         )
     before = place()
-    _here.place = Place(layer, phase, label)
+    key = (layer, phase, label)
+    here = _places.get(key)
+    if here is None:
+        here = Place(layer, phase, label)
+        if len(_places) < MOST_PLACES:
+            _places[key] = here
+    _here.place = here
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ def claim(
     path
         The trace.
     store
-        A store that all ranks reach; None for a lone process.
+        A store that all ranks reach; None where no other rank exists.
     rank
         This rank: rank 0 looks, and makes room.
     number
@@ -44,7 +44,7 @@ def claim(
         On all ranks alike.
     """
     key = f"moetraffic/claim/{number}"
-    if rank == 0:
+    if rank == 0 or store is None:
         told = FREE
         try:
             prepare(path, force=force, overwrite=OVERWRITE)
@@ -53,7 +53,6 @@ def claim(
         if store is not None:
             store.set(key, told)
     else:
-        assert store is not None
         try:
             store.wait([key], PATIENCE)
             told = store.get(key).decode()

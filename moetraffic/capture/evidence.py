@@ -61,7 +61,10 @@ def loss_of(loss: Any, left_out: LeftOut) -> Any:
         return math.nan
     if isinstance(loss, torch.Tensor):
         if loss.numel() == 1 and not loss.is_complex():
-            return loss.detach()  # read later: a GPU shall not be waited for
+            if loss.is_cpu:
+                return loss.item()
+            # read later, for a GPU shall not be waited for: by then it may be changed
+            return loss.detach().clone()
         left_out.add("loss", f"it is one number, not a tensor of {tuple(loss.shape)}")
         return math.nan
     try:

@@ -4,10 +4,16 @@ A kernel for each c10d operator at the dispatcher's BackendSelect key notes the 
 and passes it on.  That is below autograd, torch.compile, DDP's reducer and functional
 collectives, and above the backends; other operators cost nothing.  A collective inside
 a replayed CUDA graph never comes here.
+
+The kernels run in the training's own time, so they note only what will not be there
+later, and hold no tensor: whatever can be worked out is worked out elsewhere
+(:mod:`.journal`, :mod:`.committer`).
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,38 +23,51 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from moetraffic.errors import CaptureError
 
+from .annotate import place
+from .pipe import CALL, OPERATIONS
+
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 KEY = "BackendSelect"
 now_ns = time.perf_counter_ns
 
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+_sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_grad = torch.is_grad_enabled
+_thread = threading.get_ident
 
-class Observer(Protocol):
+Record = tuple[Any, ...]
+"""``(CALL, number, issue, operation, group, place, dtype, thread, in_backward, grad,
+link, node, source, destination, bytes, shape, rows_received, sent, received)``: the
+group's name, the shape of the input, and the splits as the call was given them."""
+
+
+class Sink(Protocol):
     """Whoever is told of collectives; it must not raise."""
 
-    def all_to_all(
-        self,
-        group: dist.ProcessGroup,
-        tensor: torch.Tensor,
-        sent: Sequence[int],
-        received: Sequence[int],
-        row_bytes: int,
-    ) -> Callable[[int], None]:
-        """An all-to-all: rows to and from each member, and the bytes of a row.
-
-        Returns what is called with the time (ns) at which it ended.
-        """
+    def put(self, record: Record) -> None:
+        """Take a record."""
         ...
 
-    def collective(
+    def meet(self, group: dist.ProcessGroup) -> None:
+        """A group calls for the first time."""
+        ...
+
+    def before(self, tensor: torch.Tensor | None) -> Any:
+        """A device's event before a call with an output on that device."""
+        ...
+
+    def launched(
         self,
-        operation: str,
-        group: dist.ProcessGroup,
-        tensors: Sequence[torch.Tensor],
-        peers: tuple[int, int],
-    ) -> Callable[[int], None]:
-        """Another collective, with the tensors of this rank's input."""
+        number: int,
+        result: Any,
+        tensor: torch.Tensor | None,
+        kind: int,
+        before: Any,
+    ) -> None:
+        """A call was passed on, and returned ``result``; see :mod:`.completion`."""
         ...
 
     def failed(self, operation: str, error: Exception) -> None:
@@ -88,8 +107,8 @@ def installed() -> bool:
     return bool(_installed)
 
 
-def install(observer: Observer) -> Callable[[], None]:
-    """Tell ``observer`` of every c10d collective from now on.
+def install(sink: Sink) -> Callable[[], None]:
+    """Tell ``sink`` of every c10d collective from now on.
 
     Returns
     -------
@@ -113,7 +132,7 @@ def install(observer: Observer) -> Callable[[], None]:
         for name in ("alltoall_base_", "alltoall_", *COLLECTIVES):
             operator = getattr(torch.ops.c10d, name, None)
             if operator is not None:  # older releases lack some of the coalesced ones
-                kernel = _kernel(name, operator.default.redispatch, observer)
+                kernel = _kernel(name, operator.default._handle.redispatch_boxed, sink)
                 library.impl(  # type: ignore[no-untyped-call]
                     name, kernel, KEY, with_keyset=True
                 )
@@ -133,97 +152,193 @@ def uninstall() -> None:
 
 
 def _kernel(
-    name: str, redispatch: Callable[..., Any], observer: Observer
+    name: str, redispatch: Callable[..., Any], sink: Sink
 ) -> Callable[..., Any]:
     after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
-    note = {
-        "alltoall_base_": _note_all_to_all_single,
-        "alltoall_": _note_all_to_all_list,
-    }.get(name) or _noter(name)
+    if name == "alltoall_base_":
+        return _all_to_all_single(redispatch, after, sink)
+    note = _note_all_to_all_list if name == "alltoall_" else _noter(name)
+    operation = OPERATIONS.index(
+        COLLECTIVES[name][0] if name in COLLECTIVES else "all_to_all"
+    )
+    met: set[str] = set()
 
-    def kernel(keyset: Any, *args: Any, **named: Any) -> Any:
-        ended = None
+    def kernel(keyset: Any, *args: Any) -> Any:
+        number, tensor, event = -1, None, None
         try:
-            ended = note(observer, args)
+            number, tensor = note(sink, met, args)
+            event = sink.before(tensor)
         except Exception as error:
             # whatever it is, the training must not notice
-            observer.failed(name, error)
-        result = redispatch(keyset & after, *args, **named)
-        if ended is not None:
-            _when_done(result, ended)
+            sink.failed(name, error)
+        result = redispatch(keyset & after, *args)
+        if number >= 0:
+            try:
+                kind = 2 * operation + (_task() != -1)
+                sink.launched(number, result, tensor, kind, event)
+            except Exception as error:
+                sink.failed(name, error)
         return result
 
     return kernel
 
 
-def _noter(
-    name: str,
-) -> Callable[[Observer, Sequence[Any]], Callable[[int], None] | None]:
-    operation, position, inputs = COLLECTIVES[name]
+_numbers = itertools.count()
+_unbox = torch.distributed.ProcessGroup.unbox
 
-    def note(observer: Observer, args: Sequence[Any]) -> Callable[[int], None] | None:
-        group = unboxed(args[position])
+
+def _all_to_all_single(
+    redispatch: Callable[..., Any], after: Any, sink: Sink
+) -> Callable[..., Any]:
+    """The kernel of the commonest form; written out, for it runs in every layer."""
+    put, meet, launched = sink.put, sink.meet, sink.launched
+    operation, met = OPERATIONS.index("all_to_all"), set()
+
+    def kernel(
+        keyset: Any,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        boxed: Any,
+        received: list[int],
+        sent: list[int],
+        *rest: Any,
+    ) -> Any:
+        number, event, again = -1, None, 0
+        if type(tensor) is not FakeTensor:
+            try:
+                number = next(_numbers)
+                group = _unbox(boxed)
+                name = group.group_name
+                if name not in met:
+                    meet(group)
+                    met.add(name)
+                if _task() == -1:
+                    link, ran = _sequence() - 1, None
+                else:
+                    again = 1
+                    link, ran = _running()
+                # fmt: off
+                put((
+                    CALL, number, now_ns(), operation, name, place(),
+                    tensor.dtype, _thread(), again, _grad(), link, ran,
+                    -1, -1, 0, tensor.shape, output.shape[0], sent, received,
+                ))
+                # fmt: on
+                if tensor.is_cuda:
+                    event = sink.before(tensor)
+            except Exception as error:
+                number = -1
+                sink.failed("alltoall_base_", error)
+        result = redispatch(
+            keyset & after, output, tensor, boxed, received, sent, *rest
+        )
+        if number >= 0:
+            try:
+                launched(number, result, output, again, event)
+            except Exception as error:
+                sink.failed("alltoall_base_", error)
+        return result
+
+    return kernel
+
+
+def _running() -> tuple[int, str | None]:
+    """Sequence number and name of the autograd node that runs."""
+    node: Any = _node()  # None between two nodes
+    if node is None:
+        return -1, None
+    return node._sequence_nr(), node.name()
+
+
+Note = Callable[[Sink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
+
+
+def _noter(name: str) -> Note:
+    operation, position, inputs = COLLECTIVES[name]
+    index = OPERATIONS.index(operation)
+
+    def note(
+        sink: Sink, met: set[str], args: Sequence[Any]
+    ) -> tuple[int, torch.Tensor | None]:
         tensors = inputs(args)
         if any(isinstance(t, FakeTensor) for t in tensors):
-            return None
+            return -1, None
+        group = unboxed(args[position])
         peers = (-1, -1)
         if name == "send":
             peers = (group.rank(), int(args[2]))
         elif name == "recv_":
             peers = (int(args[2]), group.rank())
-        return observer.collective(operation, group, tensors, peers)
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        dtype = tensors[0].dtype if tensors else None
+        number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
+        first = args[0]
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        return number, first if isinstance(first, torch.Tensor) else None
 
     return note
 
 
-def _note_all_to_all_single(
-    observer: Observer, args: Sequence[Any]
-) -> Callable[[int], None] | None:
-    output, tensor, boxed, received, sent = args[:5]
-    if isinstance(tensor, FakeTensor):
-        return None
-    group = unboxed(boxed)
-    width = group.size()
-    row = 1
-    for length in tensor.shape[1:]:
-        row *= length
-    return observer.all_to_all(
-        group,
-        tensor,
-        # an empty list means equal parts
-        sent or [tensor.shape[0] // width] * width,
-        received or [output.shape[0] // width] * width,
-        row * tensor.element_size(),
-    )
-
-
 def _note_all_to_all_list(
-    observer: Observer, args: Sequence[Any]
-) -> Callable[[int], None] | None:
+    sink: Sink, met: set[str], args: Sequence[Any]
+) -> tuple[int, torch.Tensor | None]:
     outputs, inputs, boxed = args[:3]
     if any(isinstance(t, FakeTensor) for t in inputs):
-        return None
+        return -1, None
     # the parts may have any shapes: an element is the only row they share
-    return observer.all_to_all(
-        unboxed(boxed),
-        inputs[0],
-        [t.numel() for t in inputs],
-        [t.numel() for t in outputs],
-        inputs[0].element_size(),
+    sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
+    operation, group = OPERATIONS.index("all_to_all"), unboxed(boxed)
+    dtype, rows = inputs[0].dtype, (sum(sent),)
+    number = _put(
+        sink,
+        met,
+        operation,
+        group,
+        dtype,
+        (-1, -1),
+        0,
+        rows,
+        sum(received),
+        sent,
+        received,
     )
+    return number, outputs[0]
+
+
+def _put(
+    sink: Sink,
+    met: set[str],
+    operation: int,
+    group: dist.ProcessGroup,
+    dtype: torch.dtype | None,
+    peers: tuple[int, int],
+    size: int,
+    shape: Sequence[int],
+    rows_received: int,
+    sent: Sequence[int],
+    received: Sequence[int],
+) -> int:
+    name = group.group_name
+    if name not in met:
+        sink.meet(group)
+        met.add(name)
+    number = next(_numbers)
+    if _task() == -1:
+        again, link, ran = 0, _sequence() - 1, None
+    else:
+        again, (link, ran) = 1, _running()
+    sink.put(
+        (
+            *(CALL, number, now_ns(), operation, name, place()),
+            *(dtype, _thread(), again, _grad(), link, ran),
+            *(*peers, size, shape, rows_received, sent, received),
+        )
+    )
+    return number
 
 
 def unboxed(group: Any) -> dist.ProcessGroup:
     """The Python object of a process group that an operator was given."""
-    found: dist.ProcessGroup = torch.distributed.ProcessGroup.unbox(group)
+    found: dist.ProcessGroup = _unbox(group)
     return found
-
-
-def _when_done(result: Any, ended: Callable[[int], None]) -> None:
-    """Have ``ended`` called with the time at which the operation's work is done."""
-    work = result[-1] if isinstance(result, tuple) else result
-    try:
-        future = torch.distributed.Work.unbox(work).get_future()
-        future.add_done_callback(lambda _: ended(now_ns()))
-    except (AttributeError, RuntimeError):
-        return  # this work has no future: its end stays unknown

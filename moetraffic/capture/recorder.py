@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge import Merged, merge_into
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    CLOCK,
-    ROUTING,
-    STEP_KINDS,
-    UNKNOWN_TIME,
-)
+from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segment import PATTERN, rank_folder
-from moetraffic.trace.spool import CLOSED, Spool, segments_folder
+from moetraffic.trace.spool import CLOSED, RankFolder, segments_folder
 
 from . import clock, hook
-from .annotate import is_layer, place, subscribe
+from .annotate import is_layer, subscribe
 from .claim import claim
+from .completion import Completion
 from .description import (
     checked_groups,
     checked_placement,
     describe,
     refuse_untellable,
 )
+from .device import DeviceClock
 from .evidence import LeftOut, cause, counts_of, loss_of, tokens_of
-from .sites import SiteTable, Spot
-from .window import Event, Window, build_segment
+from .journal import Journal
+from .pipe import OPTIMIZER, ROUTED, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,20 +46,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("moetraffic")
 
 WINDOW_STEPS = 32
-WINDOW_BYTES = 4 << 20
 MERGE_WAIT_S = 30.0
 LEAVE_S = 1.0
-FORWARD_PHASES = ("dispatch", "combine")
 _recorders = itertools.count()
+_running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
     """Records every collective of this process, and every routing it is told of.
 
-    Each rank makes one; together they leave one trace.  Nothing is communicated while
-    recording, and an error in the recording never ends the training: a record that
-    cannot be (a negative count, a loss that is no number) is left out, logged once for
-    its kind, and counted in the trace.
+    Each rank makes one; together they leave one trace.  Where the program does not
+    call :meth:`step`, iterations end when its optimizer steps.  Nothing is
+    communicated while recording, and an error in the recording never ends the
+    training: a record that cannot be (a negative count, a loss that is no number) is
+    left out, logged once for its kind, and counted in the trace.
 
     ::
 
@@ -124,22 +122,15 @@ class Recorder:
             "k": k,
         }
         self._force = force
-        self._left_out = LeftOut(self._warn)
+        self._left_out = LeftOut(self._leave_out)
         self._ended = ""  # what ended the capture early
-        self._seen = False  # anything at all was recorded
-        # one half may be under way to the disk while the other is filled
-        self._window_steps = max(1, window // 2)
-        self._window = Window()
+        self._window_steps = window
         self._placement = checked_placement(placement or {})
-        named = checked_groups(groups or {})
-        self._lock = threading.Lock()
-        self._segments = 0
-        self._sites = SiteTable(named)
-        self._clocks: Any = np.zeros(0, CLOCK)
-        self._shared_clock = True
+        self._kinds = checked_groups(groups or {})
+        self._met: set[str] = set()
         self._undo: list[Callable[[], Any]] = []
-        self._spool: Spool | None = None
-        self._step_start = UNKNOWN_TIME
+        self._folder: RankFolder | None = None
+        self._shared_clock = True
         self._rank, self._world = 0, 1
         # the ranks make their recorders in the same order: a name in common
         self._number = next(_recorders)
@@ -161,20 +152,44 @@ class Recorder:
                 "one recorder runs in a process at a time, but one is running "
                 "already: close it first"
             )
-        store = None
-        if self._world > 1:
-            store = dist.distributed_c10d._get_default_store()
+        store = self._store()
         claim(self.path, store, self._rank, self._number, force=self._force)
-        spool = Spool(segments_folder(self.path), self._rank, force=self._force)
+        folder = RankFolder(segments_folder(self.path), self._rank, force=self._force)
         try:
-            self._meta = describe(self._workload, self._world, **self._about)
+            meta = describe(self._workload, self._world, **self._about)
+            about = {
+                "folder": str(folder.folder.absolute()),
+                "rank": self._rank,
+                "node": socket.gethostname(),
+                "meta": meta.as_dict(),
+                "placement": self._placement,
+                "window": self._window_steps,
+                "begun": hook.now_ns(),
+            }
+            self._journal = Journal(
+                about,
+                folder.lock,
+                loss_of=_number,
+                counts_of=self._counted,
+                resolve=lambda: self._device.resolve(),
+            )
+            self.put = self._journal.put
+            self._device = DeviceClock(self.put)
+            self._completion = Completion(self.put, self._device)
+            self.before = self._device_event
+            self.launched = self._completion.launched
             self._measure_clock("start")
-            self._undo = [hook.install(self), subscribe(self._routing)]
+            self._undo = [
+                hook.install(self),
+                self._completion.install(),
+                subscribe(self._routing),
+                register_optimizer_step_post_hook(self._optimizer_stepped).remove,
+            ]
         except BaseException:
-            spool.close()
+            folder.leave()
             raise
-        self._spool = spool
-        self._step_start = hook.now_ns()
+        self._folder = folder
+        _running.add(self)
         return self
 
     def step(
@@ -205,31 +220,13 @@ class Recorder:
                 f"a step's kind is one of {', '.join(STEP_KINDS)}, not {kind!r}: "
                 "choose one"
             )
-        if self._spool is None:
+        if self._folder is None:
             return
-        now = hook.now_ns()
         value = loss_of(loss, self._left_out)
         count = tokens_of(tokens, self._left_out)
-        with self._lock:
-            self._window.steps.append(
-                (
-                    self.iteration,
-                    value,
-                    count,
-                    self._step_start,
-                    now,
-                )
-            )
-            self._window.kinds.append(kind)
-            self._seen = True
-            self.iteration += 1
-            self._step_start = now
-            full = (
-                len(self._window.steps) >= self._window_steps
-                or self._window.bytes >= WINDOW_BYTES
-            )
-        if full:
-            self._commit(final=False)
+        self.put((STEP, hook.now_ns(), count, STEP_KINDS.index(kind), value))
+        self.iteration += 1
+        self._journal.behind()
 
     def end_early(self, why: str) -> None:
         """Note what ends the capture before its time; the trace tells it.
@@ -258,28 +255,24 @@ class Recorder:
         Merged or None
             On rank 0, what was merged; the segments are removed where it is complete.
         """
-        if self._spool is None:
+        if self._folder is None:
             return None
         for undo in reversed(self._undo):
             undo()
+        _running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")
-        spool = self._spool
-        if self._seen or (merged and not self._ended):
-            self._commit(final=True)
-        self._spool = None
-        unclosed = spool.close()
-        for said in (unclosed, self._left_out.summary):
-            if said:
-                self._warn(said)
-        if spool.error:
-            self._warn(
-                f"{spool.lost_windows} windows of rank {self._rank} are lost: "
-                f"{spool.error}"
-            )
+        if self._ended:
+            self._journal.tell(ended=self._ended)
+        if self._left_out.words:
+            self._journal.tell(left_out=self._left_out.words)
+        reports = self._journal.close(even_empty=merged and not self._ended)
+        folder, self._folder = self._folder, None
+        folder.leave()
+        self._report(reports)
         if not merged or self._rank != 0:
             return None
-        return self._merge(spool.folder)
+        return self._merge(folder.folder)
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -304,42 +297,30 @@ class Recorder:
                 *(self._rank, self._ended, self.iteration, folder, folder),
             )
 
-    # ---- the hook's observer ---------------------------------------------------
+    # ---- the hook's sink ---------------------------------------------------------
 
-    def all_to_all(
-        self,
-        group: dist.ProcessGroup,
-        tensor: torch.Tensor,
-        sent: Sequence[int],
-        received: Sequence[int],
-        row_bytes: int,
-    ) -> Callable[[int], None]:
-        """Note an all-to-all (called by the hook)."""
-        if len(sent) != group.size() or len(received) != group.size():
-            return _unheard  # torch refuses the call: nothing is sent
-        event = self._event(ALL_TO_ALL, group, dtype=tensor.dtype, row_bytes=row_bytes)
-        event.sent, event.received = sent, received
-        return self._note(event, 16 * len(sent), tensor.is_cuda)
-
-    def collective(
-        self,
-        operation: str,
-        group: dist.ProcessGroup,
-        tensors: Sequence[torch.Tensor],
-        peers: tuple[int, int],
-    ) -> Callable[[int], None]:
-        """Note another collective (called by the hook)."""
-        dtype = tensors[0].dtype if tensors else None
-        size = tensors[0].element_size() if tensors else 0
-        event = self._event(operation, group, dtype=dtype, row_bytes=size, peers=peers)
-        event.sent = sum(t.numel() * t.element_size() for t in tensors)
-        return self._note(event, 0, bool(tensors) and tensors[0].is_cuda)
+    def meet(self, group: dist.ProcessGroup) -> None:
+        """Say who is in a group (called by the hook)."""
+        ranks = dist.get_process_group_ranks(group)
+        everyone = ranks == list(range(self._world))
+        kind = self._kinds.get(group.group_name, "world" if everyone else "other")
+        self._journal.tell(
+            group={"name": group.group_name, "kind": kind, "ranks": list(ranks)}
+        )
 
     def failed(self, operation: str, error: Exception) -> None:
         """Remember that a call could not be recorded (called by the hook)."""
         self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
+
+    def _device_event(self, tensor: torch.Tensor | None) -> Any:
+        if tensor is None or not tensor.is_cuda:
+            return None
+        return self._device.before()
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self.put((OPTIMIZER, hook.now_ns()))
 
     def _routing(
         self,
@@ -354,103 +335,85 @@ class Recorder:
                 return  # no process group: nothing travels
             if not is_layer(layer):
                 raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
-            counts = counts_of(demand, "demand")
-            missed = None if dropped is None else counts_of(dropped, "dropped")
-            if missed is not None and (
-                missed.shape != counts.shape or (missed > counts).any()
-            ):
-                raise ValueError("more is dropped than was routed")
-            event = self._event(ROUTING, owner, experts=len(counts), layer=layer)
-            event.sent, event.received = counts, missed
-            self._note(event, 8 * len(counts), True)
+            on_device = isinstance(demand, torch.Tensor) and not demand.is_cpu
+            if on_device:
+                # read when the device has come so far: it shall not be waited for
+                counts: Any = demand.detach().clone()
+                missed: Any = None if dropped is None else dropped.detach().clone()
+            else:
+                counts, missed = _checked_counts(demand, dropped)
+            name = owner.group_name
+            if name not in self._met:
+                self.meet(owner)
+                self._met.add(name)
+            again = int(torch._C._current_graph_task_id() != -1)
+            thread, grad = threading.get_ident(), torch.is_grad_enabled()
+            self.put(
+                (
+                    *(ROUTED, hook.now_ns(), name, layer, "", thread, again, grad),
+                    *(counts, missed),
+                )
+            )
         except (TypeError, ValueError) as error:
             self._left_out.add(ROUTING, str(error))
         except Exception as error:
             # whatever it is, the training must not notice
             self.failed(ROUTING, error)
 
-    def _event(
-        self,
-        operation: str,
-        group: dist.ProcessGroup,
-        *,
-        dtype: torch.dtype | None = None,
-        row_bytes: int = 0,
-        peers: tuple[int, int] = (-1, -1),
-        experts: int = 0,
-        layer: int | None = None,
-    ) -> Event:
-        """The event of a call that is made now, with its site."""
-        here = place()
-        routes = operation == ROUTING
-        direction = "forward"
-        if torch._C._current_graph_task_id() != -1:
-            again = routes or here.phase in FORWARD_PHASES
-            direction = "recompute" if again else "backward"
-        with self._lock:
-            site, sequence = self._sites.at(
-                Spot(
-                    operation,
-                    self._sites.group(group),
-                    here.layer if layer is None else layer,
-                    "" if routes else here.phase,
-                    "" if routes else here.label,
-                    direction,
-                    peers,
-                ),
-                dtype,
-                row_bytes,
-                experts,
+    def _counted(self, demand: Any, dropped: Any) -> tuple[Any, Any] | None:
+        """Counts that were still on a device; beside the training."""
+        if isinstance(demand, list):
+            return demand, dropped
+        try:
+            return _checked_counts(demand, dropped)
+        except Exception as error:
+            self._left_out.add(ROUTING, str(error))
+            return None
+
+    def _leave_out(self, message: str) -> None:
+        """The first of its kind is left out."""
+        self._warn(message)
+        if self._folder is not None:
+            self._journal.tell(left_out=self._left_out.words)
+
+    def _report(self, reports: Sequence[dict[str, Any]]) -> None:
+        """Say what went wrong beside the training."""
+        last = reports[-1] if reports else {}
+        for said in (
+            last.get("unclosed", ""),
+            self._journal.error,
+            self._left_out.summary,
+        ):
+            if said:
+                self._warn(said)
+        if last.get("error"):
+            self._warn(
+                f"{last['lost_windows']} windows of rank {self._rank} are lost: "
+                f"{last['error']}"
             )
-        return Event(site, self.iteration, sequence, hook.now_ns(), row_bytes)
 
-    def _note(self, event: Event, size: int, unawaited: bool) -> Callable[[int], None]:
-        event.awaited = not unawaited
-        self._seen = True
-        with self._lock:
-            self._window.events.append(event)
-            self._window.bytes += 200 + size
-
-        def ended(when: int) -> None:
-            if event.awaited:
-                event.end = when
-
-        return ended
-
-    def _commit(self, *, final: bool) -> None:
-        with self._lock:
-            window, self._window = self._window, Window()
-            index, self._segments = self._segments, self._segments + 1
-            groups, sites = tuple(self._sites.groups), tuple(self._sites.sites)
-        left_out = self._left_out.words
-        assert self._spool is not None
-        self._spool.commit(
-            lambda: build_segment(
-                window,
-                rank=self._rank,
-                index=index,
-                final=final,
-                node=socket.gethostname(),
-                meta=self._meta,
-                groups=groups,
-                sites=sites,
-                placement=self._placement,
-                clocks=self._clocks,
-                ended=self._ended if final else "",
-                left_out=left_out,
-                steps_at_risk=0 if final else 2 * self._window_steps,
-            )
-        )
+    def _store(self) -> Any:
+        """The store that all ranks reach; None where there is no other rank."""
+        if self._world == 1 or dist.get_backend() == "fake":
+            return None  # a fake group stands for ranks that do not exist
+        return dist.distributed_c10d._get_default_store()
 
     def _measure_clock(self, moment: str) -> None:
-        if not dist.is_initialized() or self._world == 1:
+        store = self._store() if dist.is_initialized() else None
+        if store is None:
             return
-        store = dist.distributed_c10d._get_default_store()
         measured = clock.knots(
             store, self._rank, self._world, f"{self._number}/{moment}"
         )
-        self._clocks = np.concatenate([self._clocks, measured])
-        self._shared_clock = bool((self._clocks["error_ns"] == 0).all())
+        self._journal.tell(clocks=measured.tolist())
+        self._shared_clock = bool((measured["error_ns"] == 0).all())
+
+    def _abandon(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._journal.abandon()
+        self._folder = None
+        _running.discard(self)
 
     def _own_folder(self) -> Path:
         return rank_folder(segments_folder(self.path), self._rank)
@@ -491,5 +454,27 @@ class Recorder:
             log.warning("%s", message)
 
 
-def _unheard(_when: int) -> None:
-    """The end of a call that is not recorded."""
+def _number(loss: Any) -> float:
+    """A loss, which only now leaves the device that computed it."""
+    try:
+        return float(loss)
+    except Exception:
+        # the device has failed: the other records of the step are still true
+        return float("nan")
+
+
+def _checked_counts(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
+    counts = counts_of(demand, "demand")
+    missed = None if dropped is None else counts_of(dropped, "dropped")
+    if missed is not None and (missed.shape != counts.shape or (missed > counts).any()):
+        raise ValueError("more is dropped than was routed")
+    return counts.tolist(), None if missed is None else missed.tolist()
+
+
+def _forget() -> None:
+    """In a fork's child: what runs here is not the training."""
+    for recorder in list(_running):
+        recorder._abandon()
+
+
+os.register_at_fork(after_in_child=_forget)

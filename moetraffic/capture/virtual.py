@@ -158,8 +158,10 @@ class VirtualRecorder:
         unclosed = spool.close()
         if unclosed:
             self._warn(unclosed)
-        if spool.error:
-            self._warn(f"{spool.lost_windows} windows are lost: {spool.error}")
+        if spool.writer.error:
+            self._warn(
+                f"{spool.writer.lost_windows} windows are lost: {spool.writer.error}"
+            )
         if not merged:
             return None
         done = merge_into(spool.folder, self.path, force=self._force)

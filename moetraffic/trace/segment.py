@@ -49,6 +49,7 @@ EVENT = np.dtype(
         ("payload", "<i8"),  # row of splits or demand; bytes for other collectives
         ("transposed", "<i4"),  # 1: the row's send and receive are swapped
         ("thread", "<i4"),  # of the rank, in the order in which they came to call
+        ("grad", "<i4"),  # 1 where autograd recorded the call, 0 not, -1 not known
         ("link", "<i8"),  # a forward call and its backward share it; -1: not known
     ]
 )

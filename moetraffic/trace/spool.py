@@ -116,8 +116,8 @@ def _in_use(own: Path) -> bool:
 PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
 
 
-class Spool:
-    """A rank's place in a folder of segments.
+class RankFolder:
+    """A rank's place in a folder of segments, held while it records.
 
     Parameters
     ----------
@@ -136,15 +136,10 @@ class Spool:
 
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
         self.folder = folder
-        self.error: str = ""  # the first thing that went wrong, "" for nothing
-        self.lost_windows = 0
-        self._lost_events = 0
         self._own = rank_folder(folder, rank)
         try:
             self._own.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(
-                self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            )
+            self.lock = os.open(self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise CaptureError(
                 f"a capture needs a folder to write to, but {self._own} cannot be "
@@ -153,8 +148,99 @@ class Spool:
         try:
             self._claim(force)
         except BaseException:
-            os.close(self._lock)
+            os.close(self.lock)
             raise
+
+    def leave(self) -> None:
+        """Record no more."""
+        os.close(self.lock)
+
+    def _claim(self, force: bool) -> None:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CaptureError(
+                f"one capture writes to a folder at a time, but {self._own} is in use "
+                "by a running one: choose another output path"
+            ) from None
+        earlier = sorted(self._own.glob(PATTERN))
+        if earlier and not force:
+            raise CaptureError(
+                f"{self.folder} holds {len(earlier)} segments of an earlier capture: "
+                f"merge them (moetraffic merge {self.folder}), remove the folder, or "
+                f"{FORCE}"
+            )
+        for old in earlier:
+            old.unlink()
+        self._own.joinpath(CLOSED).unlink(missing_ok=True)
+
+
+class SegmentWriter:
+    """Writes a rank's segments; what the disk refuses is counted, and never raised.
+
+    Parameters
+    ----------
+    folder
+        The folder of all ranks' segments.
+    rank
+        This rank, which holds its :class:`RankFolder`.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.error: str = ""  # the first thing that went wrong, "" for nothing
+        self.lost_windows = 0
+        self._lost_events = 0
+        self._folder, self._own = folder, rank_folder(folder, rank)
+
+    def write(self, segment: Segment) -> None:
+        """Write a segment; later ones are tried again if this one fails."""
+        try:
+            write_segment(replace(segment, unrecorded=self._lost_events), self._folder)
+        except OSError as error:
+            self.lose(
+                f"{self._own} cannot be written ({error.strerror or error})",
+                len(segment.events),
+            )
+
+    def lose(self, why: str, events: int) -> None:
+        """Count a window that is lost."""
+        self.error = self.error or why
+        self.lost_windows += 1
+        self._lost_events += events
+
+    def close(self) -> str:
+        """Say the rank's last word.
+
+        Returns
+        -------
+        str
+            Why it could not be said, "" where it was.
+        """
+        try:
+            self._own.joinpath(CLOSED).touch()
+            remove_empty(self._folder)
+        except OSError as error:
+            return f"{self._own} cannot be closed ({error.strerror})"
+        return ""
+
+
+class Spool:
+    """A rank's folder and writer, with a thread that builds and writes.
+
+    Parameters
+    ----------
+    folder, rank, force
+        As :class:`RankFolder` takes them.
+
+    Raises
+    ------
+    CaptureError
+        As :class:`RankFolder` says.
+    """
+
+    def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
+        self._place = RankFolder(folder, rank, force=force)
+        self.folder, self.writer = folder, SegmentWriter(folder, rank)
         self._queue: queue.Queue[Callable[[], Segment] | None] = queue.Queue()
         self._idle = threading.Event()  # nothing waits to be written
         self._idle.set()
@@ -184,55 +270,16 @@ class Spool:
         self._queue.put(None)
         self._thread.join()
         try:
-            self._own.joinpath(CLOSED).touch()
-            remove_empty(self.folder)
-        except OSError as error:
-            return f"{self._own} cannot be closed ({error.strerror})"
+            return self.writer.close()
         finally:
-            os.close(self._lock)
-        return ""
-
-    def _claim(self, force: bool) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CaptureError(
-                f"one capture writes to a folder at a time, but {self._own} is in use "
-                "by a running one: choose another output path"
-            ) from None
-        earlier = sorted(self._own.glob(PATTERN))
-        if earlier and not force:
-            raise CaptureError(
-                f"{self.folder} holds {len(earlier)} segments of an earlier capture: "
-                f"merge them (moetraffic merge {self.folder}), remove the folder, or "
-                f"{FORCE}"
-            )
-        for old in earlier:
-            old.unlink()
-        self._own.joinpath(CLOSED).unlink(missing_ok=True)
+            self._place.leave()
 
     def _work(self) -> None:
         while (build := self._queue.get()) is not None:
-            self._write(build)
+            try:
+                self.writer.write(build())
+            except Exception as error:
+                # a defect of ours must not end a training that is not ours
+                self.writer.lose(f"a window could not be built: {error!r}", 0)
             if self._queue.empty():
                 self._idle.set()
-
-    def _write(self, build: Callable[[], Segment]) -> None:
-        try:
-            segment = build()
-        except Exception as error:
-            # a defect of ours must not end a training that is not ours
-            self._lose(f"a window could not be built: {error!r}", 0)
-            return
-        try:
-            write_segment(replace(segment, unrecorded=self._lost_events), self.folder)
-        except OSError as error:
-            self._lose(
-                f"{self._own} cannot be written ({error.strerror or error})",
-                len(segment.events),
-            )
-
-    def _lose(self, why: str, events: int) -> None:
-        self.error = self.error or why
-        self.lost_windows += 1
-        self._lost_events += events

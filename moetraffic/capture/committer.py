@@ -1,0 +1,401 @@
+"""The process beside a rank that turns its words into segments on the disk.
+
+It lives until the pipe ends: told to close, or because the training is no more.  Then
+it commits what has come, so a rank that is killed loses what was not yet in the pipe.
+It reads no torch, and holds one window at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    CLOCK,
+    ROUTING,
+    STEP_KINDS,
+    Group,
+    Int64,
+    Meta,
+)
+from moetraffic.trace.segment import Segment
+from moetraffic.trace.spool import SegmentWriter
+
+from .boundaries import Boundaries
+from .direction import Directions
+from .pipe import (
+    CALL,
+    CALL_HEAD,
+    END,
+    GAP,
+    HEADER,
+    OPERATIONS,
+    OPTIMIZER,
+    ROUTED_HEAD,
+    STEP,
+    WORDS,
+    loss_of_word,
+    words_of,
+)
+from .sites import SiteTable
+from .window import Event, Window, placements
+
+WINDOW_BYTES = 4 << 20
+PENDING_S = 2.0  # how long a commit waits for calls that have not ended
+IDLE_S = 10.0  # how long calls of a run without steps wait for their commit
+EVENT_BYTES = 200
+READ_BYTES = 1 << 20
+UNSENT_NS = 100_000_000  # of records that wait to be handed over
+LOOK_S = 0.5  # between two looks whether the training is alive
+
+
+class Committer:
+    """Builds and writes the segments of one rank.
+
+    Parameters
+    ----------
+    about
+        ``folder``, ``rank``, ``node``, ``meta``, ``placement`` and ``window``.
+    report
+        Where reports go, a JSON a line.
+    """
+
+    def __init__(self, about: dict[str, Any], report: int) -> None:
+        meta = {**about["meta"], "nodes": tuple(about["meta"]["nodes"])}
+        self._meta = Meta(**meta)
+        self._rank, self._node = int(about["rank"]), str(about["node"])
+        self._writer = SegmentWriter(Path(about["folder"]), self._rank)
+        self._placement = {
+            int(layer): members for layer, members in about["placement"].items()
+        }
+        self._window_steps = max(1, int(about["window"]) // 2)
+        self._report = report
+        self._window, self._sites = Window(), SiteTable()
+        self._boundaries = Boundaries(begun=int(about["begun"]))
+        self._directions = Directions()
+        self._names: dict[str, list[Any]] = {}
+        self._groups: dict[str, int] = {}
+        self._open: dict[int, Event] = {}  # calls that have not ended
+        self._index = 0
+        self._continued = False  # this window begins within an iteration
+        self._full_since = self._last_commit = time.monotonic()
+        self._full = False
+        self._clocks: list[tuple[int, int, int, int]] = []
+        self._left_out, self._ended = "", ""
+        self.closed = False
+
+    # ---- what comes --------------------------------------------------------------
+
+    def hear(self, words: dict[str, Any]) -> None:
+        """Something is told."""
+        if "define" in words:
+            self._names.setdefault(words["define"], []).append(words["name"])
+        if "group" in words:
+            told = words["group"]
+            group = Group(kind=told["kind"], ranks=tuple(told["ranks"]))
+            known = self._groups.get(told["name"])
+            if known is None or self._sites.groups[known] != group:
+                self._groups[told["name"]] = self._sites.meet(group)
+        self._clocks += [tuple(knot) for knot in words.get("clocks", ())]
+        self._left_out = words.get("left_out", self._left_out)
+        self._ended = words.get("ended", self._ended)
+        if "close" in words:
+            self.close(final=True, even_empty=bool(words["close"]))
+
+    def take(self, words: Int64) -> None:
+        """Records come."""
+        at, end = 0, len(words)
+        plain = words.tolist()
+        while at < end:
+            kind, length = plain[at], plain[at + 1]
+            if kind == CALL:
+                self._call(plain, words, at)
+            elif kind == END:
+                event = self._open.pop(plain[at + 2], None)
+                if event is not None:
+                    event.start, event.end = plain[at + 3], plain[at + 4]
+            elif kind == STEP:
+                self._step(*plain[at + 2 : at + 6])
+                self.look()
+            elif kind == OPTIMIZER:
+                self._boundaries.optimizer(plain[at + 2])
+            elif kind == GAP:
+                self._gap(plain[at + 2])
+            else:
+                self._routed(plain, words, at)
+            at += length
+        self.look()
+
+    def look(self) -> None:
+        """Commit, if it is time to."""
+        now = time.monotonic()
+        window = self._window
+        if not self._full:
+            waits = bool(window.events) and not self._boundaries.known
+            self._full = (
+                len(window.steps) >= self._window_steps
+                or window.bytes >= WINDOW_BYTES
+                or (waits and now - self._last_commit > IDLE_S)
+            )
+            self._full_since = now
+        if not self._full:
+            return
+        unsettled = bool(self._open) or self._boundaries.unsettled > 0
+        patience = now - self._full_since < PENDING_S
+        room = (
+            len(window.steps) < 2 * self._window_steps
+            and window.bytes < 2 * WINDOW_BYTES
+        )
+        if not (unsettled and patience and room):
+            self.commit(final=False)
+
+    def close(self, *, final: bool, even_empty: bool = False) -> None:
+        """Commit the rest, and say the last word.
+
+        Parameters
+        ----------
+        final
+            Whether the rank ended its capture itself.
+        even_empty
+            Whether a rank that recorded nothing says so.
+        """
+        self._settle(self._boundaries.settle())
+        rest = bool(self._window.events or self._window.steps)
+        if rest or (final and (self._index or even_empty)):
+            self.commit(final=final, last=True)
+        unclosed = self._writer.close()
+        self._say(
+            unclosed=unclosed,
+            error=self._writer.error,
+            lost_windows=self._writer.lost_windows,
+        )
+        self.closed = True
+
+    # ---- inside ------------------------------------------------------------------
+
+    def _call(self, plain: list[int], words: Int64, at: int) -> None:
+        # fmt: off
+        (_, _, number, issue, code, group, place, dtype, thread, in_backward, grad,
+         link, node, source, destination, size, row, rows_sent, rows_received,
+         sends, receives) = plain[at : at + CALL_HEAD]
+        # fmt: on
+        operation, here = OPERATIONS[code], self._names["place"][place]
+        direction, link = self._directions.of(
+            operation,
+            in_backward=bool(in_backward),
+            grad=bool(grad),
+            link=link,
+            node="" if node < 0 else self._names["node"][node],
+            phase=here[1],
+        )
+        group = self._groups[self._names["group"][group]]
+        payload, transposed = size, 0
+        if operation == ALL_TO_ALL:
+            width = len(self._sites.groups[group].ranks)
+            head = at + CALL_HEAD
+            sent = words[head : head + sends]
+            received = words[head + sends : head + sends + receives]
+            if not sends:
+                sent = _even(rows_sent, width)
+            if not receives:
+                received = _even(rows_received, width)
+            if len(sent) != width or len(received) != width:
+                return  # torch refuses the call: nothing is sent
+            payload, transposed = self._window.put_splits(sent * row, received * row)
+        name = self._names["dtype"][dtype] or ""
+        element = row if operation == ALL_TO_ALL else 0
+        site, sequence = self._sites.at(
+            *(operation, group, here, direction, name, element),
+            peers=(source, destination),
+        )
+        self._settle(
+            self._boundaries.call(
+                settles=direction != "forward" or operation == ALL_TO_ALL
+            )
+        )
+        event = Event(
+            site, self._boundaries.iteration, sequence, issue, payload, transposed
+        )
+        event.thread, event.grad, event.link = thread, grad, link
+        self._add(event)
+        self._open[number] = event
+
+    def _routed(self, plain: list[int], words: Int64, at: int) -> None:
+        # fmt: off
+        (_, _, issue, group, layer, place, thread, in_backward, grad, experts,
+         has_dropped) = plain[at : at + ROUTED_HEAD]
+        # fmt: on
+        counts = words[at + ROUTED_HEAD : at + ROUTED_HEAD + experts]
+        dropped = words[at + ROUTED_HEAD + experts :][:experts] if has_dropped else None
+        direction = "recompute" if in_backward else "forward"
+        here = (layer, "", self._names["place"][place][2])
+        owner = self._groups[self._names["group"][group]]
+        site, sequence = self._sites.at(
+            ROUTING, owner, here, direction, "", 0, experts=experts
+        )
+        self._settle(self._boundaries.call(settles=True))
+        row = self._window.put_demand(counts, dropped)
+        event = Event(site, self._boundaries.iteration, sequence, issue, row)
+        event.thread, event.grad = thread, grad
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
+        self._window.events.append(event)
+        self._window.bytes += EVENT_BYTES
+
+    def _step(self, end: int, tokens: int, kind: int, loss: int) -> None:
+        boundaries = self._boundaries
+        self._window.steps.append(
+            (boundaries.iteration, loss_of_word(loss), tokens, boundaries.begun, end)
+        )
+        self._window.kinds.append(STEP_KINDS[kind])
+        boundaries.step()
+        boundaries.begun = end
+
+    def _settle(self, found: tuple[int, int] | None) -> None:
+        """An optimizer's step has ended an iteration, some calls ago."""
+        if found is None:
+            return
+        after, when = found
+        ended = self._boundaries.iteration - 1
+        for event in self._window.events[len(self._window.events) - after :]:
+            event.iteration = ended + 1
+        self._window.steps.append(
+            (ended, float("nan"), -1, self._boundaries.begun, when)
+        )
+        self._window.kinds.append(STEP_KINDS[0])
+        self._boundaries.begun = when
+
+    def _gap(self, calls: int) -> None:
+        """Calls were lost on their way: what follows is a window of its own."""
+        self.commit(final=False)
+        self._writer.lose(f"{calls} calls came faster than the disk takes them", calls)
+        self._index += 1
+        self._continued = True
+
+    def commit(self, *, final: bool, last: bool = False) -> None:
+        """Write a segment of what has come.
+
+        Parameters
+        ----------
+        final
+            Whether the rank ended its capture itself.
+        last
+            Whether nothing follows.
+        """
+        self._settle(self._boundaries.settle())
+        window, self._window = self._window, Window()
+        known = self._boundaries.known
+        table = window.event_table()
+        if not known:
+            table["iteration"] = -1
+        segment = Segment(
+            rank=self._rank,
+            index=self._index,
+            final=final,
+            node=self._node,
+            meta=self._meta,
+            groups=tuple(self._sites.groups),
+            sites=tuple(self._sites.sites),
+            events=table,
+            steps=window.step_table(),
+            kinds=tuple(window.kinds),
+            splits={w: rows.array(w) for w, rows in window.splits.items()},
+            demand={e: np.asarray(r, np.int32) for e, r in window.demand.items()},
+            placements=placements(
+                self._sites.sites, self._sites.groups, self._placement
+            ),
+            clocks=np.array(self._clocks, CLOCK),
+            ended=self._ended if final else "",
+            left_out=self._left_out,
+            window=0 if final else self._at_risk(window, last=last),
+            continued=self._continued,
+        )
+        self._writer.write(segment)
+        self._index += 1
+        # the next window begins within an iteration, unless one has just ended
+        events = window.events
+        self._continued = bool(events) and (
+            not known or events[-1].iteration == self._boundaries.iteration
+        )
+        self._open.clear()  # what ends later ends unknown
+        self._full, self._last_commit = False, time.monotonic()
+        self._say(committed=segment.index)
+
+    def _at_risk(self, window: Window, *, last: bool) -> int:
+        """Steps after this window that are lost if all is killed now.
+
+        After the last, it is only what the training had not handed over.
+        """
+        if not last:
+            return 2 * self._window_steps
+        if not window.steps:
+            return 1
+        _, _, _, start, end = window.steps[-1]
+        return 1 + int(UNSENT_NS / max(1, end - start))
+
+    def _say(self, **words: Any) -> None:
+        try:
+            os.write(self._report, json.dumps(words).encode() + b"\n")
+        except OSError:
+            # nobody listens any more: the training has ended, or is killed
+            return
+
+
+def _even(rows: int, width: int) -> Int64:
+    """An equal split: no list was given."""
+    return np.full(width, rows // width, np.int64)
+
+
+def main(reader: int, report: int, parent: int) -> None:
+    """Serve a pipe until it ends.
+
+    Parameters
+    ----------
+    reader, report
+        File descriptors: frames come from one, reports go to the other.
+    parent
+        The training: when it is gone, so is whoever else may hold the pipe.
+    """
+    # how the training ends is its own affair: the pipe says when
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    committer: Committer | None = None
+    heard = bytearray()
+    while committer is None or not committer.closed:
+        ready, _, _ = select.select([reader], [], [], LOOK_S)
+        if ready:
+            part = os.read(reader, READ_BYTES)
+            heard += part
+        orphaned = not ready and os.getppid() != parent
+        if orphaned or (ready and not part):
+            break
+        at = 0
+        while len(heard) - at >= HEADER.size:
+            kind, length = HEADER.unpack_from(heard, at)
+            if len(heard) - at - HEADER.size < length:
+                break
+            body = bytes(heard[at + HEADER.size : at + HEADER.size + length])
+            at += HEADER.size + length
+            if kind == WORDS:
+                assert committer is not None
+                committer.take(words_of(body))
+                continue
+            words = json.loads(body)
+            if committer is None:
+                committer = Committer(words["about"], report)
+            else:
+                committer.hear(words)
+        del heard[:at]
+        if committer is not None and not committer.closed:
+            committer.look()
+    if committer is not None and not committer.closed:
+        committer.close(final=False)

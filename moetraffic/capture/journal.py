@@ -1,0 +1,382 @@
+"""Take records from the training, and hand them to the committer beside it.
+
+The training thread appends a tuple.  A thread encodes tuples into words, a few at a
+time so that it never keeps the interpreter from the training for long, and writes them
+into the pipe of a process that builds, compresses and commits segments
+(:mod:`.committer`): none of that meets the training's interpreter lock, and the record
+outlives a training that is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moetraffic.errors import CaptureError
+
+from .annotate import Place
+from .pipe import (
+    CALL,
+    CALL_HEAD,
+    END,
+    GAP,
+    OPTIMIZER,
+    ROUTED,
+    ROUTED_HEAD,
+    STEP,
+    TOLD,
+    WORDS,
+    frame,
+    loss_word,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from moetraffic.capture.committer import main
+main(*map(int, sys.argv[2:]))
+"""
+SLICE = 8  # records encoded before another thread may run
+PAUSE_S = 0.02
+BACKLOG_BYTES = 16 << 20  # encoded and not taken by the committer yet
+PATIENCE_S = 0.25  # how long a step waits for a committer that is behind
+LEAVE_S = 120.0  # how long the end waits for the committer's last write
+
+
+class Journal:
+    """The way of records from a training to its committer.
+
+    Parameters
+    ----------
+    about
+        What the committer is told first; see :class:`.committer.Committer`.
+    lock
+        The file descriptor whose lock says that this rank records.
+    loss_of
+        Turns what a step gave as its loss into a number, when it may be waited for.
+    counts_of
+        Turns what a router gave into counts, likewise.
+    resolve
+        Called now and then, to look what the devices have done.
+    """
+
+    def __init__(
+        self,
+        about: dict[str, Any],
+        lock: int,
+        *,
+        loss_of: Callable[[Any], float],
+        counts_of: Callable[[Any, Any], tuple[Any, Any] | None],
+        resolve: Callable[[], None],
+    ) -> None:
+        self._records: deque[tuple[Any, ...]] = deque()
+        self.put = self._records.append
+        self.lost = 0  # calls that the committer could not take
+        self.error = ""
+        self._loss_of, self._counts_of, self._resolve = loss_of, counts_of, resolve
+        self._about, self._lock = about, lock
+        self._encoder = Encoder()
+        self._chunks: deque[bytes] = deque()
+        self._backlog = 0
+        self._dropping = 0
+        self._closing = threading.Event()
+        self._reports: list[dict[str, Any]] = []
+        self._heard = b""
+        self._start_committer()
+        self._thread = threading.Thread(
+            target=self._run, name="moetraffic-journal", daemon=True
+        )
+        self._thread.start()
+
+    def tell(self, **words: Any) -> None:
+        """Say something to the committer, in the order of the records."""
+        self.put((TOLD_RECORD, words))
+
+    def behind(self) -> None:
+        """Wait a little where the committer cannot keep up; a step calls this."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._backlog > BACKLOG_BYTES // 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def close(self, *, even_empty: bool) -> list[dict[str, Any]]:
+        """Have everything written, and end the committer.
+
+        Parameters
+        ----------
+        even_empty
+            Whether a rank that recorded nothing leaves a segment that says so.
+
+        Returns
+        -------
+        list of dict
+            What it reported: errors, and its last word.
+        """
+        self.tell(close=even_empty)
+        self._closing.set()
+        self._thread.join(LEAVE_S)
+        deadline = time.monotonic() + LEAVE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            self._hear(0.05)
+        self._hear(0)
+        if self._process.poll() is None:
+            self.error = self.error or (
+                f"the committer has not ended in {LEAVE_S:.0f} s: the disk stalls"
+            )
+        self._leave()
+        return self._reports
+
+    def abandon(self) -> None:
+        """In a fork's child: the record is the parent's."""
+        self._records.clear()
+        self.put = _ignored
+        self._leave()
+
+    # ---- beside the training -----------------------------------------------------
+
+    def _start_committer(self) -> None:
+        reader, self._pipe = os.pipe()
+        self._report, writer = os.pipe()
+        os.set_blocking(self._pipe, False)
+        os.set_blocking(self._report, False)
+        # the paths of this process, for moetraffic and h5py may come from anywhere
+        paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(paths)),
+                    *map(str, (reader, writer, os.getpid())),
+                ],
+                pass_fds=(reader, writer, self._lock),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # a Ctrl-C on the terminal is for the training: what it left is kept
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._pipe)
+            os.close(self._report)
+            raise CaptureError(
+                f"a capture writes from a process of its own, but {sys.executable} "
+                f"cannot be started ({error.strerror}): allow it another process"
+            ) from None
+        finally:
+            os.close(reader)
+            os.close(writer)
+        self._send(frame(TOLD, json.dumps({"about": self._about}).encode()))
+
+    def _run(self) -> None:
+        while True:
+            closing = self._closing.wait(PAUSE_S)
+            try:
+                self._resolve()
+                self._drain()
+                self._hear(0)
+                self._write(LEAVE_S if closing else 0)
+            except Exception as error:
+                # the training must not notice; what is lost is counted
+                self.error = self.error or f"the journal failed: {error!r}"
+            if closing and not self._records:
+                return
+
+    def _drain(self) -> None:
+        records, encode = self._records, self._encoder.encode
+        words: list[int] = []
+        while records:
+            for _ in range(min(SLICE, len(records))):
+                record = records.popleft()
+                kind = record[0]
+                if kind == STEP:
+                    record = (*record[:-1], self._loss_of(record[-1]))
+                elif kind == ROUTED:
+                    counts = self._counts_of(*record[-2:])
+                    if counts is None:
+                        continue
+                    record = (*record[:-2], *counts)
+                elif kind == TOLD_RECORD:
+                    self._flush(words)
+                    self._send(frame(TOLD, json.dumps(record[1]).encode()))
+                    continue
+                if self._dropping and kind == CALL:
+                    self._dropping += 1
+                    self.lost += 1
+                    continue
+                encode(record, words)
+            if len(words) > 4096:
+                self._flush(words)
+                self._write(0)
+            # whoever waits for the interpreter goes first
+            time.sleep(0)
+        self._flush(words)
+
+    def _flush(self, words: list[int]) -> None:
+        for definition in self._encoder.definitions():
+            self._send(frame(TOLD, json.dumps(definition).encode()))
+        if words:
+            self._send(frame(WORDS, array("q", words).tobytes()))
+            words.clear()
+        if not self._dropping and self._backlog > BACKLOG_BYTES:
+            self._dropping = 1
+        elif self._dropping and self._backlog < BACKLOG_BYTES // 2:
+            lost, self._dropping = self._dropping - 1, 0
+            self._send(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+
+    def _send(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._backlog += len(chunk)
+
+    def _write(self, patience_s: float) -> None:
+        """Write what the pipe takes now; all of it, where the patience lasts."""
+        deadline = time.monotonic() + patience_s
+        while self._chunks:
+            try:
+                done = os.write(self._pipe, self._chunks[0][:65536])
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return
+                select.select([], [self._pipe], [], 0.1)
+                continue
+            except OSError as error:
+                self.error = self.error or (
+                    f"the committer has ended ({error.strerror}): what it had not "
+                    "written is lost"
+                )
+                self.lost += 1
+                self._chunks.clear()
+                self._backlog = 0
+                return
+            rest = self._chunks[0][done:]
+            self._backlog -= done
+            if rest:
+                self._chunks[0] = rest
+            else:
+                self._chunks.popleft()
+
+    def _hear(self, patience_s: float) -> None:
+        """Read what the committer reports, a JSON a line."""
+        ready, _, _ = select.select([self._report], [], [], patience_s)
+        if not ready:
+            return
+        try:
+            heard = os.read(self._report, 65536)
+        except BlockingIOError:
+            return
+        self._heard += heard
+        *lines, self._heard = self._heard.split(b"\n")
+        self._reports += [json.loads(line) for line in lines if line]
+        if not heard:
+            time.sleep(min(patience_s, 0.01))
+
+    def _leave(self) -> None:
+        for descriptor in (self._pipe, self._report):
+            try:
+                os.close(descriptor)
+            except OSError:
+                # it is closed already: there is nothing more to leave
+                continue
+
+
+TOLD_RECORD = -1
+
+
+def _ignored(_record: tuple[Any, ...]) -> None:
+    """Take no record."""
+
+
+class Encoder:
+    """Turns records into words, and numbers what they name."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, dict[Any, int]] = {
+            name: {} for name in ("group", "place", "dtype", "thread", "node")
+        }
+        self._defined: list[dict[str, Any]] = []
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """What was numbered since the last call."""
+        defined, self._defined = self._defined, []
+        return defined
+
+    def encode(self, record: Sequence[Any], words: list[int]) -> None:
+        """Append the words of a record.
+
+        Parameters
+        ----------
+        record
+            ``(CALL, ...)`` as :data:`.hook.Record` says, ``(END, number, start, end)``,
+            ``(STEP, end, tokens, kind, loss)``, ``(OPTIMIZER, end)`` or ``(ROUTED,
+            issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
+        words
+            The list to append to.
+        """
+        kind = record[0]
+        if kind == CALL:
+            self._call(record, words)
+        elif kind == END:
+            words += (END, 5, record[1], record[2], record[3])
+        elif kind == STEP:
+            words += (STEP, 6, *record[1:4], loss_word(record[4]))
+        elif kind == OPTIMIZER:
+            words += (OPTIMIZER, 3, record[1])
+        else:
+            _, issue, group, layer, label, thread, again, grad, demand, dropped = record
+            experts = len(demand)
+            length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
+            words += (
+                *(ROUTED, length, issue, self._number("group", group), layer),
+                *(self._number("place", Place(label=label)),),
+                *(self._number("thread", thread), again, int(grad), experts),
+                int(dropped is not None),
+            )
+            words += demand
+            words += dropped or ()
+
+    def _call(self, record: Sequence[Any], words: list[int]) -> None:
+        # fmt: off
+        (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
+         node, source, destination, size, shape, rows, sent, received) = record
+        # fmt: on
+        ran = -1 if node is None else self._number("node", node)
+        row = 0
+        if shape:
+            row = dtype.itemsize
+            for length in shape[1:]:
+                row *= length
+        words += (
+            *(CALL, CALL_HEAD + len(sent) + len(received), number, issue, operation),
+            *(self._number("group", group), self._number("place", place)),
+            *(self._number("dtype", dtype), self._number("thread", thread)),
+            *(again, int(grad), link, ran, source, destination, size, row),
+            *(shape[0] if shape else 0, rows, len(sent), len(received)),
+        )
+        words += sent
+        words += received
+
+    def _number(self, kind: str, name: Any) -> int:
+        known = self._names[kind]
+        number = known.get(name)
+        if number is None:
+            number = known[name] = len(known)
+            self._defined.append({"define": kind, "name": _told(name)})
+        return number
+
+
+def _told(name: Any) -> Any:
+    """A name as JSON can say it."""
+    if isinstance(name, Place):
+        return [name.layer, name.phase, name.label]
+    if isinstance(name, torch.dtype):
+        return str(name).removeprefix("torch.")
+    return name
