@@ -1,6 +1,12 @@
-"""What recording costs: the same all-to-alls with and without a recorder, in one run.
+"""What recording costs, beside torch's own ways of seeing the same all-to-alls.
 
-Blocks with and without alternate, so that whatever else the machine does meets both.
+All ways take turns in one run, block by block, so that whatever else the machine does
+meets all of them; medians of the blocks' differences are reported.  A block is a step:
+64 all-to-alls, then a pause in which a training would compute.
+
+- *fake group*: torch's group without a network, so that only the cost of seeing is
+  measured, with 4 and with 128 ranks.
+- *gloo*: 4 real ranks on this machine, 4 KB from each.
 """
 
 from __future__ import annotations
@@ -9,74 +15,239 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic import Recorder
+from moetraffic.capture import hook
 
-RANKS, BLOCKS, CALLS, WARM_UP = 2, 40, 250, 2
-
-
-def block(steps: Recorder | None) -> float:
-    """Microseconds an all-to-all of 4 KB, as this rank sees them."""
-    rows, output = torch.ones(64, 16), torch.empty(64, 16)
-    half = [32, 32]
-    begin = time.perf_counter()
-    for call in range(CALLS):
-        dist.all_to_all_single(output, rows, half, half)
-        if steps is not None and call % 50 == 49:
-            steps.step()
-    return (time.perf_counter() - begin) / CALLS * 1e6
+CALLS, ROUNDS, PAUSE_S, ROWS = 64, 20, 0.03, 16
+LIMITS = {4: 8.0, 128: 15.0}  # us added to a collective
 
 
-def other_operators() -> float:
-    """Microseconds of an operator that is no collective."""
-    small = torch.ones(8)
-    begin = time.perf_counter()
-    for _ in range(20_000):
-        small.add_(1.0)
-    return (time.perf_counter() - begin) / 20_000 * 1e6
+class Calls:
+    """All-to-alls with uneven splits, as rows are routed."""
+
+    def __init__(self, width: int) -> None:
+        drawn = np.random.default_rng(1).multinomial(width * ROWS, [1 / width] * width)
+        self.sent = drawn.tolist()
+        self.received = [ROWS] * width
+        self.rows = torch.ones(width * ROWS, 16)
+        self.output = torch.empty(width * ROWS, 16)
+
+    def block(self) -> float:
+        """Microseconds an all-to-all, as the training thread sees them."""
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            dist.all_to_all_single(self.output, self.rows, self.received, self.sent)
+        return (time.perf_counter() - begin) / CALLS * 1e6
 
 
-def rank(number: int, folder: str) -> None:
+@contextmanager
+def recorded(path: Path) -> Iterator[Callable[[], None]]:
+    recorder = Recorder(path).start()
+    yield recorder.step
+    recorder.close(merged=False)
+
+
+@contextmanager
+def profiled(path: Path) -> Iterator[Callable[[], None]]:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        yield lambda: None
+    profiler.export_chrome_trace(str(path))
+
+
+@contextmanager
+def observed(path: Path) -> Iterator[Callable[[], None]]:
+    observer = ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    yield lambda: None
+    observer.stop()
+    observer.unregister_callback()
+
+
+@contextmanager
+def bare(path: Path) -> Iterator[Callable[[], None]]:
+    yield lambda: None
+
+
+WAYS = {"bare": bare, "recorder": recorded, "profiler": profiled, "observer": observed}
+
+
+def compare(width: int, folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Microseconds of an all-to-all under every way, ``[rounds]`` each, and bytes."""
+    calls = Calls(width)
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    sizes: dict[str, int] = dict.fromkeys(WAYS, 0)
+    for number in range(rounds + 1):
+        for name, way in WAYS.items():
+            path = folder / f"{name}-{number}.json"
+            with way(path) as step:
+                calls.block()  # what is done once a group, or once a way
+                step()
+                time.sleep(PAUSE_S)
+                spent = calls.block()
+                step()
+                time.sleep(PAUSE_S)
+            if number:
+                times[name].append(spent)
+                sizes[name] += sum(
+                    f.stat().st_size
+                    for f in folder.glob(
+                        f"{path.name}*/**/*.h5" if name == "recorder" else path.name
+                    )
+                    if f.is_file()
+                )
+    return {"times": times, "sizes": sizes}
+
+
+def longer_run(width: int, folder: Path, steps: int = 100) -> dict[str, int]:
+    """Bytes on the disk of a run of some length, by recorder and by observer."""
+    calls, sizes = Calls(width), {}
+    for name in ("recorder", "observer"):
+        with WAYS[name](folder / name) as step:
+            for _ in range(steps):
+                calls.block()
+                step()
+        sizes[name] = (
+            sum(f.stat().st_size for f in folder.glob(f"{name}*/**/*.h5"))
+            or (folder / name).stat().st_size
+        )
+    return sizes
+
+
+def noting(width: int, folder: Path) -> np.ndarray[Any, Any]:
+    """Microseconds of the hook's own part, call by call, while segments are committed.
+
+    The hook's kernel is called with an operator that does nothing.
+    """
+    calls = Calls(width)
+    recorder = Recorder(folder / "noting.h5", window=2).start()
+    group = dist.group.WORLD
+    assert group is not None
+    boxed, work = group.boxed(), dist.Work.boxed  # what the dispatcher hands over
+    done = group.alltoall_base(calls.output, calls.rows, calls.received, calls.sent)
+    answer = work(done)
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    kernel = hook._all_to_all_single(lambda *_: answer, after, recorder)
+    spent = []
+    for _ in range(200):
+        for _ in range(CALLS):
+            sent, received = list(calls.sent), list(calls.received)
+            begin = time.perf_counter_ns()
+            kernel(after, calls.output, calls.rows, boxed, received, sent, False)
+            spent.append((time.perf_counter_ns() - begin) / 1e3)
+            done.wait()
+        recorder.step()
+        time.sleep(0.005)
+    recorder.close(merged=False)
+    return np.array(spent)
+
+
+def other_operators(folder: Path) -> float:
+    """Time of an operator that is no collective, recorded over bare."""
+    small, ratios = torch.ones(8), []
+
+    def spent() -> float:
+        begin = time.perf_counter()
+        for _ in range(5000):
+            small.add_(1.0)
+        return time.perf_counter() - begin
+
+    for number in range(20):
+        off = spent()
+        recorder = Recorder(folder / f"other-{number}.h5").start()
+        on = spent()
+        recorder.close(merged=False)
+        ratios.append(on / off)
+    return float(np.median(ratios))
+
+
+def on_fake_group(width: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = compare(width, folder)
+        spent = noting(width, folder)
+        found["noting"] = [float(np.median(spent)), float(np.percentile(spent, 99))]
+        found["others"] = other_operators(folder)
+        found["longer"] = longer_run(width, folder)
+    dist.destroy_process_group()
+    return found
+
+
+def fake_rank(_: int, width: int, file: str) -> None:
+    Path(file).write_text(json.dumps(on_fake_group(width)))
+
+
+def gloo_rank(number: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(f"{folder}/store", RANKS),
+        store=dist.FileStore(f"{folder}/store", 4),
         rank=number,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
+        world_size=4,
+        timeout=timedelta(seconds=120),
     )
-    times: dict[str, list[float]] = {"bare": [], "recorded": [], "off": [], "on": []}
-    for at in range(BLOCKS + WARM_UP):
-        dist.barrier()
-        bare, off = block(None), other_operators()
-        recorder = Recorder(f"{folder}/run{at}.h5").start()
-        dist.barrier()
-        recorded, on = block(recorder), other_operators()
-        recorder.close(merged=False)
-        if at >= WARM_UP:
-            for name, value in zip(times, (bare, recorded, off, on), strict=True):
-                times[name].append(value)
+    calls = Calls(4)
+    calls.sent = calls.received
+    times: dict[str, list[float]] = {"bare": [], "recorder": []}
+    for at in range(ROUNDS):
+        for name in times:
+            with WAYS[name](Path(folder, f"{name}-{at}.h5")) as step:
+                dist.barrier()
+                calls.block()
+                dist.barrier()
+                times[name].append(calls.block())
+                step()
+    dist.barrier()
     dist.destroy_process_group()
     if number == 0:
         Path(folder, "times.json").write_text(json.dumps(times))
 
 
+def added(times: dict[str, list[float]], way: str) -> float:
+    """Microseconds that a way adds to a collective: the median over the rounds."""
+    return float(np.median(np.array(times[way]) - np.array(times["bare"])))
+
+
 def main() -> int:
+    kept = True
+    for width, limit in LIMITS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            processes.spawn(fake_rank, (width, f"{folder}/found.json"), nprocs=1)
+            found = json.loads(Path(folder, "found.json").read_text())
+        times = found["times"]
+        cost = {way: added(times, way) for way in WAYS if way != "bare"}
+        print(f"{width} ranks, fake group: {np.median(times['bare']):.1f} us bare")
+        for way, spent in cost.items():
+            ratio = spent / cost["recorder"]
+            print(f"  {way:9} adds {spent:7.1f} us ({ratio:.1f} x the recorder)")
+        median, p99 = found["noting"]
+        print(f"  the hook's own part: {median:.2f} us, p99 {p99:.1f} us")
+        print(f"  another operator: {found['others']:.3f} x")
+        longer = found["longer"]
+        share = longer["recorder"] / longer["observer"]
+        print(f"  bytes on disk: {share:.4f} of the execution trace's")
+        kept &= cost["recorder"] <= limit
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(rank, (folder,), nprocs=RANKS)
+        processes.spawn(gloo_rank, (folder,), nprocs=4)
         times = json.loads(Path(folder, "times.json").read_text())
-    bare, recorded, off, on = (np.array(times[n]) for n in times)
-    print(f"all-to-all of 4 KB, {RANKS} ranks, gloo: {np.median(bare):.1f} us")
-    print(f"  added by the recorder: {np.median(recorded - bare):.1f} us")
-    print(f"  ratio recorded / bare: {np.median(recorded / bare):.3f}")
-    print(f"another operator: ratio {np.median(on / off):.3f}")
+    ratio = np.median(np.array(times["recorder"]) / np.array(times["bare"]))
+    print(f"4 ranks, gloo: {np.median(times['bare']):.0f} us bare, ", end="")
+    print(f"{added(times, 'recorder'):.1f} us added, ratio {ratio:.3f}")
+    print("within" if kept else "over", "the limits of", LIMITS)
     return 0
 
 
