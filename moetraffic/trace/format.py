@@ -56,7 +56,7 @@ OWN = {
     "title": "traffic of a mixture-of-experts training run",
 }
 PANELS = {  # name: (type, axes after the rows, unit, meaning)
-    "present": ("|u1", ("member",), "1", "1 where the member's record exists"),
+    "present": ("|u1", ("member",), "1", "0 absent, 1 told, 2 recovered, 3 unsized"),
     "issue": ("<i8", ("member",), "ns", "time of the call, the rank's own clock"),
     "start": ("<i8", ("member",), "ns", "start on the network, the rank's own clock"),
     "end": ("<i8", ("member",), "ns", "end, the rank's own clock"),

@@ -27,6 +27,7 @@ from .model import (
     DroppedForm,
     Group,
     Meta,
+    Presence,
     Program,
     Site,
     Steps,
@@ -70,7 +71,11 @@ def merge(folder: Path) -> Merged:
 
 
 def merge_segments(
-    segments: Sequence[Segment], name: str, *, missing: Sequence[str] = ()
+    segments: Sequence[Segment],
+    name: str,
+    *,
+    missing: Sequence[str] = (),
+    recover: bool = False,
 ) -> Merged:
     """Merge segments that are in memory.
 
@@ -82,6 +87,8 @@ def merge_segments(
         What they came from, for messages.
     missing
         What is known not to be among them, a sentence each.
+    recover
+        Take what a rank did not record of an all-to-all from its peers, and mark it.
 
     Raises
     ------
@@ -122,7 +129,7 @@ def merge_segments(
         placements=placements,
         clocks=np.unique(np.concatenate([s.clocks for s in segments])),
     )
-    trace, contradictions = state_bytes(draft, events)
+    trace, contradictions = state_bytes(draft, events, recover=recover)
     return Merged(
         trace=trace,
         missing=tuple(missing),
@@ -353,8 +360,8 @@ def _panels(
         row[of] = np.arange(len(of))
         mine = table[width[table["site"]] == w]
         cells = (row[mine["occurrence"]], mine["member"])
-        present = np.zeros((len(of), w), np.uint8)
-        present[cells] = 1
+        present = np.full((len(of), w), Presence.ABSENT, np.uint8)
+        present[cells] = Presence.RECORDED
         panels[f"present_{w}"] = ArrayPanel(present)
         for name in ("issue", "start", "end"):
             times = np.full((len(of), w), UNKNOWN_TIME, np.int64)
@@ -362,8 +369,10 @@ def _panels(
             panels[f"{name}_{w}"] = ArrayPanel(times)
     for number, site in enumerate(sites):
         if site.operation == ROUTING:
-            none = not events.routed(number, site.experts)[:, 1].any()
-            form = DroppedForm.NONE if none else DroppedForm.STORED
+            dropped = events.routed(number, site.experts)[:, 1]
+            form = DroppedForm.STORED if dropped.any() else DroppedForm.NONE
+            if (dropped < 0).any():
+                form = DroppedForm.UNKNOWN
             sites[number] = replace(site, dropped=form)
     families = sorted(
         {(int(width[n]), s.experts) for n, s in enumerate(sites) if s.experts}

@@ -45,6 +45,15 @@ class WireForm(enum.IntEnum):
     STORED = 3  # an array of its own for every occurrence
 
 
+class Presence(enum.IntEnum):
+    """What is known of a member's part in an occurrence."""
+
+    ABSENT = 0  # nothing
+    RECORDED = 1  # it recorded the call
+    RECOVERED = 2  # its bytes are what its peers say they received from it
+    UNSIZED = 3  # it recorded the call, but not, or not all of, its bytes
+
+
 class DroppedForm(enum.IntEnum):
     """How a routing site's dropped token copies are stored."""
 

@@ -79,6 +79,7 @@ class Segment:
     events: npt.NDArray[Any]  # [n] EVENT
     steps: npt.NDArray[Any]  # [s] STEP
     kinds: tuple[str, ...]  # [s] kind of each step
+    # bytes and counts below 0 are not known; a captured segment has none
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
     demand: Mapping[int, Int32]  # E -> [m, 2, E] token copies routed, and dropped
     placements: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PLACEMENT))

@@ -19,12 +19,13 @@ from .model import (
     ALL_TO_ALL,
     ROUTING,
     TRANSPOSED_PHASES,
-    Bool,
     Int64,
+    Presence,
     Site,
     WireForm,
 )
 from .panel import ArrayPanel
+from .reconciliation import Reconciled, UInt8, reconcile, sized
 from .trace import Trace
 from .wire import told_by_demand
 
@@ -34,7 +35,9 @@ FOLLOWS_DEMAND = ("dropped", "dropless")
 Layer = tuple[int, int, int]  # group, layer, slot
 
 
-def state_bytes(draft: Trace, events: Events) -> tuple[Trace, list[str]]:
+def state_bytes(
+    draft: Trace, events: Events, *, recover: bool = False
+) -> tuple[Trace, list[str]]:
     """Give every site the briefest true statement of its bytes.
 
     Parameters
@@ -43,6 +46,8 @@ def state_bytes(draft: Trace, events: Events) -> tuple[Trace, list[str]]:
         The trace without bytes.
     events
         What the ranks recorded.
+    recover
+        Take what a rank did not record of an all-to-all from its peers.
 
     Returns
     -------
@@ -53,26 +58,38 @@ def state_bytes(draft: Trace, events: Events) -> tuple[Trace, list[str]]:
     """
     sites, wrong = list(draft.sites), out_of_step(events)
     stored: dict[str, list[Int64]] = {}
+    presence: dict[int, UInt8] = {}  # by width
     dispatched: dict[Layer, tuple[Site, Int64, Int64]] = {}
     for number, site in enumerate(draft.sites):
         if site.operation == ROUTING:
             continue
         w = len(draft.groups[site.group].ranks)
         of = np.flatnonzero(draft.occurrences.site == number)
-        whole = np.asarray(draft.present(of).all(axis=1), bool)
+        if w not in presence:
+            panel = draft.panels[f"present_{w}"]
+            presence[w] = panel.read(0, panel.shape[0]).copy()
+        told, rows = presence[w], draft.rows_of(f"present_{w}")[of]
+        recorded = told[rows] == Presence.RECORDED
         if site.operation == ALL_TO_ALL:
             splits = events.by_member(number, w, events.sent_and_received(number, w))
-            values, received = splits[:, :, 0], splits[:, :, 1].transpose(0, 2, 1)
-            wrong += _unequal(draft, site, of, values, received, whole)
-            if site.phase:
-                when = draft.occurrences.iteration[of[whole]]
-                wrong += _not_transposed(site, when, values[whole], dispatched)
-                sites[number] = _following_demand(draft, site, of[whole], values[whole])
-                if sites[number].wire == WireForm.DEMAND:
-                    continue
-                wrong += _not_following(draft, site)
+            found = reconcile(splits, recorded, recover=recover)
+            values, told[rows] = found.sent, found.presence
+            wrong += _unequal(draft, site, of, found, splits)
         else:
             values = events.by_member(number, w, events.volumes(number))
+            told[rows] = np.where(values < 0, Presence.UNSIZED, told[rows])
+            values = np.maximum(values, 0)
+            wrong += _unequal_message(draft, site, of, values, told[rows])
+        whole = sized(told[rows]).all(axis=1)
+        if not sized(told[rows]).any():
+            continue  # of no call the bytes are known: the site's wire is unknown
+        if site.operation == ALL_TO_ALL and site.phase:
+            when = draft.occurrences.iteration[of[whole]]
+            wrong += _not_transposed(site, when, values[whole], dispatched)
+            sites[number] = _following_demand(draft, site, of[whole], values[whole])
+            if sites[number].wire == WireForm.DEMAND:
+                continue
+            wrong += _not_following(draft, site)
         if whole.all() and len(values) and (values == values[0]).all():
             sites[number] = replace(
                 site,
@@ -86,6 +103,7 @@ def state_bytes(draft: Trace, events: Events) -> tuple[Trace, list[str]]:
             stored.setdefault(f"{kind}_{w}", []).append(values)
     panels = dict(draft.panels)
     panels |= {n: ArrayPanel(np.concatenate(parts)) for n, parts in stored.items()}
+    panels |= {f"present_{w}": ArrayPanel(told) for w, told in presence.items()}
     trace = Trace(
         meta=draft.meta,
         groups=draft.groups,
@@ -176,17 +194,48 @@ def _not_transposed(
 
 
 def _unequal(
-    draft: Trace, site: Site, of: Int64, sent: Int64, received: Int64, whole: Bool
+    draft: Trace, site: Site, of: Int64, found: Reconciled, splits: Int64
 ) -> list[str]:
     """Complain where a rank did not receive what another says that it sent."""
-    wrong = (sent != received) & whole[:, None, None]
-    if not wrong.any():
+    if not found.conflict.any():
         return []
     ranks = draft.groups[site.group].ranks
-    at, source, destination = (int(v[0]) for v in np.nonzero(wrong))
+    at, source, destination = (int(v[0]) for v in np.nonzero(found.conflict))
     return [
-        f"iteration {draft.occurrences.iteration[of[at]]}, layer {site.layer}, "
-        f"{site.phase or site.label or site.operation}: rank {ranks[source]} sent "
-        f"{sent[at, source, destination]} bytes to rank {ranks[destination]}, which "
-        f"received {received[at, source, destination]} ({int(wrong.sum())} such pairs)"
+        f"{_call(draft, site, of[at])}: rank {ranks[source]} sent "
+        f"{splits[at, source, 0, destination]} bytes to rank {ranks[destination]}, "
+        f"which received {splits[at, destination, 1, source]} "
+        f"({int(found.conflict.sum())} such pairs)"
     ]
+
+
+def _unequal_message(
+    draft: Trace, site: Site, of: Int64, values: Int64, told: UInt8
+) -> list[str]:
+    """Complain where the two ends of a message say different sizes."""
+    source, destination = site.peers
+    if min(source, destination) < 0:
+        return []
+    both = sized(told)[:, [source, destination]].all(axis=1)
+    wrong = both & (values[:, source] != values[:, destination])
+    if not wrong.any():
+        return []
+    ranks, at = draft.groups[site.group].ranks, int(np.flatnonzero(wrong)[0])
+    return [
+        f"{_call(draft, site, of[at])}: rank {ranks[source]} sent "
+        f"{values[at, source]} bytes to rank {ranks[destination]}, which received "
+        f"{values[at, destination]} ({int(wrong.sum())} such messages)"
+    ]
+
+
+def _call(draft: Trace, site: Site, occurrence: int) -> str:
+    """An occurrence in words."""
+    iteration = int(draft.occurrences.iteration[occurrence])
+    sequence = int(draft.occurrences.sequence[occurrence])
+    name = site.phase or site.label or site.operation
+    words = [f"iteration {iteration}"] if iteration >= 0 else []
+    words += [f"layer {site.layer}"] if site.layer >= 0 else []
+    words += [name if site.phase or not site.slot else f"{name} number {site.slot}"]
+    if not site.phase and sequence >= 0:
+        words += [f"collective {sequence} of its group"]
+    return ", ".join(words)

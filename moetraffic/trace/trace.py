@@ -24,11 +24,13 @@ from .model import (
     Int64,
     Meta,
     Occurrences,
+    Presence,
     Program,
     Site,
     Steps,
 )
 from .panel import ArrayPanel, Panel, take
+from .reconciliation import sized
 from .rows import TIMES, Rows
 
 if TYPE_CHECKING:
@@ -207,8 +209,18 @@ class Trace:
     # ---- numbers ---------------------------------------------------------------
 
     def present(self, occurrences: Int64) -> Bool:
-        """Whether each member's record of the occurrences exists, ``[n, W]``."""
-        return self._timed("present", occurrences).astype(bool)
+        """Whether each member's bytes in the occurrences are known, ``[n, W]``."""
+        told = self._timed("present", occurrences)
+        return sized(told)
+
+    def recovered(self, occurrences: Int64) -> Bool:
+        """Whether a member's bytes are what its peers received from it, ``[n, W]``.
+
+        What a rank kept for itself no peer has seen: where that rank's record is
+        missing, it is 0.
+        """
+        told = self._timed("present", occurrences)
+        return np.asarray(told == Presence.RECOVERED, bool)
 
     def complete(self, occurrences: Int64) -> Int64:
         """Those of the occurrences of which every member's record exists."""
