@@ -1,0 +1,1 @@
+"""Traces from what other tools wrote: an importer a format."""

@@ -1,0 +1,369 @@
+"""Profiles of torch.profiler: Kineto's JSON in Chrome's trace format.
+
+``{"traceEvents": [{"ph": "X", "name", "ts", "dur", "args"}], "distributedInfo": ...}``;
+``ts`` and ``dur`` are microseconds, ``baseTimeNanoseconds`` is added to them.  Lists
+of more than 30 entries are cut in ``record_param_comms`` and left out of operators
+(torch ``profiler/util.cpp``, ``kTruncatLength``).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moetraffic.trace.model import Group
+
+from .autograd import SLACK, UNNUMBERED, Functions, direction_and_link
+from .call import Call, Record
+from .collective import (
+    OPERATORS,
+    RECORDED,
+    Cut,
+    Operator,
+    Recorded,
+    Tensors,
+    call_of,
+    width_of,
+)
+from .document import JsonStream, integers, number, opened, whole, wrong
+from .element_type import element_type
+from .process_group import ProcessGroups
+
+STEP = re.compile(r"ProfilerStep#(\d{1,15})")
+C10D = "c10d::"
+PARAMETERS = "record_param_comms"
+ENGINE = "autograd::engine::evaluate_function"
+GLOO = "gloo:"
+TENSOR_LIST = "TensorList"
+
+
+@dataclass(slots=True)
+class Row:
+    """An event that tells of a collective."""
+
+    thread: int
+    start: int  # ns
+    end: int
+    name: str
+    args: dict[str, Any]
+
+
+@dataclass
+class Profile:
+    """What is kept of a file."""
+
+    groups: Any = None
+    rank: int | None = None
+    world: int = 0
+    host: str = ""
+    base_ns: int = 0
+    operators: list[Row] = field(default_factory=list)
+    parameters: list[Row] = field(default_factory=list)
+    gloo: list[Row] = field(default_factory=list)
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    functions: Functions = field(default_factory=Functions)
+    kernels: dict[int, tuple[int, int]] = field(default_factory=dict)  # External id
+    threads: dict[Any, int] = field(default_factory=dict)
+
+
+def read(path: Path, rank: int | None) -> tuple[Record, int]:
+    """The record of one rank's profile, and how many ranks there are, 0 for not told.
+
+    Parameters
+    ----------
+    path
+        The file.
+    rank
+        What its name says, where the profile itself does not.
+
+    Raises
+    ------
+    Unreadable
+        If it is no such profile, or nobody says of which rank it is.
+    """
+    profile = _scan(path)
+    rank = profile.rank if profile.rank is not None else rank
+    if rank is None:
+        raise wrong(
+            path,
+            "neither its distributedInfo nor its name tells of which rank it is",
+            "name it like rank3.json",
+        )
+    groups = ProcessGroups(profile.groups, profile.world)
+    record = Record(rank=rank, source=path.name, node=profile.host)
+    steps = sorted(profile.steps, key=lambda s: s[1])
+    begins = [start for _, start, _ in steps]
+    threads: dict[int, int] = {}
+    events = _gloo_events(profile)
+    owners = _gloo_owners(profile, events, groups, rank)
+    for operator, recorded in _together(profile):
+        own = events.get(_number(operator)) if operator else None
+        call = call_of(
+            _operator(operator, own) if operator else None,
+            _recorded(recorded, groups, rank) if recorded else None,
+            groups,
+            record,
+            owners.get(own.thread) if own else None,
+        )
+        row = operator or recorded
+        if call is None or row is None:
+            continue
+        call.issue = row.start + profile.base_ns
+        call.thread = threads.setdefault(row.thread, len(threads))
+        around = profile.functions.around(row.thread, row.start, row.end)
+        call.direction, call.link = direction_and_link(around)
+        at = bisect_right(begins, row.start) - 1
+        if begins and at < 0:
+            record.left_out[f"{call.operation} before the first step"] += 1
+            continue
+        call.iteration = steps[at][0] if begins else -1
+        _times(call, profile, [recorded, operator], own)
+        record.calls.append(call)
+    for iteration, start, end in steps:
+        record.steps.append((iteration, start + profile.base_ns, end + profile.base_ns))
+    return record, groups.world
+
+
+def _scan(path: Path) -> Profile:
+    profile = Profile()
+    seen = False
+    with opened(path) as text:
+        for name, value in JsonStream(path, text).members("traceEvents"):
+            if name == "traceEvents":
+                seen = True
+                if isinstance(value, dict):
+                    _take(profile, value)
+            elif name == "distributedInfo" and isinstance(value, dict):
+                profile.rank = whole(value.get("rank"))
+                profile.world = whole(value.get("world_size")) or 0
+                profile.groups = value.get("pg_config")
+            elif name == "baseTimeNanoseconds":
+                profile.base_ns = whole(value) or 0
+            elif name == "host_name" and isinstance(value, str):
+                profile.host = value[:200]
+    if not seen:
+        raise wrong(path, "it has no traceEvents", "say which format it is with --from")
+    return profile
+
+
+def _take(profile: Profile, event: dict[str, Any]) -> None:
+    """Keep what an event tells, if it tells of collectives or of where they stand."""
+    name, category, args = event.get("name"), event.get("cat"), event.get("args")
+    start, length = number(event.get("ts")), number(event.get("dur"))
+    if event.get("ph") != "X" or start is None or length is None:
+        return
+    if not isinstance(name, str) or abs(start) > 2e15 or not 0 <= length < 2e15:
+        return
+    begin = round(start * 1000)
+    end = begin + round(length * 1000)
+    args = args if isinstance(args, dict) else {}
+    if category == "kernel":
+        known = whole(args.get("External id"))
+        if known is not None and "nccl" in name.lower():
+            before = profile.kernels.get(known, (begin, end))
+            profile.kernels[known] = (min(before[0], begin), max(before[1], end))
+        return
+    if category in ("gpu_user_annotation", "gpu_memcpy", "gpu_memset"):
+        return
+    thread = profile.threads.setdefault(str(event.get("tid")), len(profile.threads))
+    step = STEP.fullmatch(name)
+    if step:
+        profile.steps.append((int(step[1]), begin, end))
+    elif name == PARAMETERS:
+        profile.parameters.append(Row(thread, begin, end, name, args))
+    elif name.startswith(C10D):
+        profile.operators.append(Row(thread, begin, end, name, args))
+    elif name.startswith(GLOO):
+        profile.gloo.append(Row(thread, begin, end, name, args))
+    elif not name.startswith("_c10d_functional::"):  # whose number is the next one's
+        number_of = whole(args.get("Sequence number"))
+        if number_of is not None or name.startswith(ENGINE):
+            back = bool(whole(args.get("Fwd thread id"))) or name.startswith(ENGINE)
+            told = UNNUMBERED if number_of is None else number_of
+            profile.functions.add(thread, begin, end, told, back)
+
+
+def _together(profile: Profile) -> Iterator[tuple[Row | None, Row | None]]:
+    """Operators with the record_param_comms inside them, in the order of calls."""
+    rows = sorted(
+        [*profile.operators, *profile.parameters],
+        key=lambda r: (r.thread, r.start, r.name == PARAMETERS, -r.end),
+    )
+    found: list[tuple[Row | None, Row | None]] = []
+    outer: Row | None = None
+    inner: Row | None = None
+    for row in rows:
+        inside = (
+            outer is not None
+            and row.thread == outer.thread
+            and row.end <= outer.end + SLACK
+        )
+        if inside:
+            # of several the first: the others are how a backend does it
+            if row.name == PARAMETERS and inner is None and _counts(row):
+                inner = row
+                found[-1] = (outer if outer is not inner else None, inner)
+            continue
+        if row.name == PARAMETERS:
+            if _counts(row):
+                found.append((None, row))
+            continue
+        outer, inner = row, None
+        found.append((row, None))
+    found.sort(key=lambda pair: (pair[0] or pair[1]).start)  # type: ignore[union-attr]
+    yield from found
+
+
+def _counts(row: Row) -> bool:
+    """Whether a record_param_comms is a collective, and not a wait or a set-up."""
+    return row.args.get("Collective name") in RECORDED
+
+
+def _operator(row: Row, own: Row | None) -> Operator:
+    """An operator's inputs: shapes, types, and the values of lists and numbers.
+
+    Parameters
+    ----------
+    own
+        Gloo's event of it, which alone tells the type of a list's tensors.
+    """
+    name = row.name.removeprefix(C10D)
+    shapes = row.args.get("Input Dims")
+    types = row.args.get("Input type")
+    values = row.args.get("Concrete Inputs")
+    if not (isinstance(shapes, list) and isinstance(types, list)):
+        return Operator(name=name)  # recorded without shapes
+    values = values if isinstance(values, list) else []
+    own_types = own.args.get("Input type") if own else None
+    gloo_type = own_types[0] if isinstance(own_types, list) and own_types else ""
+
+    def tensors(at: int) -> Tensors | None:
+        if not 0 <= at < min(len(shapes), len(types)):
+            return None
+        listed = types[at] == TENSOR_LIST
+        every = shapes[at] if listed else [shapes[at]]
+        return _tensors(every, gloo_type if listed else types[at])
+
+    def rows(at: int) -> Cut | None:
+        # an empty value is a list of more than 30 numbers, or not shown
+        return integers(values[at]) if at < len(values) else None
+
+    operation, source = OPERATORS.get(name, ("", -1))
+    splits = name == "alltoall_base_"
+    return Operator(
+        name=name,
+        input=tensors(source),
+        output=tensors(0) if source == 1 else None,
+        output_rows=rows(3) if splits else None,
+        input_rows=rows(4) if splits else None,
+        peer=whole(values[2]) if operation == "send_recv" and len(values) > 2 else None,
+    )
+
+
+def _tensors(every: Any, named: Any) -> Tensors | None:
+    shapes = []
+    for shape in every if isinstance(every, list) else [None]:
+        told = integers(shape)
+        if told is None:
+            return None
+        shapes.append(tuple(told[0]))
+    dtype, size = element_type(str(named)) or ("", 0)
+    return Tensors(shapes=shapes, dtype=dtype, element_bytes=size)
+
+
+def _gloo_events(profile: Profile) -> dict[int, Row]:
+    """Gloo's event of each operator, by the operator's number.
+
+    torch numbers the functions that it records: the event that an operator makes has
+    the next number but those of what it calls before.
+    """
+    operators = sorted(_number(row) for row in profile.operators)
+    found: dict[int, Row] = {}
+    for row in sorted(profile.gloo, key=_number):
+        at = bisect_left(operators, _number(row)) - 1
+        if at >= 0 and operators[at] >= 0:
+            found.setdefault(operators[at], row)
+    return found
+
+
+def _gloo_owners(
+    profile: Profile, events: dict[int, Row], groups: ProcessGroups, rank: int
+) -> dict[int, Group]:
+    """The group of each of gloo's worker threads, as far as one call tells it.
+
+    Each process group of gloo has threads of its own.
+    """
+    owners: dict[int, Group] = {}
+    contested = set()
+    for row in profile.operators:
+        own = events.get(_number(row))
+        if own is None or own.thread == row.thread:
+            continue
+        width = width_of(_operator(row, own))
+        group = groups.of_width(width, rank)
+        if group is not None and owners.setdefault(own.thread, group) != group:
+            contested.add(own.thread)
+    return {thread: g for thread, g in owners.items() if thread not in contested}
+
+
+def _number(row: Row) -> int:
+    found = whole(row.args.get("Record function id"))
+    return -1 if found is None else found
+
+
+def _recorded(row: Row, groups: ProcessGroups, rank: int) -> Recorded:
+    """A record_param_comms, as torch's saveNcclMeta writes its arguments."""
+    args = row.args
+    dtype, size = element_type(str(args.get("dtype", ""))) or ("", 0)
+    sequence = whole(args.get("Seq"))
+    name = str(args.get("Collective name"))
+    told = args.get("Dst Rank" if name == "send" else "Src Rank")
+    return Recorded(
+        name=name,
+        group=_group(args, groups),
+        dtype=dtype,
+        element_bytes=size,
+        input_elements=whole(args.get("In msg nelems")),
+        output_elements=whole(args.get("Out msg nelems")),
+        input_rows=integers(args.get("In split size")),
+        output_rows=integers(args.get("Out split size")),
+        sequence=-1 if sequence is None else sequence,
+        peer=whole(told),
+    )
+
+
+def _group(args: dict[str, Any], groups: ProcessGroups) -> Group | None:
+    described = str(args.get("Process Group Description", ""))
+    size = whole(args.get("Group size"), 1)
+    ranks = integers(args.get("Process Group Ranks"))
+    if ranks and ranks[0] and not ranks[1] and len(set(ranks[0])) == len(ranks[0]):
+        return groups.group(ranks[0], described)
+    named = groups.named(str(args.get("Process Group Name", "")))
+    if named is not None and size in (None, len(named.ranks)):
+        return named
+    if size is not None and size == groups.world:
+        return groups.group(range(size), described)
+    first, stride = (
+        whole(args.get("Global rank start")),
+        whole(args.get("Global rank stride"), 1),
+    )
+    if first is not None and stride is not None and size and groups.world:
+        found = range(first, first + stride * size, stride)
+        return groups.group(found, described) if found[-1] < groups.world else None
+    return None
+
+
+def _times(
+    call: Call, profile: Profile, rows: list[Row | None], own: Row | None
+) -> None:
+    """When it was on the network: its kernels on a GPU, or gloo's own event."""
+    known = [whole(row.args.get("External id")) for row in rows if row]
+    spans = [profile.kernels[k] for k in known if k in profile.kernels]
+    if own:
+        spans.append((own.start, own.end))
+    if spans:
+        call.start, call.end = (t + profile.base_ns for t in spans[0])

@@ -1,0 +1,173 @@
+"""NCCL Inspector's JSON: an object a collective, or a send or receive (ncclCommWindow aside).
+
+``{"header": {"id", "rank", "n_ranks"}, "metadata": {"hostname", "pid"}, "coll_perf":
+{"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "event_trace_ts"}}``, or
+``p2p_perf`` with ``p2p_peer`` and the like (NCCL ``ext-profiler/inspector``).  ``rank`` is
+the rank in the communicator ``id``.  Sizes are of one rank's part: a reduce-scatter of
+2 GiB over 8 ranks at 418 GB/s took 41 ms.  An all-to-all is a send and a receive a peer;
+by default none below 8192 bytes is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moetraffic.trace.model import Group
+
+from .call import Call, Record
+from .document import json_lines, whole, wrong
+
+OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
+    "AllReduce": ("all_reduce", False),
+    "AllGather": ("all_gather", False),
+    "ReduceScatter": ("reduce_scatter", True),
+    "Broadcast": ("broadcast", False),
+    "Reduce": ("reduce", False),
+}
+
+Process = tuple[str, int]  # host and process id
+
+
+@dataclass(kw_only=True)
+class Operations:
+    """What the files tell of all processes."""
+
+    # communicator -> rank in it -> process
+    members: dict[str, dict[int, Process]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    sizes: dict[str, int] = field(default_factory=dict)
+    seen: dict[Process, list[tuple[str, int, dict[str, Any]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    source: dict[Process, str] = field(default_factory=dict)
+
+
+def read(path: Path, into: Operations) -> None:
+    """Add what a file tells.
+
+    Raises
+    ------
+    Unreadable
+        If an object is not of NCCL Inspector.
+    """
+    for number, told in enumerate(json_lines(path)):
+        header, about = told.get("header"), told.get("metadata")
+        if not (isinstance(header, dict) and isinstance(about, dict)):
+            raise wrong(path, f"object {number} has no header or no metadata")
+        rank, size = whole(header.get("rank")), whole(header.get("n_ranks"), 1)
+        process = (str(about.get("hostname", ""))[:200], whole(about.get("pid")) or 0)
+        name = str(header.get("id"))[:200]
+        if rank is None or size is None or rank >= size or size > 1 << 20:
+            raise wrong(path, f"object {number} is of rank {rank} of {size}")
+        other = into.members[name].setdefault(rank, process)
+        if other != process or into.sizes.setdefault(name, size) != size:
+            raise wrong(
+                path,
+                f"communicator {name} has two ranks {rank}",
+                "import the files of one run",
+            )
+        into.seen[process].append((name, rank, told))
+        into.source.setdefault(process, path.name)
+
+
+def records(every: Operations) -> tuple[list[Record], int]:
+    """The records of all processes, and how many ranks there are.
+
+    Raises
+    ------
+    ValueError
+        If no communicator has all processes: then nobody says which rank they are.
+    """
+    largest = max(every.sizes, key=lambda c: every.sizes[c])
+    world = every.sizes[largest]
+    rank_of = {p: rank for rank, p in every.members[largest].items()}
+    if any(p not in rank_of for p in every.seen):
+        raise ValueError(
+            "ranks are told by a communicator of all processes, but the largest has "
+            f"{len(rank_of)} of {len(every.seen)}: import the processes of one run"
+        )
+    groups = {}
+    for name, members in every.members.items():
+        ranks = tuple(rank_of[members[r]] for r in sorted(members))
+        if len(ranks) == every.sizes[name]:
+            kind = "world" if ranks == tuple(range(world)) else "other"
+            groups[name] = Group(kind=kind, ranks=ranks)
+        elif name == largest:
+            groups[name] = Group(kind="world", ranks=tuple(range(world)))
+    found = []
+    for process, seen in every.seen.items():
+        record = Record(
+            rank=rank_of[process], source=every.source[process], node=process[0]
+        )
+        counts: Counter[Any] = Counter()
+        for name, rank, told in seen:
+            call = _call(told, groups.get(name), rank, counts, record)
+            if call is not None:
+                record.calls.append(call)
+        record.calls.sort(key=lambda c: (c.issue, c.start))
+        found.append(record)
+    return found, world
+
+
+def _call(
+    told: dict[str, Any],
+    group: Group | None,
+    rank: int,
+    counts: Counter[Any],
+    record: Record,
+) -> Call | None:
+    kind = "coll" if isinstance(told.get("coll_perf"), dict) else "p2p"
+    perf = told.get(f"{kind}_perf")
+    if not isinstance(perf, dict):
+        record.left_out["objects without coll_perf and p2p_perf"] += 1
+        return None
+    name = str(perf.get(kind))[:50]
+    if group is None:
+        record.left_out[f"{name} of a communicator whose ranks are not all told"] += 1
+        return None
+    size = whole(perf.get(f"{kind}_msg_size_bytes"))
+    call = Call(operation="send_recv", group=group, row_bytes=0)
+    call.volume = -1 if size is None else size
+    if kind == "coll":
+        if name not in OPERATIONS:
+            record.left_out[
+                f"{name}, of which the sizes to each rank are not told"
+            ] += 1
+            return None
+        call.operation, parted = OPERATIONS[name]
+        if parted and size is not None:
+            call.volume = size * len(group.ranks)
+        sequence = whole(perf.get("coll_sn"))
+        call.sequence = -1 if sequence is None else sequence
+    else:
+        peer = whole(perf.get("p2p_peer"))
+        if peer is None or peer >= len(group.ranks) or name not in ("Send", "Recv"):
+            record.left_out[f"{name} of which the peer is not told"] += 1
+            return None
+        call.peers = (rank, peer) if name == "Send" else (peer, rank)
+    _times(call, perf, kind, told["metadata"])
+    return call
+
+
+def _times(call: Call, perf: dict[str, Any], kind: str, about: dict[str, Any]) -> None:
+    """Verbose files have microseconds since 1970; others when it had ended, about."""
+    trace = perf.get("event_trace_ts")
+    trace = trace if isinstance(trace, dict) else {}
+    began = whole(trace.get(f"{kind}_start_ts"), 1)
+    kernels = trace.get("kernel_events")
+    kernels = [k for k in kernels if isinstance(k, dict)] if _listed(kernels) else []
+    starts = [whole(k.get("kernel_start_ts"), 1) for k in kernels]
+    ends = [whole(k.get("kernel_stop_ts"), 1) for k in kernels]
+    if began is not None and began < 1 << 52:
+        call.issue = began * 1000
+    known = [t for t in (*starts, *ends) if t is not None]
+    if known and len(known) == 2 * len(kernels) and max(known) < 1 << 52:
+        call.start, call.end = min(known) * 1000, max(known) * 1000
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, list)

@@ -1,0 +1,118 @@
+"""The process groups that a profile or an execution trace names.
+
+torch writes them as a list of ``{"pg_name", "pg_desc", "ranks", "group_size"}``: in
+``distributedInfo.pg_config`` of a profile, in the node ``## process_group:init ##`` of
+an execution trace.  There, no ranks at all mean every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moetraffic.trace.model import Group
+
+from .document import integers, whole
+
+KINDS = {  # Megatron-Core's descriptions
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_DATA_PARALLEL_GROUP": "edp",
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+}
+MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMesh
+MOST_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A process group under the names that a file has for it."""
+
+    names: frozenset[str]
+    group: Group
+
+
+class ProcessGroups:
+    """The groups of one rank.
+
+    Parameters
+    ----------
+    told
+        The list that torch writes; what is no such list tells of no group.
+    world
+        Number of ranks, 0 where the file does not say.
+    """
+
+    def __init__(self, told: Any, world: int = 0) -> None:
+        entries = [e for e in told if isinstance(e, dict)] if _is_list(told) else []
+        # no ranks: every rank
+        everyone = [whole(e.get("group_size"), 1) for e in entries if not _ranks(e)]
+        self.world = world or max((n or 0 for n in everyone), default=0)
+        self._named: list[Named] = []
+        for entry in entries:
+            ranks = _ranks(entry)
+            size = whole(entry.get("group_size", entry.get("pg_size")), 1)
+            if not ranks:
+                if size is not None and self.world and size != self.world:
+                    continue  # the ranks of a part of the world are not told
+                ranks = tuple(range(self.world))
+            if ranks:
+                self._named.append(
+                    Named(
+                        names=frozenset(
+                            str(entry[n])
+                            for n in ("pg_name", "pg_id", "backend_id", "uid")
+                            if n in entry
+                        ),
+                        group=self.group(ranks, str(entry.get("pg_desc", ""))),
+                    )
+                )
+
+    def group(self, ranks: Sequence[int], described: str = "") -> Group:
+        """The group of these ranks, of the kind that its description says."""
+        kind = KINDS.get(described, "")
+        mesh = MESH.fullmatch(described)
+        if mesh:
+            kind = mesh[1]
+        if not kind:
+            everyone = self.world and tuple(ranks) == tuple(range(self.world))
+            kind = "world" if everyone else "other"
+        return Group(kind=kind, ranks=tuple(ranks))
+
+    def named(self, name: str) -> Group | None:
+        """The group that the file calls so."""
+        return next((n.group for n in self._named if name in n.names), None)
+
+    def of_width(self, width: int, rank: int) -> Group | None:
+        """The only group with so many ranks that a rank is in; 0 fits any.
+
+        None where there is none, or more than one.
+        """
+        fits = {
+            n.group.ranks: n.group
+            for n in self._named
+            if rank in n.group.ranks and width in (0, len(n.group.ranks))
+        }
+        return next(iter(fits.values())) if len(fits) == 1 else None
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+
+def _is_list(told: Any) -> bool:
+    return isinstance(told, list)
+
+
+def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:
+    """The ranks of an entry, () for none; older torch wrote an object of them."""
+    told = entry.get("ranks", [])
+    if isinstance(told, dict):
+        told = sorted(whole(k) if whole(k) is not None else -1 for k in told)
+    found = integers(told)
+    if found is None or found[1] or len(set(found[0])) != len(found[0]):
+        return ()
+    return tuple(found[0]) if max(found[0], default=0) < MOST_RANKS else ()

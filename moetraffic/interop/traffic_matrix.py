@@ -1,0 +1,99 @@
+"""Traffic matrices as text: a row a source, numbers between spaces or commas.
+
+nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB of which it
+drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's ``ucc_perftest``
+reads the same with a letter behind the number (``512K``, ``2M``).  Here blank lines part
+several matrices, and what follows ``#`` is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from moetraffic.trace.model import Int64
+
+from .document import LARGEST, lines, wrong
+
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+CELL = re.compile(r"(\d{1,18})(?:\.(\d*))?(?:[eE]\+?(\d{1,2}))?([BKMG]?)")
+MOST_RANKS = 1 << 13
+
+
+def read(path: Path, unit: str) -> list[Int64]:
+    """The matrices of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    unit
+        What a number without a letter counts, of UNITS.
+
+    Returns
+    -------
+    list of ndarray
+        ``[W, W]`` int64 bytes each; row sends, column receives.
+
+    Raises
+    ------
+    Unreadable
+        If they are no square matrices of one size.
+    """
+    import numpy as np
+
+    found = []
+    for rows in _blocks(path, UNITS[unit]):
+        if any(len(row) != len(rows) for row in rows):
+            short = next(n for n, row in enumerate(rows) if len(row) != len(rows))
+            raise wrong(
+                path,
+                f"a matrix has {len(rows)} rows, but its row {short} "
+                f"{len(rows[short])} numbers",
+                "write a number for each pair of ranks",
+            )
+        found.append(np.array(rows, np.int64))
+    if not found:
+        raise wrong(path, "it holds no matrix")
+    if len({len(m) for m in found}) > 1:
+        raise wrong(path, "its matrices differ in size", "import each by itself")
+    return found
+
+
+def _blocks(path: Path, unit: int) -> Iterator[list[list[int]]]:
+    rows: list[list[int]] = []
+    for number, line in enumerate(lines(path), 1):
+        cells = line.partition("#")[0].replace(",", " ").replace("\t", " ").split()
+        if len(cells) > MOST_RANKS:
+            raise wrong(path, f"line {number} has more than {MOST_RANKS} numbers")
+        if cells:
+            rows.append([_bytes(path, number, cell, unit) for cell in cells])
+        elif rows and not line.strip():
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
+    match = CELL.fullmatch(cell)
+    if match is None:
+        raise wrong(
+            path,
+            f"line {line} has {cell[:40]!r}, which is no number of bytes",
+            "say which format it is with --from",
+        )
+    whole, behind, power, letter = match.groups()
+    digits, exponent = whole + (behind or ""), int(power or 0) - len(behind or "")
+    scale = LETTERS[letter] if letter else unit
+    # without a letter what is behind the point is dropped, as nccl-tests does
+    if letter:
+        value = int(digits) * scale * 10 ** max(0, exponent)
+        value //= 10 ** max(0, -exponent)
+    else:
+        value = int(digits) * 10 ** max(0, exponent) // 10 ** max(0, -exponent) * scale
+    if value > LARGEST:
+        raise wrong(path, f"line {line} has {cell[:40]!r}, which is too many bytes")
+    return value
