@@ -14,6 +14,7 @@ from . import (
     analyze,
     capture,
     demo,
+    import_,
     info,
     merge,
     models,
@@ -36,6 +37,7 @@ app.command("capture")(capture.capture)
 app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
+app.command("import")(import_.import_)
 app.command("merge")(merge.merge)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)

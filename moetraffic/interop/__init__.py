@@ -1,1 +1,8 @@
 """Traces from what other tools wrote: an importer a format."""
+
+from __future__ import annotations
+
+from .detection import FORMATS
+from .importing import Options, import_files
+
+__all__ = ["FORMATS", "Options", "import_files"]

@@ -21,10 +21,15 @@ from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     Group,
+    Int32,
+    Int64,
     Meta,
     Site,
 )
 from moetraffic.trace.segment import EVENT, STEP, Segment
+
+
+Numbers = Sequence[int] | Int64 | Int32
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,8 +40,8 @@ class Call:
     group: Group
     dtype: str = ""
     row_bytes: int = -1
-    sent: Sequence[int] = ()  # all-to-all: to each member; routing: copies by expert
-    received: Sequence[int] = ()  # all-to-all: from each member; routing: dropped
+    sent: Numbers = ()  # all-to-all: to each member; routing: copies by expert
+    received: Numbers = ()  # all-to-all: from each member; routing: dropped
     volume: int = -1  # of the input buffer, of other collectives
     peers: tuple[int, int] = (-1, -1)
     phase: str = ""
@@ -77,8 +82,12 @@ class Record:
         return min(iterations, default=-1), min(times, default=UNKNOWN_TIME)
 
 
+Placed = Mapping[tuple[int, Group], Sequence[int]]
+"""By layer and group: the world rank that holds each expert."""
+
+
 def segments(
-    records: Iterable[Record], meta: Meta, placed: Any = None
+    records: Iterable[Record], meta: Meta, placed: Placed | None = None
 ) -> list[Segment]:
     """The segments of a trace, a record each, by rank and time.
 
@@ -89,7 +98,7 @@ def segments(
     meta
         Its world says how many ranks there are.
     placed
-        By (layer, group): the world rank that holds each expert.
+        Where experts are, as far as it is told.
 
     Raises
     ------
@@ -119,7 +128,7 @@ def _segment(
     index: int,
     meta: Meta,
     counts: dict[tuple[int, Group], int],
-    placed: Mapping[tuple[int, Group], Sequence[int]],
+    placed: Placed,
 ) -> Segment:
     groups: dict[Group, int] = {}
     sites: dict[Site, int] = {}
@@ -157,7 +166,7 @@ def _segment(
         splits={w: np.array(r, np.int64) for w, r in splits.items()},
         demand={e: np.array(r, np.int32) for e, r in demand.items()},
         placements=_placements(groups, placed),
-        left_out="; ".join(f"{n} {what}" for what, n in record.left_out.items()),
+        left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
     )
 
 
@@ -188,9 +197,7 @@ def _sequence(call: Call, rank: int, counts: dict[tuple[int, Group], int]) -> in
     return counts[key]
 
 
-def _placements(
-    groups: Mapping[Group, int], placed: Mapping[tuple[int, Group], Sequence[int]]
-) -> Any:
+def _placements(groups: Mapping[Group, int], placed: Placed) -> Any:
     rows = [
         (groups[group], layer, expert, 0, rank, 0)
         for (layer, group), holders in placed.items()

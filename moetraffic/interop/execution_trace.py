@@ -1,10 +1,10 @@
 """Execution traces of torch's ExecutionTraceObserver (Chakra's host traces).
 
 ``{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id", "name", "ctrl_deps", "inputs":
-{"values", "shapes", "types"}, "attrs": [{"name", "value"}]}]}``.  Schema 1.0.1 has ``parent``,
-``inputs``, ``input_shapes`` and ``input_types`` in the node itself.  A tensor is
-``[id, storage, offset, elements, bytes of an element, device]``.  Nodes are numbered as
-they begin and written as they end; there are no times (torch
+{"values", "shapes", "types"}, "attrs": [{"name", "value"}]}]}``.  Schema 1.0.1 has
+``parent``, ``inputs``, ``input_shapes`` and ``input_types`` in the node itself.  A
+tensor is ``[id, storage, offset, elements, bytes of an element, device]``.  Nodes are
+numbered as they begin and written as they end; there are no times (torch
 ``profiler/standalone/execution_trace_observer.cpp``).
 """
 
@@ -89,8 +89,8 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
         If it is no execution trace, or nobody says of which rank it is.
     """
     kept = Kept()
-    for node in _nodes(path):
-        _take(kept, node)
+    for one in _nodes(path):
+        _take(kept, one)
     _walk_out(path, kept)
     groups = ProcessGroups(kept.groups)
     told = _rank(kept, groups)
@@ -219,7 +219,8 @@ def _walk_out(path: Path, kept: Kept) -> None:
 
 def _around(kept: Kept, node: Node) -> list[tuple[int, bool]]:
     """Number and direction of each function around a call, from the inside."""
-    found, at = [], node.parent
+    found: list[tuple[int, bool]] = []
+    at = node.parent
     while at in kept.around and len(found) < 1000:
         at, sequence, backward = kept.around[at]
         found.append((sequence, backward))

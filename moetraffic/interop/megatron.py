@@ -1,10 +1,10 @@
 """Megatron-Core's router traces: ``router_trace_rank{r}.jsonl``, a decision a line.
 
-``{"step", "stage", "block", "layer", "rank", "num_tokens", "topk", "top_indices"}``, and
-``mtp_idx`` for layers that predict further tokens (``megatron/core/transformer/moe/
-router_trace.py``).  ``top_indices`` is ``[num_tokens, topk]``: the experts of each token
-before any is dropped.  A layer comes again in a step for each micro-batch.  How many
-experts there are, and where they lie, no file says.
+``{"step", "stage", "block", "layer", "rank", "num_tokens", "topk", "top_indices"}``,
+and ``mtp_idx`` for layers that predict further tokens (``megatron/core/transformer/
+moe/router_trace.py``).  ``top_indices`` is ``[num_tokens, topk]``: the experts of each
+token before any is dropped.  A layer comes again in a step for each micro-batch.  How
+many experts there are, and where they lie, no file says.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""NCCL Inspector's JSON: an object a collective, or a send or receive (ncclCommWindow aside).
+"""NCCL Inspector's JSON: an object a collective, or a send or receive.
 
 ``{"header": {"id", "rank", "n_ranks"}, "metadata": {"hostname", "pid"}, "coll_perf":
 {"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "event_trace_ts"}}``, or
-``p2p_perf`` with ``p2p_peer`` and the like (NCCL ``ext-profiler/inspector``).  ``rank`` is
-the rank in the communicator ``id``.  Sizes are of one rank's part: a reduce-scatter of
-2 GiB over 8 ranks at 418 GB/s took 41 ms.  An all-to-all is a send and a receive a peer;
-by default none below 8192 bytes is written.
+``p2p_perf`` with ``p2p_peer`` and the like (NCCL ``ext-profiler/inspector``).  ``rank``
+is the rank in the communicator ``id``.  Sizes are of one rank's part: a reduce-scatter
+of 2 GiB over 8 ranks at 418 GB/s took 41 ms.  An all-to-all is a send and a receive a
+peer; by default none below 8192 bytes is written.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _times(call: Call, perf: dict[str, Any], kind: str, about: dict[str, Any]) -
     trace = perf.get("event_trace_ts")
     trace = trace if isinstance(trace, dict) else {}
     began = whole(trace.get(f"{kind}_start_ts"), 1)
-    kernels = trace.get("kernel_events")
-    kernels = [k for k in kernels if isinstance(k, dict)] if _listed(kernels) else []
+    told = trace.get("kernel_events")
+    kernels = [k for k in told if isinstance(k, dict)] if isinstance(told, list) else []
     starts = [whole(k.get("kernel_start_ts"), 1) for k in kernels]
     ends = [whole(k.get("kernel_stop_ts"), 1) for k in kernels]
     if began is not None and began < 1 << 52:
@@ -167,7 +167,3 @@ def _times(call: Call, perf: dict[str, Any], kind: str, about: dict[str, Any]) -
     known = [t for t in (*starts, *ends) if t is not None]
     if known and len(known) == 2 * len(kernels) and max(known) < 1 << 52:
         call.start, call.end = min(known) * 1000, max(known) * 1000
-
-
-def _listed(value: Any) -> bool:
-    return isinstance(value, list)

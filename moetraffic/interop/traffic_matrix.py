@@ -1,9 +1,9 @@
 """Traffic matrices as text: a row a source, numbers between spaces or commas.
 
 nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB of which it
-drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's ``ucc_perftest``
-reads the same with a letter behind the number (``512K``, ``2M``).  Here blank lines part
-several matrices, and what follows ``#`` is a comment.
+drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's
+``ucc_perftest`` reads the same with a letter behind the number (``512K``, ``2M``).
+Here blank lines part several matrices, and what follows ``#`` is a comment.
 """
 
 from __future__ import annotations
@@ -85,15 +85,13 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
             f"line {line} has {cell[:40]!r}, which is no number of bytes",
             "say which format it is with --from",
         )
-    whole, behind, power, letter = match.groups()
-    digits, exponent = whole + (behind or ""), int(power or 0) - len(behind or "")
-    scale = LETTERS[letter] if letter else unit
+    digits, behind, power, letter = match.groups(default="")
+    value = int(digits + behind) * 10 ** int(power or 0)
     # without a letter what is behind the point is dropped, as nccl-tests does
     if letter:
-        value = int(digits) * scale * 10 ** max(0, exponent)
-        value //= 10 ** max(0, -exponent)
+        value = value * LETTERS[letter] // 10 ** len(behind)
     else:
-        value = int(digits) * 10 ** max(0, exponent) // 10 ** max(0, -exponent) * scale
+        value = value // 10 ** len(behind) * unit
     if value > LARGEST:
         raise wrong(path, f"line {line} has {cell[:40]!r}, which is too many bytes")
     return value

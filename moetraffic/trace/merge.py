@@ -231,13 +231,13 @@ def _last_step(mine: Sequence[Segment]) -> int:
 def _remarks(segments: Sequence[Segment], ranks: range) -> list[str]:
     """What ended the capture early, and what was left out; ranks alike in one."""
     told: dict[str, list[int]] = {}
-    left_out = []
+    left_out: dict[str, list[int]] = {}
     for rank in ranks:
         mine = [s for s in segments if s.rank == rank]
         if not mine:
             continue
         if mine[-1].left_out:
-            left_out.append(f"rank {rank} left out {mine[-1].left_out}")
+            left_out.setdefault(mine[-1].left_out, []).append(rank)
         if mine[-1].ended:
             told.setdefault(_ending(mine), []).append(rank)
     ended = [
@@ -246,7 +246,13 @@ def _remarks(segments: Sequence[Segment], ranks: range) -> list[str]:
         else f"ranks {', '.join(map(str, alike))} were {ending}"
         for ending, alike in told.items()
     ]
-    return ended + left_out
+    lost = [
+        f"rank {alike[0]} left out {what}"
+        if len(alike) == 1
+        else f"ranks {', '.join(map(str, alike))} left out {what}"
+        for what, alike in left_out.items()
+    ]
+    return ended + lost
 
 
 def _ending(mine: Sequence[Segment]) -> str:
@@ -369,9 +375,9 @@ def _panels(
             panels[f"{name}_{w}"] = ArrayPanel(times)
     for number, site in enumerate(sites):
         if site.operation == ROUTING:
-            dropped = events.routed(number, site.experts)[:, 1]
-            form = DroppedForm.STORED if dropped.any() else DroppedForm.NONE
-            if (dropped < 0).any():
+            missed = events.routed(number, site.experts)[:, 1]
+            form = DroppedForm.STORED if missed.any() else DroppedForm.NONE
+            if (missed < 0).any():
                 form = DroppedForm.UNKNOWN
             sites[number] = replace(site, dropped=form)
     families = sorted(
