@@ -28,7 +28,6 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.segment import EVENT, STEP, Segment
 
-
 Numbers = Sequence[int] | Int64 | Int32
 
 

@@ -123,7 +123,10 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             continue
         call.iteration = kept.steps[begins[step]] if begins else -1
         record.calls.append(call)
-    record.steps += [(kept.steps[s], UNKNOWN_TIME, UNKNOWN_TIME) for s in begins]
+    last = max((c.iteration for c in record.calls), default=-1)
+    # the step after the last begins, and has nothing yet
+    ended = [kept.steps[s] for s in begins if kept.steps[s] <= last]
+    record.steps += [(number, UNKNOWN_TIME, UNKNOWN_TIME) for number in ended]
     return record, groups.world
 
 

@@ -123,7 +123,9 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
         call.iteration = steps[at][0] if begins else -1
         _times(call, profile, [recorded, operator], own)
         record.calls.append(call)
-    for iteration, start, end in steps:
+    last = max((c.iteration for c in record.calls), default=-1)
+    # the step after the last begins, and has nothing yet
+    for iteration, start, end in [s for s in steps if s[0] <= last]:
         record.steps.append((iteration, start + profile.base_ns, end + profile.base_ns))
     return record, groups.world
 
