@@ -28,6 +28,8 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.segment import EVENT, STEP, Segment
 
+from .document import MOST_BYTES
+
 Numbers = Sequence[int] | Int64 | Int32
 
 
@@ -67,6 +69,14 @@ class Record:
     node: str = ""
     left_out: Counter[str] = field(default_factory=Counter)
     contradictions: list[str] = field(default_factory=list)
+
+    def add(self, call: Call) -> None:
+        """Take a call, if its bytes are such as can be."""
+        sizes = [call.volume, call.row_bytes, *call.sent, *call.received]
+        if max(sizes) > MOST_BYTES:
+            self.left_out[f"{call.operation} of more than {MOST_BYTES} bytes"] += 1
+            return
+        self.calls.append(call)
 
     def contradict(self, number: int, operation: str, what: str) -> None:
         """Note that a call contradicts itself."""

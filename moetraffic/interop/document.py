@@ -22,8 +22,14 @@ from moetraffic.errors import TraceError
 PIECE = 1 << 20  # characters read at a time
 LARGEST_VALUE = 1 << 26  # characters of one event, line or field
 GZIP = b"\x1f\x8b"
+AFTER = ",]}: \t\r\n"  # what may stand behind a value
 SPACE = re.compile(r"[ \t\r\n]*")
 LARGEST = 2**62  # of a number that is taken over
+MOST_BYTES = 2**50  # of one call
+MOST_TOKENS = 2**31 - 1  # of one rank for one expert
+MOST_RANKS = 1 << 16
+MOST_LAYERS = 1 << 20
+MOST_ITERATIONS = 1 << 40
 
 
 class Unreadable(TraceError):
@@ -175,8 +181,9 @@ class JsonStream:
                 raise self._bad("it is nested too deeply") from None
             except ValueError as error:
                 value, end, why = None, -1, str(error).split(":")[0]
-            # a number at the very end may go on
-            if 0 <= end < len(self._buffer):
+            # a number at the very end may go on, and 0.5 in two pieces is 0 and .5
+            rest = self._buffer[end : end + 1] if end >= 0 else ""
+            if rest and (rest in AFTER or not isinstance(value, int | float)):
                 self._at = end
                 return value
             if len(self._buffer) - self._at > LARGEST_VALUE:
@@ -226,6 +233,13 @@ def whole(value: Any, least: int = 0) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if least <= value <= LARGEST else None
+
+
+def words(value: Any, most: int = 200) -> str:
+    """A text that a trace can hold, "" for what is none."""
+    if not isinstance(value, str):
+        return ""
+    return value[:most].encode("utf-8", "replace").decode().replace("\0", "")
 
 
 def number(value: Any) -> float | None:

@@ -29,7 +29,18 @@ from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group, T
 from moetraffic.trace.model import DroppedForm
 
 from .call import Call, Record
-from .document import lines, whole, wrong
+from .document import (
+    LARGEST,
+    MOST_BYTES,
+    MOST_ITERATIONS,
+    MOST_LAYERS,
+    MOST_RANKS,
+    MOST_TOKENS,
+    lines,
+    whole,
+    words,
+    wrong,
+)
 
 EXCHANGES = ("iteration", "layer", "phase", "source", "destination", "bytes")
 DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
@@ -37,8 +48,20 @@ EITHER = ("micro_batch", "group")
 MORE = ("row_bytes", "dtype", "label", "direction")
 DROPPED = "dropped"
 DIRECTIONS = ("forward", "backward", "recompute")
-MOST_RANKS = 1 << 13
+MOST_MEMBERS = 1 << 13
 MOST_EXPERTS = 1 << 16
+MOST = {
+    "iteration": MOST_ITERATIONS,
+    "layer": MOST_LAYERS,
+    "bytes": MOST_BYTES,
+    "row_bytes": MOST_BYTES,
+    "tokens": MOST_TOKENS,
+    DROPPED: MOST_TOKENS,
+    "source": LARGEST,
+    "destination": LARGEST,
+    "rank": LARGEST,
+    "expert": LARGEST,
+}
 
 
 class Place(NamedTuple):
@@ -102,7 +125,7 @@ def _add(
     def count(name: str, least: int = 0, default: int | None = None) -> int:
         text = told.get(name, "")
         found = default if not text else whole(text, least)
-        if found is None:
+        if found is None or found > MOST.get(name, MOST_RANKS):
             raise wrong(path, f"line {line} has {text[:40]!r} for {name}")
         return found
 
@@ -126,9 +149,9 @@ def _add(
         stage=stage,
         phase=phase,
         direction=direction,
-        label=told.get("label", "")[:200],
+        label=words(told.get("label")),
         group=told.get("group", ""),
-        dtype=told.get("dtype", "")[:20],
+        dtype=words(told.get("dtype"), 20),
         row_bytes=count("row_bytes", 0, 0),
     )
     values: dict[tuple[int, int], Any]
@@ -136,11 +159,11 @@ def _add(
         values = into.routed.setdefault(place, {})
         pair = (count("rank"), count("expert"))
         value: Any = (count("tokens"), count(DROPPED, 0, -1))
-        most = (MOST_RANKS, MOST_EXPERTS)
+        most = (MOST_MEMBERS, MOST_EXPERTS)
     else:
         values = into.sent.setdefault(place, {})
         pair, value = (count("source"), count("destination")), count("bytes")
-        most = (MOST_RANKS, MOST_RANKS)
+        most = (MOST_MEMBERS, MOST_MEMBERS)
     if pair[0] >= most[0] or pair[1] >= most[1]:
         raise wrong(path, f"line {line} has {pair}, which is beyond {most}")
     if pair in values:
@@ -252,7 +275,7 @@ def _members(text: str) -> tuple[str, tuple[int, ...]]:
         begin, end = whole(first), whole(last or first)
         if begin is None and not kind and not ranks:
             kind = part[:20]
-        elif begin is None or end is None or not begin <= end < MOST_RANKS:
+        elif begin is None or end is None or not begin <= end < MOST_MEMBERS:
             ranks = [-1]
             break
         else:

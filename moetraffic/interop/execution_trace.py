@@ -28,7 +28,7 @@ from .document import JsonStream, integers, opened, whole, wrong
 from .element_type import element_type
 from .process_group import ProcessGroups
 
-STEP = re.compile(r"ProfilerStep#(\d{1,15})")
+STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
 PARAMETERS = "record_param_comms"
 ENGINE = "autograd::engine::evaluate_function"
@@ -122,7 +122,7 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             record.left_out[f"{call.operation} before the first step"] += 1
             continue
         call.iteration = kept.steps[begins[step]] if begins else -1
-        record.calls.append(call)
+        record.add(call)
     last = max((c.iteration for c in record.calls), default=-1)
     # the step after the last begins, and has nothing yet
     ended = [kept.steps[s] for s in begins if kept.steps[s] <= last]

@@ -34,7 +34,7 @@ from . import (
 )
 from .call import Call, Placed, Record, segments
 from .detection import choose
-from .document import wrong
+from .document import MOST_RANKS, words, wrong
 
 RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!\d)", re.I)
 LAST_NUMBER = re.compile(r"(?:^|[_\-.])(\d{1,7})$")
@@ -91,6 +91,7 @@ def import_files(
     """
     options = options or Options()
     format, files = choose(paths, format)
+    names = words(", ".join(f.name for f in files), 1000)
     read = READERS[format](files, options)
     world = _world(read, options)
     meta = Meta(
@@ -99,7 +100,7 @@ def import_files(
         experts=read.experts,
         k=read.k,
         moetraffic=__version__,
-        source=", ".join(f.name for f in files)[:1000],
+        source=names,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     cells = sum(
@@ -142,6 +143,11 @@ def _left_out(records: Sequence[Record]) -> str:
 
 def _world(read: Read, options: Options) -> int:
     told = max(read.world, max((r.rank for r in read.records), default=0) + 1)
+    if told > MOST_RANKS:
+        raise TraceError(
+            f"a run has at most {MOST_RANKS} ranks, but a file is of rank {told - 1}: "
+            "take a whole copy of it"
+        )
     if options.ranks and options.ranks < told:
         raise TraceError(
             f"the files are of {told} ranks, but --ranks is {options.ranks}: raise it"

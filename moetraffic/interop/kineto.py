@@ -29,11 +29,11 @@ from .collective import (
     call_of,
     width_of,
 )
-from .document import JsonStream, integers, number, opened, whole, wrong
+from .document import JsonStream, integers, number, opened, whole, words, wrong
 from .element_type import element_type
 from .process_group import ProcessGroups
 
-STEP = re.compile(r"ProfilerStep#(\d{1,15})")
+STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
 PARAMETERS = "record_param_comms"
 ENGINE = "autograd::engine::evaluate_function"
@@ -122,7 +122,7 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             continue
         call.iteration = steps[at][0] if begins else -1
         _times(call, profile, [recorded, operator], own)
-        record.calls.append(call)
+        record.add(call)
     last = max((c.iteration for c in record.calls), default=-1)
     # the step after the last begins, and has nothing yet
     for iteration, start, end in [s for s in steps if s[0] <= last]:
@@ -145,8 +145,8 @@ def _scan(path: Path) -> Profile:
                 profile.groups = value.get("pg_config")
             elif name == "baseTimeNanoseconds":
                 profile.base_ns = whole(value) or 0
-            elif name == "host_name" and isinstance(value, str):
-                profile.host = value[:200]
+            elif name == "host_name":
+                profile.host = words(value)
     if not seen:
         raise wrong(path, "it has no traceEvents", "say which format it is with --from")
     return profile
@@ -222,7 +222,7 @@ def _together(profile: Profile) -> Iterator[tuple[Row | None, Row | None]]:
 
 def _counts(row: Row) -> bool:
     """Whether a record_param_comms is a collective, and not a wait or a set-up."""
-    return row.args.get("Collective name") in RECORDED
+    return str(row.args.get("Collective name")) in RECORDED
 
 
 def _operator(row: Row, own: Row | None) -> Operator:

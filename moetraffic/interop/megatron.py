@@ -18,7 +18,15 @@ import numpy as np
 from moetraffic.trace.model import ROUTING, UNKNOWN_TIME, Group
 
 from .call import Call, Record
-from .document import json_lines, whole, wrong
+from .document import (
+    MOST_ITERATIONS,
+    MOST_LAYERS,
+    MOST_RANKS,
+    json_lines,
+    whole,
+    words,
+    wrong,
+)
 
 LARGEST_EXPERT = 1 << 16
 
@@ -47,7 +55,11 @@ def read(path: Path, rank: int | None) -> Decisions:
         step, layer = whole(line.get("step")), whole(line.get("layer"))
         tokens, topk = whole(line.get("num_tokens")), whole(line.get("topk"), 1)
         own = whole(line.get("rank", rank))
-        if step is None or layer is None or own is None:
+        if (
+            (step is None or step >= MOST_ITERATIONS)
+            or (layer is None or layer >= MOST_LAYERS)
+            or (own is None or own >= MOST_RANKS)
+        ):
             raise wrong(path, f"record {number} tells no step, layer or rank")
         if found is None:
             found = Decisions(rank=own, source=path.name)
@@ -70,7 +82,7 @@ def read(path: Path, rank: int | None) -> Decisions:
         if experts.size and not 0 <= experts.min() <= experts.max() < LARGEST_EXPERT:
             raise wrong(path, f"record {number} chooses an expert outside 0 to 65535")
         block = (
-            str(line.get("block", "decoder"))[:50],
+            words(line.get("block", "decoder"), 50),
             whole(line.get("mtp_idx")) or 0,
         )
         counts = np.bincount(experts.ravel()).astype(np.int32)

@@ -18,7 +18,7 @@ from typing import Any
 from moetraffic.trace.model import Group
 
 from .call import Call, Record
-from .document import json_lines, whole, wrong
+from .document import MOST_RANKS, json_lines, whole, words, wrong
 
 OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
     "AllReduce": ("all_reduce", False),
@@ -59,9 +59,9 @@ def read(path: Path, into: Operations) -> None:
         if not (isinstance(header, dict) and isinstance(about, dict)):
             raise wrong(path, f"object {number} has no header or no metadata")
         rank, size = whole(header.get("rank")), whole(header.get("n_ranks"), 1)
-        process = (str(about.get("hostname", ""))[:200], whole(about.get("pid")) or 0)
-        name = str(header.get("id"))[:200]
-        if rank is None or size is None or rank >= size or size > 1 << 20:
+        process = (words(about.get("hostname")), whole(about.get("pid")) or 0)
+        name = words(header.get("id"))
+        if rank is None or size is None or rank >= size or size > MOST_RANKS:
             raise wrong(path, f"object {number} is of rank {rank} of {size}")
         other = into.members[name].setdefault(rank, process)
         if other != process or into.sizes.setdefault(name, size) != size:
@@ -107,7 +107,7 @@ def records(every: Operations) -> tuple[list[Record], int]:
         for name, rank, told in seen:
             call = _call(told, groups.get(name), rank, counts, record)
             if call is not None:
-                record.calls.append(call)
+                record.add(call)
         record.calls.sort(key=lambda c: (c.issue, c.start))
         found.append(record)
     return found, world
@@ -125,7 +125,7 @@ def _call(
     if not isinstance(perf, dict):
         record.left_out["objects without coll_perf and p2p_perf"] += 1
         return None
-    name = str(perf.get(kind))[:50]
+    name = words(perf.get(kind), 50)
     if group is None:
         record.left_out[f"{name} of a communicator whose ranks are not all told"] += 1
         return None

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moetraffic.errors import TraceError
 from moetraffic.trace.model import Group
 
-from .document import integers, whole
+from .document import MOST_RANKS, integers, whole
 
 KINDS = {  # Megatron-Core's descriptions
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
@@ -25,7 +26,6 @@ KINDS = {  # Megatron-Core's descriptions
     "CONTEXT_PARALLEL_GROUP": "cp",
 }
 MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMesh
-MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,11 @@ class ProcessGroups:
         # no ranks: every rank
         everyone = [whole(e.get("group_size"), 1) for e in entries if not _ranks(e)]
         self.world = world or max((n or 0 for n in everyone), default=0)
+        if self.world > MOST_RANKS:
+            raise TraceError(
+                f"a run has at most {MOST_RANKS} ranks, but a file tells of "
+                f"{self.world}: take a whole copy of it"
+            )
         self._named: list[Named] = []
         for entry in entries:
             ranks = _ranks(entry)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moetraffic.trace.model import Int64
 
-from .document import LARGEST, lines, wrong
+from .document import MOST_BYTES, lines, wrong
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -92,6 +92,6 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
         value = value * LETTERS[letter] // 10 ** len(behind)
     else:
         value = value // 10 ** len(behind) * unit
-    if value > LARGEST:
+    if value > MOST_BYTES:
         raise wrong(path, f"line {line} has {cell[:40]!r}, which is too many bytes")
     return value
