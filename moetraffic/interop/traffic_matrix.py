@@ -86,7 +86,7 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
             "say which format it is with --from",
         )
     digits, behind, power, letter = match.groups(default="")
-    value = int(digits + behind) * 10 ** int(power or 0)
+    value: int = int(digits + behind) * 10 ** int(power or 0)
     # without a letter what is behind the point is dropped, as nccl-tests does
     if letter:
         value = value * LETTERS[letter] // 10 ** len(behind)
