@@ -161,7 +161,7 @@ def call_of(
     elif operation == ALL_TO_ALL:
         _exchange(call, operator, recorded, size, record)
     else:
-        call.row_bytes = size or -1
+        call.row_bytes = 0  # a buffer has no rows
         elements = recorded.input_elements if recorded else None
         if operator and operator.input:
             elements = operator.input.elements
