@@ -6,6 +6,7 @@
     ├── CaptureError    a capture that cannot start or cannot be merged
     ├── ReplayError     a replay that cannot start, or a rank that failed in it
     ├── AnalysisError   a statistic that this trace cannot give
+    ├── FabricError     a network or a schedule that cannot exist
     └── Interrupted     the user ended a long work; what there is, is kept
 
 Every message says the rule, the value that broke it and the remedy, in one sentence.
@@ -37,6 +38,10 @@ class ReplayError(MoetrafficError):
 
 class AnalysisError(MoetrafficError):
     """A statistic that cannot be computed from what a trace holds."""
+
+
+class FabricError(MoetrafficError):
+    """A network, a placement on it or a schedule that cannot exist."""
 
 
 class Interrupted(MoetrafficError):

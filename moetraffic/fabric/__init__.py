@@ -1,0 +1,70 @@
+"""What a run's traffic would do on a network: topologies, routing, schedules.
+
+Pure functions on byte matrices and demand patterns; nothing here reads a trace.
+"""
+
+from __future__ import annotations
+
+from .affinity import consistent_shifts
+from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
+from .circuits import Duty, coverage, duty, term_seconds
+from .clos import fat_tree, leaf_spine, rail_optimised, single_switch
+from .collisions import (
+    busy_links,
+    collisions,
+    expected_max_load,
+    max_load_at_most,
+    no_collision,
+)
+from .compatibility import Circle, Compatibility, Job, compatibility, score, unify
+from .decomposition import MATCHINGS, Decomposition, decompose, stuffing
+from .direct import dragonfly, torus
+from .loads import hottest, link_loads, link_times
+from .placement import PLACEMENTS, block, explicit, strided
+from .routing import ROUTINGS, Routes, route
+from .topology import Hosts, Topology
+
+__all__ = [
+    "MATCHINGS",
+    "PLACEMENTS",
+    "ROUTINGS",
+    "Circle",
+    "Compatibility",
+    "Decomposition",
+    "Duty",
+    "Hosts",
+    "Job",
+    "Routes",
+    "Topology",
+    "bisection_bytes_s",
+    "block",
+    "busy_links",
+    "collisions",
+    "compatibility",
+    "consistent_shifts",
+    "coverage",
+    "cut_bounds",
+    "decompose",
+    "dragonfly",
+    "duty",
+    "expected_max_load",
+    "explicit",
+    "fat_tree",
+    "hottest",
+    "leaf_spine",
+    "link_loads",
+    "link_times",
+    "max_load_at_most",
+    "no_collision",
+    "port_bound",
+    "rail_optimised",
+    "route",
+    "score",
+    "single_switch",
+    "spreading_bound",
+    "strided",
+    "stuffing",
+    "term_seconds",
+    "torus",
+    "unify",
+]

@@ -1,0 +1,125 @@
+r"""Lower bounds of the time that a byte matrix takes, whatever the schedule.
+
+``port``
+    No NIC, and no rank, passes its bytes faster than its links' capacity: the largest
+    row or column sum over the capacity, for one rank a NIC (the bottleneck bound of
+    open-shop and circuit scheduling: Gonzalez and Sahni, J. ACM 23 (1976)).  It holds
+    for every routing under the topology's forwarding, which fixes the NICs.
+``cut``
+    What ranks inside a set of nodes send to ranks outside must leave it: bytes over
+    the capacity that crosses, the larger direction, over named cuts: each host, leaf,
+    pod or group, and halves of the network (``bisection``).  It holds for any routing
+    and any forwarding (the easy half of max-flow min-cut: Ford and Fulkerson 1956).
+``spreading``
+    The fullest link when everything is spread evenly over all shortest paths.  ECMP's
+    mean over hashes is not below it, by convexity (Jensen); paths that are not shortest
+    may be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from .loads import byte_matrices, link_loads, link_times
+from .routing import Routes, host_links, route
+from .topology import Cut, Topology
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+BOUNDS = ("port", "cut", "spreading")
+
+
+def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Float64:
+    """Seconds that the busiest link of a host takes; see the module for its meaning.
+
+    Parameters
+    ----------
+    topology
+        Any.
+    slots
+        ``[W]`` slot of each rank.
+    matrices
+        ``[W, W]`` or ``[n, W, W]`` bytes.
+
+    Returns
+    -------
+    float64 array ``[]`` or ``[n]``
+        Seconds.
+    """
+    inside = csr_array(host_links(topology, slots).inside)
+    fixed = Routes(topology=topology, slots=slots, routing="", factors=(inside,))
+    times = link_times(topology, link_loads(fixed, matrices))
+    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+
+
+def cut_bounds(
+    topology: Topology, slots: Int64, matrices: npt.ArrayLike
+) -> dict[str, Float64]:
+    """Seconds that the named cuts need, by family of cuts, the worst cut of each.
+
+    Parameters
+    ----------
+    topology, slots, matrices
+        As in :func:`port_bound`.
+
+    Returns
+    -------
+    dict of str to float64 array ``[]`` or ``[n]``
+        Families such as "host", "leaf" and "bisection".
+    """
+    return {
+        family: np.max([_cut_time(topology, slots, cut, matrices) for cut in cuts], 0)
+        for family, cuts in topology.cuts.items()
+    }
+
+
+def spreading_bound(
+    topology: Topology, slots: Int64, matrices: npt.ArrayLike
+) -> Float64:
+    """Seconds that the fullest link takes under ideal spreading.
+
+    Parameters
+    ----------
+    topology, slots, matrices
+        As in :func:`port_bound`.
+
+    Returns
+    -------
+    float64 array ``[]`` or ``[n]``
+    """
+    loads = link_loads(route(topology, slots, routing="ideal"), matrices)
+    times = link_times(topology, loads)
+    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+
+
+def bisection_bytes_s(topology: Topology) -> float:
+    """Capacity of the narrowest named half cut, one direction, bytes/s; NaN if none.
+
+    Examples
+    --------
+    >>> from moetraffic.fabric import Hosts, torus
+    >>> ring = torus(Hosts(number=16, nic_bytes_s=1e9), shape=(4, 4))
+    >>> bisection_bytes_s(ring) / 1e9
+    8.0
+    """
+    cuts = topology.cuts.get("bisection", ())
+    return min((min(topology.crossing(cut)) for cut in cuts), default=float("nan"))
+
+
+def _cut_time(
+    topology: Topology, slots: Int64, cut: Cut, matrices: npt.ArrayLike
+) -> Float64:
+    stack = np.asarray(byte_matrices(matrices, len(slots)), np.float64)
+    inside = np.isin(slots // topology.hosts.ranks, cut.hosts)
+    leaves = stack[..., inside, :][..., ~inside].sum(axis=(-2, -1))
+    enters = stack[..., ~inside, :][..., inside].sum(axis=(-2, -1))
+    out, back = topology.crossing(cut)
+    # a cut that nothing crosses bounds nothing
+    times = [
+        np.divide(moved, room, out=np.zeros_like(moved), where=moved > 0)
+        for moved, room in ((leaves, out), (enters, back))
+    ]
+    return np.asarray(np.maximum(*times), np.float64)

@@ -1,0 +1,148 @@
+r"""Circuit schedules: how fast the permutations of a decomposition serve a matrix.
+
+A term lasts as long as its largest transfer, and before each term circuits are set
+anew, in which time nothing is sent:
+
+.. math::
+    t_k = \max_i \mathrm{served}_{ki} / C, \qquad
+    \mathrm{duty} = \frac{\sum_k t_k}{\sum_k t_k + K \delta}
+
+Terms of slack alone are never set.
+
+References
+----------
+H. Liu et al., Solstice, CoNEXT 2015, section 3: the model of reconfiguration delay.
+S. Bojja Venkatakrishnan, M. Alizadeh, P. Viswanath, "Costly Circuits, Submodular
+Schedules and Approximate Caratheodory Theorems", SIGMETRICS 2016 (Eclipse): coverage by
+a few permutations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import FabricError
+
+from .decomposition import Decomposition
+from .topology import positive
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty:
+    """What a circuit schedule takes, all of it or its first terms."""
+
+    terms: int  # circuits that are set
+    coverage: float  # share of the demand that is served; NaN if there is none
+    sending_s: float  # time that circuits stand
+    reconfiguring_s: float  # time that they are set
+    bound_s: float  # largest line sum over the capacity: no schedule is shorter
+
+    @property
+    def total_s(self) -> float:
+        """Time of the schedule."""
+        return self.sending_s + self.reconfiguring_s
+
+    @property
+    def duty(self) -> float:
+        """Share of the time that circuits stand; NaN if there is none."""
+        return self.sending_s / self.total_s if self.total_s else float("nan")
+
+
+def coverage(found: Decomposition) -> Float64:
+    """Share of the demand that the first 1, 2 ... K terms serve.
+
+    Parameters
+    ----------
+    found
+        A decomposition.
+
+    Returns
+    -------
+    float64 array ``[K]``
+        Never falling; the last is 1.
+
+    Examples
+    --------
+    >>> from moetraffic.fabric import decompose
+    >>> coverage(decompose([[0, 3, 1], [1, 0, 3], [3, 1, 0]])).tolist()
+    [0.75, 1.0]
+    """
+    passed = found.served.sum(axis=1).cumsum()
+    total = int(found.demand.sum())
+    return np.asarray(passed / total if total else passed, np.float64)
+
+
+def term_seconds(found: Decomposition, *, capacity_bytes_s: float) -> Float64:
+    """Time that the circuits of each term stand, ``[K]`` seconds.
+
+    Parameters
+    ----------
+    found
+        A decomposition.
+    capacity_bytes_s
+        Of a circuit.
+    """
+    positive(capacity_bytes_s, "the capacity")
+    return np.asarray(
+        found.served.max(axis=1, initial=0) / capacity_bytes_s, np.float64
+    )
+
+
+def duty(
+    found: Decomposition,
+    *,
+    capacity_bytes_s: float,
+    reconfigure_s: float,
+    terms: int | None = None,
+) -> Duty:
+    """Time and coverage of a schedule of the first terms.
+
+    Parameters
+    ----------
+    found
+        A decomposition.
+    capacity_bytes_s
+        Of a circuit.
+    reconfigure_s
+        Time to set circuits, for each term.
+    terms
+        How many of the terms; None: all.
+
+    Returns
+    -------
+    Duty
+
+    Raises
+    ------
+    FabricError
+        If the capacity is not positive, or the delay negative.
+
+    Examples
+    --------
+    >>> from moetraffic.fabric import decompose
+    >>> found = decompose([[0, 30, 10], [10, 0, 30], [30, 10, 0]])
+    >>> told = duty(found, capacity_bytes_s=10, reconfigure_s=0.5)
+    >>> told.sending_s, told.reconfiguring_s, told.duty, told.bound_s
+    (4.0, 1.0, 0.8, 4.0)
+    """
+    if not (reconfigure_s >= 0 and np.isfinite(reconfigure_s)):
+        raise FabricError(
+            f"a reconfiguration takes 0 s or longer, but {reconfigure_s} was given: "
+            "give a time such as 10us"
+        )
+    seconds = term_seconds(found, capacity_bytes_s=capacity_bytes_s)[:terms]
+    served, total = int(found.served[:terms].sum()), int(found.demand.sum())
+    standing = int((seconds > 0).sum())
+    lines = [int(found.demand.sum(axis=a).max(initial=0)) for a in (0, 1)]
+    return Duty(
+        terms=standing,
+        coverage=served / total if total else float("nan"),
+        sending_s=float(seconds.sum()),
+        reconfiguring_s=standing * reconfigure_s,
+        bound_s=max(lines) / capacity_bytes_s,
+    )

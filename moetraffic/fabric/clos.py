@@ -1,0 +1,211 @@
+"""Folded Clos networks: one switch, leaf and spine, rails, fat-trees.
+
+References
+----------
+C. Clos, "A Study of Non-Blocking Switching Networks", Bell Syst. Tech. J. 32 (1953).
+M. Al-Fares, A. Loukissas, A. Vahdat, "A Scalable, Commodity Data Center Network
+Architecture", SIGCOMM 2008: the k-ary fat-tree.
+W. Wang et al., "Rail-only: A Low-Cost High-Performance Network for Training LLMs with
+Trillion Parameters", arXiv 2307.12169: rails, with and without spines.
+"""
+
+from __future__ import annotations
+
+from moetraffic.errors import FabricError
+
+from .topology import Draft, Hosts, Topology, at_least, positive
+
+
+def single_switch(hosts: Hosts) -> Topology:
+    """All NICs on one switch that never blocks."""
+    draft = Draft(hosts)
+    switch = draft.switch("switch")
+    for host in range(hosts.number):
+        for nic in range(hosts.nics):
+            draft.attach(host, nic, switch)
+    if hosts.number > 1:
+        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+    return draft.finish("single switch")
+
+
+def leaf_spine(
+    hosts: Hosts, *, leaves: int, oversubscription: float = 1.0, spines: int = 0
+) -> Topology:
+    """Hosts on leaves, and each leaf on every spine.
+
+    What a leaf's hosts can send is ``oversubscription`` times what its uplinks carry.
+
+    Parameters
+    ----------
+    hosts
+        As many on each leaf.
+    leaves
+        Leaf switches.
+    oversubscription
+        At 1 the network is rearrangeably non-blocking.
+    spines
+        0: so many that an uplink is about as fast as a NIC.
+
+    Raises
+    ------
+    FabricError
+        If the hosts cannot be shared evenly among leaves, or a size is impossible.
+    """
+    each = _each(hosts, leaves, "leaves")
+    down = each * hosts.nics * hosts.nic_bytes_s
+    draft = Draft(hosts)
+    spine = _spines(draft, down, hosts, oversubscription, spines)
+    for number in range(leaves):
+        leaf = draft.switch(f"leaf{number}")
+        mine = range(number * each, (number + 1) * each)
+        for host in mine:
+            for nic in range(hosts.nics):
+                draft.attach(host, nic, leaf)
+        for other in spine:
+            draft.cable(leaf, other, down / oversubscription / len(spine))
+        draft.cut("leaf", leaf, mine, [leaf])
+    half = leaves // 2
+    if half:
+        below = [f"leaf{number}" for number in range(half)]
+        draft.cut("bisection", f"leaf0 to leaf{half - 1}", range(half * each), below)
+    return draft.finish(f"leaf-spine {oversubscription:g}:1")
+
+
+def rail_optimised(
+    hosts: Hosts,
+    *,
+    pods: int = 1,
+    oversubscription: float = 1.0,
+    spines: int = 0,
+    forwarding: str = "rail",
+) -> Topology:
+    """NIC i of every host of a pod on the pod's leaf of rail i; leaves on spines.
+
+    With ``rail`` forwarding traffic stays on its rail within a pod.
+
+    Parameters
+    ----------
+    hosts
+        As many in each pod; their NICs are the rails.
+    pods
+        Groups of hosts that share their leaves.
+    oversubscription, spines
+        As in :func:`leaf_spine`.
+    forwarding
+        "rail" or "own"; with "own", ranks of different numbers meet over the spines.
+
+    Raises
+    ------
+    FabricError
+        If the hosts cannot be shared evenly among pods, or a size is impossible.
+    """
+    each = _each(hosts, pods, "pods")
+    down = each * hosts.nic_bytes_s
+    draft = Draft(hosts)
+    spine = _spines(draft, down, hosts, oversubscription, spines)
+    for pod in range(pods):
+        mine = range(pod * each, (pod + 1) * each)
+        rails = [
+            draft.switch(f"pod{pod}.rail{rail}" if pods > 1 else f"rail{rail}")
+            for rail in range(hosts.nics)
+        ]
+        for rail, leaf in enumerate(rails):
+            for host in mine:
+                draft.attach(host, rail, leaf)
+            for other in spine:
+                draft.cable(leaf, other, down / oversubscription / len(spine))
+        if pods > 1:
+            draft.cut("pod", f"pod{pod}", mine, rails)
+    if pods > 1:
+        below = [f"pod{p}.rail{r}" for p in range(pods // 2) for r in range(hosts.nics)]
+        draft.cut("bisection", "first half", range(pods // 2 * each), below)
+    elif hosts.number > 1:
+        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+    return draft.finish(
+        f"rail-optimised, {oversubscription:g}:1", forwarding=forwarding
+    )
+
+
+def fat_tree(hosts: Hosts, *, k: int) -> Topology:
+    """Al-Fares' fat-tree of switches with k ports, all links as fast as a NIC.
+
+    It has k pods of k/2 edge and k/2 aggregation switches and (k/2)^2 cores: 5 k^2/4
+    switches for k^3/4 NICs, at full bisection.  Aggregation switch a of a pod reaches
+    the cores a k/2 to (a + 1) k/2 - 1.
+
+    Parameters
+    ----------
+    hosts
+        At most k^3/4 NICs; they fill the edge switches one after another, a host's
+        NICs on neighbouring ports.
+    k
+        Ports of a switch, even.
+
+    Raises
+    ------
+    FabricError
+        If k is odd, or there are more NICs than ports.
+    """
+    half = k // 2
+    if k < 2 or k % 2:
+        raise FabricError(
+            f"a fat-tree's switches have an even number of ports, but k is {k}: give "
+            "an even number"
+        )
+    ports = k**3 // 4
+    if hosts.number * hosts.nics > ports:
+        raise FabricError(
+            f"a fat-tree with k = {k} takes {ports} NICs, but there are "
+            f"{hosts.number * hosts.nics}: choose a larger k"
+        )
+    draft = Draft(hosts)
+    for pod in range(k):
+        for at in range(half):
+            draft.switch(f"pod{pod}.edge{at}")
+        for at in range(half):
+            above = draft.switch(f"pod{pod}.agg{at}")
+            for below in range(half):
+                draft.cable(f"pod{pod}.edge{below}", above, hosts.nic_bytes_s)
+    for core in range(half * half):
+        name = draft.switch(f"core{core}")
+        for pod in range(k):
+            draft.cable(f"pod{pod}.agg{core // half}", name, hosts.nic_bytes_s)
+    pod_of: list[set[int]] = [set() for _ in range(hosts.number)]
+    for host in range(hosts.number):
+        for nic in range(hosts.nics):
+            edge = (host * hosts.nics + nic) // half
+            pod_of[host].add(edge // half)
+            draft.attach(host, nic, f"pod{edge // half}.edge{edge % half}")
+    switches = [
+        [f"pod{pod}.{kind}{at}" for kind in ("edge", "agg") for at in range(half)]
+        for pod in range(k)
+    ]
+    for pod in range(k):
+        mine = [host for host, pods in enumerate(pod_of) if pods == {pod}]
+        if mine:
+            draft.cut("pod", f"pod{pod}", mine, switches[pod])
+    first = [h for h, pods in enumerate(pod_of) if max(pods) < half]
+    if 0 < len(first) < hosts.number:
+        inside = [name for mine in switches[:half] for name in mine]
+        draft.cut("bisection", f"pod0 to pod{half - 1}", first, inside)
+    return draft.finish(f"fat-tree, k = {k}")
+
+
+def _each(hosts: Hosts, parts: int, name: str) -> int:
+    """Hosts of each part, if they can be shared evenly."""
+    at_least(1, parts, name)
+    if hosts.number % parts:
+        raise FabricError(
+            f"{name} share the hosts evenly, but there are {hosts.number} hosts for "
+            f"{parts} {name}: choose a divisor of {hosts.number}"
+        )
+    return hosts.number // parts
+
+
+def _spines(
+    draft: Draft, down: float, hosts: Hosts, oversubscription: float, spines: int
+) -> list[str]:
+    positive(oversubscription, "oversubscription")
+    at_least(0, spines, "spines")
+    fitting = round(down / hosts.nic_bytes_s / oversubscription)
+    return [draft.switch(f"spine{s}") for s in range(spines or max(1, fitting))]

@@ -1,0 +1,223 @@
+r"""ECMP collisions: flows that hash onto the same link, against closed forms.
+
+m flows that each choose one of n links independently and evenly are balls in bins.
+
+References
+----------
+N. L. Johnson, S. Kotz, "Urn Models and Their Application" (1977), chapter 3.
+M. Raab, A. Steger, "Balls into Bins: A Simple and Tight Analysis", RANDOM 1998: the
+expected maximum is ``m/n + sqrt(2 m ln n / n)`` for m >> n ln n.
+C. Hopps, RFC 2992 (2000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, exp, lgamma, log
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
+
+from moetraffic.errors import FabricError
+
+from .loads import byte_matrices
+from .routing import Routes
+from .topology import at_least
+
+Float64 = npt.NDArray[np.float64]
+
+
+def no_collision(flows: int, links: int) -> float:
+    r"""Probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
+
+    Parameters
+    ----------
+    flows, links
+        m and n.
+
+    Examples
+    --------
+    >>> round(no_collision(8, 8), 8), no_collision(3, 2)
+    (0.00240326, 0.0)
+    """
+    _refuse(flows, links)
+    if flows > links:
+        return 0.0
+    return exp(lgamma(links + 1) - lgamma(links - flows + 1) - flows * log(links))
+
+
+def busy_links(flows: int, links: int) -> float:
+    """Expected number of links with a flow: ``n (1 - (1 - 1/n)^m)``.
+
+    Examples
+    --------
+    >>> round(busy_links(8, 8), 5)
+    5.25113
+    """
+    _refuse(flows, links)
+    return float(links * (1 - (1 - 1 / links) ** flows))
+
+
+def colliding_flows(flows: int, links: int) -> float:
+    """Expected number of flows that share their link: ``m (1 - (1 - 1/n)^(m-1))``.
+
+    Examples
+    --------
+    >>> colliding_flows(2, 4)
+    0.5
+    """
+    _refuse(flows, links)
+    return float(flows * (1 - (1 - 1 / links) ** max(0, flows - 1)))
+
+
+def load_distribution(flows: int, links: int) -> Float64:
+    """Probability that a link carries 0, 1 ... m flows: binomial, ``[m + 1]``."""
+    _refuse(flows, links)
+    chance: Float64 = binom.pmf(np.arange(flows + 1), flows, 1 / links)
+    return chance
+
+
+def max_load_at_most(flows: int, links: int, most: int) -> float:
+    r"""Probability that no link carries more than ``most`` flows.
+
+    .. math:: P = \frac{m!}{n^m} [x^m] \Bigl(\sum_{i=0}^{c} \frac{x^i}{i!}\Bigr)^n
+
+    The series is taken in Poisson weights of mean m/n, whose n-fold sum is m with a
+    probability that is known: all terms are then positive and between 0 and 1.
+
+    Parameters
+    ----------
+    flows, links
+        m and n.
+    most
+        c.
+
+    Examples
+    --------
+    >>> round(max_load_at_most(8, 8, 1), 8)
+    0.00240326
+    """
+    _refuse(flows, links)
+    if most >= flows:
+        return 1.0
+    if most * links < flows:
+        return 0.0
+    mean = flows / links
+    term = np.array(
+        [exp(i * log(mean) - mean - lgamma(i + 1)) for i in range(most + 1)]
+    )
+    # the n-fold convolution by squaring, up to the m-th power of x
+    result, power, rest = np.ones(1), term, links
+    while rest:
+        if rest & 1:
+            result = np.convolve(result, power)[: flows + 1]
+        power = np.convolve(power, power)[: flows + 1]
+        rest >>= 1
+    at_m = result[flows] if len(result) > flows else 0.0
+    total = exp(flows * log(flows) - flows - lgamma(flows + 1))
+    return min(1.0, float(at_m) / total)
+
+
+def expected_max_load(flows: int, links: int) -> float:
+    """Expected number of flows on the fullest link: ``sum over c of P(max > c)``.
+
+    Parameters
+    ----------
+    flows, links
+        m and n.
+
+    Examples
+    --------
+    >>> round(expected_max_load(8, 8), 5), expected_max_load(5, 1)
+    (2.59723, 5.0)
+    """
+    _refuse(flows, links)
+    if not flows:
+        return 0.0
+    least = ceil(flows / links)
+    total = float(least)  # P(max > c) = 1 below it
+    for most in range(least, flows):
+        above = 1.0 - max_load_at_most(flows, links, most)
+        total += above
+        if above < 1e-12:
+            break
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collision:
+    """What hashing did at one set of equal links; means over matrices."""
+
+    links: tuple[str, ...]  # names, all from one switch
+    flows: float  # m: that had bytes to send
+    max_flows: float  # on the fullest link
+    expected_max_flows: float  # closed form, for m flows on n links
+    no_collision: float  # probability, closed form
+    bytes_over_even: float  # bytes of the fullest link over an even share
+
+
+def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
+    """Compare the flows on equal links with balls in bins.
+
+    Parameters
+    ----------
+    routes
+        Of ECMP.
+    matrices
+        ``[W, W]`` or ``[n, W, W]`` bytes; a flow without bytes is none.
+
+    Returns
+    -------
+    list of Collision
+        A row each set of links from which some flow chose, the most uneven first.
+
+    Raises
+    ------
+    FabricError
+        If the routes are not hashed.
+    """
+    if routes.flows is None:
+        raise FabricError(
+            f"flows collide where they are hashed, but the routing is "
+            f"{routes.routing}: route by ecmp"
+        )
+    given = byte_matrices(matrices, routes.ranks)
+    stack = given.reshape(-1, routes.ranks**2)
+    made = routes.flows
+    found = []
+    for number, names in made.sets.items():
+        mine = made.group == number
+        # [flows of this set, links of it]: which one each took
+        took = np.equal.outer(made.link[mine], np.array(names)).astype(np.float64)
+        moved = np.asarray(stack[:, made.pair[mine]], np.float64)
+        counts, moves = (moved > 0) @ took, moved @ took
+        some = counts.sum(axis=1) > 0
+        if not some.any():
+            continue
+        flows = counts[some].sum(axis=1)
+        even = moves[some].mean(axis=1)
+        found.append(
+            Collision(
+                links=tuple(routes.topology.link_name(link) for link in names),
+                flows=float(flows.mean()),
+                max_flows=float(counts[some].max(axis=1).mean()),
+                expected_max_flows=_mean(expected_max_load, flows, len(names)),
+                no_collision=_mean(no_collision, flows, len(names)),
+                bytes_over_even=float((moves[some].max(axis=1) / even).mean()),
+            )
+        )
+    return sorted(found, key=lambda one: -one.bytes_over_even)
+
+
+def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:
+    """Mean of a closed form over numbers of flows."""
+    numbers, times = np.unique(flows.astype(np.int64), return_counts=True)
+    values = np.array([of(int(number), links) for number in numbers])
+    return float((values * times).sum() / times.sum())
+
+
+def _refuse(flows: int, links: int) -> None:
+    at_least(0, flows, "flows")
+    at_least(1, links, "links")

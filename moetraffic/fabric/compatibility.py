@@ -1,0 +1,354 @@
+r"""Compatibility of jobs on a link, and the time shifts that interleave them (CASSINI).
+
+A job's iteration is rolled around a circle; jobs of different iteration times go on a
+*unified* circle, whose perimeter is the least common multiple of these, on which job j
+appears :math:`r_j` times.  Turning a job by :math:`\Delta_j` shifts it in time:
+
+.. math::
+    \mathrm{demand}(\alpha) = \sum_j bw_j(\alpha - \Delta_j), \quad
+    0 \le \Delta_j < 2\pi / r_j
+
+    \mathrm{score} = 1 - \frac{1}{|A| C}
+        \sum_{\alpha \in A} \max(0, \mathrm{demand}(\alpha) - C)
+
+References
+----------
+S. Rajasekaran, M. Ghobadi, A. Akella, "CASSINI: Network-Aware Job Scheduling in Machine
+Learning Clusters", NSDI 2024 (arXiv 2308.00852), section 3: circles, table 1: the
+optimisation; equation 5: from angles to time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, lcm
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import FabricError
+
+from .topology import positive
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+ANGLES = 360
+"""Angles of the circle, at least."""
+
+MOST_REPEATS = 64
+"""A job appears so often on a circle, at most."""
+
+EXHAUSTIVE = 1 << 21
+"""Sets of shifts that are all tried; of more, a local search tries some."""
+
+STARTS = 16
+"""Of the local search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One iteration of a job: the rate it asks for, in evenly spaced bins of time."""
+
+    name: str
+    period_s: float  # iteration time
+    rate_bytes_s: Float64  # [B] over one period
+
+    def __post_init__(self) -> None:
+        positive(self.period_s, f"the period of {self.name}")
+        rate = np.asarray(self.rate_bytes_s, np.float64)
+        object.__setattr__(self, "rate_bytes_s", rate)
+        if rate.ndim != 1 or not len(rate) or not (rate >= 0).all():
+            raise FabricError(
+                f"a job's rates are one or more numbers of 0 or more, but those of "
+                f"{self.name} have the shape {list(rate.shape)} or are others: give "
+                "bytes/s in bins of time"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    """The unified circle of some jobs."""
+
+    perimeter_s: float
+    repeats: tuple[int, ...]  # how often each job appears
+    deviation: float  # largest relative change of a period that this needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compatibility:
+    """How well jobs share a link."""
+
+    score: float  # 1: never more than the capacity; at most 1, may be negative
+    unshifted: float  # score with all jobs started at once
+    worst: float  # the lowest score of any shifts
+    shifts_s: tuple[float, ...]  # one a job, from 0 to below its period
+    circle: Circle
+    angles: int  # of the circle
+    exhaustive: bool  # all shifts were tried; else a local search found these
+
+
+def unify(
+    periods_s: Sequence[float],
+    *,
+    tolerance: float = 0.01,
+    most_repeats: int = MOST_REPEATS,
+) -> Circle:
+    """The shortest circle on which every period fits a whole number of times.
+
+    Measured periods have no common multiple; each may be changed by the tolerance, and
+    over 1/deviation iterations jobs then drift by one.
+
+    Parameters
+    ----------
+    periods_s
+        Iteration times.
+    tolerance
+        Largest relative change of a period.
+    most_repeats
+        The shortest period may appear so often.
+
+    Returns
+    -------
+    Circle
+
+    Raises
+    ------
+    FabricError
+        If no circle fits.
+
+    Examples
+    --------
+    >>> unify([40, 60], tolerance=0)
+    Circle(perimeter_s=120.0, repeats=(3, 2), deviation=0.0)
+    """
+    periods = np.asarray(periods_s, np.float64)
+    if not len(periods) or not (np.isfinite(periods) & (periods > 0)).all():
+        raise FabricError(
+            f"periods are positive and finite, but are {list(periods_s)}: leave out "
+            "jobs without a rhythm"
+        )
+    longest = float(periods.max())
+    for times in range(1, most_repeats + 1):
+        repeats = np.rint(times * longest / periods).astype(int)
+        if repeats.max() > most_repeats:
+            break
+        # the perimeter that changes all periods least
+        fitting = repeats * periods
+        perimeter = float((fitting.max() + fitting.min()) / 2)
+        deviation = float(np.abs(perimeter / fitting - 1).max())
+        if deviation <= tolerance + 1e-12:
+            return Circle(
+                perimeter_s=perimeter,
+                repeats=tuple(repeats.tolist()),
+                deviation=deviation if deviation > 1e-12 else 0.0,
+            )
+    raise FabricError(
+        f"periods share a circle on which each appears at most {most_repeats} times, "
+        f"but {', '.join(f'{p:g}' for p in periods)} s do not within {tolerance:.1%}: "
+        "allow a larger tolerance"
+    )
+
+
+def around(job: Job, *, repeats: int, angles: int) -> Float64:
+    """A job's rate at each angle of a circle on which it appears some times.
+
+    Each angle has the mean rate over its part of the circle.
+
+    Parameters
+    ----------
+    job
+        The job.
+    repeats
+        How often it appears, a divisor of the angles.
+    angles
+        Angles of the circle.
+
+    Returns
+    -------
+    float64 array ``[angles]``
+        bytes/s.
+    """
+    own = angles // repeats
+    bins = len(job.rate_bytes_s)
+    passed = np.concatenate(([0.0], job.rate_bytes_s.cumsum()))
+    edges = np.arange(own + 1) * (bins / own)
+    once = np.diff(np.interp(edges, np.arange(bins + 1), passed)) * (own / bins)
+    return np.tile(np.maximum(once, 0.0), repeats)
+
+
+def score(demand: npt.ArrayLike, *, capacity_bytes_s: float) -> Float64:
+    """CASSINI's score of a demand around the circle.
+
+    Parameters
+    ----------
+    demand
+        ``[..., A]`` bytes/s that all jobs together ask for at each angle.
+    capacity_bytes_s
+        C, of the link.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        1 where the demand never exceeds the capacity.
+
+    Examples
+    --------
+    >>> score([[2, 2, 0, 0], [1, 1, 1, 1]], capacity_bytes_s=1).tolist()
+    [0.5, 1.0]
+    """
+    positive(capacity_bytes_s, "the capacity")
+    total = np.asarray(demand, np.float64)
+    excess = np.maximum(0.0, total - capacity_bytes_s).mean(axis=-1)
+    return np.asarray(1 - excess / capacity_bytes_s, np.float64)
+
+
+def compatibility(
+    jobs: Sequence[Job],
+    *,
+    capacity_bytes_s: float,
+    angles: int = ANGLES,
+    tolerance: float = 0.01,
+    seed: int = 0,
+) -> Compatibility:
+    """Find the shifts that let jobs share a link best.
+
+    The first job is not shifted.  Of equally good shifts, the middle of the longest run
+    is taken, which leaves the most room for jitter on both sides.
+
+    Parameters
+    ----------
+    jobs
+        One or more.
+    capacity_bytes_s
+        Of the link.
+    angles
+        At least so many; more where jobs appear several times.
+    tolerance
+        As in :func:`unify`.
+    seed
+        Of the local search, which is used where there are more than
+        :data:`EXHAUSTIVE` sets of shifts.
+
+    Returns
+    -------
+    Compatibility
+
+    Raises
+    ------
+    FabricError
+        As :func:`unify` does, or if the capacity is not positive.
+    """
+    circle = unify([job.period_s for job in jobs], tolerance=tolerance)
+    each = lcm(*circle.repeats)
+    number = ceil(angles / each) * each
+    rates = np.array(
+        [
+            around(job, repeats=r, angles=number)
+            for job, r in zip(jobs, circle.repeats, strict=True)
+        ]
+    )
+    room = [number // r for r in circle.repeats]
+    shifts, exhaustive = _search(rates, room, capacity_bytes_s, seed, best=True)
+    worst, _ = _search(rates, room, capacity_bytes_s, seed, best=False)
+    shifts = _centred(rates, room, capacity_bytes_s, shifts)
+    found = [
+        float(score(_sum(rates, turned), capacity_bytes_s=capacity_bytes_s))
+        for turned in (shifts, np.zeros_like(shifts), worst)
+    ]
+    return Compatibility(
+        score=found[0],
+        unshifted=found[1],
+        worst=found[2],
+        shifts_s=tuple(
+            float(turned / number * circle.perimeter_s % (circle.perimeter_s / r))
+            for turned, r in zip(shifts.tolist(), circle.repeats, strict=True)
+        ),
+        circle=circle,
+        angles=number,
+        exhaustive=exhaustive,
+    )
+
+
+def _sum(rates: Float64, shifts: Int64) -> Float64:
+    """Demand of all jobs, each turned by its shift, ``[A]``."""
+    turned = [np.roll(rate, s) for rate, s in zip(rates, shifts.tolist(), strict=True)]
+    return np.asarray(np.sum(turned, axis=0), np.float64)
+
+
+def _turned(rate: Float64, room: int) -> Float64:
+    """A job at each of its shifts, ``[room, A]``."""
+    angles = len(rate)
+    at = (np.arange(angles) - np.arange(room)[:, None]) % angles
+    return np.asarray(rate[at], np.float64)
+
+
+def _search(
+    rates: Float64, room: list[int], capacity: float, seed: int, *, best: bool
+) -> tuple[Int64, bool]:
+    """Shifts of the best or the worst score, and whether all were tried."""
+    sign = 1.0 if best else -1.0
+    turned = [_turned(rate, r) for rate, r in zip(rates, room, strict=True)]
+    sets = np.prod([float(r) for r in room[1:]])
+    if sets <= EXHAUSTIVE:
+        return _exhaustive(turned, capacity, sign), True
+    generator = np.random.default_rng(seed)
+    found, value = np.zeros(len(rates), np.int64), -np.inf
+    for start in range(STARTS):
+        shifts = np.array([int(generator.integers(r)) if start else 0 for r in room])
+        shifts[0] = 0
+        reached = -np.inf
+        while True:  # one job after another to where it fits best
+            for job in range(1, len(rates)):
+                others = _sum(np.delete(rates, job, 0), np.delete(shifts, job))
+                values = sign * score(others + turned[job], capacity_bytes_s=capacity)
+                if values.max() > values[shifts[job]] + 1e-12:
+                    shifts[job] = int(values.argmax())
+            now = float(values.max())
+            if now <= reached + 1e-12:
+                break
+            reached = now
+        if reached > value + 1e-12:
+            found, value = shifts, reached
+    return found, False
+
+
+def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
+    """All shifts of all jobs but the first."""
+    jobs = len(turned)
+    if jobs == 1:
+        return np.zeros(1, np.int64)
+    best, value = np.zeros(jobs, np.int64), -np.inf
+    # all but the last job one by one, the last one at all its shifts together
+    for middle in np.ndindex(*(len(t) for t in turned[1:-1])):
+        others = turned[0][0] + sum(
+            t[s] for t, s in zip(turned[1:-1], middle, strict=True)
+        )
+        values = sign * score(others + turned[-1], capacity_bytes_s=capacity)
+        at = int(values.argmax())
+        if values[at] > value + 1e-12:
+            best, value = np.array([0, *middle, at], np.int64), float(values[at])
+    return best
+
+
+def _centred(rates: Float64, room: list[int], capacity: float, shifts: Int64) -> Int64:
+    """Each job in the middle of the longest run of shifts that are as good."""
+    chosen = shifts.copy()
+    for job in range(1, len(rates)):
+        others = _sum(np.delete(rates, job, 0), np.delete(chosen, job))
+        values = score(
+            others + _turned(rates[job], room[job]), capacity_bytes_s=capacity
+        )
+        good = values >= values.max() - 1e-12
+        if good.all():
+            continue
+        # start behind a bad shift, so that no run is cut in two
+        origin = int(np.flatnonzero(~good)[0])
+        rolled = np.roll(good, -origin).astype(np.int8)
+        edges = np.diff(np.concatenate(([0], rolled, [0])))
+        begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        longest = int((end - begin).argmax())
+        middle = (int(begin[longest]) + int(end[longest]) - 1) // 2
+        chosen[job] = (middle + origin) % room[job]
+    return chosen

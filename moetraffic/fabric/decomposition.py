@@ -1,0 +1,246 @@
+"""Decomposition of a byte matrix into permutations, each a setting of circuits.
+
+Birkhoff: a matrix whose rows and columns all have the same sum is a sum of weighted
+permutations.  A traffic matrix has not: *slack* is added until it has, and is kept
+apart, so that what is served never exceeds what was demanded.  All is exact in int64.
+
+Each step takes a perfect matching on what is left and subtracts its smallest entry; so
+each step empties an entry, and there are at most ``n^2 - 2n + 2`` steps, whatever the
+matching.  How many there are, and how fast they serve the demand, depends on it:
+
+``max-min``
+    the matching whose smallest entry is largest (bottleneck matching, by bisection over
+    the entries with Hopcroft and Karp's algorithm at each);
+``max-weight``
+    the matching that holds most of the demand left (Hungarian algorithm);
+``halving``
+    any matching above a threshold, which is halved where there is none (Solstice);
+``any``
+    any matching at all: what the others are better than.
+
+References
+----------
+G. Birkhoff, "Tres observaciones sobre el algebra lineal", Univ. Nac. Tucuman Rev. A 5
+(1946) 147.
+M. Marcus, R. Ree, "Diagonals of Doubly Stochastic Matrices", Quart. J. Math. 10 (1959)
+296: the number of permutations.
+C.-S. Chang, W.-J. Chen, H.-Y. Huang, "Birkhoff-von Neumann Input Buffered Crossbar
+Switches", INFOCOM 2000: schedules of switches.
+H. Liu et al., "Scheduling Techniques for Hybrid Circuit/Packet Networks", CoNEXT 2015
+(Solstice): stuffing nonzero entries first (QuickStuff), and the threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from moetraffic.errors import FabricError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposition:
+    """Permutations that serve a matrix, in the order in which they were found.
+
+    ``served.sum`` over terms, put at ``permutations``, is ``demand``; ``weights`` put
+    there, ``demand + slack``.
+    """
+
+    matching: str
+    demand: Int64  # [n, n] bytes
+    slack: Int64  # [n, n] bytes that equal line sums lack
+    permutations: Int64  # [K, n]: row i sends to column permutations[k, i]
+    weights: Int64  # [K] bytes of every row, slack too
+    served: Int64  # [K, n] bytes of demand that row i sends in term k
+
+    @property
+    def terms(self) -> int:
+        """Number of permutations K."""
+        return len(self.weights)
+
+
+def stuffing(demand: npt.ArrayLike) -> Int64:
+    """Slack that makes all line sums equal to the largest one.
+
+    As QuickStuff it goes onto entries that are not zero first, the largest first; then
+    onto the diagonal, where a port only idles; then anywhere.
+
+    Parameters
+    ----------
+    demand
+        ``[n, n]`` integers, bytes.
+
+    Returns
+    -------
+    int64 array ``[n, n]``
+        0 or more; zero everywhere where the line sums are equal.
+
+    Raises
+    ------
+    FabricError
+        If the matrix is not square, or its entries are not integers of 0 or more.
+
+    Examples
+    --------
+    >>> stuffing([[0, 3], [1, 0]]).tolist()
+    [[0, 0], [2, 0]]
+    """
+    d = _square(demand)
+    line = max(int(d.sum(axis=0).max(initial=0)), int(d.sum(axis=1).max(initial=0)))
+    rows, columns = line - d.sum(axis=1), line - d.sum(axis=0)
+    slack = np.zeros_like(d)
+    busy = np.argwhere(d)
+    busy = busy[np.argsort(-d[tuple(busy.T)], kind="stable")]
+    everywhere = np.argwhere(np.ones_like(d))
+    idle = everywhere[everywhere[:, 0] == everywhere[:, 1]]
+    for places in (busy, idle, everywhere):
+        open_places = places[(rows[places[:, 0]] > 0) & (columns[places[:, 1]] > 0)]
+        for i, j in open_places.tolist():
+            more = min(int(rows[i]), int(columns[j]))
+            slack[i, j] += more
+            rows[i] -= more
+            columns[j] -= more
+    return slack
+
+
+def decompose(demand: npt.ArrayLike, *, matching: str = "max-min") -> Decomposition:
+    """Decompose a byte matrix into permutations.
+
+    Parameters
+    ----------
+    demand
+        ``[n, n]`` integers, bytes; a diagonal is served like any other entry, so set it
+        to zero where it crosses no network.
+    matching
+        One of :data:`MATCHINGS`.
+
+    Returns
+    -------
+    Decomposition
+        No terms for a matrix of zeros.
+
+    Raises
+    ------
+    FabricError
+        As :func:`stuffing` does, or if there is no such matching.
+
+    Examples
+    --------
+    >>> found = decompose([[0, 3, 3], [3, 0, 3], [3, 3, 0]])
+    >>> found.terms, found.weights.tolist()
+    (2, [3, 3])
+    """
+    if matching not in MATCHINGS:
+        raise FabricError(
+            f"the matching is one of {', '.join(MATCHINGS)}, not {matching!r}: "
+            "choose one"
+        )
+    d = _square(demand)
+    slack = stuffing(d)
+    left, real = d + slack, d.copy()
+    choose = MATCHINGS[matching]
+    row = np.arange(len(d))
+    limit = int(left.max(initial=0))
+    permutations, weights, served = [], [], []
+    while left.any():
+        chosen, limit = choose(left, real, limit)
+        weight = int(left[row, chosen].min())
+        moved = np.minimum(real[row, chosen], weight)
+        left[row, chosen] -= weight
+        real[row, chosen] -= moved
+        permutations.append(chosen)
+        weights.append(weight)
+        served.append(moved)
+    shape = (len(weights), len(d))
+    return Decomposition(
+        matching=matching,
+        demand=d,
+        slack=slack,
+        permutations=np.array(permutations, np.int64).reshape(shape),
+        weights=np.array(weights, np.int64),
+        served=np.array(served, np.int64).reshape(shape),
+    )
+
+
+def _square(demand: npt.ArrayLike) -> Int64:
+    given = np.asarray(demand)
+    if given.ndim != 2 or given.shape[0] != given.shape[1]:
+        raise FabricError(
+            f"a matrix that is decomposed is square, but the shape is "
+            f"{list(given.shape)}: give bytes between the ranks of one group"
+        )
+    if given.dtype.kind not in "iu" or (given < 0).any():
+        raise FabricError(
+            f"bytes are integers of 0 or more, but the matrix has the type "
+            f"{given.dtype} or negative entries: round it first"
+        )
+    return given.astype(np.int64)
+
+
+def _perfect(allowed: npt.NDArray[np.bool_]) -> Int64 | None:
+    """A perfect matching on the allowed entries, or None (Hopcroft and Karp)."""
+    chosen = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    return None if (chosen < 0).any() else np.asarray(chosen, np.int64)
+
+
+def _must(chosen: Int64 | None) -> Int64:
+    """Birkhoff's theorem, as long as line sums are equal."""
+    if chosen is None:
+        raise AssertionError("equal line sums have a perfect matching")
+    return chosen
+
+
+def _max_min(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
+    """The matching whose smallest entry is largest; never above an earlier one."""
+    values = np.unique(left[(left > 0) & (left <= limit)])
+    best = _must(_perfect(left >= values[0]))
+    low, high = 0, len(values) - 1  # values[low] is reached
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = _perfect(left >= values[middle])
+        if found is None:
+            high = middle - 1
+        else:
+            low, best = middle, found
+    return best, int(values[low])
+
+
+def _max_weight(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
+    """The matching, where anything is left, that holds most of the demand left."""
+    cost = np.where(left > 0, -real.astype(np.float64), np.inf)
+    _, chosen = linear_sum_assignment(cost)
+    return np.asarray(chosen, np.int64), limit
+
+
+def _halving(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
+    """Any matching above a threshold, a power of two that falls where there is none."""
+    threshold = 1 << max(0, limit.bit_length() - 1)
+    while threshold > 1:
+        found = _perfect(left >= threshold)
+        if found is not None:
+            return found, threshold
+        threshold //= 2
+    return _must(_perfect(left > 0)), 1
+
+
+def _any(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
+    return _must(_perfect(left > 0)), limit
+
+
+MATCHINGS: dict[str, Callable[[Int64, Int64, int], tuple[Int64, int]]] = {
+    "max-min": _max_min,
+    "max-weight": _max_weight,
+    "halving": _halving,
+    "any": _any,
+}
+"""By name: from what is left [n, n], the demand in it, and the limit that the last step
+gave, to the column of each row and the next limit."""

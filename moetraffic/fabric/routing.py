@@ -1,0 +1,244 @@
+"""Routing: how much of what each rank sends each other goes over each link.
+
+A routing is linear: ``link loads [n, L] = bytes [n, W*W] @ matrix [W*W, L]``, with a
+sparse matrix, so that the loads of thousands of byte matrices are one product.  Where
+all pairs of two switches are treated alike, it is kept as two factors: pairs of ranks
+to pairs of switches, and these to links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array, hstack, vstack
+
+from moetraffic.errors import FabricError
+
+from .paths import Choices, all_paths, choices, flow_keys, hashed_paths, one_path
+from .placement import explicit
+from .topology import Topology, bus_name, nic_name, slot_name
+
+Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+ROUTINGS = ("ecmp", "ideal", "shortest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flows:
+    """Choices that hashed flows made: a row for each flow at each switch with one."""
+
+    pair: Int64  # [n] s W + d
+    group: Int64  # [n] set of links chosen from
+    link: Int64  # [n] the one that was taken
+    sets: Mapping[int, tuple[int, ...]]  # links of each group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes:
+    """A routing of all pairs of ranks; pair s W + d is what rank s sends rank d."""
+
+    topology: Topology
+    slots: Int64  # [W] slot of each rank
+    routing: str  # one of ROUTINGS
+    factors: tuple[csr_array, ...]  # their product is [W*W, L]
+    flows: Flows | None = None  # of ECMP
+
+    @property
+    def ranks(self) -> int:
+        """Ranks W."""
+        return len(self.slots)
+
+    @property
+    def matrix(self) -> csr_array:
+        """``[W*W, L]``: share of each pair's bytes that each link carries."""
+        made = self.factors[0]
+        for factor in self.factors[1:]:
+            made = made @ factor
+        return csr_array(made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What is fixed before the network chooses: links in hosts, and the switches."""
+
+    inside: csr_array  # [W*W, L] int64, links of hosts and NICs that each pair takes
+    crosses: Int64  # [C] pairs between different hosts
+    entry: Int64  # [C] switch at which these enter
+    leaving: Int64  # [C] and leave
+
+
+def route(
+    topology: Topology,
+    slots: npt.ArrayLike,
+    *,
+    routing: str = "ecmp",
+    seed: int = 0,
+    flows: int = 1,
+) -> Routes:
+    """Route what every rank sends every other.
+
+    Parameters
+    ----------
+    topology
+        Any.
+    slots
+        ``[W]`` slot of each rank, as :mod:`.placement` gives them.
+    routing
+        ``"shortest"``: one shortest path a pair; ``"ecmp"``: each flow on a shortest
+        path by hash; ``"ideal"``: evenly over the choices of every switch.
+    seed, flows
+        Of ECMP: of the hash, and flows (queue pairs) that share a pair's bytes evenly.
+
+    Returns
+    -------
+    Routes
+        With integer shares, and so exact loads, for single paths.
+
+    Raises
+    ------
+    FabricError
+        If there is no such routing, or a placement is impossible.
+    """
+    if routing not in ROUTINGS:
+        raise FabricError(
+            f"routing is one of {', '.join(ROUTINGS)}, not {routing!r}: choose one"
+        )
+    if flows < 1 or (flows > 1 and routing != "ecmp"):
+        raise FabricError(
+            f"ECMP hashes 1 or more flows a pair, but flows are {flows} with "
+            f"{routing}: give --flows with ecmp alone"
+        )
+    placed = explicit(np.asarray(slots).tolist(), topology.hosts)
+    ends = host_links(topology, placed)
+    ranks, links = len(placed), len(topology.links)
+    found = choices(topology, np.unique(np.concatenate((ends.entry, ends.leaving))))
+    made: tuple[csr_array, ...]
+    if routing == "ideal":
+        # Step 1: pairs of switches that occur, and the spreading of each.
+        size = len(topology.switches)
+        kinds, which = np.unique(ends.entry * size + ends.leaving, return_inverse=True)
+        steps = all_paths(found, kinds // size, kinds % size)
+        shape = (len(kinds), links)
+        network = csr_array((steps.share, (steps.row, steps.link)), shape=shape)
+        # Step 2: columns of the first factor are links of hosts, then those pairs.
+        to_switches = csr_array(
+            (np.ones(len(which)), (ends.crosses, which)),
+            shape=(ranks * ranks, len(kinds)),
+        )
+        same = csr_array((np.ones(links), (np.arange(links),) * 2))
+        made = (
+            csr_array(hstack([ends.inside, to_switches], format="csr")),
+            csr_array(vstack([same, network], format="csr")),
+        )
+        return Routes(topology=topology, slots=placed, routing=routing, factors=made)
+    source, destination = ends.crosses // ranks, ends.crosses % ranks
+    total, chosen = ends.inside, []
+    for number in range(flows):
+        if routing == "shortest":
+            steps = one_path(found, ends.entry, ends.leaving)
+        else:
+            keys = flow_keys(source, destination, number)
+            steps = hashed_paths(found, ends.entry, ends.leaving, keys, seed=seed)
+        pair = ends.crosses[steps.row]
+        # one flow a pair: shares of 1, which integers hold exactly
+        share = np.full(len(pair), 1 if flows == 1 else 1 / flows)
+        shape = (ranks * ranks, links)
+        total = total + csr_array((share, (pair, steps.link)), shape=shape)
+        some = steps.group >= 0
+        chosen.append((pair[some], steps.group[some], steps.link[some]))
+    pairs, groups, taken = (np.concatenate(p) for p in zip(*chosen, strict=True))
+    return Routes(
+        topology=topology,
+        slots=placed,
+        routing=routing,
+        factors=(csr_array(total),),
+        flows=Flows(pair=pairs, group=groups, link=taken, sets=_sets(found, groups))
+        if routing == "ecmp"
+        else None,
+    )
+
+
+def _sets(found: Choices, groups: Int64) -> dict[int, tuple[int, ...]]:
+    """The links of each group that occurs."""
+    numbers, first = np.unique(found.group, return_index=True)
+    rows = found.links.reshape(-1, found.links.shape[2])[first]
+    there = set(groups.tolist())
+    return {
+        int(n): tuple(row[row >= 0].tolist())
+        for n, row in zip(numbers, rows, strict=True)
+        if int(n) in there
+    }
+
+
+def host_links(topology: Topology, slots: Int64) -> Ends:
+    """Links inside hosts and at their NICs that each pair of ranks takes.
+
+    Whatever the network does, these carry the same; see :mod:`.topology` for which NIC
+    it is.
+
+    Parameters
+    ----------
+    topology
+        Any.
+    slots
+        ``[W]`` slot of each rank.
+
+    Returns
+    -------
+    Ends
+    """
+    hosts, number = topology.hosts, topology.number_of
+    ranks = len(slots)
+    switch = {name: at for at, name in enumerate(topology.switches)}
+    nic_of = np.array([hosts.nic_of(at) for at in range(hosts.ranks)])
+    # Step 1: numbers of the links by host and slot, or host and NIC.
+    out, back, up, down = (np.full((hosts.number, hosts.ranks), -1) for _ in range(4))
+    sends, receives, at_switch = (
+        np.full((hosts.number, hosts.nics), -1) for _ in range(3)
+    )
+    for host in range(hosts.number):
+        for at in range(hosts.ranks):
+            slot, nic = slot_name(host, at), nic_name(host, int(nic_of[at]))
+            out[host, at], back[host, at] = number[slot, nic], number[nic, slot]
+            if hosts.ranks > 1:
+                bus = bus_name(host)
+                up[host, at], down[host, at] = number[slot, bus], number[bus, slot]
+        for at in range(hosts.nics):
+            nic, name = nic_name(host, at), topology.attached(host, at)
+            sends[host, at], receives[host, at] = number[nic, name], number[name, nic]
+            at_switch[host, at] = switch[name]
+    # Step 2: ends of each pair.
+    of, own = slots // hosts.ranks, slots % hosts.ranks
+    pair = np.arange(ranks * ranks)
+    s, d = pair // ranks, pair % ranks
+    near = (of[s] == of[d]) & (s != d)
+    far = of[s] != of[d]
+    entering = np.where(topology.forwarding == "rail", nic_of[own[d]], nic_of[own[s]])
+    # the rank through which bytes reach the NIC: itself, or its fellow on the rail
+    fellow = np.where(entering == nic_of[own[s]], own[s], own[d])
+    passing = far & (fellow != own[s])
+    parts = [
+        (pair[near | passing], up[of[s], own[s]][near | passing]),
+        (pair[near], down[of[d], own[d]][near]),
+        (pair[passing], down[of[s], fellow][passing]),
+        (pair[far], out[of[s], fellow][far]),
+        (pair[far], sends[of[s], entering][far]),
+        (pair[far], receives[of[d], nic_of[own[d]]][far]),
+        (pair[far], back[of[d], own[d]][far]),
+    ]
+    row, link = (np.concatenate(p) for p in zip(*parts, strict=True))
+    inside = csr_array(
+        (np.ones(len(row), np.int64), (row, link)),
+        shape=(ranks * ranks, len(topology.links)),
+    )
+    return Ends(
+        inside=inside,
+        crosses=pair[far],
+        entry=at_switch[of[s], entering][far],
+        leaving=at_switch[of[d], nic_of[own[d]]][far],
+    )
