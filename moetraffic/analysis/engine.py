@@ -128,7 +128,7 @@ def analyze(
             "no skew and no predictability: the trace shows no routing and no labelled "
             "expert exchange"
         )
-    found, about = _on_the_wire(trace, chosen, iterations)
+    found, about = on_the_wire(trace, chosen, iterations)
     return Analysis(
         exchanges=tuple(exchanges),
         rhythms=_rhythms(trace, found, notes),
@@ -337,7 +337,7 @@ def _scores(cells: Int64, where: str, notes: list[str]) -> dict[str, Scores]:
     return evaluate(shares(cells, axis=-1), warm_up=warm_up, axis=(0, -1))
 
 
-def _on_the_wire(
+def on_the_wire(
     trace: Trace, layers: Sequence[int], iterations: range | None
 ) -> tuple[Int64, str]:
     """All-to-alls whose rhythm is told, and which these are, in words.
@@ -388,16 +388,16 @@ def _rhythms(trace: Trace, found: Int64, notes: list[str]) -> dict[int, Rhythm]:
     if not spans:
         notes.append("no rhythm: the trace has no all-to-all whose times are known")
     return {
-        rank: _rhythm(
+        rank: rank_rhythm(
             np.concatenate([first for first, _ in parts]),
             np.concatenate([last for _, last in parts]),
-            _step_ns(trace, rank),
+            step_ns(trace, rank),
         )
         for rank, parts in sorted(spans.items())
     }
 
 
-def _rhythm(first: Int64, last: Int64, step_ns: float) -> Rhythm:
+def rank_rhythm(first: Int64, last: Int64, step_ns: float) -> Rhythm:
     """A rank's on-off pattern; where steps are marked, the period is sought near them.
 
     Over a whole run, iteration times wander so far that any lag may win by chance.
@@ -412,7 +412,7 @@ def _rhythm(first: Int64, last: Int64, step_ns: float) -> Rhythm:
     )
 
 
-def _step_ns(trace: Trace, rank: int) -> float:
+def step_ns(trace: Trace, rank: int) -> float:
     """Median length of a rank's training steps, ns; NaN where it is not known."""
     steps = trace.steps
     train = np.array([kind == "train" for kind in steps.kind], bool)

@@ -15,6 +15,9 @@ Int64 = npt.NDArray[np.int64]
 
 SEND_RECV = "send_recv"
 
+AT_ONCE = 256
+"""Occurrences of a site whose bytes are read at once."""
+
 
 def world_matrix(
     trace: Trace,
@@ -53,17 +56,55 @@ def world_matrix(
     AnalysisError
         If the trace has no such iteration.
     """
-    found = trace.find(iterations=range(iteration, iteration + 1), kind=None)
-    if not len(found):
+    found = world_matrices(
+        trace, [iteration], operations=operations, kinds=kinds, algorithm=algorithm
+    )
+    return np.asarray(found[0], np.int64)
+
+
+def world_matrices(
+    trace: Trace,
+    iterations: Sequence[int],
+    *,
+    operations: Sequence[str] | None = None,
+    kinds: Sequence[str] | None = None,
+    algorithm: str = "ring",
+) -> Int64:
+    """Bytes between ranks in several iterations; see :func:`world_matrix`.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    iterations
+        Which steps.
+    operations, kinds, algorithm
+        As there.
+
+    Returns
+    -------
+    ndarray
+        ``[n, R, R]`` int64, in the order of the iterations given.
+
+    Raises
+    ------
+    AnalysisError
+        If the trace has no call in one of them.
+    """
+    chosen = np.asarray(iterations, np.int64)
+    order = np.argsort(chosen)
+    when = trace.occurrences.iteration
+    for iteration in chosen[~np.isin(chosen, when)].tolist():
         raise AnalysisError(
             f"{trace.name} has no call in iteration {iteration}: its iterations are "
             f"{trace.steps.iteration.min(initial=0)} to "
             f"{trace.steps.iteration.max(initial=0)}"
         )
     world = trace.meta.world
-    out = np.zeros((world, world), np.int64)
-    for occurrence in found:
-        site = trace.sites[int(trace.occurrences.site[occurrence])]
+    out = np.zeros((len(chosen), world, world), np.int64)
+    asked = np.flatnonzero(np.isin(when, chosen))
+    for number in np.unique(trace.occurrences.site[asked]).tolist():
+        site = trace.sites[number]
         group = trace.groups[site.group]
         if site.operation == ROUTING or site.wire == WireForm.UNKNOWN:
             continue
@@ -71,16 +112,22 @@ def world_matrix(
             continue
         if kinds is not None and group.kind not in kinds:
             continue
-        one = np.array([occurrence])
+        mine = asked[trace.occurrences.site[asked] == number]
         ranks = np.array(group.ranks)
-        if site.operation == ALL_TO_ALL:
-            matrix = trace.wire(one)[0]
-        elif site.operation == SEND_RECV:
-            matrix = np.zeros((len(ranks), len(ranks)), np.int64)
-            source, destination = site.peers
-            matrix[source, destination] = trace.volume(one)[0][source]
-        else:
-            matrix = collective_matrix(site.operation, trace.volume(one)[0], algorithm)
-        out[ranks[:, None], ranks] += matrix
-    np.fill_diagonal(out, 0)
+        for first in range(0, len(mine), AT_ONCE):
+            part = mine[first : first + AT_ONCE]
+            if site.operation == ALL_TO_ALL:
+                moved = trace.wire(part)
+            else:
+                volumes = trace.volume(part)
+                moved = np.zeros((len(part), len(ranks), len(ranks)), np.int64)
+                for at, volume in enumerate(volumes):
+                    if site.operation == SEND_RECV:
+                        source, destination = site.peers
+                        moved[at, source, destination] = volume[source]
+                    else:
+                        moved[at] = collective_matrix(site.operation, volume, algorithm)
+            place = order[np.searchsorted(chosen[order], when[part])]
+            out[place[:, None, None], ranks[:, None], ranks] += moved
+    out[:, np.arange(world), np.arange(world)] = 0
     return out

@@ -14,6 +14,7 @@ from . import (
     analyze,
     capture,
     demo,
+    fabric,
     import_,
     info,
     merge,
@@ -21,6 +22,7 @@ from . import (
     place,
     plot,
     replay,
+    schedule,
     tolerance,
 )
 
@@ -41,6 +43,8 @@ app.command("import")(import_.import_)
 app.command("merge")(merge.merge)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)
+app.command("fabric")(fabric.fabric)
+app.command("schedule")(schedule.schedule)
 app.command("tolerance")(tolerance.tolerance)
 app.command("models")(models.models)
 

@@ -77,6 +77,28 @@ def coverage(found: Decomposition) -> Float64:
     return np.asarray(passed / total if total else passed, np.float64)
 
 
+def terms_for(found: Decomposition, share: float) -> int:
+    """How many terms serve a share of the demand.
+
+    Parameters
+    ----------
+    found
+        A decomposition.
+    share
+        Above 0, at most 1.
+
+    Examples
+    --------
+    >>> from moetraffic.fabric import decompose
+    >>> terms_for(decompose([[0, 3, 1], [1, 0, 3], [3, 1, 0]]), 0.7)
+    1
+    """
+    if not found.demand.any():
+        return 0
+    # rounding of the share's product must not ask for a term more
+    return int(np.searchsorted(coverage(found), share - 1e-12)) + 1
+
+
 def term_seconds(found: Decomposition, *, capacity_bytes_s: float) -> Float64:
     """Time that the circuits of each term stand, ``[K]`` seconds.
 

@@ -18,7 +18,7 @@ from math import ceil, exp, lgamma, log
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
+from scipy.special import gammaln, xlog1py, xlogy
 
 from moetraffic.errors import FabricError
 
@@ -75,8 +75,10 @@ def colliding_flows(flows: int, links: int) -> float:
 def load_distribution(flows: int, links: int) -> Float64:
     """Probability that a link carries 0, 1 ... m flows: binomial, ``[m + 1]``."""
     _refuse(flows, links)
-    chance: Float64 = binom.pmf(np.arange(flows + 1), flows, 1 / links)
-    return chance
+    count = np.arange(flows + 1)
+    ways = gammaln(flows + 1) - gammaln(count + 1) - gammaln(flows - count + 1)
+    chance = xlogy(count, 1 / links) + xlog1py(flows - count, -1 / links)
+    return np.asarray(np.exp(ways + chance), np.float64)
 
 
 def max_load_at_most(flows: int, links: int, most: int) -> float:

@@ -37,6 +37,15 @@ Int64 = npt.NDArray[np.int64]
 ANGLES = 360
 """Angles of the circle, at least."""
 
+ANGLES_AN_ITERATION = 60
+"""At least, of each job: 6 degrees of its own circle; CASSINI found 5 to suffice."""
+
+TOLERANCE = 0.02
+"""Relative change of a period; with it any two periods share a circle."""
+
+MOST_ANGLES = 4096
+"""The least common multiple of the repeats, at most."""
+
 MOST_REPEATS = 64
 """A job appears so often on a circle, at most."""
 
@@ -92,7 +101,7 @@ class Compatibility:
 def unify(
     periods_s: Sequence[float],
     *,
-    tolerance: float = 0.01,
+    tolerance: float = TOLERANCE,
     most_repeats: int = MOST_REPEATS,
 ) -> Circle:
     """The shortest circle on which every period fits a whole number of times.
@@ -138,7 +147,8 @@ def unify(
         fitting = repeats * periods
         perimeter = float((fitting.max() + fitting.min()) / 2)
         deviation = float(np.abs(perimeter / fitting - 1).max())
-        if deviation <= tolerance + 1e-12:
+        whole = lcm(*repeats.tolist()) <= MOST_ANGLES
+        if whole and deviation <= tolerance + 1e-12:
             return Circle(
                 perimeter_s=perimeter,
                 repeats=tuple(repeats.tolist()),
@@ -209,7 +219,7 @@ def compatibility(
     *,
     capacity_bytes_s: float,
     angles: int = ANGLES,
-    tolerance: float = 0.01,
+    tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Compatibility:
     """Find the shifts that let jobs share a link best.
@@ -242,7 +252,8 @@ def compatibility(
     """
     circle = unify([job.period_s for job in jobs], tolerance=tolerance)
     each = lcm(*circle.repeats)
-    number = ceil(angles / each) * each
+    least = max(angles, ANGLES_AN_ITERATION * max(circle.repeats))
+    number = ceil(least / each) * each
     rates = np.array(
         [
             around(job, repeats=r, angles=number)

@@ -238,7 +238,7 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> Steps:
         # Step 2: what meets again at a switch goes on together.
         size = len(found.head) + 1
         where, inverse = np.unique(row * size + found.head[link], return_inverse=True)
-        share = np.bincount(inverse, share, minlength=len(where))
+        share = np.bincount(inverse, share, minlength=len(where)).astype(np.float64)
         row, at = where // size, where % size
     if not taken:
         none = np.zeros(0, np.int64)

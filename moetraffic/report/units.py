@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from moetraffic.errors import MoetrafficError
 
 
 def byte_size(count: float) -> str:
@@ -35,3 +38,93 @@ def rank_span(ranks: Sequence[int]) -> str:
         by = f" by {step}" if step != 1 else ""
         return f"{ranks[0]} to {ranks[-1]}{by}"
     return ", ".join(map(str, ranks))
+
+
+RATES = {
+    **{f"{p}bps": 10**e / 8 for p, e in (("", 0), ("k", 3), ("M", 6), ("G", 9))},
+    **{f"{p}B/s": 10.0**e for p, e in (("", 0), ("k", 3), ("M", 6), ("G", 9))},
+    "Tbps": 1e12 / 8,
+    "TB/s": 1e12,
+}
+"""bytes/s of each unit of a rate: bits with bps, bytes with B/s, prefixes decimal."""
+
+TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+"""Seconds of each unit of time."""
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z/]+)")
+
+
+def bytes_per_second(text: str) -> float:
+    """A rate as people write it, in bytes/s.
+
+    Raises
+    ------
+    MoetrafficError
+        If it is not a positive number and one of :data:`RATES`.
+
+    Examples
+    --------
+    >>> bytes_per_second("400Gbps"), bytes_per_second("50GB/s")
+    (50000000000.0, 50000000000.0)
+    """
+    found = _QUANTITY.fullmatch(text)
+    if found and found[2] in RATES and float(found[1]) > 0:
+        return float(found[1]) * RATES[found[2]]
+    raise MoetrafficError(
+        f"a rate is a positive number with a unit of {', '.join(RATES)}, not {text!r}: "
+        "400Gbps are 400e9 bits a second, 50GB/s are 50e9 bytes"
+    )
+
+
+def seconds(text: str) -> float:
+    """A time as people write it, in seconds.
+
+    Raises
+    ------
+    MoetrafficError
+        If it is not a number of 0 or more and one of :data:`TIMES`.
+
+    Examples
+    --------
+    >>> seconds("1.5ms"), seconds("0us")
+    (0.0015, 0.0)
+    """
+    found = _QUANTITY.fullmatch(text)
+    if found and found[2] in TIMES:
+        return float(found[1]) * TIMES[found[2]]
+    raise MoetrafficError(
+        f"a time is a number of 0 or more with a unit of {', '.join(TIMES)}, not "
+        f"{text!r}: 10us are ten microseconds"
+    )
+
+
+def bit_rate(bytes_s: float) -> str:
+    """A rate in bits a second, as networks are sold.
+
+    Examples
+    --------
+    >>> bit_rate(50e9), bit_rate(1.25e6)
+    ('400 Gbps', '10 Mbps')
+    """
+    rate = 8 * bytes_s
+    for unit in ("bps", "kbps", "Mbps", "Gbps"):
+        if rate < 1000:
+            return f"{rate:.3g} {unit}"
+        rate /= 1000
+    return f"{rate:.3g} Tbps"
+
+
+def duration(value_s: float) -> str:
+    """A time with a prefix; blank if it is not known.
+
+    Examples
+    --------
+    >>> duration(0.00125), duration(3e-8), duration(float("nan"))
+    ('1.25 ms', '30 ns', '')
+    """
+    if value_s != value_s:
+        return ""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value_s >= scale:
+            return f"{value_s / scale:.3g} {unit}"
+    return f"{value_s / 1e-9:.3g} ns"

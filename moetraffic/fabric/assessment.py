@@ -1,0 +1,92 @@
+"""Assessment: everything about some matrices on one network, placed and routed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .bounds import cut_bounds, port_bound, spreading_bound
+from .collisions import Collision, collisions
+from .loads import Hot, byte_matrices, hottest, link_loads, link_times
+from .routing import route
+from .topology import Topology
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """Loads, times, bounds and collisions of n matrices."""
+
+    topology: Topology
+    routing: str
+    loads: npt.NDArray[np.generic]  # [n, L] bytes
+    bytes_between_hosts: Float64  # [n]
+    bytes_inside_hosts: Float64  # [n], of a rank to itself left out
+    bottleneck_s: Float64  # [n] time of the fullest link
+    bounds_s: Mapping[
+        str, Float64
+    ]  # [n] each, by name: "port", "cut host", "spreading"
+    hot: tuple[Hot, ...]
+    collisions: tuple[Collision, ...]  # of ECMP
+
+
+def assess(
+    topology: Topology,
+    slots: Int64,
+    matrices: npt.ArrayLike,
+    *,
+    routing: str = "ecmp",
+    seed: int = 0,
+    flows: int = 1,
+    hot: int = 8,
+) -> Assessment:
+    """Put matrices on a network.
+
+    Parameters
+    ----------
+    topology
+        Any.
+    slots
+        ``[W]`` slot of each rank.
+    matrices
+        ``[n, W, W]`` bytes; row sends, column receives.
+    routing, seed, flows
+        As in :func:`moetraffic.fabric.routing.route`.
+    hot
+        How many of the hottest links are named.
+
+    Returns
+    -------
+    Assessment
+
+    Raises
+    ------
+    FabricError
+        If the routing is not known, or matrices are not those of the ranks placed.
+    """
+    stack = byte_matrices(matrices, len(slots)).reshape(-1, len(slots), len(slots))
+    routes = route(topology, slots, routing=routing, seed=seed, flows=flows)
+    loads = link_loads(routes, stack)
+    host = slots // topology.hosts.ranks
+    apart = host[:, None] != host
+    beside = ~apart & ~np.eye(len(slots), dtype=bool)
+    bounds = {"port": port_bound(topology, slots, stack)}
+    for family, bound in cut_bounds(topology, slots, stack).items():
+        bounds[f"cut {family}"] = bound
+    bounds["spreading"] = spreading_bound(topology, slots, stack)
+    return Assessment(
+        topology=topology,
+        routing=routing,
+        loads=loads,
+        bytes_between_hosts=np.where(apart, stack, 0).sum(axis=(1, 2)).astype(float),
+        bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
+        bottleneck_s=link_times(topology, loads).max(axis=1, initial=0.0),
+        bounds_s=bounds,
+        hot=tuple(hottest(topology, loads, most=hot)),
+        collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
+    )

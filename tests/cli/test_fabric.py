@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic import Trace
+from moetraffic.analysis.traffic import world_matrices
+from moetraffic.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert main([*map(str, arguments)]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_capture_on_one_switch_is_its_line_sums(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    asked = ("fabric", captured, "--topology", "single", "--json")
+    found = told(capsys, *asked, "--capacity", "8GB/s", "--iterations", "2:7")
+    with Trace.open(captured) as trace:
+        sent = world_matrices(trace, range(2, 7)).astype(float)
+    line = np.maximum(sent.sum(axis=1).max(axis=1), sent.sum(axis=2).max(axis=1))
+    assert found["iterations"] == [2, 3, 4, 5, 6]
+    assert found["bottleneck_s"] == pytest.approx(line / 8e9)
+    assert found["lower_bounds_s"]["port"] == found["bottleneck_s"]
+    assert found["bytes_between_hosts"] == pytest.approx(sent.sum(axis=(1, 2)))
+    assert found["ecmp_collisions"] == []
+
+
+def test_oversubscription_makes_the_same_bytes_slower(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    asked = ("fabric", captured, "--routing", "ideal", "--json", "--spines", 2)
+    once = told(capsys, *asked, "--oversubscription", 1)
+    fourfold = told(capsys, *asked, "--oversubscription", 4)
+    assert fourfold["lower_bounds_s"]["cut leaf"] == pytest.approx(
+        4 * np.array(once["lower_bounds_s"]["cut leaf"])
+    )
+    assert fourfold["lower_bounds_s"]["port"] == once["lower_bounds_s"]["port"]
+    assert fourfold["bottleneck_s"] == pytest.approx(
+        fourfold["lower_bounds_s"]["spreading"]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--topology", "leaf-spine", "--spines", "4"],
+        ["--topology", "rails", "--ranks-per-host", "2"],
+        ["--topology", "fat-tree", "--placement", "3,1,2,0", "--flows", "3"],
+        ["--topology", "torus", "--shape", "2x2", "--routing", "shortest"],
+        ["--topology", "dragonfly", "--shape", "1x2x1", "--placement", "strided"],
+    ],
+)
+def test_every_topology_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], captured: Path, options: list[str]
+) -> None:
+    assert main(["fabric", str(captured), "--iterations", "0:4", *options]) == 0
+    said = capsys.readouterr().out
+    for words in ("network", "Hottest links", "lower bound: busiest port"):
+        assert words in said
+    chosen = {"leaf-spine", "fat-tree", "dragonfly"} & set(
+        options
+    )  # those with equal paths
+    assert ("balls in bins" in said) == bool(chosen)
+
+
+def test_the_picture_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "links.png"
+    asked = ["fabric", str(captured), "--plot", str(picture)]
+    assert main(asked) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(asked) == 2
+    assert "give --force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--capacity", "400"], "a rate is a positive number with a unit"),
+        (["--capacity", "400gbps"], "a rate is a positive number with a unit"),
+        (["--topology", "hypercube"], "single, leaf-spine"),
+        (["--topology", "torus", "--spines", "2"], "leave out --spines"),
+        (["--topology", "torus", "--shape", "4x"], "numbers with x between"),
+        (["--topology", "dragonfly"], "hosts a router"),
+        (["--topology", "fat-tree", "-k", "3"], "even number of ports"),
+        (["--leaves", "3"], "choose a divisor of 4"),
+        (["--hosts", "2"], "room for 2, but there are 4 ranks"),
+        (["--placement", "0,1"], "4 slots with commas"),
+        (["--placement", "0,0,1,2"], "a slot of its own"),
+        (["--routing", "valiant"], "ecmp, ideal, shortest"),
+        (["--flows", "2", "--routing", "ideal"], "with ecmp alone"),
+        (["--iterations", "900:"], "has none in 900:"),
+        (["--operations", "gossip"], "all_reduce"),
+        (["--ranks-per-host", "0"], "at least 1"),
+        (["--hot", "0"], "raise --hot"),
+        (["--plot", "nowhere/links.png"], "does not exist"),
+    ],
+)
+def test_impossible_fabrics(
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fabric", str(captured), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("demand", ["line", "rate", "scaled"])
+def test_time_shifts_of_two_runs(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path, demand: str
+) -> None:
+    """A run beside itself: equal periods, and shifts that are never worse than none."""
+    asked = ["schedule", str(captured), str(captured), "--demand", demand]
+    path = tmp_path / "shifts.json"
+    picture = tmp_path / "jobs.png"
+    files = ["--json", str(path), "--plot", str(picture)]
+    assert main([*asked, *files]) == 0
+    said = capsys.readouterr().out
+    assert "compatibility" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(path.read_text())
+    assert found["capacity_bytes_s"] == 50e9
+    assert found["score_worst"] <= found["score_unshifted"] <= found["score"] <= 1
+    first, second = found["jobs"]
+    assert first["time_shift_s"] == 0
+    assert 0 <= second["time_shift_s"] < second["period_s"]
+    assert first["period_s"] == second["period_s"]
+    assert first["times_on_the_circle"] == 1
+    rates = np.array(first["rate_bytes_s"])
+    assert 0 <= rates.min() < rates.max()
+    if demand != "rate":
+        assert rates.max() <= 50e9 * (1 + 1e-9)
+    if demand == "line":  # both on at once: whatever one sends, the other sends too
+        excess = np.maximum(2 * rates - 50e9, 0).mean() / 50e9
+        assert found["score_unshifted"] == pytest.approx(1 - excess)
+    assert main([*asked, *files]) == 2
+    assert "give --force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", ["mean", "each"])
+def test_circuits_serve_a_run(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path, of: str
+) -> None:
+    path = tmp_path / "circuits.json"
+    asked = ["schedule", str(captured), "--of", of, "--matrices", "3", "--layer", "1"]
+    asked += ["--capacity", "8Gbps", "--reconfigure", "10us", "--json", str(path)]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "max-min matching" in said
+    (exchange,) = json.loads(path.read_text())["exchanges"]
+    assert (exchange["layer"], exchange["exchange"]) == (1, "dispatch")
+    assert len(exchange["schedules"]) == (1 if of == "mean" else 3)
+    with Trace.open(captured) as trace:
+        sites = trace.find(operation="all_to_all", phase="dispatch", layer=1)
+        wire = trace.wire(sites)
+    for at, one in zip((0, len(wire) // 2, -1), exchange["schedules"], strict=False):
+        served = np.zeros((4, 4), np.int64)
+        for term in one["terms"]:
+            served[np.arange(4), term["to"]] += np.array(term["bytes"])
+        want = wire.mean(axis=0).round() if of == "mean" else wire[at]
+        if of == "mean" or at != len(wire) // 2:
+            assert (served == want * (1 - np.eye(4))).all()
+        assert one["sending_s"] >= one["lower_bound_s"] * (1 - 1e-9)
+        assert one["reconfiguring_s"] == pytest.approx(10e-6 * one["circuits"])
+        assert one["coverage"][-1] == 1.0
+        assert 1 <= one["terms_for"]["0.5"] <= one["terms_for"]["0.99"]
+
+
+@pytest.mark.parametrize(
+    ("several", "arguments", "said"),
+    [
+        (False, ["--reconfigure", "10"], "a time is a number of 0 or more"),
+        (False, ["--matching", "best"], "max-min, max-weight"),
+        (False, ["--of", "all"], "mean or each"),
+        (False, ["--phase", "forward"], "the phase is one of dispatch"),
+        (False, ["--layer", "7"], "in layers [7]: its MoE layers are [1, 3]"),
+        (False, ["--tolerance", "0.1"], "tolerance is for several traces"),
+        (False, ["--matrices", "0"], "raise --matrices"),
+        (True, ["--matching", "any"], "matching is for one trace"),
+        (True, ["--demand", "half"], "line, rate, scaled"),
+        (True, ["--tolerance", "0.7"], "below 0.5"),
+        (True, ["--iterations", "900:"], "all-to-alls whose times are known"),
+    ],
+)
+def test_impossible_schedules(
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    several: bool,
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert main(["schedule", *[str(captured)] * (1 + several), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
