@@ -40,7 +40,8 @@ class _Here(threading.local):
     place = NOWHERE  # what a thread that is nowhere finds
 
 
-_here = _Here()
+here = _Here()
+"""Where this thread is: the hook reads it in every call."""
 
 RoutingSink = Callable[
     [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
@@ -50,7 +51,7 @@ _routing_sinks: list[RoutingSink] = []
 
 def place() -> Place:
     """The place that this thread is at."""
-    return _here.place
+    return here.place
 
 
 def is_layer(layer: object) -> bool:
@@ -100,16 +101,16 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
         )
     before = place()
     key = (layer, phase, label)
-    here = _places.get(key)
-    if here is None:
-        here = Place(layer, phase, label)
+    now = _places.get(key)
+    if now is None:
+        now = Place(layer, phase, label)
         if len(_places) < MOST_PLACES:
-            _places[key] = here
-    _here.place = here
+            _places[key] = now
+    here.place = now
     try:
         yield
     finally:
-        _here.place = before
+        here.place = before
 
 
 def routing(

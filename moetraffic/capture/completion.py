@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from moetraffic.trace.model import UNKNOWN_TIME
 
 from .device import DeviceClock
-from .hook import KEY, now_ns
+from .hook import KEY, Waiting, now_ns
 from .pipe import END
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
@@ -43,6 +43,7 @@ class Completion:
 
     def __init__(self, put: Put, device: DeviceClock) -> None:
         self._put, self._device = put, device
+        self.waiting = Waiting()
         # a work is held until it is waited for: so is it by whoever waits
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
@@ -104,6 +105,9 @@ class Completion:
         before
             The device's event before the call, if there is one.
         """
+        self.waiting.number = None
+        if result is None:
+            return  # an operator without a work is done
         work = _unbox(result[-1] if type(result) is tuple else result)
         if kind in self._unawaited and before is None:
             work.get_future().add_done_callback(
@@ -120,12 +124,18 @@ class Completion:
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         works, ended = self._works, self._ended
+        waiting, put = self.waiting, self._put
 
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             result = original(work, *args, **named)
-            entry = works.pop(id(work), None)
-            if entry is not None:
-                ended(entry)
+            number = waiting.number
+            if number is not None:
+                waiting.number = None
+                put((END, number, UNKNOWN_TIME, now_ns()))
+            else:
+                entry = works.pop(id(work), None)
+                if entry is not None:
+                    ended(entry)
             return result
 
         return wait

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from moetraffic.errors import CaptureError
 
-from .annotate import place
+from .annotate import here
 from .pipe import CALL, OPERATIONS
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ link, node, source, destination, bytes, shape, rows_received, sent, received)``:
 group's name, the shape of the input, and the splits as the call was given them."""
 
 
+class Waiting(threading.local):
+    """What a thread calls and, being synchronous, waits for next."""
+
+    number: int | None = None
+
+
 class Sink(Protocol):
     """Whoever is told of collectives; it must not raise."""
 
@@ -54,6 +60,8 @@ class Sink(Protocol):
     def meet(self, group: dist.ProcessGroup) -> None:
         """A group calls for the first time."""
         ...
+
+    waiting: Waiting
 
     def before(self, tensor: torch.Tensor | None) -> Any:
         """A device's event before a call with an output on that device."""
@@ -97,6 +105,7 @@ COLLECTIVES: dict[str, tuple[str, int, Callable[..., Sequence[torch.Tensor]]]] =
     "barrier": ("barrier", 1, lambda a: []),
     "send": ("send_recv", 1, lambda a: a[0]),
     "recv_": ("send_recv", 1, lambda a: a[0]),
+    "recv_any_source_": ("send_recv", 1, lambda a: a[0]),
 }
 
 _installed: list[torch.library.Library] = []
@@ -192,7 +201,8 @@ def _all_to_all_single(
 ) -> Callable[..., Any]:
     """The kernel of the commonest form; written out, for it runs in every layer."""
     put, meet, launched = sink.put, sink.meet, sink.launched
-    operation, met = OPERATIONS.index("all_to_all"), set()
+    operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
+    met: set[str] = set()
 
     def kernel(
         keyset: Any,
@@ -219,7 +229,7 @@ def _all_to_all_single(
                     link, ran = _running()
                 # fmt: off
                 put((
-                    CALL, number, now_ns(), operation, name, place(),
+                    CALL, number, now_ns(), operation, name, here.place,
                     tensor.dtype, _thread(), again, _grad(), link, ran,
                     -1, -1, 0, tensor.shape, output.shape[0], sent, received,
                 ))
@@ -233,6 +243,9 @@ def _all_to_all_single(
             keyset & after, output, tensor, boxed, received, sent, *rest
         )
         if number >= 0:
+            if rest and rest[0] is False and event is None:
+                waiting.number = number  # not asynchronous: the caller waits next
+                return result
             try:
                 launched(number, result, output, again, event)
             except Exception as error:
@@ -269,6 +282,8 @@ def _noter(name: str) -> Note:
             peers = (group.rank(), int(args[2]))
         elif name == "recv_":
             peers = (int(args[2]), group.rank())
+        elif name == "recv_any_source_":
+            peers = (-1, group.rank())  # known when something has come, to nobody here
         size = sum(t.numel() * t.element_size() for t in tensors)
         dtype = tensors[0].dtype if tensors else None
         number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
@@ -330,7 +345,7 @@ def _put(
         again, (link, ran) = 1, _running()
     sink.put(
         (
-            *(CALL, number, now_ns(), operation, name, place()),
+            *(CALL, number, now_ns(), operation, name, here.place),
             *(dtype, _thread(), again, _grad(), link, ran),
             *(*peers, size, shape, rows_received, sent, received),
         )

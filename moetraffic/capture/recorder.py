@@ -178,6 +178,7 @@ class Recorder:
             self._completion = Completion(self.put, self._device)
             self.before = self._device_event
             self.launched = self._completion.launched
+            self.waiting = self._completion.waiting
             self._measure_clock("start")
             self._undo = [
                 hook.install(self),
