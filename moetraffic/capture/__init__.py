@@ -11,9 +11,17 @@ from .annotate import at, routing
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+    from .routers import router, watch_routers
     from .virtual import VirtualRecorder
 
-__all__ = ["Recorder", "VirtualRecorder", "at", "routing"]
+__all__ = [
+    "Recorder",
+    "VirtualRecorder",
+    "at",
+    "router",
+    "routing",
+    "watch_routers",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +33,8 @@ def __getattr__(name: str) -> Any:
         from .virtual import VirtualRecorder
 
         return VirtualRecorder
+    if name in ("router", "watch_routers"):
+        from . import routers
+
+        return getattr(routers, name)
     raise AttributeError(name)

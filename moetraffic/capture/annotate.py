@@ -67,6 +67,16 @@ def is_label(label: object) -> bool:
     return label.isascii() or label.isprintable()  # half a surrogate pair is neither
 
 
+def move_to(there: Place) -> Place:
+    """Let this thread stand at a place from here on; returns where it stood.
+
+    For hooks, which cannot hold a ``with`` open: whoever moves puts back what it got.
+    """
+    before = here.place
+    here.place = there
+    return before
+
+
 @contextmanager
 def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     """Collectives called inside belong to this layer and phase.
@@ -99,18 +109,17 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
             f"a label is text of at most {LONGEST_LABEL} characters, not "
             f"{str(label)[:40]!r}: shorten it"
         )
-    before = place()
     key = (layer, phase, label)
     now = _places.get(key)
     if now is None:
         now = Place(layer, phase, label)
         if len(_places) < MOST_PLACES:
             _places[key] = now
-    here.place = now
+    before = move_to(now)
     try:
         yield
     finally:
-        here.place = before
+        move_to(before)
 
 
 def routing(

@@ -39,6 +39,7 @@ from .device import DeviceClock
 from .evidence import LeftOut, cause, counts_of, loss_of, tokens_of
 from .journal import Journal
 from .pipe import OPTIMIZER, ROUTED, STEP
+from .routers import watch_routers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,6 +187,7 @@ class Recorder:
                 subscribe(self._routing),
                 register_optimizer_step_post_hook(self._optimizer_stepped).remove,
             ]
+            self._undo.append(watch_routers(on_failure=self.failed))
         except BaseException:
             folder.leave()
             raise

@@ -1,0 +1,138 @@
+"""Which layer of its model a router belongs to.
+
+A module does not know what holds it, so the modules of the process are looked through
+once.  The layer is, in this order: what the router or a module around it says
+(``layer_number``, which counts from 1 in Megatron, or ``layer_idx``), or the number in
+its path (3 of ``model.layers.3.mlp.gate``).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+LAYER_ATTRIBUTES = {"layer_number": 1, "layer_idx": 0, "layer_id": 0, "layer_index": 0}
+"""Attributes that name a layer, and where they count from."""
+
+STACKS = frozenset(
+    {"layers", "layer", "blocks", "block", "h", "decoder_layers", "encoder_layers"}
+)
+"""Names under which models keep their layers."""
+
+LONGEST_PATH = 64
+
+Holders = Mapping[int, Sequence[tuple[nn.Module, str]]]
+"""By ``id`` of a module, who holds it and under which name."""
+
+
+class Position(NamedTuple):
+    """A layer's number within its stack; encoder and decoder are two stacks."""
+
+    stack: int  # id of what holds the layers, or of the root
+    number: int
+    length: int  # layers of the stack, as far as it is known
+
+
+def modules_alive() -> list[nn.Module]:
+    """Every module of this process."""
+    # isinstance would ask lazy proxies for their class
+    return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+
+
+def holders(modules: Iterable[nn.Module]) -> Holders:
+    """Who holds each module."""
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for name, child in module.__dict__.get("_modules", {}).items():
+            if child is not None:
+                found.setdefault(id(child), []).append((module, name))
+    return found
+
+
+def path_of(module: nn.Module, held: Holders) -> list[tuple[nn.Module, str]]:
+    """Holders of a module and the names in them, from its root down to it."""
+    path: list[tuple[nn.Module, str]] = []
+    at, seen = module, {id(module)}
+    while len(path) < LONGEST_PATH:
+        above = [(h, n) for h, n in held.get(id(at), ()) if id(h) not in seen]
+        if not above:
+            break
+        path.append(above[0])
+        at = above[0][0]
+        seen.add(id(at))
+    return path[::-1]
+
+
+def position_of(module: nn.Module, held: Holders) -> Position | None:
+    """Where a router stands, or None if neither a name nor an attribute tells it."""
+    path = path_of(module, held)
+    root = id(path[0][0]) if path else id(module)
+    for around in (module, *(holder for holder, _ in reversed(path))):
+        for name, first in LAYER_ATTRIBUTES.items():
+            number = getattr(around, name, None)
+            if type(number) is int and number >= first:
+                return Position(root, number - first, 0)
+    numbered = [
+        (holder, path[i - 1][1] if i else "", int(name))
+        for i, (holder, name) in enumerate(path)
+        if name.isdecimal()
+    ]
+    for holder, called, index in numbered:
+        if called in STACKS:
+            return Position(id(holder), index, _length(holder))
+    for holder, _, index in numbered[:1]:
+        return Position(id(holder), index, _length(holder))
+    return None
+
+
+class Numbering:
+    """Numbers the layers of a process so that no two routers share one.
+
+    The stacks of a model that has several (an encoder and a decoder) follow each other
+    where their numbers would meet.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}
+        self._taken: dict[int, int] = {}  # layer -> stack; -1: by order of first call
+        self._end = 0
+
+    def number(self, positions: Sequence[Position | None]) -> list[int | None]:
+        """The layers of routers, in the order in which their models define them."""
+        stacks: dict[int, list[Position]] = {}
+        for position in positions:
+            if position is not None:
+                stacks.setdefault(position.stack, []).append(position)
+        for stack, members in stacks.items():
+            if stack not in self._offsets:
+                met = any(member.number in self._taken for member in members)
+                self._offsets[stack] = self._end if met else 0
+            offset = self._offsets[stack]
+            for member in members:
+                layer = offset + member.number
+                self._taken[layer] = stack
+                last = offset + max(member.length, member.number + 1)
+                self._end = max(self._end, last)
+        return [
+            None
+            if position is None
+            else self._offsets[position.stack] + position.number
+            for position in positions
+        ]
+
+    def next(self) -> int:
+        """A layer for a router that says nothing: the first number that is free."""
+        layer = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
+        self._taken[layer] = -1
+        self._end = max(self._end, layer + 1)
+        return layer
+
+
+def _length(holder: nn.Module) -> int:
+    try:
+        return len(holder)  # type: ignore[arg-type]
+    except TypeError:
+        return 0

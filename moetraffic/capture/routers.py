@@ -1,0 +1,327 @@
+"""Hooks on the routers of anyone's model: demand, and the layer of what is sent.
+
+Routers are known by the names of their classes (:mod:`.decisions`), those made before
+and those made afterwards.  Other modules pay nothing while they run.  The module that
+holds a router is the MoE layer: while it runs, collectives without a place of their
+own belong to its layer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+
+from moetraffic.errors import CaptureError
+
+from . import annotate, compiled, decisions, layers, watched
+from .annotate import Place, RoutingSink
+
+log = logging.getLogger("moetraffic")
+
+LABEL = "router"
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+Failure = Callable[[str, Exception], Any]
+
+_watches: list[_Watch] = []
+
+
+def router(
+    kind: type[nn.Module] | str,
+    ids: Callable[[Sequence[Any], Any], Any],
+    *,
+    experts: int | None = None,
+) -> Callable[[], None]:
+    """Make routers of a class of your own known.
+
+    ::
+
+        capture.router(MyGate, lambda inputs, output: output[1])
+
+    Parameters
+    ----------
+    kind
+        The class, or its full name ``"package.module.MyGate"``; subclasses count.
+    ids
+        Given the positional arguments and the output of ``forward``, the experts of
+        this rank's tokens: integer ids of any shape (-1 for none), a bool mask
+        ``[..., E]``, or None where nothing was routed.
+    experts
+        The number of experts E; if absent, what the router has as ``num_experts``.
+
+    Returns
+    -------
+    callable
+        Takes the class out of the table again.
+
+    Raises
+    ------
+    CaptureError
+        If the class is none, or ``ids`` cannot be called.
+
+    Notes
+    -----
+    An installed package does the same with an entry point in the group
+    ``moetraffic.router_readers``: the class's full name, and such a function.
+    """
+    if not isinstance(kind, str) and not inspect.isclass(kind):
+        raise CaptureError(
+            f"a router is told by its class or the class's full name, not {kind!r}: "
+            "give one of these"
+        )
+    if not callable(ids):
+        raise CaptureError(
+            f"the experts are read by a function of inputs and output, not {ids!r}: "
+            "give one"
+        )
+    if experts is not None and (type(experts) is not int or experts < 1):
+        raise CaptureError(
+            f"a router has a number of experts from 1 on, not {experts!r}: change it"
+        )
+    name = kind if isinstance(kind, str) else decisions.full_name(kind)
+    undo = decisions.register(name, decisions.reader_of_ids(ids, experts))
+    for watch in _watches:
+        watch.scan()
+    return undo
+
+
+def watch_routers(
+    on_routing: RoutingSink = annotate.routing,
+    *,
+    on_failure: Failure | None = None,
+    model: nn.Module | None = None,
+) -> Callable[[], None]:
+    """Tell what every known router of this process decides, from now on.
+
+    Parameters
+    ----------
+    on_routing
+        Called as :func:`.annotate.routing` is: layer, demand ``[E]`` int64, dropped
+        copies ``[E]`` or None, and the expert-parallel group or None.  The thread's
+        place has the label ``"router"`` meanwhile.  It must not raise.
+    on_failure
+        Called with ``"router"`` and the error where a router cannot be read; such an
+        error never reaches the model.  If absent, the first of each router's is logged.
+    model
+        Look for routers in it alone; otherwise in all modules that are alive.
+
+    Returns
+    -------
+    callable
+        Takes every hook out again.
+
+    Notes
+    -----
+    Nothing is told where tensors are fake, a CUDA graph is being captured, or a layer's
+    own program reports its routing through :func:`.annotate.routing`.  In a compiled
+    module, an operator in the graph tells (see :mod:`.compiled`).
+    """
+    watch = _Watch(on_routing, on_failure, model)
+    watch.scan()
+    return watch.undo
+
+
+class _Watch:
+    """The hooks of one call of :func:`watch_routers`."""
+
+    def __init__(
+        self, sink: RoutingSink, failure: Failure | None, model: nn.Module | None
+    ) -> None:
+        self._sink, self._failure, self._model = sink, failure, model
+        self._lock = threading.RLock()
+        self._routers: WeakKeyDictionary[nn.Module, watched.Router] = (
+            WeakKeyDictionary()
+        )
+        self._holders: WeakKeyDictionary[nn.Module, watched.Holder] = (
+            WeakKeyDictionary()
+        )
+        self._kinds: WeakKeyDictionary[type, decisions.Reader | None] = (
+            WeakKeyDictionary()
+        )
+        self._numbering = layers.Numbering()
+        self._own_program: set[int] = set()  # layers whose program reports by itself
+        self._reporting = threading.local()
+        self._complained: set[str] = set()
+        self._closed = False
+        registration = nn.modules.module.register_module_module_registration_hook
+        self._undo: list[Callable[[], Any]] = [
+            annotate.subscribe(self._told_by_program),
+            registration(self._attached).remove,
+        ]
+        _watches.append(self)
+
+    # ---- finding ---------------------------------------------------------------
+
+    def scan(self) -> None:
+        """Find the routers that are there already."""
+        with self._lock:
+            self._kinds.clear()
+            modules = self._modules()
+            held = layers.holders(modules)
+            for module in modules:
+                if self._reader(type(module)) is None:
+                    continue
+                path = layers.path_of(module, held)
+                holder = next(
+                    (h for h, _ in reversed(path) if not isinstance(h, CONTAINERS)),
+                    None,
+                )
+                self._found(module, holder)
+
+    def _modules(self) -> list[nn.Module]:
+        if self._model is not None:
+            return list(self._model.modules())
+        return layers.modules_alive()
+
+    def _reader(self, kind: type) -> decisions.Reader | None:
+        if kind not in self._kinds:
+            self._kinds[kind] = decisions.reader_for(kind)
+        return self._kinds[kind]
+
+    def _attached(self, holder: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """A module was put into another (called by torch, for every module made)."""
+        try:
+            if child is None or self._model is not None:
+                return
+            if isinstance(child, CONTAINERS):
+                members = [m for m in child.children() if m in self._routers]
+            elif self._reader(type(child)) is not None:
+                members = [child]
+            else:
+                return
+            around = None if isinstance(holder, CONTAINERS) else holder
+            with self._lock:
+                for member in members:
+                    self._found(member, around)
+        except Exception as error:
+            # whatever it is, the model must be built
+            self.failed(error)
+
+    def _found(self, module: nn.Module, holder: nn.Module | None) -> None:
+        """Hook a router and what holds it; more may be known than the last time."""
+        if holder is not None and type(holder).__module__.startswith("moetraffic."):
+            return  # our own models report by themselves
+        entry = self._routers.get(module)
+        if entry is None:
+            reader = self._reader(type(module))
+            assert reader is not None
+            entry = watched.Router(self, reader, module)
+            self._routers[module] = entry
+            # before other hooks, which may change what the router says
+            handle = module.register_forward_hook(entry, prepend=True)
+            self._undo.append(handle.remove)
+        if holder is None or entry.holder() is not None:
+            return
+        entry.holder = ref(holder)
+        if holder not in self._holders:
+            around = self._holders[holder] = watched.Holder(self, entry)
+            before = holder.register_forward_pre_hook(around.enter, prepend=True)
+            after = holder.register_forward_hook(around.leave, always_call=True)
+            self._undo += [before.remove, after.remove]
+
+    # ---- what the hooks call ---------------------------------------------------
+
+    def routed(
+        self,
+        entry: watched.Router,
+        module: nn.Module | None,
+        inputs: Sequence[Any],
+        output: Any,
+    ) -> None:
+        """Read what a router decided, and tell it."""
+        if self._closed or module is None or compiled.untellable(output):
+            return
+        try:
+            with torch.no_grad(), compiled.no_modes():
+                decision = entry.reader(module, inputs, compiled.local(output))
+            if decision is None:
+                return
+            here = annotate.place()
+            layer = here.layer if here.layer >= 0 else self.layer(entry)
+            if layer in self._own_program:
+                return
+            group = entry.group()
+        except Exception as error:
+            # whatever it is, the training must not notice
+            self.failed(error)
+            return
+        self._reporting.on = True
+        before = annotate.move_to(Place(layer, "", LABEL))
+        try:
+            self._sink(layer, decision.demand, decision.dropped, group)
+        except Exception as error:
+            self.failed(error)
+        finally:
+            annotate.move_to(before)
+            self._reporting.on = False
+
+    def layer(self, entry: watched.Router) -> int:
+        """The layer of a router, found when it is first asked for."""
+        if entry.layer < 0:
+            with self._lock:
+                self._place_all()
+                if entry.layer < 0:
+                    entry.layer = self._numbering.next()
+        return entry.layer
+
+    def _place_all(self) -> None:
+        """Number all routers that have a number in their model."""
+        modules = self._modules()
+        held = layers.holders(modules)
+        waiting = [
+            (module, entry)
+            for module, entry in self._routers.items()
+            if entry.layer < 0
+        ]
+        if not waiting:
+            return
+        order: dict[int, int] = {}
+        for module, _ in waiting:
+            path = layers.path_of(module, held)
+            root = path[0][0] if path else module
+            if id(root) not in order:
+                for part in root.modules():
+                    order.setdefault(id(part), len(order))
+        waiting.sort(key=lambda pair: order.get(id(pair[0]), len(order)))
+        positions = [layers.position_of(module, held) for module, _ in waiting]
+        numbers = self._numbering.number(positions)
+        for (_, entry), number in zip(waiting, numbers, strict=True):
+            if number is not None:
+                entry.layer = number
+
+    def _told_by_program(
+        self, layer: int, _demand: Any, _dropped: Any, _group: Any
+    ) -> None:
+        if not getattr(self._reporting, "on", False):
+            self._own_program.add(layer)
+
+    def failed(self, error: Exception) -> None:
+        """A router could not be read."""
+        if self._failure is not None:
+            self._failure(LABEL, error)
+        elif str(error) not in self._complained:
+            self._complained.add(str(error))
+            log.warning("a router's decision is not recorded: %s", error)
+
+    def undo(self) -> None:
+        """Take every hook out."""
+        if self._closed:
+            return
+        self._closed = True
+        _watches.remove(self)
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        ours = (watched.Router, watched.Holder)
+        for module in layers.modules_alive():  # copies have hooks without a handle
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    owner = getattr(hook, "__self__", hook)
+                    if isinstance(owner, ours) and owner.watch is self:
+                        del hooks[key]

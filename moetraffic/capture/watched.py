@@ -1,0 +1,172 @@
+"""A router that is watched, and the MoE layer that holds it: their hooks.
+
+The hooks are objects, so that a model that has them is copied and pickled as before: a
+copy shares them, and a pickle holds one that does nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import ReferenceType, ref
+
+import torch
+from torch import nn
+
+from . import annotate, compiled
+from .annotate import NOWHERE, Place
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from .decisions import Reader
+
+GROUPS = (
+    *("ep_group", "group", "moe_group", "expert_parallel_group"),
+    *("ep_mesh", "args.expert_parallel_group"),
+    *("token_dispatcher.ep_mesh", "routed_experts.token_dispatcher.ep_mesh"),
+)
+"""Where a router or its layer keeps the expert-parallel group (or mesh)."""
+
+
+class Watch(Protocol):
+    """Whoever the hooks belong to."""
+
+    def routed(
+        self,
+        entry: Router,
+        module: nn.Module | None,
+        inputs: Sequence[Any],
+        output: Any,
+    ) -> None:
+        """A router has decided."""
+        ...
+
+    def layer(self, entry: Router) -> int:
+        """The layer of a router."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Something could not be read."""
+        ...
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What is left of a hook in a pickle."""
+
+
+class Router:
+    """The forward hook of one router."""
+
+    def __init__(self, watch: Watch, reader: Reader, module: nn.Module) -> None:
+        self.watch, self.reader = watch, reader
+        self.module = ref(module)
+        self.holder: Callable[[], nn.Module | None] = _nothing
+        self.layer = -1
+        self._group: ReferenceType[Any] | None = None
+        self.key = compiled.remember(self)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Tell the output, or leave an operator in the graph that tells it."""
+        if torch.compiler.is_compiling():
+            compiled.emit(self.key, output)
+        else:
+            self.watch.routed(self, module, inputs, output)
+
+    def group(self) -> dist.ProcessGroup | None:
+        """The expert-parallel group that its framework tells, or None."""
+        known: Any = None if self._group is None else self._group()
+        if known is None:
+            known = _group_of(self.holder(), self.module())
+            if known is not None:
+                self._group = ref(known)
+        return cast("dist.ProcessGroup | None", known)
+
+    def __deepcopy__(self, _memo: Any) -> Router:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _gone, ()
+
+
+class Holder:
+    """The hooks of the module that holds a router: inside it is that layer."""
+
+    def __init__(self, watch: Watch, router: Router) -> None:
+        self.watch, self._router = watch, router
+        self._thread = threading.local()
+
+    def enter(self, _module: nn.Module, _inputs: Any) -> None:
+        """Stand in this layer, unless the program says where it is."""
+        if torch.compiler.is_compiling():
+            return
+        left = self._thread.__dict__.setdefault("left", [])
+        try:
+            here = annotate.place()
+            if here == NOWHERE:
+                left.append(annotate.move_to(Place(self.watch.layer(self._router))))
+            else:
+                left.append(None)
+        except Exception as error:
+            # whatever it is, the training must not notice
+            self.watch.failed(error)
+
+    def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        """Stand where one stood before."""
+        if torch.compiler.is_compiling():
+            return
+        left = self._thread.__dict__.get("left")
+        if left:
+            before = left.pop()
+            if before is not None:
+                annotate.move_to(before)
+
+    def __deepcopy__(self, _memo: Any) -> Holder:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _Gone, ()
+
+
+class _Gone:
+    """What is left of a holder's hooks in a pickle."""
+
+    enter = leave = staticmethod(_nothing)
+
+
+def _gone() -> Callable[..., None]:
+    return _nothing
+
+
+def _group_of(*modules: nn.Module | None) -> Any:
+    for module in modules:
+        for path in GROUPS if module is not None else ():
+            found: Any = module
+            for name in path.split("."):
+                found = getattr(found, name, None)
+            group = _process_group(found)
+            if group is not None:
+                return group
+    for mesh in _expert_meshes(modules[0]):
+        return _process_group(mesh)
+    return None
+
+
+def _process_group(found: Any) -> Any:
+    if isinstance(found, torch.distributed.ProcessGroup):
+        return found
+    if type(found).__name__ != "DeviceMesh":
+        return None
+    if found.ndim == 1:
+        return found.get_group()
+    return found.get_group("ep") if "ep" in (found.mesh_dim_names or ()) else None
+
+
+def _expert_meshes(holder: nn.Module | None) -> Iterator[Any]:
+    """Meshes over which transformers shards whole experts."""
+    experts: Any = getattr(holder, "experts", None)
+    if getattr(experts, "_is_expert_parallel", False) is True:
+        for parameter in experts.parameters():
+            if hasattr(parameter, "device_mesh"):
+                yield parameter.device_mesh
