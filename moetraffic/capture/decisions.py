@@ -147,7 +147,8 @@ def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     ``SwitchTransformersTop1Router.forward`` makes it.
     """
     mask, _, logits = output
-    dtype: torch.dtype = getattr(module, "dtype", torch.float32)
+    default: Any = torch.float32
+    dtype: torch.dtype = getattr(module, "dtype", default)
     given: torch.dtype = getattr(module, "input_dtype", dtype)
     scores = logits.detach().softmax(-1, dtype=dtype).to(given)
     demand = chosen(scores.argmax(-1), logits.shape[-1])
