@@ -147,9 +147,9 @@ def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     ``SwitchTransformersTop1Router.forward`` makes it.
     """
     mask, _, logits = output
-    default: Any = torch.float32
-    dtype: torch.dtype = getattr(module, "dtype", default)
-    given: torch.dtype = getattr(module, "input_dtype", dtype)
+    owner: Any = module
+    dtype: torch.dtype = owner.dtype
+    given: torch.dtype = owner.input_dtype
     scores = logits.detach().softmax(-1, dtype=dtype).to(given)
     demand = chosen(scores.argmax(-1), logits.shape[-1])
     return Decision(demand=demand, dropped=demand - marked(mask))
@@ -184,7 +184,7 @@ def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     ValueError
         If the layer adds noise to what the gate gives.
     """
-    if module.training and getattr(module, "gate_noise", 0):
+    if module.training and getattr(module, "gate_noise", False):
         raise ValueError("Tutel adds gate_noise to the logits after its gate")
     scores = output.detach().softmax(1)
     return Decision(
@@ -213,6 +213,9 @@ def _k(module: nn.Module) -> int:
     return k
 
 
+LOGITS_WEIGHTS_IDS = _ids_and_logits(2, 0)
+"""``(logits [T, E], weights [T, k], ids [T, k])``: most routers of transformers 5."""
+
 READERS: dict[str, Reader] = {
     # Megatron-Core 0.16, megatron/core/transformer/moe/router.py
     "megatron.core.*.TopKRouter": _megatron,
@@ -228,14 +231,14 @@ READERS: dict[str, Reader] = {
     "transformers.models.*.NllbMoeTop2Router": _nllb,
     "transformers.models.*.JetMoeTopKGating": _jetmoe,
     "transformers.models.*.Llama4Router": _top_logits(1),
-    "transformers.models.*.*TopKRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.*TopkRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.*TokenChoiceRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.*HashRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.Gemma4TextRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.DiffusionGemmaTextRouter": _ids_and_logits(2, 0),
-    "transformers.models.*.HunYuanMoEV1Gate": _ids_and_logits(2, 0),
-    "transformers.models.*.ZayaRouter": _ids_and_logits(2, 0),
+    "transformers.models.*.*TopKRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.*TopkRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.*TokenChoiceRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.*HashRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.Gemma4TextRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.DiffusionGemmaTextRouter": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.HunYuanMoEV1Gate": LOGITS_WEIGHTS_IDS,
+    "transformers.models.*.ZayaRouter": LOGITS_WEIGHTS_IDS,
     # transformers 4, whose routers are plain linear layers
     "transformers.models.*.MixtralSparseMoeBlock": _block,
     "transformers.models.*.Qwen2MoeSparseMoeBlock": _block,

@@ -27,6 +27,7 @@ from moetraffic.trace.spool import CLOSED, RankFolder, segments_folder
 
 from . import clock, hook
 from .annotate import is_layer, subscribe
+from .bypass import watch_bypasses
 from .claim import claim
 from .completion import Completion
 from .description import (
@@ -188,6 +189,7 @@ class Recorder:
                 register_optimizer_step_post_hook(self._optimizer_stepped).remove,
             ]
             self._undo.append(watch_routers(on_failure=self.failed))
+            self._undo.append(watch_bypasses(on_failure=self.failed))
         except BaseException:
             folder.leave()
             raise

@@ -243,7 +243,8 @@ class _Watch:
             if decision is None:
                 return
             here = annotate.place()
-            layer = here.layer if here.layer >= 0 else self.layer(entry)
+            own = isinstance(here, watched.FoundPlace) or here.layer < 0
+            layer = self.layer(self._first_of_layer(entry)) if own else here.layer
             if layer in self._own_program:
                 return
             group = entry.group()
@@ -265,33 +266,37 @@ class _Watch:
         """The layer of a router, found when it is first asked for."""
         if entry.layer < 0:
             with self._lock:
-                self._place_all()
+                self._place_model(entry)
                 if entry.layer < 0:
                     entry.layer = self._numbering.next()
         return entry.layer
 
-    def _place_all(self) -> None:
-        """Number all routers that have a number in their model."""
-        modules = self._modules()
-        held = layers.holders(modules)
-        waiting = [
-            (module, entry)
-            for module, entry in self._routers.items()
-            if entry.layer < 0
-        ]
-        if not waiting:
+    def _first_of_layer(self, entry: watched.Router) -> watched.Router:
+        """The router that names the layer: Tutel's layers hold several gates."""
+        holder = entry.holder()
+        around = None if holder is None else self._holders.get(holder)
+        return entry if around is None else around.router
+
+    def _place_model(self, called: watched.Router) -> None:
+        """Number all routers of the model of one, in the order of their definition.
+
+        Models of which nothing was called stay out: their layers would shift others'.
+        """
+        module = called.module()
+        if module is None:
             return
-        order: dict[int, int] = {}
-        for module, _ in waiting:
-            path = layers.path_of(module, held)
-            root = path[0][0] if path else module
-            if id(root) not in order:
-                for part in root.modules():
-                    order.setdefault(id(part), len(order))
-        waiting.sort(key=lambda pair: order.get(id(pair[0]), len(order)))
-        positions = [layers.position_of(module, held) for module, _ in waiting]
-        numbers = self._numbering.number(positions)
-        for (_, entry), number in zip(waiting, numbers, strict=True):
+        held = layers.holders(self._modules())
+        path = layers.path_of(module, held)
+        root = path[0][0] if path else module
+        parts = [
+            (part, self._routers[part])
+            for part in root.modules()
+            if part in self._routers and self._routers[part].layer < 0
+        ]
+        numbers = self._numbering.number(
+            [layers.position_of(part, held) for part, _ in parts]
+        )
+        for (_, entry), number in zip(parts, numbers, strict=True):
             if number is not None:
                 entry.layer = number
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import ReferenceType, ref
 
@@ -52,6 +53,11 @@ class Watch(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FoundPlace(Place):
+    """A place that a hook found, not one that the program told."""
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """What is left of a hook in a pickle."""
 
@@ -94,7 +100,7 @@ class Holder:
     """The hooks of the module that holds a router: inside it is that layer."""
 
     def __init__(self, watch: Watch, router: Router) -> None:
-        self.watch, self._router = watch, router
+        self.watch, self.router = watch, router
         self._thread = threading.local()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
@@ -104,8 +110,9 @@ class Holder:
         left = self._thread.__dict__.setdefault("left", [])
         try:
             here = annotate.place()
-            if here == NOWHERE:
-                left.append(annotate.move_to(Place(self.watch.layer(self._router))))
+            if here == NOWHERE or isinstance(here, FoundPlace):
+                layer = self.watch.layer(self.router)
+                left.append(annotate.move_to(FoundPlace(layer)))
             else:
                 left.append(None)
         except Exception as error:
