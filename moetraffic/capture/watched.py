@@ -102,6 +102,7 @@ class Holder:
     def __init__(self, watch: Watch, router: Router) -> None:
         self.watch, self.router = watch, router
         self._thread = threading.local()
+        self._place = FoundPlace()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
         """Stand in this layer, unless the program says where it is."""
@@ -111,8 +112,9 @@ class Holder:
         try:
             here = annotate.place()
             if here == NOWHERE or isinstance(here, FoundPlace):
-                layer = self.watch.layer(self.router)
-                left.append(annotate.move_to(FoundPlace(layer)))
+                if self._place.layer < 0:
+                    self._place = FoundPlace(self.watch.layer(self.router))
+                left.append(annotate.move_to(self._place))
             else:
                 left.append(None)
         except Exception as error:
