@@ -26,7 +26,7 @@ from moetraffic.trace.segment import PATTERN, rank_folder
 from moetraffic.trace.spool import CLOSED, RankFolder, segments_folder
 
 from . import clock, hook
-from .annotate import is_layer, subscribe
+from .annotate import here, is_layer, subscribe
 from .bypass import watch_bypasses
 from .claim import claim
 from .completion import Completion
@@ -50,6 +50,7 @@ log = logging.getLogger("moetraffic")
 WINDOW_STEPS = 32
 MERGE_WAIT_S = 30.0
 LEAVE_S = 1.0
+FOUND_BY = ("router", "bypass")  # labels of what hooks report
 _recorders = itertools.count()
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -351,11 +352,14 @@ class Recorder:
             if name not in self._met:
                 self.meet(owner)
                 self._met.add(name)
+            # what the program itself reports stands for itself; a hook's report may
+            # not know its group, and merging finds it
+            label = here.place.label if here.place.label in FOUND_BY else ""
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()
             self.put(
                 (
-                    *(ROUTED, hook.now_ns(), name, layer, "", thread, again, grad),
+                    *(ROUTED, hook.now_ns(), name, layer, label, thread, again, grad),
                     *(counts, missed),
                 )
             )
