@@ -109,11 +109,30 @@ COLLECTIVES: dict[str, tuple[str, int, Callable[..., Sequence[torch.Tensor]]]] =
 }
 
 _installed: list[torch.library.Library] = []
+_gives_way: Callable[[], None] | None = None
 
 
 def installed() -> bool:
     """Whether a hook is in place in this process."""
     return bool(_installed)
+
+
+def give_way_by(step_back: Callable[[], None] | None) -> None:
+    """Have a recorder that nobody asked for by name end when another one starts.
+
+    Parameters
+    ----------
+    step_back
+        Takes its hook out; None when it has ended.
+    """
+    global _gives_way
+    _gives_way = step_back
+
+
+def make_way() -> None:
+    """End the recorder that gives way, if there is one."""
+    if _gives_way is not None:
+        _gives_way()
 
 
 def install(sink: Sink) -> Callable[[], None]:

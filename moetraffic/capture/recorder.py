@@ -150,6 +150,7 @@ class Recorder:
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        hook.make_way()
         if hook.installed():
             raise CaptureError(
                 "one recorder runs in a process at a time, but one is running "
@@ -421,7 +422,9 @@ class Recorder:
         for undo in reversed(self._undo):
             undo()
         self._journal.abandon()
-        self._folder = None
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.leave()  # else a child that outlives its parent would hold the lock
         _running.discard(self)
 
     def _own_folder(self) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from moetraffic import __version__
-from moetraffic.report.terminal import run
+from moetraffic.report import terminal
 
 from . import (
     analyze,
@@ -22,6 +22,7 @@ from . import (
     place,
     plot,
     replay,
+    run,
     schedule,
     tolerance,
 )
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("capture")(capture.capture)
+app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
@@ -81,4 +83,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     logging.basicConfig(format="moetraffic: %(message)s", level=logging.WARNING)
-    return run(app, arguments, "moetraffic")
+    return terminal.run(app, arguments, "moetraffic")

@@ -98,6 +98,12 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def recording(folder: Path) -> list[int]:
+    """The ranks that still write to a folder of segments."""
+    own = sorted(folder.glob(RANKS))
+    return [int(o.name.rpartition("-")[2]) for o in own if _in_use(o)]
+
+
 def _in_use(own: Path) -> bool:
     """Whether a process that runs records into a rank's folder."""
     try:

@@ -1,0 +1,208 @@
+"""Start-up hook of ``moetraffic run``: waits in a Python process for torch.distributed.
+
+``moetraffic run`` puts this folder at the front of PYTHONPATH, so that every Python
+process of the command, on whatever way it was started, imports this file first.  It
+imports nothing: a finder waits for the module that has ``init_process_group``, and
+wraps that.  Once a process group is there, :mod:`moetraffic.capture.attached` records.
+Then it steps aside for the ``sitecustomize`` that would have been imported without it.
+
+The environment tells what to do; :mod:`moetraffic.launch.hooked` writes it, and
+docs/run.md describes it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself takes as long to import as an interpreter to start
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+AWAITED = "torch.distributed.distributed_c10d"
+OUT = "MOETRAFFIC_OUT"
+NOTES = "MOETRAFFIC_NOTES"
+# a rank's number on its host, as torchrun, srun, Open MPI and MPICH tell it
+LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+)
+
+
+def note(word: str, text: str = "") -> bool | None:
+    """Leave a word for the launcher; False where it is there, None without one."""
+    folder = os.environ.get(NOTES)
+    if not folder:
+        return None
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.open(os.path.join(folder, word), flags, 0o666)
+    except FileExistsError:
+        return False
+    except OSError:
+        return None  # the launcher is on another host, or has gone
+    os.write(file, text.encode(errors="replace"))
+    os.close(file)
+    return True
+
+
+def say(word: str, text: str) -> None:
+    """Say a thing on standard error, once a host."""
+    first = note(word, text)
+    if first is None:
+        first = next((os.environ[n] for n in LOCAL_RANKS if n in os.environ), "") in (
+            "0",
+            "",
+        )
+    if first:
+        try:
+            print(f"moetraffic: {text}", file=sys.stderr, flush=True)
+        except (OSError, ValueError, AttributeError):
+            return  # nobody reads it
+
+
+class Waiting:
+    """A finder that finds nothing, but sees when the awaited module is looked for."""
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Have the other finders find the awaited module, and wrap what it defines."""
+        if name != AWAITED:
+            return None
+        sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
+            look = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None
+            if look is not None:
+                spec = look(name, path, target)
+            if spec is not None:
+                attach_when_executed(spec.loader)
+                return spec
+        return None
+
+
+def attach_when_executed(loader: Any) -> None:
+    """Have ``loader`` wrap the functions of the module that it executes next."""
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module
+        execute(module)
+        note("distributed")
+        try:
+            attach(module)
+        except AttributeError as error:
+            say("refused", f"this torch cannot be captured: {error}")
+
+    try:
+        execute = loader.exec_module
+        loader.exec_module = exec_module
+    except (AttributeError, TypeError):
+        say("refused", f"torch is loaded by {loader!r}, which nothing can be hung on")
+
+
+def attach(module: Any) -> None:
+    """Wrap ``init_process_group`` and ``destroy_process_group`` of a module."""
+    import functools
+
+    start, stop = module.init_process_group, module.destroy_process_group
+
+    @functools.wraps(start)
+    def init_process_group(*args: Any, **named: Any) -> Any:
+        result = start(*args, **named)
+        begin()
+        return result
+
+    @functools.wraps(stop)
+    def destroy_process_group(group: Any = None) -> Any:
+        if group is None or group is module.GroupMember.WORLD:
+            end()
+        return stop(group)
+
+    module.init_process_group = init_process_group
+    module.destroy_process_group = destroy_process_group
+
+
+def begin() -> None:
+    """Record from now on; whatever is in the way is said, and training goes on."""
+    note("initialised")
+    try:
+        attached = import_attached()
+    except Exception as error:
+        # an interpreter of the user's own: anything may be missing or too old
+        host = os.uname().nodename
+        said = f"{type(error).__name__}: {error}"
+        say(
+            "refused",
+            f"this run is not captured on {host}, because moetraffic is not installed "
+            f"for {sys.executable} ({said}): install it there",
+        )
+        return
+    attached.begin(
+        os.environ[OUT],
+        force=os.environ.get("MOETRAFFIC_OUT_FORCE") == "1",
+        model=os.environ.get("MOETRAFFIC_MODEL", ""),
+        router=os.environ.get("MOETRAFFIC_ROUTER", ""),
+        k=os.environ.get("MOETRAFFIC_K", ""),
+        say=say,
+        note=note,
+    )
+
+
+def end() -> None:
+    """Close the record before the process group goes."""
+    attached = sys.modules.get("moetraffic.capture.attached")
+    if attached is not None:
+        attached.end(sys.exc_info()[1])
+
+
+def import_attached() -> Any:
+    """The recorder's side of this hook: as installed, or from where this file lies."""
+    import importlib
+
+    try:
+        importlib.import_module("moetraffic")
+    except ModuleNotFoundError as error:
+        if error.name != "moetraffic":
+            raise
+        # not installed for this interpreter: its own numpy and h5py may do
+        from importlib import util
+
+        package = os.path.dirname(os.path.dirname(HERE))
+        spec = util.spec_from_file_location(
+            "moetraffic",
+            os.path.join(package, "__init__.py"),
+            submodule_search_locations=[package],
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = util.module_from_spec(spec)
+        sys.modules["moetraffic"] = module
+        try:
+            spec.loader.exec_module(module)
+            return importlib.import_module("moetraffic.capture.attached")
+        except BaseException:
+            for name in [n for n in sys.modules if n.split(".")[0] == "moetraffic"]:
+                del sys.modules[name]
+            raise
+    return importlib.import_module("moetraffic.capture.attached")
+
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+if os.environ.get(OUT):
+    note("python")
+    if AWAITED in sys.modules:
+        attach(sys.modules[AWAITED])
+    else:
+        sys.meta_path.insert(0, Waiting())
+
+# what would be there without us: the program's own path, and its own sitecustomize.
+# Where there is none, this raises what site expects then, and no module of this name
+# is left behind.
+sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+sys.modules.pop(__name__, None)
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -1,0 +1,153 @@
+"""The captures of one command: run.h5, run-2.h5 ..., and the lock of who merges them.
+
+A command may start torch.distributed more than once: again in the same processes, in
+the ranks that an elastic launcher restarts, in two jobs of a script.  Each time is a
+capture of its own.  The first has the name that was asked for; the others are listed
+beside its segments, in ``run.h5.segments/captures``, a line a file name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moetraffic.errors import CaptureError
+
+from .durable import remedy
+from .spool import prepare, segments_folder
+
+LIST = "captures"
+MOST = 10_000
+"""Captures of one command: more are a program that never stops restarting."""
+
+
+def make_room(path: Path, *, force: bool) -> None:
+    """Make sure that a command can be captured, before it starts.
+
+    Parameters
+    ----------
+    path
+        The trace.
+    force
+        Remove what an earlier capture left.
+
+    Raises
+    ------
+    CaptureError
+        As :func:`~moetraffic.trace.spool.prepare` does.
+    """
+    with alone(path):
+        prepare(path, force=force, overwrite="give --force")
+        clear(path)
+
+
+def clear(path: Path) -> None:
+    """Remove the list of captures, and its folder where nothing else is in it."""
+    folder = segments_folder(path)
+    folder.joinpath(LIST).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def members(path: Path) -> list[Path]:
+    """The traces that the command's captures will make, in order; at least ``path``."""
+    try:
+        listed = segments_folder(path).joinpath(LIST).read_text().splitlines()
+    except (OSError, ValueError):
+        listed = []
+    names = [name for name in listed if name and Path(name).name == name]
+    return [path.with_name(name) for name in dict.fromkeys([path.name, *names])]
+
+
+def join(path: Path, name: str = "", *, force: bool = False) -> Path:
+    """Take the next name of the series, or note one that another rank has taken.
+
+    Parameters
+    ----------
+    path
+        The trace that was asked for.
+    name
+        What rank 0 has taken: noted where this folder is not rank 0's.
+    force
+        ``path`` itself may be replaced; other names never are.
+
+    Returns
+    -------
+    Path
+        Where this capture goes.
+
+    Raises
+    ------
+    CaptureError
+        If the list cannot be written.
+    """
+    folder = segments_folder(path)
+    try:
+        folder.mkdir(exist_ok=True)
+        with folder.joinpath(LIST).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            taken = file.read().splitlines()
+            chosen = name or _next(path, taken, force=force)
+            if chosen not in taken:
+                file.write(chosen + "\n")
+    except OSError as error:
+        raise CaptureError(
+            f"the captures of a command are listed in {folder}, which cannot be "
+            f"written ({error.strerror}): {remedy(error)}"
+        ) from None
+    return path.with_name(chosen)
+
+
+def _next(path: Path, taken: list[str], *, force: bool) -> str:
+    if path.name not in taken and (force or not path.exists()):
+        return path.name
+    for number in range(2, MOST):
+        other = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        if not (
+            other.name in taken or other.exists() or segments_folder(other).exists()
+        ):
+            return other.name
+    raise CaptureError(
+        f"a command has fewer than {MOST} captures, but so many names like "
+        f"{path.name} are taken: choose another output"
+    )
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While inside, no other process makes room for ``path`` or merges into it.
+
+    The lock lies beside the trace, and not in its folder of segments, which goes.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            # a folder that takes no file is refused in better words by what follows
+            yield
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is(fd, lock):
+                break
+        except OSError:
+            break  # a file system without locks: nobody can be kept out
+        os.close(fd)  # whoever had it removed it: once more
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _is(fd: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
