@@ -1,0 +1,287 @@
+"""Programs that know nothing of moetraffic, in processes that its hook has seen start.
+
+``python attachments.py FOLDER`` must be run in the environment of ``moetraffic run``.
+It imports torch once and forks the ranks of every scene; each rank leaves what it saw
+in ``FOLDER/<scene>/<rank>.json``, its standard error in ``<rank>.err``, and how it
+ended in ``<rank>.code``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+warnings.simplefilter("ignore")  # a fork beside threads: meant
+Log = list[list[int]]
+
+
+def connect(folder: Path, rank: int, world: int, name: str = "store") -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / name}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+
+
+def rows(source: int, destination: int, step: int) -> int:
+    return (source + 2 * destination + step) % 4
+
+
+def exchange(step: int) -> list[int]:
+    """Send rows of 3 floats, unevenly; the bytes that went to each rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sent = [rows(rank, peer, step) for peer in range(world)]
+    received = [rows(peer, rank, step) for peer in range(world)]
+    output = torch.empty(sum(received), 3)
+    dist.all_to_all_single(output, torch.ones(sum(sent), 3), received, sent)
+    return [12 * n for n in sent]
+
+
+def plain(folder: Path, rank: int, world: int) -> Log:
+    connect(folder, rank, world)
+    log = [exchange(step) for step in range(5)]
+    dist.all_reduce(torch.ones(7))
+    dist.destroy_process_group()
+    return log
+
+
+def never_destroys(folder: Path, rank: int, world: int) -> Log:
+    connect(folder, rank, world)
+    return [exchange(step) for step in range(3)]
+
+
+def raises(folder: Path, rank: int, world: int) -> Log:
+    connect(folder, rank, world)
+    save(folder, rank, [exchange(step) for step in range(3)])
+    try:
+        raise ValueError("the loss is not finite")
+    finally:
+        dist.destroy_process_group()
+
+
+def raises_unheard(folder: Path, rank: int, world: int) -> Log:
+    """The exception goes to the end of the interpreter; nothing is destroyed."""
+    connect(folder, rank, world)
+    save(folder, rank, [exchange(step) for step in range(2)])
+    raise KeyError("layer")
+
+
+def leaves(folder: Path, rank: int, world: int) -> Log:
+    """Rank 1 is gone without a word, rank 2 is killed, rank 0 goes on."""
+    connect(folder, rank, world)
+    log = [exchange(step) for step in range(3)]
+    save(folder, rank, log)
+    if rank == 1:
+        os._exit(7)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.destroy_process_group()
+    return log
+
+
+def terminated(folder: Path, rank: int, world: int) -> Log:
+    """Waits for what never comes, deep in C++, until the launcher ends it."""
+    connect(folder, rank, world)
+    seen: Any = signal.getsignal(signal.SIGTERM)
+    assert seen is signal.SIG_DFL, seen
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is signal.SIG_DFL
+    save(folder, rank, [exchange(step) for step in range(4)])
+    (folder / f"{rank}.waits").touch()
+    dist.recv(torch.empty(1), 1 - rank)
+    raise AssertionError("nothing was sent")
+
+
+def handles(folder: Path, rank: int, world: int) -> Log:
+    """SIGTERM means to this program that it shall end after the step."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    connect(folder, rank, world)
+    (folder / f"{rank}.waits").touch()
+    log: Log = []
+    while True:
+        log.append(exchange(len(log)))
+        stop = torch.tensor(len(asked))
+        dist.all_reduce(stop)
+        if stop:
+            break
+        time.sleep(0.01)
+    dist.destroy_process_group()
+    return log
+
+
+def handles_later(folder: Path, rank: int, world: int) -> Log:
+    """The handler comes after the process group, and exits from within."""
+    connect(folder, rank, world)
+
+    def leave(number: int, _: Any) -> None:
+        sys.exit(5)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    assert before is signal.SIG_DFL, before
+    save(folder, rank, [exchange(step) for step in range(2)])
+    dist.barrier()
+    (folder / f"{rank}.waits").touch()
+    time.sleep(60)
+    raise AssertionError("never told to end")
+
+
+def again(folder: Path, rank: int, world: int) -> list[Log]:
+    logs = []
+    for attempt in range(3):
+        connect(folder, rank, world, f"store-{attempt}")
+        logs.append([exchange(attempt + step) for step in range(attempt + 1)])
+        dist.destroy_process_group()
+    return logs
+
+
+def forks(folder: Path, rank: int, world: int) -> Log:
+    """Has helpers of its own, forked: one exits, one is terminated, one outlives it."""
+    connect(folder, rank, world)
+    log = [exchange(0)]
+    helper = os.fork()
+    if helper == 0:
+        hook = importlib.import_module("moetraffic.capture.hook")
+        save(folder, 10 + rank, [[int(hook.installed())]])
+        atexit._run_exitfuncs()  # what the interpreter does at its end, but not gloo's
+        os._exit(0)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    if os.fork() == 0:
+        os.close(2)
+        time.sleep(8)
+        os._exit(0)
+    log.append(exchange(1))
+    worker.terminate()
+    worker.join()
+    assert os.waitpid(helper, 0)[1] == 0
+    assert worker.exitcode == -signal.SIGTERM, worker.exitcode
+    log += [exchange(2), exchange(3)]
+    dist.destroy_process_group()
+    return log
+
+
+def own(folder: Path, rank: int, world: int) -> Log:
+    """A program with a recorder of its own."""
+    from moetraffic import Recorder
+
+    connect(folder, rank, world)
+    exchange(9)
+    log: Log = []
+    with Recorder(folder / "own.h5") as recorder:
+        for step in range(3):
+            log.append(exchange(step))
+            recorder.step()
+    dist.destroy_process_group()
+    return log
+
+
+def refused(folder: Path, rank: int, world: int) -> Log:
+    Path(os.environ["MOETRAFFIC_OUT"] + ".segments").write_text("in the way")
+    return plain(folder, rank, world)
+
+
+def child(index: int, folder: Path, world: int) -> None:
+    save(folder, 10 + index, plain(folder, index, world))
+
+
+def multiprocesses(folder: Path, rank: int, world: int) -> Log:
+    """torch.multiprocessing: rank 0 forked, rank 1 a fresh interpreter."""
+    fork, spawn = map(multiprocessing.get_context, ("fork", "spawn"))
+    made = [
+        fork.Process(target=child, args=(0, folder, 2)),
+        spawn.Process(target=child, args=(1, folder, 2)),
+    ]
+    for process in made:
+        process.start()
+    for process in made:
+        process.join()
+    return [[int(p.exitcode or 0) for p in made]]
+
+
+SCENES: dict[str, tuple[int, Callable[[Path, int, int], Any]]] = {
+    "plain": (3, plain),
+    "never_destroys": (2, never_destroys),
+    "raises": (2, raises),
+    "raises_unheard": (1, raises_unheard),
+    "leaves": (3, leaves),
+    "terminated": (2, terminated),
+    "handles": (2, handles),
+    "handles_later": (1, handles_later),
+    "again": (2, again),
+    "forks": (2, forks),
+    "own": (2, own),
+    "refused": (2, refused),
+    "multiprocesses": (1, multiprocesses),
+}
+TO_THE_END = ("never_destroys", "raises_unheard", "handles_later")
+"""With all that an interpreter does at its end: a second of each rank."""
+TERMINATED = ("terminated", "handles", "handles_later")
+
+
+def save(folder: Path, rank: int, seen: Any) -> None:
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+
+
+def play(name: str, folder: Path, rank: int) -> None:
+    """Be a rank: returns where it goes on to the end of its interpreter."""
+    world, scene = SCENES[name]
+    torch.set_num_threads(1)
+    os.environ["MOETRAFFIC_OUT"] = str(folder / "run.h5")
+    os.environ["MOETRAFFIC_NOTES"] = str(folder / "notes")
+    error = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+    os.dup2(error, 2)
+    if name in TO_THE_END:
+        return save(folder, rank, scene(folder, rank, world))
+    code = 1
+    try:
+        save(folder, rank, scene(folder, rank, world))
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main(folder: Path) -> None:
+    # what a rank of a fresh interpreter imports by itself, once for all
+    importlib.import_module("moetraffic.capture.attached")
+    for name, (world, _) in SCENES.items():
+        own = folder / name
+        (own / "notes").mkdir(parents=True)
+        ranks = []
+        for rank in range(world):
+            forked = os.fork()
+            if forked == 0:
+                return play(name, own, rank)  # and on to the end of the interpreter
+            ranks.append(forked)
+        if name in TERMINATED:
+            while len(list(own.glob("*.waits"))) < world:
+                time.sleep(0.02)
+            time.sleep(0.2)  # deep in the collective
+            for process in ranks:
+                os.kill(process, signal.SIGTERM)
+        for rank, process in enumerate(ranks):
+            code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            (own / f"{rank}.code").write_text(str(code))
+    return None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())
