@@ -204,8 +204,6 @@ def test_training_goes_on_where_nothing_can_be_recorded(played: Path) -> None:
 def test_children_of_multiprocessing_are_ranks_like_others(played: Path) -> None:
     folder = played / "multiprocesses"
     result = merged(folder)
-    assert seen(folder, 1) == [[[0, 0]]]
+    assert codes(folder) == [0]
     assert exchanged(result.trace) == logged(seen(folder, 2, first=10))
     assert result.trace.meta.complete
-    # the fresh interpreter ran the hook from its start
-    assert {"python", "distributed", "initialised", "begun"} <= notes(folder)

@@ -1,0 +1,465 @@
+"""``moetraffic run``: the command is as it would be without it, and is captured."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.cli import main
+from moetraffic.cli import run as verb
+from moetraffic.cli.run import Harvest
+from moetraffic.trace import Group, Meta, Site, Trace
+from moetraffic.trace.segment import (
+    EVENT,
+    STEP,
+    Segment,
+    rank_folder,
+    write_segment,
+)
+from moetraffic.trace.series import make_room
+from moetraffic.trace.spool import segments_folder
+
+TRAIN = """
+import json, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from models.layer import split  # a folder that moetraffic has as well
+import sitecustomize
+
+assert sitecustomize.MINE == "mine", sitecustomize
+assert not any("moetraffic/capture" in place for place in sys.path), sys.path
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+log = []
+for step in range(4):
+    sent, received = split(rank, world, step), []
+    for peer in range(world):
+        received.append(split(peer, world, step)[rank])
+    out = torch.empty(sum(received), 4)
+    dist.all_to_all_single(out, torch.randn(sum(sent), 4), received, sent)
+    model(out.mean(0, keepdim=True).nan_to_num()).sum().backward()
+    log.append([16 * n for n in sent])
+Path(os.environ["LOGS"], f"{rank}.json").write_text(json.dumps(log))
+dist.destroy_process_group()
+print(f"rank {rank} of {world}", flush=True)
+sys.exit(int(sys.argv[1]) if rank == world - 1 else 0)
+"""
+LAYER = """
+def split(rank, world, step):
+    return [(2 * rank + peer * step + 1) % 5 for peer in range(world)]
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A training repository with a folder ``models`` and a sitecustomize."""
+    place = tmp_path / "repository"
+    (place / "models").mkdir(parents=True)
+    (place / "models" / "__init__.py").touch()
+    (place / "models" / "layer.py").write_text(LAYER)
+    (place / "train.py").write_text(TRAIN)
+    (place / "site").mkdir()
+    (place / "site" / "sitecustomize.py").write_text("MINE = 'mine'\n")
+    (place / "logs").mkdir()
+    return place
+
+
+def surroundings(repository: Path) -> dict[str, str]:
+    checkout = str(Path(__file__).parents[2])
+    path = os.pathsep.join([str(repository / "site"), checkout])
+    return os.environ | {
+        "PYTHONPATH": path,
+        "LOGS": str(repository / "logs"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+    }
+
+
+def logged(repository: Path, world: int) -> list[list[list[int]]]:
+    """What each rank sent to each, by step."""
+    logs = [
+        json.loads((repository / "logs" / f"{rank}.json").read_text())
+        for rank in range(world)
+    ]
+    return [list(rows) for rows in zip(*logs, strict=True)]
+
+
+def exchanged(path: Path) -> list[list[list[int]]]:
+    with Trace.open(path) as trace:
+        of = trace.find(operation="all_to_all", kind=None)
+        order = np.argsort(trace.times(of)[0][:, 0], kind="stable")
+        matrices: list[list[list[int]]] = trace.wire(of[order]).tolist()
+    return matrices
+
+
+def torchrun(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *map(str, arguments)]
+
+
+def test_torchrun_is_captured_and_stays_what_it_was(repository: Path) -> None:
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "moetraffic", "run", "-o", "run.h5"),
+            *("--model", "mine", "--k", "1", "--"),
+            *torchrun("--nproc-per-node", 2, "train.py", 0),
+        ],
+        cwd=repository,
+        env=surroundings(repository),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert sorted(ran.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert "run.h5: " in ran.stderr
+    assert "mine" in ran.stderr
+    assert exchanged(repository / "run.h5") == logged(repository, 2)
+    with Trace.open(repository / "run.h5") as trace:
+        assert trace.meta.complete
+        assert (trace.meta.world, trace.meta.model, trace.meta.k) == (2, "mine", 1)
+        of = trace.find(operation="all_reduce", kind=None)
+        assert (trace.volume(of).sum(0) == 4 * 20 * 4).all()  # DDP's, each step
+    assert {p.name for p in repository.iterdir()} == {
+        *("logs", "models", "run.h5", "site", "train.py"),
+    }
+
+
+@pytest.mark.slow
+def test_ranks_on_two_nodes_make_one_trace(repository: Path) -> None:
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "moetraffic", "run", "-o", "run.h5", "--"),
+                *torchrun("--nnodes", 2, "--node-rank", node, "--nproc-per-node", 2),
+                *("--master-addr", "127.0.0.1", "--master-port", "29641"),
+                *("train.py", "3"),
+            ],
+            cwd=repository,
+            env=surroundings(repository),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    said = [node.communicate(timeout=200)[1] for node in nodes]
+    # the last rank ends with 3, and torchrun with 1
+    assert nodes[1].returncode == 1, said
+    assert exchanged(repository / "run.h5") == logged(repository, 4)
+    assert sum("run.h5: " in text for text in said) == 1, said
+    assert not segments_folder(repository / "run.h5").exists()
+
+
+SPAWN = """
+import json, os, sys, torch, torch.distributed as dist
+
+def rank(index, world):
+    sys.argv[1:] = ["0"]
+    os.environ.update(RANK=str(index), WORLD_SIZE=str(world), MASTER_PORT="29643")
+    exec(open("train.py").read(), {"__name__": "ranks"})
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, (3,), nprocs=3)
+"""
+
+
+@pytest.mark.slow
+def test_spawned_ranks_are_captured(repository: Path) -> None:
+    (repository / "spawn.py").write_text(SPAWN)
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "moetraffic", "run", "-o", "run.h5", "--"),
+            *(sys.executable, "spawn.py"),
+        ],
+        cwd=repository,
+        env=surroundings(repository) | {"MASTER_ADDR": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert exchanged(repository / "run.h5") == logged(repository, 3)
+
+
+@pytest.mark.slow
+def test_exported_variables_capture_without_a_launcher(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = surroundings(repository)
+    assert main(["run", "-o", str(repository / "run.h5"), "--env"]) == 0
+    exports = capsys.readouterr().out
+    command = " ".join(torchrun("--nproc-per-node", 3, "train.py", 0))
+    script = f"set -e\n{exports}\n{command}\n"
+    subprocess.run(["sh", "-c", script], cwd=repository, env=env, check=True)
+    assert main(["merge", str(repository / "run.h5.segments")]) == 0
+    assert exchanged(repository / "run.h5") == logged(repository, 3)
+
+
+@pytest.mark.slow
+def test_restarted_ranks_make_a_second_trace(repository: Path) -> None:
+    crash = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise OSError('bus')\n"
+    train = repository / "train.py"
+    train.write_text(TRAIN.replace("dist.destroy", crash + "dist.destroy"))
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "moetraffic", "run", "-o", "run.h5", "--"),
+            *torchrun("--nproc-per-node", 2, "--max-restarts", 1, "train.py", 0),
+        ],
+        cwd=repository,
+        env=surroundings(repository),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert exchanged(repository / "run-2.h5") == logged(repository, 2)
+    with Trace.open(repository / "run.h5") as trace:
+        assert not trace.meta.complete
+        assert "OSError" in trace.meta.missing or "SIGTERM" in trace.meta.missing
+
+
+# ---- the command is what it would be --------------------------------------------
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(program)]
+
+
+def test_arguments_streams_folder_and_exit_code_pass_through(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+        import json, os, signal, sys
+        told = [sys.argv[1:], os.getcwd(), os.environ["HOME"]]
+        told += [signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+        told += [signal.getsignal(n) is signal.SIG_DFL for n in (1, 3, 10, 12, 15)]
+        print(json.dumps(told))
+        sys.stderr.write("to standard error\\n")
+        sys.exit(3)
+    """
+    given = ["-o", "--force", "a b", "--", "", "*"]
+    output = tmp_path / "run.h5"
+    code = main(["run", "-o", str(output), "--", *python(program), *given])
+    out, said = capfd.readouterr()
+    assert code == 3
+    assert json.loads(out) == [given, os.getcwd(), os.environ["HOME"], *[True] * 6]
+    first, second = said.splitlines()
+    assert first == "to standard error"
+    assert "no process of the command imported torch.distributed" in second
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["true"], "no Python process of the command ran the start-up hook"),
+        ([sys.executable, "-I", "-c", "pass"], "options -I, -E or -S"),
+        ([sys.executable, "-S", "-c", "pass"], "options -I, -E or -S"),
+        ([sys.executable, "-s", "-c", "pass"], "imported torch.distributed"),
+        (["sh", "-c", f"PYTHONPATH=. {sys.executable} -c pass"], "sets PYTHONPATH"),
+    ],
+)
+def test_says_why_nothing_was_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: list[str], why: str
+) -> None:
+    assert main(["run", "-o", str(tmp_path / "run.h5"), "--", *command]) == 0
+    out, said = capfd.readouterr()
+    assert out == ""
+    assert said.startswith("moetraffic: nothing was recorded: ")
+    assert why in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_refused_before_the_command_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there.h5"
+    there.write_text("somebody's")
+    left = rank_folder(segments_folder(tmp_path / "left.h5"), 0)
+    left.mkdir(parents=True)
+    (left / "segment-000000.h5").touch()
+    started = tmp_path / "started"
+    for output, why in (
+        (there, "exists and is not overwritten"),
+        (tmp_path / "left.h5", "of an earlier capture"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "run.h5", "does not exist"),
+    ):
+        code = main(["run", "-o", str(output), "--", "touch", str(started)])
+        out, said = capfd.readouterr()
+        assert (code, out, said.count("\n")) == (2, "", 1)
+        assert why in said
+    assert main(["run", "-o", str(tmp_path / "new.h5")]) == 2
+    assert "there is neither" in capfd.readouterr().err
+    assert main(["run", "--env", "-o", str(tmp_path / "new.h5"), "--", "true"]) == 2
+    assert "both were given" in capfd.readouterr().err
+    assert not started.exists()
+    assert there.read_text() == "somebody's"
+
+
+def test_a_command_that_is_not_there_ends_as_in_a_shell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("no program")
+    for command, code in (("no-such-program", 127), (str(text), 126)):
+        assert main(["run", "-o", str(tmp_path / "run.h5"), "--", command]) == code
+        assert "cannot be run" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == [text]
+
+
+COUNTS = """
+import os, signal, sys, time
+heard = []
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: heard.append(number))
+print("ready", flush=True)
+while signal.SIGTERM not in heard:
+    time.sleep(0.02)
+time.sleep(0.3)
+print(sorted(heard), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_signals_reach_the_command_once(tmp_path: Path) -> None:
+    """Ctrl-C comes from the terminal to both; what another process sends is passed."""
+    launcher = [sys.executable, "-m", "moetraffic", "run", "-o", "run.h5", "--"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [*launcher, *python(COUNTS)])
+    text = b""
+
+    def until(word: bytes) -> None:
+        nonlocal text
+        while word not in text:
+            text += os.read(terminal, 1024)
+
+    until(b"ready")
+    os.write(terminal, b"\x03")
+    time.sleep(0.3)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(pid, number)
+    until(b"]")
+    until(b"nothing was recorded")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert b"[2, 10, 15]" in text
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
+
+
+# ---- what the ranks left ----------------------------------------------------------
+
+
+def leave(path: Path, rank: int, *, elements: int = 4, world: int = 2) -> Path:
+    """A rank's record of one all-reduce; returns its folder."""
+    own = rank_folder(segments_folder(path), rank)
+    own.mkdir(parents=True)
+    events = np.zeros(1, EVENT)
+    events["iteration"], events["payload"], events["end"] = -1, 4 * elements, 9
+    site = Site(group=0, operation="all_reduce", dtype="float32", row_bytes=4)
+    segment = Segment(
+        rank=rank,
+        index=0,
+        final=True,
+        node="node",
+        meta=Meta(world=world),
+        groups=(Group(kind="world", ranks=tuple(range(world))),),
+        sites=(site,),
+        events=events,
+        steps=np.zeros(0, STEP),
+        kinds=(),
+        splits={},
+        demand={},
+    )
+    write_segment(segment, segments_folder(path))
+    (own / "lock").touch()
+    return own
+
+
+@pytest.fixture
+def gather(tmp_path: Path) -> Callable[..., None]:
+    """End as a launcher whose command began just now."""
+    began = time.time() - 1
+
+    def end(path: Path, *, force: bool = False) -> None:
+        notes = tmp_path / "notes"
+        notes.mkdir(exist_ok=True)
+        Harvest(path, began, force=force).gather(notes)
+
+    return end
+
+
+def test_the_last_of_several_launchers_merges(
+    tmp_path: Path,
+    gather: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(verb, "PATIENCE_S", 0.2)
+    path = tmp_path / "run.h5"
+    make_room(path, force=False)
+    leave(path, 0)
+    with (leave(path, 1) / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # rank 1 still records
+        gather(path)
+        assert "ranks [1] still record" in capfd.readouterr().err
+        assert not path.exists()
+    gather(path)
+    assert "run.h5: " in capfd.readouterr().err
+    with Trace.open(path) as trace:
+        assert trace.meta.complete
+        assert trace.volume(trace.find(kind=None)).tolist() == [[16, 16]]
+    gather(path)  # one that was slower still has nothing to say, and changes nothing
+    assert capfd.readouterr().err == ""
+    assert path.exists()
+
+
+def test_ranks_that_came_later_are_added_to_what_a_launcher_merged(
+    tmp_path: Path, gather: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.h5"
+    leave(path, 0)
+    gather(path)
+    assert "rank 1 recorded nothing" in capfd.readouterr().err
+    time.sleep(0.01)
+    leave(path, 1)
+    gather(path)
+    assert "complete     yes" in capfd.readouterr().err
+    assert not segments_folder(path).exists()
+
+
+def test_what_was_there_is_replaced_with_force_alone_and_only_by_a_record(
+    tmp_path: Path, gather: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.h5"
+    path.write_text("somebody's")
+    os.utime(path, (1, 1))
+    gather(path, force=True)
+    assert "nothing was recorded" in capfd.readouterr().err
+    leave(path, 0, world=1)
+    assert main(["run", "-o", str(path), "--", "true"]) == 2
+    with pytest.raises(Exception, match="is not overwritten"):
+        gather(path)
+    assert path.read_text() == "somebody's"
+    gather(path, force=True)
+    with Trace.open(path) as trace:
+        assert len(trace.occurrences) == 1
