@@ -55,6 +55,7 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
     for name in (
         "moetraffic/py.typed",
         "moetraffic/models/gpt.py",
+        "moetraffic/capture/startup/sitecustomize.py",
         "moetraffic/gating/topk.py",
         "moetraffic/replay/engine.py",
         "moetraffic/data/golden-v1.h5",

@@ -202,7 +202,9 @@ def _agree(path: Path, *, force: bool) -> Path | None:
     rank, store = dist.get_rank(), None
     if dist.get_world_size() > 1:
         store = dist.distributed_c10d._get_default_store()
-    key = f"moetraffic/attached/{number}"
+    # an agent's store may outlive the ranks that it restarts
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"moetraffic/attached/{attempt}/{number}"
     if store is None:
         return join(path, force=force)
     if rank == 0:
