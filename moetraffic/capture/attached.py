@@ -69,6 +69,8 @@ class Attachment:
 
     def close(self, why: str) -> None:
         """Write what is left."""
+        if threading.current_thread() is threading.main_thread():
+            self.listener.holds = False  # the end must not wait for itself
         try:
             if why:
                 self.recorder.end_early(why)

@@ -16,6 +16,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -38,6 +39,10 @@ class Listener:
         self._pid = os.getpid()
         self._pipe: tuple[int, int] | None = None
         self._own_wakeup = False
+        self.holds = True
+        """Whether the main thread, once it hears of the signal, does nothing more: it
+        would meet the end of its peers, and end by that.  Not while it closes itself.
+        """
         self._seen: tuple[Any, Any] = (signal.signal, signal.getsignal)
 
     def start(self) -> bool:
@@ -86,6 +91,9 @@ class Listener:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._pipe is not None and not self._own_wakeup:
             os.write(self._pipe[1], bytes([number]))
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while self.holds and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _hide(self) -> None:
         """Show the default action where programs look for a handler of SIGTERM."""

@@ -125,6 +125,7 @@ class Harvest:
         """
         made: list[Path] = []
         quiet = self._fellows
+        self._wait()
         with alone(self._output):
             # the first holds the list of the others: it goes last
             for name in reversed(members(self._output)):
@@ -132,7 +133,7 @@ class Harvest:
                 if not any(folder.glob(f"{RANKS}/*")):
                     quiet |= self._is_fresh(name)  # another launcher was faster
                     continue
-                if still := self._still_recording(folder):
+                if still := recording(folder):
                     quiet = True
                     if not self._fellows:
                         say(
@@ -180,13 +181,12 @@ class Harvest:
         """Whether a trace was written since the command began."""
         return path.exists() and path.stat().st_mtime >= self._began
 
-    def _still_recording(self, folder: Path) -> list[int]:
+    def _wait(self) -> None:
+        """Wait until no rank records: what a killed one left is still being written."""
+        folders = [segments_folder(name) for name in members(self._output)]
         deadline = time.monotonic() + PATIENCE_S
-        while still := recording(folder):
-            if self._fellows or time.monotonic() > deadline:
-                break
+        while any(map(recording, folders)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return still
 
 
 def _newest(folder: Path) -> float:
