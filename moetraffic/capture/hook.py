@@ -35,6 +35,7 @@ now_ns = time.perf_counter_ns
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_NO_SEQUENCE = 2**63
 _grad = torch.is_grad_enabled
 _thread = threading.get_ident
 
@@ -279,7 +280,9 @@ def _running() -> tuple[int, str | None]:
     node: Any = _node()  # None between two nodes
     if node is None:
         return -1, None
-    return node._sequence_nr(), node.name()
+    number = node._sequence_nr()
+    # of a node that sums a parameter's gradient, under which DDP calls: 2**64 - 1
+    return (number if number < _NO_SEQUENCE else -1), node.name()
 
 
 Note = Callable[[Sink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
