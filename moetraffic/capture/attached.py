@@ -17,6 +17,7 @@ import itertools
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -42,6 +43,7 @@ Say = Callable[[str, str], None]
 _times = itertools.count()
 _ending = threading.RLock()
 _attached: Attachment | None = None
+_mask = threading.local()  # of signals, before a fork
 
 
 class Attachment:
@@ -239,14 +241,34 @@ def _tell(say: Say, error: Exception) -> None:
     say("refused", f"this run is not captured: {' '.join(told.split())}")
 
 
+def _before_fork() -> None:
+    """Keep SIGTERM from a child that is not one yet.
+
+    Until it has let go of what is the parent's, the signal would wake the parent's
+    listener: a data loader that is ended early would end the training.
+    """
+    _mask.earlier = None
+    if _attached is not None:
+        _mask.earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
 def _after_fork() -> None:
+    """The parent hears of SIGTERM again."""
+    if _mask.earlier is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.earlier)
+
+
+def _forked() -> None:
     """Let go of what is the parent's, in a child that was forked."""
     global _attached, _ending
     _ending = threading.RLock()  # another thread of the parent may have held it
     attached, _attached = _attached, None
     if attached is not None:
         attached.abandon()
+    _after_fork()
 
 
 atexit.register(_end_of_process)
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked
+)

@@ -9,6 +9,7 @@ ended in ``<rank>.code``.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import importlib
 import json
 import multiprocessing
@@ -163,17 +164,25 @@ def forks(folder: Path, rank: int, world: int) -> Log:
         os._exit(0)
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     worker.start()
-    if os.fork() == 0:
-        os.close(2)
-        time.sleep(8)
-        os._exit(0)
+    lasting = os.fork()
+    if lasting == 0:
+        time.sleep(60)
     log.append(exchange(1))
     worker.terminate()
     worker.join()
+    for _ in range(100):  # ended before they have begun
+        early = os.fork()
+        if early == 0:
+            time.sleep(60)
+        os.kill(early, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(early, 0)[1]) == -signal.SIGTERM
     assert os.waitpid(helper, 0)[1] == 0
     assert worker.exitcode == -signal.SIGTERM, worker.exitcode
     log += [exchange(2), exchange(3)]
     dist.destroy_process_group()
+    with (folder / "run.h5.segments" / "rank-00000" / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lasting child has none
+    os.kill(lasting, signal.SIGKILL)
     return log
 
 
