@@ -8,6 +8,7 @@ other length is an error.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ CHUNK_BYTES = 256 * 1024
 MATRIX_BYTES = 1024 * 1024  # a matrix above this is split by source rank
 MATRIX_ROWS = 256
 VECTOR_ROWS = 4096
+COLUMN_ROWS = 1 << 16
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -90,3 +92,28 @@ def decode(
 def checksum(row: npt.NDArray[Any]) -> int:
     """CRC32 of a row's little-endian bytes."""
     return zlib.crc32(np.ascontiguousarray(row).data)
+
+
+def column_checksum(name: str, column: npt.NDArray[Any]) -> int:
+    """CRC32 of a column's name, a NUL, and its bytes as they are stored.
+
+    HDF5's own Fletcher-32 takes 0x0000 and 0xffff for the same, and a chunk of nothing
+    but zeros for a sound one.  The name tells a column from another of its kind.
+    """
+    return zlib.crc32(column.tobytes(), zlib.crc32(name.encode() + b"\0"))
+
+
+def attributes_checksum(attributes: Mapping[str, str | int | float]) -> int:
+    """CRC32 of all root attributes in the order of their names.
+
+    Of each: its name, a NUL, its text or the 8 bytes of its number, and a NUL.
+    """
+    parts: list[bytes] = []
+    for name in sorted(attributes):
+        value = attributes[name]
+        if isinstance(value, str):
+            raw = value.encode().rstrip(b"\0")
+        else:
+            raw = np.array(value, "<f8" if isinstance(value, float) else "<i8").tobytes()
+        parts += [name.encode(), raw]
+    return zlib.crc32(b"".join(part + b"\0" for part in parts))

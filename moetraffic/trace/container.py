@@ -23,107 +23,20 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from .codec import checksum, decode
+from .codec import COLUMN_ROWS, attributes_checksum, chunk_shape, column_checksum
+from .file_panel import FilePanel
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST_LINKS = 1024
 MOST_ATTRIBUTES = 64
 MOST_ATTRIBUTE_BYTES = 64 << 10
-MOST_CELLS = 1 << 42
-MOST_AXIS = 1 << 31
 MOST_CHUNK_BYTES = 64 << 20
+MOST_ROW_BYTES = 64 << 20  # a matrix between 2896 ranks, in bytes that were sent
 MOST_RATIO = 1100  # deflate cannot shrink by more than 1032
 MOST_TEXT = 1024
 
 KINDS = {"moetraffic": "a moetraffic trace", "moetraffic-segment": "a segment"}
 """The kinds of files, in words."""
-
-
-class FilePanel:
-    """A panel ``[N, ...]`` in a checked file; rows are inflated and verified."""
-
-    def __init__(
-        self,
-        container: Container,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        chunk: tuple[int, ...],
-        index: dict[tuple[int, ...], tuple[int, int]],
-        sums: npt.NDArray[np.uint32],
-        counts: bool,
-    ) -> None:
-        self._container = container
-        self._name = name
-        self._shape = shape
-        self._dtype = dtype
-        self._chunk = chunk
-        self._index = index
-        self._sums = sums
-        self._counts = counts
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self._dtype
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that the panel takes in the file, without its checksums."""
-        return sum(size for _, size in self._index.values())
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``, each compared with its checksum.
-
-        Raises
-        ------
-        TraceError
-            If a chunk or a row is damaged.
-        """
-        if not 0 <= start <= stop <= self._shape[0]:
-            raise IndexError(f"rows {start}:{stop} of {self._shape[0]}")
-        out = np.empty((stop - start, *self._shape[1:]), self._dtype)
-        deep = self._chunk[0]
-        steps = [
-            range(0, n, c)
-            for n, c in zip(self._shape[1:], self._chunk[1:], strict=True)
-        ]
-        for top in range(start - start % deep, stop, deep):
-            a, b = max(top, start), min(top + deep, stop)
-            for corner in np.ndindex(*(len(s) for s in steps)):
-                left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
-                block = self._block((top, *left))
-                cut = tuple(
-                    slice(x, min(x + c, n))
-                    for x, c, n in zip(
-                        left, self._chunk[1:], self._shape[1:], strict=True
-                    )
-                )
-                inner = tuple(slice(0, c.stop - c.start) for c in cut)
-                out[(slice(a - start, b - start), *cut)] = block[
-                    (slice(a - top, b - top), *inner)
-                ]
-        for at, row in enumerate(out, start):
-            if checksum(row) != self._sums[at]:
-                raise self._container.damaged(f"row {at} of {self._name} has changed")
-        if self._counts and out.size and out.min() < 0:
-            raise self._container.damaged(f"a count in {self._name} is below zero")
-        return out
-
-    def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:
-        offset, size = self._index[corner]
-        try:
-            raw = self._container.pread(offset, size)
-            return decode(raw, self._chunk, self._dtype)
-        except (ValueError, OSError) as error:
-            raise self._container.damaged(
-                f"chunk {corner} of {self._name}: {error}"
-            ) from None
 
 
 class Container:
@@ -152,6 +65,7 @@ class Container:
             self.attributes = self._read_attributes()
             self._names = set(self._file)
             self._identify(kind, version)
+            self._sums = self._read_checksums()
         except BaseException as error:
             self.close()
             raise self.translated(error) from None
@@ -196,18 +110,12 @@ class Container:
         self, name: str, dtype: str, length: int | None = None
     ) -> npt.NDArray[Any]:
         """A column ``[n]``; ``dtype`` "S" stands for text of any fixed width."""
-        made = self._dataset(name, dtype, rank=1)
-        (rows,) = made.shape
+        read = self._column(name, dtype, length)
         self._require(
-            length is None or rows == length, f"/{name} has {rows} rows, not {length}"
+            self._sums.get(name) == column_checksum(name, read),
+            f"/{name} is not what was written",
         )
-        self._require(
-            _filters(made) == [h5py.h5z.FILTER_FLETCHER32],
-            f"/{name} is not stored as a checksummed column",
-        )
-        size = math.prod(made.chunks) * made.dtype.itemsize + 4
-        self._chunks(name, made, least=size, most=size)
-        return np.asarray(made[...])
+        return read
 
     def panel(
         self,
@@ -229,6 +137,14 @@ class Container:
         self._require(
             _filters(made) == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE],
             f"/{name} is not stored with exactly shuffle and deflate",
+        )
+        row = math.prod(made.shape[1:]) * made.dtype.itemsize
+        self._require(
+            row <= MOST_ROW_BYTES, f"a row of /{name} has {row} bytes, which is absurd"
+        )
+        self._require(
+            made.chunks == chunk_shape(made.shape, made.dtype.itemsize),
+            f"/{name} is stored in chunks of {made.chunks}",
         )
         full = math.prod(made.chunks) * made.dtype.itemsize
         index = self._chunks(
@@ -334,6 +250,38 @@ class Container:
                 f"version {version}: use the release that wrote it"
             )
 
+    def _read_checksums(self) -> dict[str, int]:
+        """What each column must have; the root attributes are compared at once."""
+        names = self._column("checksum", "S", None)
+        sums = self._column("checksum_crc32", "<u4", len(names)).tolist()
+        told = {n.decode(): s for n, s in zip(names.tolist(), sums, strict=True)}
+        self._require(
+            told.get("") == attributes_checksum(self.attributes),
+            "its attributes are not what was written",
+        )
+        return told
+
+    def _column(self, name: str, dtype: str, length: int | None) -> npt.NDArray[Any]:
+        made = self._dataset(name, dtype, rank=1)
+        (rows,) = made.shape
+        self._require(
+            length is None or rows == length, f"/{name} has {rows} rows, not {length}"
+        )
+        self._require(
+            _filters(made) == [h5py.h5z.FILTER_FLETCHER32],
+            f"/{name} is not stored as a checksummed column",
+        )
+        self._require(
+            made.chunks == (max(1, min(COLUMN_ROWS, rows)),),
+            f"/{name} is stored in chunks of {made.chunks}",
+        )
+        size = math.prod(made.chunks) * made.dtype.itemsize + 4
+        self._chunks(name, made, least=size, most=size)
+        try:
+            return np.asarray(made[...])
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self.translated(error) from None
+
     def _dataset(self, name: str, dtype: str, rank: int) -> h5py.Dataset:
         try:
             return self._checked_dataset(name, dtype, rank)
@@ -374,11 +322,6 @@ class Container:
             f"/{name} has its data in another file",
         )
         self._require(
-            max(made.shape, default=0) <= MOST_AXIS
-            and math.prod(made.shape) <= MOST_CELLS,
-            f"/{name} has the impossible shape {made.shape}",
-        )
-        self._require(
             made.chunks is not None
             and math.prod(made.chunks) * made.dtype.itemsize <= MOST_CHUNK_BYTES,
             f"/{name} is not stored in chunks of at most {MOST_CHUNK_BYTES} bytes",
@@ -389,6 +332,14 @@ class Container:
         self, name: str, made: h5py.Dataset, *, least: int, most: int
     ) -> dict[tuple[int, ...], tuple[int, int]]:
         """Offset and size of each chunk by its corner, after all checks."""
+        want = math.prod(
+            -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
+        )
+        # before HDF5 looks for chunks: it would look for as many as are claimed
+        self._require(
+            want * least <= self._size,
+            f"/{name} has the shape {made.shape}, for which the file is too small",
+        )
         index: dict[tuple[int, ...], tuple[int, int]] = {}
         sound = True
 
@@ -408,9 +359,6 @@ class Container:
         except (OSError, RuntimeError, ValueError) as error:
             raise self.translated(error) from None
         self._require(sound, f"/{name} has an implausible chunk")
-        want = math.prod(
-            -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
-        )
         self._require(
             len(index) == want, f"/{name} has {len(index)} of its {want} chunks"
         )

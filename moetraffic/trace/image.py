@@ -2,6 +2,7 @@
 
 A *column* is one-dimensional, stored as it is with HDF5's Fletcher-32 checksum.  A
 *panel* ``[N, ...]`` is shuffled and deflated, with a CRC32 a row in ``<name>_crc32``.
+The CRC32 of every column, and of the root attributes, are in ``checksum_crc32``.
 Every axis has a dimension scale, so that netCDF readers give it its name.
 """
 
@@ -16,11 +17,17 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from .codec import checksum, chunk_shape, encode
+from .codec import (
+    COLUMN_ROWS,
+    attributes_checksum,
+    checksum,
+    chunk_shape,
+    column_checksum,
+    encode,
+)
 from .panel import Panel
 
 LIBVER = ("v110", "v110")  # newer object headers are unreadable to older h5dump
-COLUMN_ROWS = 1 << 16
 TEXT_BYTES = 16384
 
 
@@ -39,13 +46,16 @@ class Image:
         self, target: BinaryIO | io.RawIOBase, attributes: Mapping[str, Any]
     ) -> None:
         self._file = h5py.File(target, "w", libver=LIBVER)
+        self._sums = {"": attributes_checksum(attributes)}
         for name, value in attributes.items():
             self._file.attrs[name] = _fixed(value)
 
     def __enter__(self) -> Image:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write_checksums()
         self._file.close()
 
     def column(
@@ -60,6 +70,7 @@ class Image:
     ) -> None:
         """Write ``[n]`` values; without ``axis`` the column is an axis of its own."""
         array = np.asarray(data, dtype)
+        self._sums[name] = column_checksum(name, array)
         made = self._file.create_dataset(
             name,
             data=array,
@@ -120,6 +131,13 @@ class Image:
             made.dims[at].attach_scale(self._file[axis])
         self._describe(made, unit, about)
         self.column(f"{name}_crc32", sums, "<u4", axis=axes[0])
+
+    def _write_checksums(self) -> None:
+        names, sums = list(self._sums), list(self._sums.values())
+        width = max(map(len, names))
+        about = "name of a column; empty: the root attributes"
+        self.column("checksum", [n.encode() for n in names], f"S{width}", about=about)
+        self.column("checksum_crc32", sums, "<u4", axis="checksum", about="CRC-32")
 
     def _describe(self, made: h5py.Dataset, unit: str, about: str) -> None:
         for key, value in (("units", unit), ("long_name", about)):

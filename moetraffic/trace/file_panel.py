@@ -1,0 +1,100 @@
+"""A panel in a checked file: rows are inflated and compared when they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .codec import checksum, decode
+
+if TYPE_CHECKING:
+    from .container import Container
+
+
+class FilePanel:
+    """A panel ``[N, ...]`` in a checked file; rows are inflated and verified."""
+
+    def __init__(
+        self,
+        container: Container,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunk: tuple[int, ...],
+        index: dict[tuple[int, ...], tuple[int, int]],
+        sums: npt.NDArray[np.uint32],
+        counts: bool,
+    ) -> None:
+        self._container = container
+        self._name = name
+        self._shape = shape
+        self._dtype = dtype
+        self._chunk = chunk
+        self._index = index
+        self._sums = sums
+        self._counts = counts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the panel takes in the file, without its checksums."""
+        return sum(size for _, size in self._index.values())
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``, each compared with its checksum.
+
+        Raises
+        ------
+        TraceError
+            If a chunk or a row is damaged.
+        """
+        if not 0 <= start <= stop <= self._shape[0]:
+            raise IndexError(f"rows {start}:{stop} of {self._shape[0]}")
+        out = np.empty((stop - start, *self._shape[1:]), self._dtype)
+        deep = self._chunk[0]
+        steps = [
+            range(0, n, c)
+            for n, c in zip(self._shape[1:], self._chunk[1:], strict=True)
+        ]
+        for top in range(start - start % deep, stop, deep):
+            a, b = max(top, start), min(top + deep, stop)
+            for corner in np.ndindex(*(len(s) for s in steps)):
+                left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
+                block = self._block((top, *left))
+                cut = tuple(
+                    slice(x, min(x + c, n))
+                    for x, c, n in zip(
+                        left, self._chunk[1:], self._shape[1:], strict=True
+                    )
+                )
+                inner = tuple(slice(0, c.stop - c.start) for c in cut)
+                out[(slice(a - start, b - start), *cut)] = block[
+                    (slice(a - top, b - top), *inner)
+                ]
+        for at, row in enumerate(out, start):
+            if checksum(row) != self._sums[at]:
+                raise self._container.damaged(f"row {at} of {self._name} has changed")
+        if self._counts and out.size and out.min() < 0:
+            raise self._container.damaged(f"a count in {self._name} is below zero")
+        return out
+
+    def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:
+        offset, size = self._index[corner]
+        try:
+            raw = self._container.pread(offset, size)
+            return decode(raw, self._chunk, self._dtype)
+        except (ValueError, OSError) as error:
+            raise self._container.damaged(
+                f"chunk {corner} of {self._name}: {error}"
+            ) from None
