@@ -114,6 +114,8 @@ def attributes_checksum(attributes: Mapping[str, str | int | float]) -> int:
         if isinstance(value, str):
             raw = value.encode().rstrip(b"\0")
         else:
-            raw = np.array(value, "<f8" if isinstance(value, float) else "<i8").tobytes()
+            raw = np.array(
+                value, "<f8" if isinstance(value, float) else "<i8"
+            ).tobytes()
         parts += [name.encode(), raw]
     return zlib.crc32(b"".join(part + b"\0" for part in parts))

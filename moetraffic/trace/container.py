@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from .codec import COLUMN_ROWS, attributes_checksum, chunk_shape, column_checksu
 from .file_panel import FilePanel
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+SUPERBLOCK = b"\x03"  # its version, which says that metadata has checksums
 MOST_LINKS = 1024
 MOST_ATTRIBUTES = 64
 MOST_ATTRIBUTE_BYTES = 64 << 10
@@ -37,6 +39,17 @@ MOST_TEXT = 1024
 
 KINDS = {"moetraffic": "a moetraffic trace", "moetraffic-segment": "a segment"}
 """The kinds of files, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A dataset, and how it is stored."""
+
+    id: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    filters: list[int]
 
 
 class Container:
@@ -135,7 +148,7 @@ class Container:
             f"/{name} has shape {made.shape}, not {shape}",
         )
         self._require(
-            _filters(made) == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE],
+            made.filters == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE],
             f"/{name} is not stored with exactly shuffle and deflate",
         )
         row = math.prod(made.shape[1:]) * made.dtype.itemsize
@@ -158,12 +171,15 @@ class Container:
     def damaged(self, what: str) -> TraceError:
         """The error that says what is wrong with this file."""
         return TraceError(
-            f"{self.path} is damaged or no trace: {what}; take a copy that is whole"
+            f"{self.path} is damaged or no trace: {' '.join(what.split())[:300]}; take "
+            "a copy that is whole"
         )
 
     def translated(self, error: BaseException) -> BaseException:
         """Whatever h5py or the system raised on this file, as one sentence."""
-        if isinstance(error, TraceError) or not isinstance(error, Exception):
+        if isinstance(error, TraceError | MemoryError) or not isinstance(
+            error, Exception
+        ):
             return error
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return TraceError(f"there is no file {self.path}: check the path")
@@ -208,6 +224,12 @@ class Container:
             raise TraceError(
                 f"{self.path} is not an HDF5 file: name a trace that moetraffic wrote"
             )
+        # older files have no checksums over their structure, and trees of chunks whose
+        # branches can lead back to their root
+        self._require(
+            self.pread(len(SIGNATURE), 1) == SUPERBLOCK,
+            "its HDF5 superblock is not of version 3",
+        )
         # through a file object: no lock, so others may have the file open as they like
         self._h5 = h5py.File(os.fdopen(os.dup(self._fd), "rb", buffering=0), "r")
 
@@ -268,7 +290,7 @@ class Container:
             length is None or rows == length, f"/{name} has {rows} rows, not {length}"
         )
         self._require(
-            _filters(made) == [h5py.h5z.FILTER_FLETCHER32],
+            made.filters == [h5py.h5z.FILTER_FLETCHER32],
             f"/{name} is not stored as a checksummed column",
         )
         self._require(
@@ -278,58 +300,74 @@ class Container:
         size = math.prod(made.chunks) * made.dtype.itemsize + 4
         self._chunks(name, made, least=size, most=size)
         try:
-            return np.asarray(made[...])
+            read = np.empty(made.shape, made.dtype)
+            made.id.read(h5py.h5s.ALL, h5py.h5s.ALL, read)
+            return read
         except (OSError, RuntimeError, ValueError) as error:
             raise self.translated(error) from None
 
-    def _dataset(self, name: str, dtype: str, rank: int) -> h5py.Dataset:
+    def _dataset(self, name: str, dtype: str, rank: int) -> Stored:
         try:
             return self._checked_dataset(name, dtype, rank)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             raise self.translated(error) from None
 
-    def _checked_dataset(self, name: str, dtype: str, rank: int) -> h5py.Dataset:
-        file = self._file
-        link = file.get(name, getlink=True)
+    def _checked_dataset(self, name: str, dtype: str, rank: int) -> Stored:
+        root = self._file.id
+        raw = name.encode()
         self._require(
-            isinstance(link, h5py.HardLink)
-            and file.get(name, getclass=True) is h5py.Dataset,
+            name in self._names
+            and root.links.get_info(raw).type == h5py.h5l.TYPE_HARD
+            and h5py.h5o.get_info(root, raw).type == h5py.h5o.TYPE_DATASET,
             f"/{name} is missing or no dataset",
         )
-        made = file[name]
-        kind = made.id.get_type()
+        made = h5py.h5d.open(root, raw)
+        kind = made.get_type()
         if dtype == "S":
             fits = (
                 kind.get_class() == h5py.h5t.STRING
                 and not kind.is_variable_str()
-                and made.dtype.itemsize <= MOST_TEXT
+                and kind.get_size() <= MOST_TEXT
             )
         else:
             want = np.dtype(dtype)
             classes = {"i": h5py.h5t.INTEGER, "u": h5py.h5t.INTEGER}
             fits = (
                 kind.get_class() == classes.get(want.kind, h5py.h5t.FLOAT)
-                and made.dtype == want
+                and kind.get_size() == want.itemsize
                 and kind.get_precision() == want.itemsize * 8
+                and kind.dtype == want
             )
-        self._require(fits, f"/{name} has elements of type {made.dtype}, not {dtype}")
+        self._require(fits, f"/{name} has elements of another type than {dtype}")
+        space = made.get_space()
         self._require(
-            made.shape is not None and len(made.shape) == rank,
+            space.get_simple_extent_type() == h5py.h5s.SIMPLE
+            and space.get_simple_extent_ndims() == rank,
             f"/{name} has not {rank} axes",
         )
+        plist = made.get_create_plist()
+        layout = plist.get_layout()
         self._require(
-            not made.is_virtual and made.external is None,
+            layout != h5py.h5d.VIRTUAL and not plist.get_external_count(),
             f"/{name} has its data in another file",
         )
-        self._require(
-            made.chunks is not None
-            and math.prod(made.chunks) * made.dtype.itemsize <= MOST_CHUNK_BYTES,
-            f"/{name} is not stored in chunks of at most {MOST_CHUNK_BYTES} bytes",
+        self._require(layout == h5py.h5d.CHUNKED, f"/{name} is not stored in chunks")
+        filters = [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
+        stored = Stored(
+            id=made,
+            shape=space.get_simple_extent_dims(),
+            dtype=kind.dtype,
+            chunks=plist.get_chunk(),
+            filters=filters,
         )
-        return made
+        self._require(
+            math.prod(stored.chunks) * stored.dtype.itemsize <= MOST_CHUNK_BYTES,
+            f"/{name} has chunks of more than {MOST_CHUNK_BYTES} bytes",
+        )
+        return stored
 
     def _chunks(
-        self, name: str, made: h5py.Dataset, *, least: int, most: int
+        self, name: str, made: Stored, *, least: int, most: int
     ) -> dict[tuple[int, ...], tuple[int, int]]:
         """Offset and size of each chunk by its corner, after all checks."""
         want = math.prod(
@@ -368,8 +406,3 @@ class Container:
             f"/{name} has chunks that overlap",
         )
         return index
-
-
-def _filters(made: h5py.Dataset) -> list[int]:
-    plist = made.id.get_create_plist()
-    return [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .codec import checksum, decode
+from .model import MOST_BYTES
 
 if TYPE_CHECKING:
     from .container import Container
@@ -87,6 +88,8 @@ class FilePanel:
                 raise self._container.damaged(f"row {at} of {self._name} has changed")
         if self._counts and out.size and out.min() < 0:
             raise self._container.damaged(f"a count in {self._name} is below zero")
+        if self._counts and out.size and out.max() > MOST_BYTES:
+            raise self._container.damaged(f"a count in {self._name} is absurdly large")
         return out
 
     def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:

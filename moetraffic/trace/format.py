@@ -70,6 +70,8 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
+STEP_CELLS = 1 << 22  # steps x ranks that need no proof: 128 MiB in memory
+STEP_BYTES = 2  # stored, at least, of each beyond: of 32 in memory
 COUNTS = ("demand", "dropped", "wire", "volume")
 STEP_PANELS = {
     "step_loss": ("<f8", "1", "loss of the rank's own tokens"),
@@ -236,15 +238,19 @@ def _steps(container: Container, world: int) -> Steps:
     kind = read_strings(container, "step_kind", len(iteration))
     if not set(kind) <= set(STEP_KINDS):
         raise container.damaged(f"kinds of steps {sorted(set(kind))}")
-    # a step is small, but a file could claim more of them than memory holds
-    if len(iteration) * world > 1 << 30:
-        raise container.damaged(f"{len(iteration)} steps of {world} ranks")
-    read = {
-        name.removeprefix("step_"): container.panel(
-            name, dtype, (len(iteration), world)
-        ).read(0, len(iteration))
+    shape = (len(iteration), world)
+    panels = {
+        name.removeprefix("step_"): container.panel(name, dtype, shape)
         for name, (dtype, _, _) in STEP_PANELS.items()
     }
+    # losses and times are numbers that hardly deflate; a bomb is all zeros
+    stored = sum(panel.stored_bytes for panel in panels.values())
+    cells = len(iteration) * world
+    if cells > max(STEP_CELLS, stored // STEP_BYTES):
+        raise container.damaged(
+            f"{cells} steps x ranks are told in no more than {stored} bytes"
+        )
+    read = {name: panel.read(0, len(iteration)) for name, panel in panels.items()}
     return Steps(iteration=iteration, kind=tuple(kind), **read)
 
 
@@ -254,6 +260,6 @@ def _programs(container: Container) -> list[Program]:
     lengths = container.column("program_length", "<i4", len(ranks))
     parts = split_column(container, container.column("program_site", "<i4"), lengths)
     return [
-        Program(rank=int(rank), kind=kind, sites=tuple(sites.tolist()))
-        for rank, kind, sites in zip(ranks, kinds, parts, strict=True)
+        Program(rank=rank, kind=kind, sites=sites)
+        for rank, kind, sites in zip(ranks.tolist(), kinds, parts, strict=True)
     ]

@@ -11,6 +11,7 @@ from moetraffic.errors import TraceError
 
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
 from .placement import between_ranks
+from .wire import in_bytes
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -156,7 +157,7 @@ def _demand(
             "demand is counted in bytes where one all-to-all shows the bytes of a row, "
             f"but {phase} of layer {layer} shows {sorted(rows)}: ask for unit='tokens'"
         )
-    return np.asarray(tokens * rows.pop(), np.int64)
+    return in_bytes(tokens, rows.pop())
 
 
 def _sum(name: str, plural: str, values: list[int]) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,13 @@ from .model import (
     Steps,
 )
 from .panel import ArrayPanel, Panel
-from .segment import PATTERN, Segment, read_segment
+from .segment import PATTERN, Segment, read_segment, segment_path
 from .shards import trace_of_shards
 from .statement import state_bytes
 from .trace import Trace
+
+MOST_CELLS = 1 << 20  # steps x ranks that need no proof
+MOST_ABSENT = 64  # of these, at most, one that is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +101,17 @@ def merge_segments(
         If there is nothing to merge.
     """
     if not any(len(s.steps) or len(s.events) for s in segments):
-        raise NothingRecorded(
+        # a segment that could not be read may hold something
+        raise (CaptureError if missing else NothingRecorded)(
             f"{name} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
         )
     first = segments[0].meta
     virtual = segments[0].shards > 0
+    _refuse_mostly_absent(segments, name)
     ranks = range(1 if virtual else first.world)
     missing = [*missing, *_ragged(segments, ranks)]
-    remarks = _remarks(segments, ranks)
+    remarks = _remarks(segments)
     if virtual:
         meta = _meta(segments, [*remarks, *missing])
         return Merged(
@@ -180,18 +187,49 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
     segments, missing = [], []
     for path in sorted(folder.glob(f"rank-*/{PATTERN}")):
         try:
-            segments.append(read_segment(path))
+            segment = read_segment(path)
         except TraceError as error:
             missing.append(f"a segment is left out: {error}")
+            continue
+        if segment_path(folder, segment.rank, segment.index) != path:
+            missing.append(
+                f"a segment is left out: {path} says that it is window "
+                f"{segment.index} of rank {segment.rank}"
+            )
+            continue
+        segments.append(segment)
     if not segments:
         raise CaptureError(
             f"{folder} holds no whole segment, so there is nothing to merge: it is no "
             "folder of segments, or the capture ended before its first window"
-            + "".join(f"; {m}" for m in missing)
+            + "".join(f"; {m}" for m in missing[:2])
+            + (f"; {len(missing) - 2} more" if len(missing) > 2 else "")
         )
     # ranks of another world are left over from a capture of more ranks
+    kinds = Counter((s.meta.world, s.shards) for s in segments)
+    world, shards = kinds.most_common(1)[0][0]
+    strange = [s for s in segments if (s.meta.world, s.shards) != (world, shards)]
+    missing += [
+        f"a segment is left out: window {s.index} of rank {s.rank} tells of "
+        f"{s.meta.world} ranks, the others of {world}"
+        for s in strange
+    ]
+    kept = [s for s in segments if (s.meta.world, s.shards) == (world, shards)]
+    return kept, missing
+
+
+def _refuse_mostly_absent(segments: Sequence[Segment], name: str) -> None:
+    """Refuse a world of which next to nothing is there: absence would fill memory."""
     world = segments[0].meta.world
-    return [s for s in segments if s.rank < world and s.meta.world == world], missing
+    iterations = np.unique(np.concatenate([s.steps["iteration"] for s in segments]))
+    cells = max(1, len(iterations)) * world
+    told = sum(len(s.steps) for s in segments)
+    if cells > max(MOST_CELLS, MOST_ABSENT * told):
+        raise CaptureError(
+            f"a trace has the greater part of its steps, but {name} tells of "
+            f"{len(iterations)} steps of {world} ranks and holds {told} of them: "
+            "gather the segments of the other ranks in it"
+        )
 
 
 def _ragged(segments: Sequence[Segment], ranks: range) -> list[str]:
@@ -200,15 +238,17 @@ def _ragged(segments: Sequence[Segment], ranks: range) -> list[str]:
     last = max(
         (int(s.steps["iteration"].max()) for s in segments if len(s.steps)), default=-1
     )
-    for rank in ranks:
-        mine = [s for s in segments if s.rank == rank]
-        if not mine:
-            told.append(f"rank {rank} recorded nothing")
-            continue
-        here = {s.index for s in mine}
-        gaps = sorted(set(range(max(here) + 1)) - here)
+    by_rank = _by_rank(segments)
+    for first, after in pairwise([-1, *sorted(by_rank), ranks.stop]):
+        # ranks between two that wrote
+        if after - first == 2:
+            told.append(f"rank {first + 1} recorded nothing")
+        elif after - first > 2:
+            told.append(f"ranks {first + 1} to {after - 1} recorded nothing")
+    for rank, mine in sorted(by_rank.items()):
+        gaps = _gaps([s.index for s in mine])
         if gaps:
-            told.append(f"rank {rank} lacks its windows {gaps}")
+            told.append(f"rank {rank} lacks its windows [{gaps}]")
         if mine[-1].unrecorded:
             told.append(f"rank {rank} could not write {mine[-1].unrecorded} events")
         if not mine[-1].final:
@@ -222,20 +262,33 @@ def _ragged(segments: Sequence[Segment], ranks: range) -> list[str]:
     return told
 
 
+def _by_rank(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
+    found: dict[int, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.rank, []).append(segment)
+    return found
+
+
+def _gaps(there: Sequence[int]) -> str:
+    """The numbers from 0 on that are left out: "3, 5 to 8"."""
+    return ", ".join(
+        str(a + 1) if b - a == 2 else f"{a + 1} to {b - 1}"
+        for a, b in pairwise([-1, *sorted(there)])
+        if b - a > 1
+    )
+
+
 def _last_step(mine: Sequence[Segment]) -> int:
     """The last iteration that a rank ended, -1 for none."""
     ends = [int(s.steps["iteration"].max()) for s in mine if len(s.steps)]
     return max(ends, default=-1)
 
 
-def _remarks(segments: Sequence[Segment], ranks: range) -> list[str]:
+def _remarks(segments: Sequence[Segment]) -> list[str]:
     """What ended the capture early, and what was left out; ranks alike in one."""
     told: dict[str, list[int]] = {}
     left_out: dict[str, list[int]] = {}
-    for rank in ranks:
-        mine = [s for s in segments if s.rank == rank]
-        if not mine:
-            continue
+    for rank, mine in sorted(_by_rank(segments).items()):
         if mine[-1].left_out:
             left_out.setdefault(mine[-1].left_out, []).append(rank)
         if mine[-1].ended:

@@ -35,6 +35,17 @@ ALL_TO_ALL = "all_to_all"
 
 STEP_KINDS = ("train", "evaluation", "skipped")
 
+MOST_BYTES = 1 << 46
+"""Bytes of one call beyond which a record is not believed: sums stay in int64."""
+
+MOST_ROW_BYTES = 1 << 31
+"""Bytes of a row (a token copy) beyond which a record is not believed."""
+
+MOST_ITERATIONS = 1 << 40
+"""Iterations, times sites, must be numbers in int64."""
+
+MOST_SITES = 1 << 22
+
 
 class WireForm(enum.IntEnum):
     """How a site's wire bytes are stored."""
@@ -62,7 +73,7 @@ class DroppedForm(enum.IntEnum):
     STORED = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """A process group: its kind and its ordered world ranks."""
 
@@ -70,7 +81,7 @@ class Group:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
     """A place in a program that communicates, or routes, again and again."""
 
@@ -108,7 +119,7 @@ class Occurrences:
         return len(self.iteration)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """The ordered sites of one rank in one kind of step."""
 

@@ -27,12 +27,14 @@ def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
             f"placement of layer {layer} names {'several' if len(rows) else 'none'}: "
             "use the demand by expert"
         )
+    rows = np.sort(rows, order="expert")
+    if not np.array_equal(rows["expert"], np.arange(len(rows))):
+        raise TraceError(
+            f"experts are numbered from 0 on, but the placement of layer {layer} leaves "
+            "some out: use the demand by expert"
+        )
     member = {rank: at for at, rank in enumerate(trace.groups[group].ranks)}
-    out = np.zeros(len(rows), np.int64)
-    out[np.argsort(np.argsort(rows["expert"]))] = [
-        member[int(rank)] for rank in rows["rank"]
-    ]
-    return out
+    return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)
 
 
 def between_ranks(

@@ -146,7 +146,12 @@ class Rows:
 def _running(key: Int64) -> Int64:
     """Running count of each key's value, -1 where the key is negative."""
     out = np.full(len(key), -1, np.int64)
-    for value in np.unique(key[key >= 0]):
-        same = key == value
-        out[same] = np.arange(np.count_nonzero(same))
+    order = np.argsort(key, kind="stable")
+    order = order[key[order] >= 0]
+    if not len(order):
+        return out
+    sorted_key = key[order]
+    new = np.r_[True, sorted_key[1:] != sorted_key[:-1]]
+    first = np.flatnonzero(new)
+    out[order] = np.arange(len(order)) - first[np.cumsum(new) - 1]
     return out

@@ -7,6 +7,7 @@ memory and appears under its name whole, so a killed rank leaves only whole segm
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from .durable import write_whole
 from .image import Image
 from .model import CLOCK, PLACEMENT, Group, Int32, Int64, Meta, Site
 from .panel import ArrayPanel
+from .soundness import contradiction
 from .tables import (
     as_text,
     meta_attributes,
@@ -37,6 +39,8 @@ KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
 MOST_WORDS = 1000  # characters of a text of its own
+MOST_PANEL_BYTES = 64 << 20  # of a panel that need no proof
+MOST_PANEL_RATIO = 32  # counts of a larger one deflate by less
 
 EVENT = np.dtype(
     [
@@ -97,6 +101,11 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}"
 
 
+def segment_path(folder: Path, rank: int, index: int) -> Path:
+    """Where a rank's segment of this number lies."""
+    return rank_folder(folder, rank) / f"segment-{index:06d}.h5"
+
+
 def write_segment(segment: Segment, folder: Path) -> Path:
     """Write a segment into its rank's folder; it appears whole.
 
@@ -138,7 +147,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
                 for axis, length in zip(axes, array.shape, strict=True):
                     image.column(axis, np.arange(length), "<i8")
                 image.panel(name, ArrayPanel(array), dtype, axes)
-    path = rank_folder(folder, segment.rank) / f"segment-{segment.index:06d}.h5"
+    path = segment_path(folder, segment.rank, segment.index)
     write_whole(path, target.getbuffer())
     return path
 
@@ -152,61 +161,48 @@ def read_segment(path: Path) -> Segment:
         If it is damaged or no segment.
     """
     with Container(path, KIND, VERSION) as container:
-        told = container.attributes
-        steps = read_table(container, "step", STEP)
-        panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
-        for name in container.names:
-            kind, _, width = name.partition("_")
-            if kind in panels and width.isdigit():
-                dtype = "<i8" if kind == "splits" else "<i4"
-                panel = container.panel(name, dtype, (None, 2, int(width)), counts=True)
-                panels[kind][int(width)] = panel.read(0, panel.shape[0])
-        segment = Segment(
-            rank=int(told["rank"]),
-            index=int(told["index"]),
-            final=bool(told["final"]),
-            node=str(told["node"]).strip("\0"),
-            unrecorded=int(told["unrecorded"]),
-            shards=int(told["shards"]),
-            ended=str(told.get("ended", "")).strip("\0"),
-            left_out=str(told.get("left_out", "")).strip("\0"),
-            window=int(told.get("window", 0)),
-            continued=bool(told.get("continued", False)),
-            meta=read_meta(container),
-            groups=tuple(read_groups(container)),
-            sites=tuple(read_sites(container)),
-            events=read_table(container, "event", EVENT),
-            steps=steps,
-            kinds=tuple(read_strings(container, "step_kind", len(steps))),
-            splits=panels["splits"],
-            demand=panels["demand"],
-            placements=read_table(container, "placement", PLACEMENT),
-            clocks=read_table(container, "clock", CLOCK),
-        )
-        _check(container, segment)
+        try:
+            segment = _read(container)
+        except Exception as error:
+            raise container.translated(error) from None
+        told = contradiction(segment)
+        if told:
+            raise container.damaged(told)
         return segment
 
 
-def _check(container: Container, segment: Segment) -> None:
-    """Indices that the merge follows must lie within what they index."""
-    sites = segment.events["site"]
-    sound = all(0 <= s.group < len(segment.groups) for s in segment.sites)
-    if len(sites):
-        sound &= bool(sites.min() >= 0 and sites.max() < len(segment.sites))
-    if segment.shards:
-        sound &= _whole_shards(segment)
-    else:
-        sound &= all(segment.rank in g.ranks for g in segment.groups)
-    if not sound:
-        raise container.damaged("an index points outside its table")
-
-
-def _whole_shards(segment: Segment) -> bool:
-    """Whether every routing has a row a rank, and every step too."""
-    rows = [len(panel) for panel in segment.demand.values()]
-    first = segment.events["payload"]
-    inside = not len(first) or (
-        len(rows) == 1 and 0 <= first.min() <= first.max() <= rows[0] - segment.shards
+def _read(container: Container) -> Segment:
+    told = container.attributes
+    steps = read_table(container, "step", STEP)
+    panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
+    for name in container.names:
+        kind, _, width = name.partition("_")
+        if kind in panels and width.isdigit():
+            dtype = "<i8" if kind == "splits" else "<i4"
+            panel = container.panel(name, dtype, (None, 2, int(width)), counts=True)
+            size = math.prod(panel.shape) * panel.dtype.itemsize
+            if size > max(MOST_PANEL_BYTES, MOST_PANEL_RATIO * panel.stored_bytes):
+                raise container.damaged(f"{name} inflates to {size} bytes")
+            panels[kind][int(width)] = panel.read(0, panel.shape[0])
+    return Segment(
+        rank=int(told["rank"]),
+        index=int(told["index"]),
+        final=bool(told["final"]),
+        node=str(told["node"]).strip("\0"),
+        unrecorded=int(told["unrecorded"]),
+        shards=int(told["shards"]),
+        ended=str(told.get("ended", "")).strip("\0"),
+        left_out=str(told.get("left_out", "")).strip("\0"),
+        window=int(told.get("window", 0)),
+        continued=bool(told.get("continued", False)),
+        meta=read_meta(container),
+        groups=tuple(read_groups(container)),
+        sites=tuple(read_sites(container)),
+        events=read_table(container, "event", EVENT),
+        steps=steps,
+        kinds=tuple(read_strings(container, "step_kind", len(steps))),
+        splits=panels["splits"],
+        demand=panels["demand"],
+        placements=read_table(container, "placement", PLACEMENT),
+        clocks=read_table(container, "clock", CLOCK),
     )
-    alternate = len(segment.sites) % 2 == 0 and segment.shards == segment.meta.world
-    return bool(inside) and alternate and len(segment.steps) % segment.shards == 0

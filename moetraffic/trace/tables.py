@@ -5,13 +5,15 @@ Text is UTF-8 of fixed width; lists of lists are a flat column and a column of l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .container import Container
+from .container import MOST_TEXT, Container
 from .image import Image
 from .model import DroppedForm, Group, Meta, Site, WireForm
 
@@ -76,9 +78,17 @@ def write_table(image: Image, name: str, table: Any) -> None:
 
 def as_text(values: Sequence[str]) -> tuple[Any, str]:
     """Text as fixed-width UTF-8, with the type that holds the longest."""
-    raw = [v.encode() for v in values]
+    raw = [_encoded(v) for v in values]
     width = max([1, *map(len, raw)])
     return np.array(raw, f"S{width}"), f"S{width}"
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8 of at most the width that is read; what is no text becomes "?"."""
+    raw = text.encode(errors="replace")
+    if len(raw) <= MOST_TEXT:
+        return raw
+    return raw[:MOST_TEXT].decode(errors="ignore").encode()
 
 
 def read_meta(container: Container) -> Meta:
@@ -101,8 +111,7 @@ def read_groups(container: Container) -> list[Group]:
     sizes = container.column("group_size", "<i4", len(kinds))
     parts = split_column(container, container.column("group_rank", "<i4"), sizes)
     return [
-        Group(kind=kind, ranks=tuple(ranks.tolist()))
-        for kind, ranks in zip(kinds, parts, strict=True)
+        Group(kind=kind, ranks=ranks) for kind, ranks in zip(kinds, parts, strict=True)
     ]
 
 
@@ -124,14 +133,13 @@ def read_sites(container: Container) -> list[Site]:
             strict=True,
         )
     )
-    columns["constant"] = [
-        tuple(part.tolist())
-        for part in split_column(
+    columns["constant"] = list(
+        split_column(
             container,
             container.column("constant_bytes", "<i8"),
             container.column("site_constants", "<i4", count),
         )
-    ]
+    )
     names = list(columns)
     return [
         Site(**dict(zip(names, values, strict=True)))
@@ -152,14 +160,19 @@ def read_strings(
     container: Container, name: str, count: int | None = None
 ) -> list[str]:
     """A column of text."""
-    return [raw.decode() for raw in container.column(name, TEXT, count).tolist()]
+    # most rows say the same: one text in memory for all that do
+    return [
+        sys.intern(raw.decode()) for raw in container.column(name, TEXT, count).tolist()
+    ]
 
 
-def split_column(container: Container, flat: Any, lengths: Any) -> list[Any]:
+def split_column(
+    container: Container, flat: Any, lengths: Any
+) -> Iterator[tuple[int, ...]]:
     """Cut a flat column into parts of the given lengths."""
     if len(lengths) and lengths.min() < 0:
         raise container.damaged("a length is negative")
-    ends = np.cumsum(lengths, dtype=np.int64)
-    if (int(ends[-1]) if len(ends) else 0) != len(flat):
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    if (ends[-1] if ends else 0) != len(flat):
         raise container.damaged("lengths do not add up to what is there")
-    return np.split(flat, ends[:-1]) if len(ends) else []
+    return (tuple(flat[a:b].tolist()) for a, b in pairwise([0, *ends]))

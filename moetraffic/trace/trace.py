@@ -425,13 +425,12 @@ class Trace:
         """World rank of each member of the occurrences' groups, ``[n, W]`` int64."""
         if not len(occurrences):
             return np.zeros((0, 0), np.int64)
-        width = self.common_size(occurrences)
-        table = np.array(
-            [g.ranks if len(g.ranks) == width else (0,) * width for g in self.groups],
-            np.int64,
-        )
+        self.common_size(occurrences)
         group = np.array([s.group for s in self.sites], np.int64)
-        return table[group[self.occurrences.site[occurrences]]]
+        used, which = np.unique(
+            group[self.occurrences.site[occurrences]], return_inverse=True
+        )
+        return np.array([self.groups[g].ranks for g in used], np.int64)[which]
 
     def _widths(self, occurrences: Int64) -> Int64:
         return self._rows.width[self.occurrences.site[occurrences]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from moetraffic.errors import TraceError
 
-from .model import TRANSPOSED_PHASES, Int64, Site, WireForm
+from .model import MOST_BYTES, TRANSPOSED_PHASES, Int64, Site, WireForm
 from .panel import take
 from .placement import between_ranks
 from .rows import Rows
@@ -43,11 +43,32 @@ def told_by_demand(trace: Trace, site: Site, routed: Int64) -> Int64:
         ``[n, W, W]`` int64 bytes.
     """
     kept = trace.demand(routed).astype(np.int64) - trace.dropped(routed)
+    if kept.size and kept.min() < 0:
+        raise TraceError(
+            f"no more is dropped than was routed, but at layer {site.layer} it is so: "
+            "the file contradicts itself, take a copy that is whole"
+        )
     when = trace.occurrences.iteration[routed]
     tokens = between_ranks(trace, site.layer, site.group, when, kept)
     if site.phase in TRANSPOSED_PHASES:
         tokens = tokens.transpose(0, 2, 1)
-    return np.asarray(tokens * site.row_bytes, np.int64)
+    return in_bytes(tokens, site.row_bytes)
+
+
+def in_bytes(tokens: Int64, row_bytes: int) -> Int64:
+    """Token copies times bytes of a row.
+
+    Raises
+    ------
+    TraceError
+        If that is more than one call can send.
+    """
+    if tokens.size and int(tokens.max()) * row_bytes > MOST_BYTES:
+        raise TraceError(
+            f"a call sends at most {MOST_BYTES} bytes to a rank, but {tokens.max()} "
+            f"rows of {row_bytes} bytes are more: the file contradicts itself"
+        )
+    return np.asarray(tokens * row_bytes, np.int64)
 
 
 def _bytes(trace: Trace, rows: Rows, occurrences: Int64, *, square: bool) -> Int64:

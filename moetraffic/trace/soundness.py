@@ -1,0 +1,134 @@
+"""The rules that one segment keeps by itself: what the merge follows blindly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .consistency import clocks_hold, placements_hold
+from .model import (
+    ALL_TO_ALL,
+    MOST_BYTES,
+    MOST_ITERATIONS,
+    MOST_ROW_BYTES,
+    ROUTING,
+    STEP_KINDS,
+)
+
+if TYPE_CHECKING:
+    from .segment import Segment
+
+MOST_RANKS = 1 << 24
+
+
+def contradiction(segment: Segment) -> str:
+    """The first rule that a segment breaks, in words; "" where it keeps all.
+
+    Rules: indices lie within what they index; a rank is a member of its groups;
+    iterations, bytes and times are numbers that can be added up; a step has a kind, and
+    is there once (once a rank where the process stands for several).
+    """
+    world = segment.meta.world
+    if not (0 <= segment.rank < world <= MOST_RANKS and segment.index >= 0):
+        return f"it is window {segment.index} of rank {segment.rank} of {world}"
+    for told in (_groups(segment), _sites(segment)):
+        if told:
+            return told
+    if segment.shards:
+        told = _shards(segment)
+    else:
+        told = _events(segment) or _steps(segment)
+    return told or _placements(segment)
+
+
+def _groups(segment: Segment) -> str:
+    for group in segment.groups:
+        ranks = set(group.ranks)
+        if not group.ranks or len(ranks) < len(group.ranks):
+            return f"a group has the ranks {group.ranks[:8]}"
+        if min(ranks) < 0 or max(ranks) >= segment.meta.world:
+            return f"a group has ranks up to {max(ranks)} of {segment.meta.world}"
+        if not segment.shards and segment.rank not in ranks:
+            return f"rank {segment.rank} is no member of one of its groups"
+    return ""
+
+
+def _sites(segment: Segment) -> str:
+    for site in segment.sites:
+        if not 0 <= site.group < len(segment.groups):
+            return f"a site is of group {site.group}"
+        if not (0 <= site.row_bytes <= MOST_ROW_BYTES and site.experts >= 0):
+            return f"a site has {site.experts} experts and rows of {site.row_bytes}"
+    return ""
+
+
+def _events(segment: Segment) -> str:
+    """Each event's site, iteration and payload."""
+    events = segment.events
+    if not len(events):
+        return ""
+    number, when = events["site"], events["iteration"]
+    if number.min() < 0 or number.max() >= len(segment.sites):
+        return "an event is of a site that is not there"
+    if when.min() < -1 or when.max() >= MOST_ITERATIONS:
+        return f"events have iterations from {when.min()} to {when.max()}"
+    if not np.isin(events["transposed"], (0, 1)).all():
+        return "an event is neither transposed nor not"
+    for at in np.unique(number).tolist():
+        site = segment.sites[at]
+        payload = events["payload"][number == at]
+        if site.operation == ROUTING:
+            there = segment.demand.get(site.experts)
+        elif site.operation == ALL_TO_ALL:
+            there = segment.splits.get(len(segment.groups[site.group].ranks))
+        else:
+            if payload.min() < -1 or payload.max() > MOST_BYTES:
+                return f"a {site.operation} has {payload.max()} bytes"
+            continue
+        rows = 0 if there is None else len(there)
+        if payload.min() < 0 or payload.max() >= rows:
+            return f"an event has row {payload.max()} of {rows}"
+    return ""
+
+
+def _steps(segment: Segment) -> str:
+    when = segment.steps["iteration"]
+    if not set(segment.kinds) <= set(STEP_KINDS):
+        return f"kinds of steps {sorted(set(segment.kinds))[:5]}"
+    if len(when) and (when.min() < 0 or when.max() >= MOST_ITERATIONS):
+        return f"steps are iterations from {when.min()} to {when.max()}"
+    if len(np.unique(when)) < len(when):
+        return "an iteration is there twice"
+    return ""
+
+
+def _shards(segment: Segment) -> str:
+    """A process that stands for all ranks: a row a rank of every routing and step."""
+    shards, rows = segment.shards, [len(panel) for panel in segment.demand.values()]
+    if shards != segment.meta.world or len(segment.sites) % 2:
+        return f"it stands for {shards} of {segment.meta.world} ranks"
+    first, sites = segment.events["payload"], segment.events["site"]
+    if len(first) and (
+        len(rows) != 1
+        or not 0 <= first.min() <= first.max() <= rows[0] - shards
+        or not 0 <= sites.min() <= sites.max() < len(segment.sites)
+    ):
+        return "a routing has not a row a rank"
+    if len(segment.steps) % shards:
+        return f"{len(segment.steps)} steps are not a row a rank"
+    when = segment.steps["iteration"][::shards]
+    every = np.concatenate([when, segment.events["iteration"]])
+    if len(every) and (every.min() < -1 or every.max() >= MOST_ITERATIONS):
+        return f"iterations are from {every.min()} to {every.max()}"
+    if not set(segment.kinds) <= set(STEP_KINDS):
+        return f"kinds of steps {sorted(set(segment.kinds))[:5]}"
+    return ""
+
+
+def _placements(segment: Segment) -> str:
+    if not placements_hold(segment.placements, segment.groups):
+        return "an expert is placed twice, or on a rank that is not in its group"
+    if not clocks_hold(segment.clocks, range(segment.meta.world)):
+        return "a clock is of no rank, or a hundred years off"
+    return ""
