@@ -3,8 +3,9 @@
 Order of the checks: a regular file with HDF5's signature; few enough links and
 attributes, none of variable length; the format's name and version; each dataset by
 hard link, of exactly the expected type and rank, neither virtual nor external; chunks
-that lie inside the file, complete, apart from each other and of plausible size.  After
-that HDF5 is closed: panels are read with ``pread`` and inflated by ``codec``.
+that lie inside the file, complete, apart from each other and of plausible size.
+HDF5 is not asked: ``structure`` understands what ``image`` writes.  Columns are
+compared with their CRC-32; panels are inflated by ``codec``.
 """
 
 from __future__ import annotations
@@ -12,44 +13,32 @@ from __future__ import annotations
 import math
 import os
 import stat
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
+from .block import Malformed, Source
+from .chunk_index import read_index
 from .codec import COLUMN_ROWS, attributes_checksum, chunk_shape, column_checksum
 from .file_panel import FilePanel
+from .structure import SIGNATURE, Stored, Structure
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-SUPERBLOCK = b"\x03"  # its version, which says that metadata has checksums
-MOST_LINKS = 1024
-MOST_ATTRIBUTES = 64
-MOST_ATTRIBUTE_BYTES = 64 << 10
+SUPERBLOCK = b"\x03"  # the version that HDF5 1.10 writes
 MOST_CHUNK_BYTES = 64 << 20
 MOST_ROW_BYTES = 64 << 20  # a matrix between 2896 ranks, in bytes that were sent
 MOST_RATIO = 1100  # deflate cannot shrink by more than 1032
 MOST_TEXT = 1024
 
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+"""Filters of HDF5 by their numbers."""
+
 KINDS = {"moetraffic": "a moetraffic trace", "moetraffic-segment": "a segment"}
 """The kinds of files, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A dataset, and how it is stored."""
-
-    id: Any
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
-    filters: list[int]
 
 
 class Container:
@@ -72,11 +61,10 @@ class Container:
         self.path = Path(path)
         self._fd = -1
         self._size = 0
-        self._h5: h5py.File | None = None
         try:
             self._open()
-            self.attributes = self._read_attributes()
-            self._names = set(self._file)
+            self._structure = Structure(Source(self.pread, self._size))
+            self.attributes = self._structure.attributes
             self._identify(kind, version)
             self._sums = self._read_checksums()
         except BaseException as error:
@@ -94,26 +82,16 @@ class Container:
     ) -> None:
         self.close()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
     @property
     def names(self) -> frozenset[str]:
-        """Names of all datasets at the root."""
-        return frozenset(self._names)
+        """Names of everything at the root."""
+        return frozenset(self._structure.links)
 
     def close(self) -> None:
-        """Close everything; panels cannot be read after it."""
-        self.seal()
+        """Close the file; panels cannot be read after it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def seal(self) -> None:
-        """Close HDF5: no further column or panel is opened, rows can still be read."""
-        if self._h5 is not None:
-            self._h5.close()
-            self._h5 = None
 
     def pread(self, offset: int, size: int) -> bytes:
         """Raw bytes of the file."""
@@ -148,7 +126,7 @@ class Container:
             f"/{name} has shape {made.shape}, not {shape}",
         )
         self._require(
-            made.filters == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE],
+            made.filters == (SHUFFLE, DEFLATE),
             f"/{name} is not stored with exactly shuffle and deflate",
         )
         row = math.prod(made.shape[1:]) * made.dtype.itemsize
@@ -160,13 +138,11 @@ class Container:
             f"/{name} is stored in chunks of {made.chunks}",
         )
         full = math.prod(made.chunks) * made.dtype.itemsize
-        index = self._chunks(
+        offsets, sizes = self._chunks(
             name, made, least=-(-full // MOST_RATIO), most=full + full // 1000 + 64
         )
         sums = self.column(f"{name}_crc32", "<u4", made.shape[0])
-        return FilePanel(
-            self, name, made.shape, made.dtype, made.chunks, index, sums, counts
-        )
+        return FilePanel(self, name, made, offsets, sizes, sums, counts=counts)
 
     def damaged(self, what: str) -> TraceError:
         """The error that says what is wrong with this file."""
@@ -185,27 +161,14 @@ class Container:
             return TraceError(f"there is no file {self.path}: check the path")
         if isinstance(error, PermissionError):
             return TraceError(f"{self.path} may not be read: change its permissions")
-        if "truncated file" in str(error):
-            return self.damaged(f"it is cut off after {self._size} bytes")
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, Malformed):
+            return self.damaged(str(error))
+        if isinstance(error, OSError):
             return TraceError(
-                f"{str(self.path)[:200]} cannot be opened ({error.strerror}): check "
+                f"{str(self.path)[:200]} cannot be read ({error.strerror}): check "
                 "the path"
             )
-        if type(error).__module__ != "builtins" or isinstance(
-            error, OSError | RuntimeError
-        ):
-            # HDF5's own words name its functions, not what is wrong
-            return self.damaged("its HDF5 structure cannot be read")
-        return self.damaged(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        )
-
-    @property
-    def _file(self) -> h5py.File:
-        if self._h5 is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._h5
+        return self.damaged(f"{type(error).__name__}: {error}")
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -224,53 +187,24 @@ class Container:
             raise TraceError(
                 f"{self.path} is not an HDF5 file: name a trace that moetraffic wrote"
             )
-        # older files have no checksums over their structure, and trees of chunks whose
-        # branches can lead back to their root
-        self._require(
-            self.pread(len(SIGNATURE), 1) == SUPERBLOCK,
-            "its HDF5 superblock is not of version 3",
-        )
-        # through a file object: no lock, so others may have the file open as they like
-        self._h5 = h5py.File(os.fdopen(os.dup(self._fd), "rb", buffering=0), "r")
-
-    def _read_attributes(self) -> dict[str, Any]:
-        file = self._file
-        self._require(len(file) <= MOST_LINKS, f"it has {len(file)} datasets")
-        self._require(
-            len(file.attrs) <= MOST_ATTRIBUTES, f"it has {len(file.attrs)} attributes"
-        )
-        found: dict[str, Any] = {}
-        for name in file.attrs:
-            made = file.attrs.get_id(name)
-            kind = made.get_type()
-            self._require(
-                kind.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
-                and not (
-                    kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()
-                ),
-                f"attribute {name} is neither a number nor text of fixed length",
-            )
-            self._require(
-                made.get_storage_size() <= MOST_ATTRIBUTE_BYTES,
-                f"attribute {name} is too large",
-            )
-            value = file.attrs[name]
-            self._require(np.ndim(value) == 0, f"attribute {name} is not a scalar")
-            found[name] = value.decode() if isinstance(value, bytes) else value.item()
-        return found
+        if self.pread(len(SIGNATURE), 1) != SUPERBLOCK:
+            raise self._strange("moetraffic")
 
     def _identify(self, kind: str, version: int) -> None:
         if self.attributes.get("format") != kind:
-            raise TraceError(
-                f"{self.path} is an HDF5 file of another kind, not "
-                f"{KINDS.get(kind, kind)}: name a file that moetraffic wrote"
-            )
+            raise self._strange(kind)
         found = self.attributes.get("format_version")
         if found != version:
             raise TraceError(
                 f"{self.path} has format version {found}, and this moetraffic reads "
                 f"version {version}: use the release that wrote it"
             )
+
+    def _strange(self, kind: str) -> TraceError:
+        return TraceError(
+            f"{self.path} is an HDF5 file of another kind, not "
+            f"{KINDS.get(kind, kind)}: name a file that moetraffic wrote"
+        )
 
     def _read_checksums(self) -> dict[str, int]:
         """What each column must have; the root attributes are compared at once."""
@@ -290,119 +224,65 @@ class Container:
             length is None or rows == length, f"/{name} has {rows} rows, not {length}"
         )
         self._require(
-            made.filters == [h5py.h5z.FILTER_FLETCHER32],
+            made.filters == (FLETCHER32,),
             f"/{name} is not stored as a checksummed column",
         )
         self._require(
             made.chunks == (max(1, min(COLUMN_ROWS, rows)),),
             f"/{name} is stored in chunks of {made.chunks}",
         )
-        size = math.prod(made.chunks) * made.dtype.itemsize + 4
-        self._chunks(name, made, least=size, most=size)
-        try:
-            read = np.empty(made.shape, made.dtype)
-            made.id.read(h5py.h5s.ALL, h5py.h5s.ALL, read)
-            return read
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self.translated(error) from None
+        deep = made.chunks[0]
+        size = deep * made.dtype.itemsize
+        offsets, _ = self._chunks(name, made, least=size + 4, most=size + 4)
+        read = np.empty(rows, made.dtype)
+        for number, offset in enumerate(offsets.tolist()):
+            part = read[number * deep : (number + 1) * deep]
+            raw = self.pread(offset, part.nbytes)
+            self._require(len(raw) == part.nbytes, f"/{name} is cut off")
+            part[:] = np.frombuffer(raw, made.dtype)
+        return read
 
     def _dataset(self, name: str, dtype: str, rank: int) -> Stored:
         try:
-            return self._checked_dataset(name, dtype, rank)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            made = self._structure.dataset(name)
+        except ValueError as error:
             raise self.translated(error) from None
-
-    def _checked_dataset(self, name: str, dtype: str, rank: int) -> Stored:
-        root = self._file.id
-        raw = name.encode()
-        self._require(
-            name in self._names
-            and root.links.get_info(raw).type == h5py.h5l.TYPE_HARD
-            and h5py.h5o.get_info(root, raw).type == h5py.h5o.TYPE_DATASET,
-            f"/{name} is missing or no dataset",
-        )
-        made = h5py.h5d.open(root, raw)
-        kind = made.get_type()
         if dtype == "S":
-            fits = (
-                kind.get_class() == h5py.h5t.STRING
-                and not kind.is_variable_str()
-                and kind.get_size() <= MOST_TEXT
-            )
+            fits = made.dtype.kind == "S" and made.dtype.itemsize <= MOST_TEXT
         else:
-            want = np.dtype(dtype)
-            classes = {"i": h5py.h5t.INTEGER, "u": h5py.h5t.INTEGER}
-            fits = (
-                kind.get_class() == classes.get(want.kind, h5py.h5t.FLOAT)
-                and kind.get_size() == want.itemsize
-                and kind.get_precision() == want.itemsize * 8
-                and kind.dtype == want
-            )
-        self._require(fits, f"/{name} has elements of another type than {dtype}")
-        space = made.get_space()
+            fits = made.dtype == np.dtype(dtype)
+        self._require(fits, f"/{name} has elements of type {made.dtype}, not {dtype}")
+        self._require(len(made.shape) == rank, f"/{name} has not {rank} axes")
         self._require(
-            space.get_simple_extent_type() == h5py.h5s.SIMPLE
-            and space.get_simple_extent_ndims() == rank,
-            f"/{name} has not {rank} axes",
-        )
-        plist = made.get_create_plist()
-        layout = plist.get_layout()
-        self._require(
-            layout != h5py.h5d.VIRTUAL and not plist.get_external_count(),
-            f"/{name} has its data in another file",
-        )
-        self._require(layout == h5py.h5d.CHUNKED, f"/{name} is not stored in chunks")
-        filters = [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
-        stored = Stored(
-            id=made,
-            shape=space.get_simple_extent_dims(),
-            dtype=kind.dtype,
-            chunks=plist.get_chunk(),
-            filters=filters,
-        )
-        self._require(
-            math.prod(stored.chunks) * stored.dtype.itemsize <= MOST_CHUNK_BYTES,
+            math.prod(made.chunks) * made.dtype.itemsize <= MOST_CHUNK_BYTES,
             f"/{name} has chunks of more than {MOST_CHUNK_BYTES} bytes",
         )
-        return stored
+        return made
 
     def _chunks(
         self, name: str, made: Stored, *, least: int, most: int
-    ) -> dict[tuple[int, ...], tuple[int, int]]:
-        """Offset and size of each chunk by its corner, after all checks."""
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Offset and stored bytes of each chunk, in their order, after all checks."""
         want = math.prod(
             -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
         )
-        # before HDF5 looks for chunks: it would look for as many as are claimed
         self._require(
             want * least <= self._size,
             f"/{name} has the shape {made.shape}, for which the file is too small",
         )
-        index: dict[tuple[int, ...], tuple[int, int]] = {}
-        sound = True
-
-        def visit(chunk: Any) -> None:
-            nonlocal sound
-            sound &= (
-                chunk.filter_mask == 0
-                and least <= chunk.size <= most
-                and chunk.byte_offset > 0
-                and chunk.byte_offset + chunk.size <= self._size
-            )
-            index[tuple(chunk.chunk_offset)] = (chunk.byte_offset, chunk.size)
-
+        source = Source(self.pread, self._size)
         try:
-            if math.prod(made.shape):
-                made.id.chunk_iter(visit)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self.translated(error) from None
-        self._require(sound, f"/{name} has an implausible chunk")
+            offsets, sizes = read_index(source, made.index, want)
+        except ValueError as error:
+            raise self.damaged(f"/{name}: {error}") from None
+        sound = (sizes >= least) & (sizes <= most) & (offsets > 0)
+        sound &= (offsets < self._size) & (sizes <= self._size)
+        self._require(bool(sound.all()), f"/{name} has an implausible chunk")
+        order = np.argsort(offsets)
+        at, size = offsets.astype(np.int64), sizes.astype(np.int64)
+        ends, following = (at + size)[order], np.append(at[order][1:], self._size)
         self._require(
-            len(index) == want, f"/{name} has {len(index)} of its {want} chunks"
+            bool((ends <= following).all()),
+            f"/{name} has chunks that overlap, or leave the file",
         )
-        spans = sorted(index.values())
-        self._require(
-            all(a + n <= b for (a, n), (b, _) in pairwise(spans)),
-            f"/{name} has chunks that overlap",
-        )
-        return index
+        return at, size

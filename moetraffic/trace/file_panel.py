@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from .model import MOST_BYTES
 
 if TYPE_CHECKING:
     from .container import Container
+    from .structure import Stored
 
 
 class FilePanel:
@@ -21,19 +23,20 @@ class FilePanel:
         self,
         container: Container,
         name: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        chunk: tuple[int, ...],
-        index: dict[tuple[int, ...], tuple[int, int]],
+        stored: Stored,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
         sums: npt.NDArray[np.uint32],
+        *,
         counts: bool,
     ) -> None:
         self._container = container
         self._name = name
-        self._shape = shape
-        self._dtype = dtype
-        self._chunk = chunk
-        self._index = index
+        self._shape = stored.shape
+        self._dtype = stored.dtype
+        self._chunk = stored.chunks
+        self._offsets = offsets  # of each chunk, the rows' axis slowest
+        self._sizes = sizes
         self._sums = sums
         self._counts = counts
 
@@ -50,7 +53,7 @@ class FilePanel:
     @property
     def stored_bytes(self) -> int:
         """Bytes that the panel takes in the file, without its checksums."""
-        return sum(size for _, size in self._index.values())
+        return int(self._sizes.sum())
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows ``start`` up to ``stop``, each compared with its checksum.
@@ -68,11 +71,12 @@ class FilePanel:
             range(0, n, c)
             for n, c in zip(self._shape[1:], self._chunk[1:], strict=True)
         ]
+        beside = math.prod(len(s) for s in steps)  # chunks of the same rows
         for top in range(start - start % deep, stop, deep):
             a, b = max(top, start), min(top + deep, stop)
-            for corner in np.ndindex(*(len(s) for s in steps)):
+            for place, corner in enumerate(np.ndindex(*(len(s) for s in steps))):
                 left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
-                block = self._block((top, *left))
+                block = self._block(top // deep * beside + place)
                 cut = tuple(
                     slice(x, min(x + c, n))
                     for x, c, n in zip(
@@ -92,12 +96,12 @@ class FilePanel:
             raise self._container.damaged(f"a count in {self._name} is absurdly large")
         return out
 
-    def _block(self, corner: tuple[int, ...]) -> npt.NDArray[Any]:
-        offset, size = self._index[corner]
+    def _block(self, number: int) -> npt.NDArray[Any]:
+        offset, size = int(self._offsets[number]), int(self._sizes[number])
         try:
             raw = self._container.pread(offset, size)
             return decode(raw, self._chunk, self._dtype)
         except (ValueError, OSError) as error:
             raise self._container.damaged(
-                f"chunk {corner} of {self._name}: {error}"
+                f"chunk {number} of {self._name}: {error}"
             ) from None

@@ -119,7 +119,6 @@ def load(path: Path) -> Trace:
             clocks=read_table(container, "clock", CLOCK),
             container=container,
         )
-        container.seal()
     except BaseException as error:
         container.close()
         raise container.translated(error) from None

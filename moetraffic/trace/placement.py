@@ -30,8 +30,8 @@ def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
     rows = np.sort(rows, order="expert")
     if not np.array_equal(rows["expert"], np.arange(len(rows))):
         raise TraceError(
-            f"experts are numbered from 0 on, but the placement of layer {layer} leaves "
-            "some out: use the demand by expert"
+            f"experts are numbered from 0 on, but the placement of layer {layer} "
+            "leaves some out: use the demand by expert"
         )
     member = {rank: at for at, rank in enumerate(trace.groups[group].ranks)}
     return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)

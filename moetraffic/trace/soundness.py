@@ -36,10 +36,8 @@ def contradiction(segment: Segment) -> str:
         if told:
             return told
     if segment.shards:
-        told = _shards(segment)
-    else:
-        told = _events(segment) or _steps(segment)
-    return told or _placements(segment)
+        return _shards(segment) or _placements(segment)
+    return _events(segment) or _steps(segment) or _placements(segment)
 
 
 def _groups(segment: Segment) -> str:

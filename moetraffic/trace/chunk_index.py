@@ -1,0 +1,142 @@
+"""The index of a dataset's chunks: an extensible array, as one unlimited axis has it.
+
+Elements are, of each chunk in the order of its place: address, stored bytes, and the
+filters that were left out.  The first few stand in the index block, others in data
+blocks, whose addresses stand in the index block or in super blocks.
+
+Source: HDF5 File Format Specification 3.0, VII.D "Extensible Array Index".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .block import UNDEFINED, Malformed, Source
+
+PREFIX = 14  # bytes of a block before its own fields: name, version, client, header
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What the header says of the array."""
+
+    element: int  # bytes
+    in_index: int  # elements in the index block
+    least: int  # elements of the smallest data block
+    pointers: int  # data blocks of the smallest super block that has a block of its own
+    page: int  # elements of a page
+    offset_bytes: int
+
+
+def read_index(
+    source: Source, address: int, count: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Addresses and stored bytes of the first chunks, each ``[count]`` uint64.
+
+    Raises
+    ------
+    Malformed
+        If one of them is not there, or was stored with filters left out.
+    """
+    if not count:
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    head = source.block(address, 72)
+    head.expect(b"EAHD\0\1")
+    element, bits, in_index, least, pointers, page = (head.number(1) for _ in range(6))
+    head.take(32)  # counts of blocks
+    told = head.number(8)  # elements that were set
+    head.take(8)  # elements that have places
+    index = head.number(8)
+    powers = all(n and n & (n - 1) == 0 for n in (least, pointers))
+    if not (13 <= element <= 20 and 0 < bits <= 64 and powers and page <= 16):
+        raise Malformed("an index of chunks has impossible sizes")
+    if told < count:
+        raise Malformed(f"an index has {told} of {count} chunks")
+    shape = _Shape(
+        element=element,
+        in_index=in_index,
+        least=least,
+        pointers=pointers,
+        page=1 << page,
+        offset_bytes=(bits + 7) // 8,
+    )
+    raw = _elements(source, index, shape, count, bits)
+    table = np.frombuffer(raw, np.uint8).reshape(count, element)
+    if table[:, -4:].any():
+        raise Malformed("a chunk was stored with filters left out")
+    sizes = np.zeros((count, 8), np.uint8)
+    sizes[:, : element - 12] = table[:, 8:-4]
+    return (
+        np.ascontiguousarray(table[:, :8]).view("<u8")[:, 0],
+        sizes.view("<u8")[:, 0],
+    )
+
+
+def _elements(
+    source: Source, address: int, shape: _Shape, count: int, bits: int
+) -> bytes:
+    """The raw elements, put together from all blocks."""
+    direct = 2 * (shape.pointers - 1)  # data blocks that the index block points to
+    # super blocks without a block of their own: two of each size
+    first = 2 * (shape.pointers.bit_length() - 1)
+    every = 1 + bits - (shape.least.bit_length() - 1)
+    size = shape.in_index * shape.element + 8 * (direct + max(0, every - first))
+    block = source.block(address, PREFIX + size)
+    block.expect(b"EAIB\0\1")
+    block.take(8)
+    parts = [block.take(shape.in_index * shape.element)]
+    have = shape.in_index
+    at_direct = [block.number(8) for _ in range(direct)]
+    number = 0
+    while have < count:
+        blocks, each = 1 << (number // 2), shape.least << ((number + 1) // 2)
+        if number < first:
+            where, at_direct = at_direct[:blocks], at_direct[blocks:]
+        else:
+            where = _super_block(source, block.number(8), shape, blocks, each)
+        for data in where:
+            if have < count:
+                some = min(each, count - have)
+                parts.append(_data_block(source, data, shape, each, some))
+                have += some
+        number += 1
+    return b"".join(parts)[: count * shape.element]
+
+
+def _super_block(
+    source: Source, address: int, shape: _Shape, blocks: int, each: int
+) -> list[int]:
+    """Addresses of the data blocks of a super block."""
+    if address == UNDEFINED:
+        raise Malformed("a part of an index of chunks is not there")
+    pages = each // shape.page if each > shape.page else 0
+    marks = blocks * ((pages + 7) // 8)  # which pages were begun
+    size = PREFIX + shape.offset_bytes + marks + 8 * blocks
+    block = source.block(address, size)
+    block.expect(b"EASB\0\1")
+    block.take(8 + shape.offset_bytes + marks)
+    return [block.number(8) for _ in range(blocks)]
+
+
+def _data_block(
+    source: Source, address: int, shape: _Shape, each: int, some: int
+) -> bytes:
+    """The first elements of a data block; large ones are cut into pages."""
+    if address == UNDEFINED:
+        raise Malformed("a part of an index of chunks is not there")
+    head = PREFIX + shape.offset_bytes
+    source.block(address, head).expect(b"EADB\0\1")
+    if each <= shape.page:
+        return source.block(address + head, some * shape.element).take(
+            some * shape.element
+        )
+    parts = []
+    for page in range(-(-some // shape.page)):
+        here = min(shape.page, some - page * shape.page) * shape.element
+        # behind the head, and each page, is a checksum of 4 bytes
+        at = address + head + 4 + page * (shape.page * shape.element + 4)
+        parts.append(source.block(at, here).take(here))
+    return b"".join(parts)

@@ -1,0 +1,212 @@
+"""Dense storage of links and attributes: a fractal heap behind a version 2 B-tree.
+
+The tree's records hold identifiers of objects, the heap holds the objects.  All
+records are walked; names are not looked up by their hashes.
+
+Source: HDF5 File Format Specification 3.0, III.A.2 "Version 2 B-trees", III.G
+"Fractal Heap"; block sizes of the doubling table as in III.G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .block import UNDEFINED, Block, Malformed, Source
+
+MOST_OBJECT_BYTES = 1 << 17
+MOST_DEPTH = 6
+
+HUGE_OBJECTS = 1  # types of B-trees: of objects too large for the heap's blocks,
+LINK_NAMES = 5  # of links by name,
+ATTRIBUTE_NAMES = 8  # of attributes by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heap:
+    """A fractal heap: where its objects are."""
+
+    source: Source
+    id_bytes: int  # of an object's identifier
+    offset_bytes: int  # of an object's place in the heap
+    length_bytes: int  # of its length
+    huge: int  # address of the tree of huge objects
+    width: int  # blocks in a row of the doubling table
+    first: int  # bytes of the first block
+    largest: int  # bytes of the largest block
+    root: int  # address of the root block
+    rows: int  # rows of it, 0 where it is the only block
+
+    def object(self, name: bytes, most: int) -> Block:
+        """The object of an identifier.
+
+        Parameters
+        ----------
+        name
+            The identifier.
+        most
+            Objects that there can be.
+        """
+        told = Block(name)
+        kind = told.number(1)
+        if kind == 0x10:
+            return self._huge(told.number(self.id_bytes - 1), most)
+        if kind != 0:
+            raise Malformed("an object of a heap is of an unknown kind")
+        offset = told.number(self.offset_bytes)
+        length = told.number(self.length_bytes)
+        if length > MOST_OBJECT_BYTES:
+            raise Malformed(f"an object of a heap has {length} bytes")
+        return self.source.block(self._address(offset, length), length)
+
+    def _address(self, offset: int, length: int) -> int:
+        if not self.rows:
+            if offset + length > self.first:
+                raise Malformed("an object is outside of its heap")
+            return self.root + offset
+        start = 0
+        for row in range(self.rows):
+            size = self.first << max(0, row - 1)
+            if size > self.largest:
+                break  # rows of blocks that hold blocks: far more than a root has
+            if offset < start + size * self.width:
+                column, within = divmod(offset - start, size)
+                if within + length > size:
+                    raise Malformed("an object is in two blocks of its heap")
+                place = 13 + self.offset_bytes + 8 * (row * self.width + column)
+                pointer = self.source.block(self.root + place, 8)
+                return pointer.number(8) + within
+            start += size * self.width
+        raise Malformed("an object is outside of its heap")
+
+    def _huge(self, number: int, most: int) -> Block:
+        for record in records(self.source, self.huge, HUGE_OBJECTS, 24, most):
+            address, length = record.number(8), record.number(8)
+            if record.number(8) == number:
+                if length > MOST_OBJECT_BYTES:
+                    raise Malformed(f"an object of a heap has {length} bytes")
+                return self.source.block(address, length)
+        raise Malformed("an object of a heap is not there")
+
+
+def read_heap(source: Source, address: int) -> Heap:
+    """The heap whose header is at an address."""
+    head = source.block(address, 142)
+    head.expect(b"FRHP\0")
+    id_bytes, filtered = head.number(2), head.number(2)
+    head.take(1)  # flags
+    most_managed = head.number(4)
+    head.take(8)  # next identifier of a huge object
+    huge = head.number(8)
+    head.take(80)  # free space, and counts of what there is
+    width, first, largest = head.number(2), head.number(8), head.number(8)
+    bits = head.number(2)
+    head.take(2)  # rows that the root began with
+    root, rows = head.number(8), head.number(2)
+    offset_bytes = (bits + 7) // 8
+    # a length must tell the largest block, or the largest object in one
+    length_bytes = (min(largest, most_managed).bit_length() + 6) // 8
+    sound = (
+        not filtered
+        and 0 < width <= 64
+        and 0 < first <= largest <= 1 << 20
+        and rows <= 64
+        and 0 < id_bytes <= 32
+        and bits <= 64
+    )
+    if not sound:
+        raise Malformed("a heap has impossible sizes")
+    return Heap(
+        source=source,
+        id_bytes=id_bytes,
+        offset_bytes=offset_bytes,
+        length_bytes=length_bytes,
+        huge=huge,
+        width=width,
+        first=first,
+        largest=largest,
+        root=root,
+        rows=rows,
+    )
+
+
+def dense(
+    source: Source, heap: int, tree: int, kind: int, record: int, most: int
+) -> Iterator[Block]:
+    """Objects of dense storage.
+
+    Parameters
+    ----------
+    heap, tree
+        Addresses.
+    kind
+        LINK_NAMES or ATTRIBUTE_NAMES.
+    record
+        Bytes of a record of the tree.
+    most
+        Objects that there may be.
+    """
+    if heap == UNDEFINED:
+        return
+    there = read_heap(source, heap)
+    for told in records(source, tree, kind, record, most):
+        if kind == LINK_NAMES:
+            told.take(4)  # the hash
+        yield there.object(told.take(there.id_bytes), most)
+
+
+def records(
+    source: Source, address: int, kind: int, size: int, most: int
+) -> Iterator[Block]:
+    """Records of a version 2 B-tree, at most so many."""
+    if address == UNDEFINED:
+        return
+    head = source.block(address, 38)
+    head.expect(b"BTHD\0" + bytes([kind]))
+    node, told, depth = head.number(4), head.number(2), head.number(2)
+    head.take(2)  # when nodes are split and merged
+    root, count, total = head.number(8), head.number(2), head.number(8)
+    if total > most:
+        raise Malformed(f"it has {total} datasets or attributes, more than {most}")
+    if told != size or depth > MOST_DEPTH or node > 1 << 16:
+        raise Malformed("a tree has impossible sizes")
+    seen = 0
+    for record in _node(source, root, kind, size, node, count, depth):
+        seen += 1
+        if seen > total:
+            raise Malformed("a tree has more records than it says")
+        yield record
+    if seen != total:
+        raise Malformed("a tree has fewer records than it says")
+
+
+def _node(
+    source: Source, at: int, kind: int, size: int, node: int, count: int, depth: int
+) -> Iterator[Block]:
+    if not count:
+        return
+    block = source.block(at, node)
+    block.expect((b"BTIN\0" if depth else b"BTLF\0") + bytes([kind]))
+    here = [block.take(size) for _ in range(count)]
+    if depth:
+        counts, totals = _widths(node, size, depth)
+        for _ in range(count + 1):
+            child, its = block.number(8), block.number(counts[depth - 1])
+            block.take(totals[depth - 1] if depth > 1 else 0)
+            yield from _node(source, child, kind, size, node, its, depth - 1)
+    for record in here:
+        yield Block(record)
+
+
+def _widths(node: int, size: int, depth: int) -> tuple[list[int], list[int]]:
+    """Bytes of the counts of records of a child, and of all below it, by its depth."""
+    most = max(1, (node - 10) // size)
+    counts = [(most.bit_length() + 7) // 8]
+    totals, below = [0], most
+    for _ in range(1, depth):
+        pointer = 8 + counts[0] + totals[-1]
+        inner = max(1, (node - 10 - pointer) // (size + pointer))
+        below = (inner + 1) * below + inner
+        counts.append(counts[0])
+        totals.append((below.bit_length() + 7) // 8)
+    return counts, totals
