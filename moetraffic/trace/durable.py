@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,6 +178,19 @@ def replacing(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; under its name it is whole or absent.
+
+    Raises
+    ------
+    OSError
+        As the system says.
+    """
+    aside = _temporary(folder)
+    os.rename(folder, aside)
+    shutil.rmtree(aside)
 
 
 class ForgivingFile(io.RawIOBase):

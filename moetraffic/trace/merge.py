@@ -9,7 +9,6 @@ Ranks that were killed leave ragged ends: what a rank did not record is absent t
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ import numpy as np
 from moetraffic.errors import CaptureError, TraceError
 
 from .assemble import Events, Layouts, gather_events, gather_layouts
-from .durable import SEGMENTS
+from .durable import SEGMENTS, remove_folder
 from .model import (
     ROUTING,
     UNKNOWN_TIME,
@@ -159,7 +158,7 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
     try:
         merged = merge(folder)
     except NothingRecorded:
-        shutil.rmtree(folder)  # it would only stand in the way of the next capture
+        remove_folder(folder)  # it would only stand in the way of the next capture
         raise
     write(merged, folder, path, force=force)
     return merged
@@ -174,7 +173,7 @@ def write(merged: Merged, folder: Path, path: Path, *, force: bool) -> None:
         )
     merged.trace.save(path, force=force)
     if not merged.missing and not merged.contradictions:
-        shutil.rmtree(folder)
+        remove_folder(folder)
 
 
 def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:

@@ -23,7 +23,7 @@ from typing import Any
 import judge
 import numpy as np
 from conftest import make_trace
-from hostile import CRAFTED, REWRITES, reseal, rewritten, segments, wide_trace
+from hostile import CRAFTED, HEAVY, REWRITES, reseal, rewritten, segments, wide_trace
 from mutations import FORGED, PLAIN
 
 from moetraffic.data import path as data_path
@@ -185,11 +185,16 @@ def main() -> None:
     reader.add_argument("--first", type=int, default=0)
     reader.add_argument("--files", type=int, default=1000)
     reader.add_argument("--hostile", action="store_true")
+    reader.add_argument("--heavy", action="store_true", help="the large ones too")
     asked = reader.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     numbers = range(asked.first, asked.first + asked.files)
     if asked.hostile:
-        numbers = range(len(CRAFTED))
+        numbers = [
+            number
+            for number, make in enumerate(CRAFTED)
+            if asked.heavy or make.__name__ not in HEAVY
+        ]
     with (asked.folder / "verdicts.jsonl").open("w") as out:
         for verdict in campaign(iter(numbers), asked.folder, hostile=asked.hostile):
             out.write(json.dumps(verdict) + "\n")

@@ -56,6 +56,13 @@ from moetraffic.trace.segment import (
     write_segment,
 )
 
+HEAVY = {  # their files take a second or more to make
+    *("a_matrix_of_gigabytes", "one_large_group_among_many", "million_groups"),
+    *("hundred_thousand_sites", "thousands_of_experts_each", "steps_of_a_bomb"),
+    *("thousands_of_attributes", "thousands_of_attributes_beside", "bomb"),
+    *("loops_and_depths_beside", "thousands_of_links", "tiny_chunks"),
+    *("hundred_thousand_placements", "two_thousand_million_rows"),
+}
 CRAFTED: list[Callable[[Path], judge.Judged]] = []
 REWRITES: list[Callable[[h5py.File, np.random.Generator], None]] = []
 LIBVER = ("v110", "v110")

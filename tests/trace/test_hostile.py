@@ -1,0 +1,69 @@
+"""Files that are damaged, or made to deceive, are refused or read right: never else.
+
+``mutations`` damages sound files, ``hostile`` makes bad ones, ``judge`` reads them,
+``campaign`` does so in processes under limits.  Here its verdicts are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PARTS, FILES = 20, 500
+GOOD = {"right", "refused", "left out", "another trace"}
+"""What may become of a damaged file; "another trace" only where it was resealed."""
+
+
+def verdicts(folder: Path, *options: object) -> list[dict[str, Any]]:
+    ran = subprocess.run(
+        [sys.executable, HERE / "campaign.py", folder, *map(str, options)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    lines = (folder / "verdicts.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def look(found: list[dict[str, Any]], files: int) -> Counter[str]:
+    bad = [one for one in found if one["outcome"] not in GOOD]
+    assert not bad, bad[:3]
+    assert len(found) == files
+    return Counter(one["outcome"] for one in found)
+
+
+def test_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, "--hostile")
+    assert [one for one in found if one["outcome"] != "as expected"] == []
+    assert len(found) >= 120
+
+
+def test_damaged_files_are_noticed(tmp_path: Path) -> None:
+    outcomes = look(verdicts(tmp_path, "--files", 120), 120)
+    assert outcomes["refused"] > 30
+    assert outcomes["right"] > 10  # what means nothing may change
+    assert outcomes["left out"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_large_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, "--hostile", "--heavy")
+    assert [one for one in found if one["outcome"] != "as expected"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_thousands_of_damaged_files(part: int, tmp_path: Path) -> None:
+    found = verdicts(tmp_path, "--first", part * FILES, "--files", FILES)
+    outcomes = look(found, FILES)
+    assert outcomes["refused"] > FILES / 3
