@@ -180,4 +180,4 @@ def placements_hold(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
 
 
 def _pairs(group: npt.NDArray[Any], rank: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    return np.asarray(group, np.int64) * (1 << 32) + rank
+    return np.asarray(np.asarray(group, np.int64) * (1 << 32) + rank, np.int64)

@@ -77,14 +77,13 @@ def _events(segment: Segment) -> str:
         site = segment.sites[at]
         payload = events["payload"][number == at]
         if site.operation == ROUTING:
-            there = segment.demand.get(site.experts)
+            rows = len(segment.demand.get(site.experts, ()))
         elif site.operation == ALL_TO_ALL:
-            there = segment.splits.get(len(segment.groups[site.group].ranks))
+            rows = len(segment.splits.get(len(segment.groups[site.group].ranks), ()))
         else:
             if payload.min() < -1 or payload.max() > MOST_BYTES:
                 return f"a {site.operation} has {payload.max()} bytes"
             continue
-        rows = 0 if there is None else len(there)
         if payload.min() < 0 or payload.max() >= rows:
             return f"an event has row {payload.max()} of {rows}"
     return ""

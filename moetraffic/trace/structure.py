@@ -78,11 +78,11 @@ class Structure:
         if address is None:
             raise Malformed(f"/{name} is missing or no dataset")
         told: dict[int, Block] = {}
-        for kind, flags, block in _messages(self._source, address):
-            if kind in (DATASPACE, DATATYPE, LAYOUT, FILTERS, EXTERNAL, LINK_INFO):
-                if kind in told or flags & SHARED:
+        for part, flags, block in _messages(self._source, address):
+            if part in (DATASPACE, DATATYPE, LAYOUT, FILTERS, EXTERNAL, LINK_INFO):
+                if part in told or flags & SHARED:
                     raise Malformed(f"/{name} has a part twice, or elsewhere")
-                told[kind] = block
+                told[part] = block
         if LINK_INFO in told or not {DATASPACE, DATATYPE, LAYOUT} <= told.keys():
             raise Malformed(f"/{name} is missing or no dataset")
         if EXTERNAL in told:

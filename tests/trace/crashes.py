@@ -124,7 +124,7 @@ class Scene:
         if self.trace is None:
             self._make(sound / self.segments.name)
             self.trace = merge(sound / self.segments.name).trace
-            make_trace().save(sound / "old.h5")
+            make_trace().save(sound / "old.h5", force=True)
         shutil.copytree(sound, self.folder)
         (self.folder / "old.h5").unlink()
 

@@ -225,8 +225,45 @@ def test_ranks_that_count_differently_are_a_contradiction(folder: Path) -> None:
     )
 
 
+def test_a_segment_under_another_name_is_left_out(folder: Path) -> None:
+    shutil.copy(segment(folder, 0, 1), segment(folder, 1, 1))
+    merged = merge(folder)
+    assert any("says that it is window 1 of rank 0" in m for m in merged.missing)
+    assert "rank 1 lacks its windows [1]" in merged.missing
+
+
+def test_many_that_are_missing_are_told_in_one_sentence(folder: Path) -> None:
+    for rank in (0, 1):
+        for index in range(WINDOWS):
+            meta = replace(META, world=40)
+            if rank:
+                segment(folder, rank, index).unlink()
+            else:
+                late = replace(make(0, index), meta=meta, index=index + 7)
+                write_segment(late, folder)
+                segment(folder, 0, index).unlink()
+    assert merge(folder).missing == (
+        "ranks 1 to 39 recorded nothing",
+        "rank 0 lacks its windows [0 to 6]",
+    )
+
+
+def test_a_damaged_segment_is_kept_where_nothing_else_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    for rank in (0, 1):
+        for index in range(WINDOWS):
+            none = make(rank, index)
+            nothing = {"steps": none.steps[:0], "kinds": (), "events": none.events[:0]}
+            changed(folder, rank, index, **nothing)
+    segment(folder, 1, 1).write_bytes(segment(folder, 1, 1).read_bytes()[:-100])
+    with pytest.raises(CaptureError, match="neither a step nor a collective"):
+        merge_into(folder, tmp_path / "run.h5", force=False)
+    assert segment(folder, 1, 1).exists()
+
+
 def test_segments_of_two_captures_are_refused(folder: Path) -> None:
-    shutil.copy(segment(folder, 0, 1), rank_folder(folder, 0) / "segment-000009.h5")
+    write_segment(replace(make(0, 1), index=9), folder)
     with pytest.raises(CaptureError, match="rank 0 ended iteration 4 twice"):
         merge(folder)
 
