@@ -9,9 +9,11 @@ replaced, and the file it read gets the verdict.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ import judge
 import numpy as np
 from conftest import make_trace
 from hostile import CRAFTED, HEAVY, REWRITES, reseal, rewritten, segments, wide_trace
-from mutations import FORGED, PLAIN
+from mutations import FORGED, PLAIN, metadata
 
 from moetraffic.data import path as data_path
 from moetraffic.trace import Trace
@@ -54,6 +56,14 @@ class Bases:
         self.victim.unlink()
         self.merged = {"whole": whole, "without": merge(self.folder).trace}
         self.victim.write_bytes(self.segment[0])
+        for data in (*(d for d, _ in self.traces), self.segment[0]):
+            metadata(data)  # kept by it
+
+    def move(self, folder: Path) -> None:
+        """Damage segments in a folder of a process's own."""
+        shutil.copytree(self.folder, folder / self.folder.name)
+        self.victim = folder / self.victim.relative_to(self.folder.parent)
+        self.folder = folder / self.folder.name
 
 
 def _read(path: Path) -> tuple[bytes, Trace]:
@@ -112,9 +122,10 @@ def _rewrite(
 # ---- processes --------------------------------------------------------------------
 
 
-def _worker(pipe: Connection, folder: Path, hostile: bool) -> None:
+def _worker(pipe: Connection, folder: Path, bases: Bases | None) -> None:
     folder.mkdir(parents=True)
-    bases = Bases(folder) if not hostile else None
+    if bases is not None:
+        bases.move(folder)
     pipe.send("ready")
     while (number := pipe.recv()) is not None:
         if bases is None:
@@ -132,13 +143,16 @@ def campaign(
     fork = multiprocessing.get_context("fork")
     busy: dict[Connection, tuple[Any, int | None, float]] = {}
     made = 0
+    # made before the processes, which share them
+    folder.joinpath("bases").mkdir(parents=True)
+    bases = None if hostile else Bases(folder / "bases")
 
     def start() -> None:
         nonlocal made
         ours, its = fork.Pipe()
         made += 1
         child = fork.Process(
-            target=_worker, args=(its, folder / f"worker-{made}", hostile), daemon=True
+            target=_worker, args=(its, folder / f"worker-{made}", bases), daemon=True
         )
         child.start()
         its.close()
@@ -186,7 +200,10 @@ def main() -> None:
     reader.add_argument("--files", type=int, default=1000)
     reader.add_argument("--hostile", action="store_true")
     reader.add_argument("--heavy", action="store_true", help="the large ones too")
+    reader.add_argument("--labelled", action="store_true", help="ask xarray too")
     asked = reader.parse_args()
+    if asked.labelled:
+        importlib.import_module("xarray")
     asked.folder.mkdir(parents=True, exist_ok=True)
     numbers = range(asked.first, asked.first + asked.files)
     if asked.hostile:

@@ -10,6 +10,7 @@ What a process cannot say of itself (killed, out of time, too much memory) is sa
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,17 +91,20 @@ def trace_file(path: Path, truth: Trace | None) -> str:
                 if same and truth is not None:
                     whole = truth.panels[name].read(start, stop)
                     same = part.dtype == whole.dtype and np.array_equal(part, whole)
+        if same:
+            return "right"  # what it answers is what a sound trace answers
         _use(trace)
-    return "right" if same else "altered"
+    return "altered"
 
 
 def _use(trace: Trace) -> None:
     """Ask what users ask; the library may refuse each question by itself."""
     asked: list[Any] = [
-        lambda: trace.to_xarray(),
         lambda: trace.order(0),
         lambda: trace.members(trace.find(operation=ROUTING)[:5]),
     ]
+    if "xarray" in sys.modules:  # importing it takes seconds: the campaign may
+        asked.append(trace.to_xarray)
     sites = np.unique(trace.occurrences.site)[:40]
     for site in sites.tolist():
         of = np.flatnonzero(trace.occurrences.site == site)[[0, -1]]
