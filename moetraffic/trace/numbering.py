@@ -1,0 +1,200 @@
+"""Give the calls of all ranks one numbering of steps, where nobody numbered them.
+
+Each rank's steps are told from its own calls; a collective that two ranks make together
+must be in the same step of both, so that a rank whose calls tell too little, or
+something else, takes its steps from those it has collectives with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .calls import (
+    Calls,
+    is_backward,
+    is_between_stages,
+    is_exchange,
+    is_routing,
+    symbols,
+)
+from .model import Int64
+from .period import Steps, Traits, find_steps
+
+Members = tuple[int, ...]
+Collective = tuple[int, int]  # its number, and how often that was met before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """The step of each of a rank's calls, and what kind of step each is."""
+
+    step: Int64  # [n], from 0 on, never decreasing
+    kinds: tuple[str, ...]
+    whole: tuple[bool, ...]
+
+
+def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
+    """Number the steps of all ranks alike.
+
+    Parameters
+    ----------
+    every
+        The calls of each rank.
+
+    Returns
+    -------
+    dict or None
+        By rank; None where the calls of no rank tell where a step ends, or ranks that
+        share no collective disagree.
+    """
+    found = {c.rank: find_steps(traits(c)) for c in every}
+    own = {rank: steps for rank, steps in found.items() if steps is not None}
+    if not own:
+        return None
+    kinds = _agreed([s.kinds for s in own.values()])
+    numbered: dict[int, Numbered] = {}
+    shared: dict[Members, dict[Collective, int]] = {}  # group: collective -> step
+    waiting = {c.rank: c for c in every}
+    for calls in every:
+        steps = own.get(calls.rank)
+        if steps is None or not _same(steps.kinds, kinds):
+            continue
+        step = _step_of(steps, len(calls.table))
+        if _contradicts(calls, step, shared):
+            continue
+        numbered[calls.rank] = Numbered(
+            step=step, kinds=steps.kinds, whole=steps.whole
+        )
+        _share(calls, step, shared)
+        del waiting[calls.rank]
+    while waiting:
+        taken = [(c, _taken(c, shared)) for c in waiting.values()]
+        told = [(c, step) for c, step in taken if step is not None]
+        if not told:
+            return None
+        for calls, step in told:
+            last = int(step.max(initial=0)) + 1
+            of_other = max(numbered.values(), key=lambda n: len(n.kinds))
+            numbered[calls.rank] = Numbered(
+                step=step, kinds=of_other.kinds[:last], whole=of_other.whole[:last]
+            )
+            _share(calls, step, shared)
+            del waiting[calls.rank]
+    return _with_common_kinds(numbered)
+
+
+def traits(calls: Calls) -> Traits:
+    """What the search for a period looks at."""
+    exchange, routing = is_exchange(calls), is_routing(calls)
+    layered = calls.where([s.layer >= 0 for s in calls.sites])
+    return Traits(
+        symbol=symbols(calls),
+        backward=is_backward(calls),
+        exchange=exchange,
+        between=is_between_stages(calls),
+        reduces=calls.where([s.operation == "all_reduce" for s in calls.sites]),
+        group=np.array([s.group for s in calls.sites], np.int64)[calls.table["site"]],
+        telling=layered | ~(exchange | routing),
+    )
+
+
+def _agreed(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """What most ranks found; ranks that ended earlier agree with the longest."""
+    votes = Counter(kinds)
+    best = max(votes, key=lambda k: (sum(_same(k, other) for other in kinds), len(k)))
+    return best
+
+
+def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Whether two ranks found the same steps, but for the last of a shorter record."""
+    if len(a) == len(b):
+        return a[:-1] == b[:-1]
+    short = min(len(a), len(b)) - 1
+    return short > 0 and a[:short] == b[:short]
+
+
+def _step_of(steps: Steps, count: int) -> Int64:
+    step = np.zeros(count, np.int64)
+    for begin in steps.begins[1:]:
+        step[begin:] += 1
+    return step
+
+
+def _contradicts(
+    calls: Calls, step: Int64, shared: Mapping[Members, Mapping[Collective, int]]
+) -> bool:
+    taken = _shared_steps(calls, shared)
+    known = taken >= 0
+    return bool((taken[known] != step[known]).any())
+
+
+def _shared_steps(
+    calls: Calls, shared: Mapping[Members, Mapping[Collective, int]]
+) -> Int64:
+    """The step that another rank has for each collective, -1 where none does."""
+    taken = np.full(len(calls.table), -1, np.int64)
+    for members, mine, numbers in _collectives(calls):
+        theirs = shared.get(members)
+        if theirs:
+            taken[mine] = [theirs.get(n, -1) for n in numbers]
+    return taken
+
+
+def _share(
+    calls: Calls, step: Int64, shared: dict[Members, dict[Collective, int]]
+) -> None:
+    for members, mine, numbers in _collectives(calls):
+        theirs = shared.setdefault(members, {})
+        theirs.update(zip(numbers, step[mine].tolist(), strict=True))
+
+
+def _collectives(
+    calls: Calls,
+) -> Iterator[tuple[Members, Int64, list[Collective]]]:
+    """By group: which calls its members count together, and as what."""
+    counted = calls.table["sequence"] >= 0
+    by_members: dict[Members, list[int]] = {}
+    for site, members in enumerate(calls.ranks_of_group):
+        by_members.setdefault(members, []).append(site)
+    for members, sites in by_members.items():
+        mine = np.flatnonzero(counted & np.isin(calls.table["site"], sites))
+        seen: Counter[int] = Counter()
+        numbers = []
+        # several groups of the same ranks count each by itself
+        for number in calls.table["sequence"][mine].tolist():
+            numbers.append((number, seen[number]))
+            seen[number] += 1
+        yield members, mine, numbers
+
+
+def _taken(
+    calls: Calls, shared: Mapping[Members, Mapping[Collective, int]]
+) -> Int64 | None:
+    """A rank's steps as others have them; None if it shares no collective."""
+    taken = _shared_steps(calls, shared)
+    if not (taken >= 0).any():
+        return None
+    # what stands between collectives of two steps goes with those after it
+    backwards = np.where(taken < 0, np.iinfo(np.int64).max, taken)[::-1]
+    latest = np.minimum.accumulate(backwards)[::-1]
+    return np.minimum(latest, taken.max())
+
+
+def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
+    """The kind of a step is what most ranks told; it is whole on each rank or not."""
+    length = max(len(n.kinds) for n in numbered.values())
+    kinds = []
+    for at in range(length):
+        told = [n.kinds[at] for n in numbered.values() if at < len(n.kinds)]
+        votes = Counter(told)
+        kinds.append(max(sorted(votes), key=lambda k: (votes[k], k == "train")))
+    return {
+        rank: Numbered(
+            step=n.step, kinds=tuple(kinds[: len(n.kinds)]), whole=n.whole
+        )
+        for rank, n in numbered.items()
+    }
