@@ -185,6 +185,7 @@ class Meta:
     dtype: str = ""
     seed: int = -1
     backend: str = ""
+    schedule: str = ""  # which steps, layers, phases were found, not told; and what not
     virtual: bool = False  # ranks' shards in one process: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
     missing: str = ""  # what is missing, in words; "" when complete

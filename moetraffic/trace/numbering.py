@@ -137,7 +137,7 @@ def _shared_steps(
 ) -> Int64:
     """The step that another rank has for each collective, -1 where none does."""
     taken = np.full(len(calls.table), -1, np.int64)
-    for members, mine, numbers in _collectives(calls):
+    for members, mine, numbers in collectives(calls):
         theirs = shared.get(members)
         if theirs:
             taken[mine] = [theirs.get(n, -1) for n in numbers]
@@ -147,15 +147,26 @@ def _shared_steps(
 def _share(
     calls: Calls, step: Int64, shared: dict[Members, dict[Collective, int]]
 ) -> None:
-    for members, mine, numbers in _collectives(calls):
+    for members, mine, numbers in collectives(calls):
         theirs = shared.setdefault(members, {})
         theirs.update(zip(numbers, step[mine].tolist(), strict=True))
 
 
-def _collectives(
+def collectives(
     calls: Calls,
 ) -> Iterator[tuple[Members, Int64, list[Collective]]]:
-    """By group: which calls its members count together, and as what."""
+    """By group: which calls its members count together, and as what.
+
+    Parameters
+    ----------
+    calls
+        Of one rank.
+
+    Yields
+    ------
+    members, mine, numbers
+        World ranks; ``[m]`` indices of the calls; what each is to all members.
+    """
     counted = calls.table["sequence"] >= 0
     by_members: dict[Members, list[int]] = {}
     for site, members in enumerate(calls.ranks_of_group):

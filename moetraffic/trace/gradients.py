@@ -1,0 +1,189 @@
+"""Which backward all-to-all is the gradient of which, and what is computed again.
+
+Links that autograd gives decide; elsewhere gradients come in the reverse order of their
+forward calls, each being its call with sending and receiving swapped.  Under 1F1B
+several passes wait for their gradients, the oldest first.
+"""
+
+from __future__ import annotations
+
+from .programs import BETWEEN, EXCHANGE, ROUTER, Program
+from .roles import Call, Experts, Forward, Pass, Unit
+
+NEAR = 12  # calls that may have no gradient, or come in another order
+GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
+
+
+class Reading:
+    """What the calls of a program turned out to be.
+
+    Parameters
+    ----------
+    program
+        What was called.
+    experts
+        Which sorts of all-to-alls are experts'.
+    """
+
+    def __init__(self, program: Program, experts: Experts) -> None:
+        self.program = program
+        self.calls: dict[int, Call] = {}
+        self.interleaved = False  # gradients of a pass come amid another pass
+        self.forward = Forward(program, experts)
+        self._again = Forward(program, experts)
+        self._experts = experts
+        self._active: Pass | None = None
+        self._gradients: list[tuple[Call, Call]] = []  # and the call that each is of
+        self._read()
+        for call, of in self._gradients:
+            call.phase = GRADIENT.get(of.phase, "")
+            call.label, call.unit = of.label, of.unit
+
+    @property
+    def passes(self) -> list[Pass]:
+        """The passes that have layers of experts."""
+        return [p for p in self.forward.passes if p.units]
+
+    def _read(self) -> None:
+        last = ""
+        routed_again = False
+        for at, token in enumerate(self.program.word):
+            again = token.direction == "recompute" or (
+                # counts have no gradient: they are computed again
+                token.direction == "backward" and token.counts
+            )
+            if token.kind == BETWEEN:
+                self.forward.pause()
+                last = ""
+                continue
+            if token.kind == ROUTER:
+                (self._again if token.direction != "forward" else self.forward).routing(
+                    token
+                )
+                continue
+            if again:
+                if last == "forward":
+                    self._pause()
+                self.calls[at] = self._again.read(at)
+                last, routed_again = "recompute", True
+                continue
+            if token.direction == "backward":
+                if last == "forward":
+                    self._pause()
+                if routed_again:
+                    self._settle()
+                    routed_again = False
+                self._gradient(at)
+                last = "backward"
+                continue
+            if last not in ("", "forward"):
+                self._leave()
+            self.calls[at] = self.forward.read(at)
+            last = "forward"
+        if routed_again:
+            self._settle()
+        self.forward.finish()
+
+    def _pause(self) -> None:
+        """The way back begins."""
+        self.interleaved |= bool(self.forward.open)
+        self.forward.pause()
+
+    def _leave(self) -> None:
+        """Forward calls begin again: what is left of a pass has no gradient."""
+        active = self._active
+        if active is None:
+            return
+        first = active.units[0] if active.units else None
+        if all(c.unit in (first, None) for c in active.stack):
+            active.stack.clear()
+        self._active = None
+
+    def _gradient(self, at: int) -> None:
+        token = self.program.word[at]
+        call = self.calls[at] = Call(at, token.phase, token.label)
+        if token.phase or token.label:
+            return
+        of = self._forward_of(at)
+        if of is not None:
+            self._gradients.append((call, of))
+
+    def _forward_of(self, at: int) -> Call | None:
+        partner = int(self.program.partner[at])
+        if partner >= 0:
+            found = self.calls.get(partner)
+            for one in self.forward.passes:
+                if found in one.stack:
+                    one.stack.remove(found)
+                    self._active = one
+            if found is not None and found.unit is not None and found.unit.again:
+                self._take_out(found)
+            return found
+        waiting = [p for p in self.forward.passes if p.stack and p is not self._active]
+        for one in ([self._active] if self._active else []) + waiting:
+            found = self._top_match(one, at)
+            if found is not None:
+                one.stack.remove(found)
+                self._active = one
+                return found
+        return None
+
+    def _take_out(self, again: Call) -> None:
+        """The gradient of a recomputed call is that of the call it repeats."""
+        unit = again.unit.again if again.unit is not None else None
+        for one in self.forward.passes:
+            for call in one.stack:
+                if call.unit is unit and call.phase == again.phase:
+                    one.stack.remove(call)
+                    self._active = one
+                    return
+
+    def _top_match(self, one: Pass, at: int) -> Call | None:
+        word, program = self.program.word, self.program
+        for call in reversed(one.stack[-NEAR:]):
+            theirs, mine = word[call.at], word[at]
+            if theirs.group != mine.group or not program.turned(call.at, at):
+                continue
+            if theirs.dtype == mine.dtype or call.phase:
+                return call
+        return None
+
+    def _settle(self) -> None:
+        """Say which layers were computed again: the next whose gradients are due."""
+        units = [u for p in self._again.passes for u in p.units]
+        of_pass = self._due(units)
+        if of_pass is not None:
+            left = [u for u in of_pass.units if any(c.unit is u for c in of_pass.stack)]
+            for unit, first in zip(
+                reversed(units), reversed(left), strict=False
+            ):
+                unit.again = first
+        # a combine whose result nobody needs is not computed again
+        self._again.open = []
+        self._again.finish()
+        fresh = Forward(self.program, self._experts)
+        fresh.calls = self._again.calls
+        self._again = fresh
+
+    def _due(self, units: list[Unit]) -> Pass | None:
+        """The pass whose layers these are."""
+        waiting = [p for p in self.forward.passes if p.stack and p.units]
+        if self._active is not None and self._active in waiting:
+            left = {id(c.unit) for c in self._active.stack}
+            first = id(self._active.units[0])
+            if left - {first} or any(
+                c.phase == "combine" for c in self._active.stack
+            ):
+                return self._active
+        waiting = [p for p in waiting if p is not self._active]
+        for one in waiting:
+            last = one.units[-1]
+            if units and self._equal(last.dispatch, units[-1].dispatch):
+                return one
+        return waiting[0] if waiting else None
+
+    def _equal(self, one: int, other: int) -> bool:
+        program = self.program
+        return program.alike(one, other) and bool(
+            (program.sent[:, one] == program.sent[:, other]).all()
+        )

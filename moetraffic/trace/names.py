@@ -1,0 +1,222 @@
+"""Phase, layer and label of every all-to-all that carries none, alike on all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .calls import Calls, is_between_stages, is_exchange
+from .gradients import Reading
+from .model import Int64
+from .numbering import Numbered, collectives
+from .programs import EXCHANGE, gather_programs
+from .roles import Call, Unit, experts_sorts
+
+Name = tuple[str, int, str]  # phase, layer, label
+UNNAMED: Name = ("", -1, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """What was found."""
+
+    names: tuple[Name, ...]
+    of_call: dict[int, Int64]  # by rank: [n] index into names, -1: as it was told
+    remarks: tuple[str, ...]  # what could not be told, a sentence each
+
+
+def find_names(
+    every: Sequence[Calls], numbered: Mapping[int, Numbered], *, mixture: bool
+) -> Naming:
+    """Name the all-to-alls of all ranks.
+
+    Parameters
+    ----------
+    every
+        The calls of each rank.
+    numbered
+        The step of each call.
+    mixture
+        Whether the run is known to have experts.
+    """
+    programs = gather_programs(every, numbered)
+    experts = experts_sorts(programs, mixture=mixture)
+    readings = [Reading(p, experts) for p in programs]
+    remarks = [experts.why_not] if experts.why_not else []
+    layers, said = _Layers(every, readings).found
+    remarks += said
+    names: dict[Name, int] = {UNNAMED: 0}
+    of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
+    for reading in readings:
+        program = reading.program
+        for number in range(len(program.rank)):
+            rank = int(program.rank[number])
+            mine = of_call[rank]
+            mine[program.place[number]] = [
+                _number(names, reading, at, layers.get(rank))
+                for at in range(len(program.word))
+            ]
+    told = tuple(names)
+    unlike = _take_back_unlike(every, of_call)
+    if unlike:
+        remarks.append(
+            f"{unlike} all-to-alls are left unnamed, for their members' calls tell "
+            "different things of them"
+        )
+    return Naming(names=told, of_call=of_call, remarks=tuple(remarks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Depth:
+    """The layers of a rank's passes, where no hook tells them."""
+
+    count: int  # layers of experts in a pass
+    offset: int  # of the pipeline stages before
+
+
+def _number(
+    names: dict[Name, int], reading: Reading, at: int, depth: _Depth | None
+) -> int:
+    """The name of a call, -1 where it stays as it was told."""
+    token = reading.program.word[at]
+    if token.kind != EXCHANGE or token.phase or at not in reading.calls:
+        return -1
+    call = reading.calls[at]
+    if call.unit is None:
+        return -1
+    layer = _layer(call, reading, depth)
+    if layer < 0:
+        return -1
+    if token.layer >= 0:
+        layer = token.layer
+    name = (call.phase, layer, token.label or call.label)
+    return names.setdefault(name, len(names))
+
+
+def _layer(call: Call, reading: Reading, depth: _Depth | None) -> int:
+    unit: Unit | None = call.unit
+    seen = set()
+    while unit is not None and id(unit) not in seen:
+        seen.add(id(unit))
+        if unit.told >= 0:
+            return unit.told
+        if unit.again is None:
+            break
+        unit = unit.again
+    if unit is None or unit.place < 0 or unit not in _units_of_passes(reading):
+        return -1
+    if depth is None or reading.interleaved:
+        return -1
+    return depth.offset + unit.place % depth.count
+
+
+def _units_of_passes(reading: Reading) -> set[Unit]:
+    found = reading.__dict__.get("units")
+    if found is None:
+        found = {u for p in reading.passes for u in p.units}
+        reading.__dict__["units"] = found
+    return found
+
+
+class _Layers:
+    """How many layers of experts each rank's passes have, and which come before."""
+
+    def __init__(self, every: Sequence[Calls], readings: Sequence[Reading]) -> None:
+        self.remarks: list[str] = []
+        self.found: tuple[dict[int, _Depth], list[str]] = ({}, self.remarks)
+        trained: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
+        other: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
+        untold = False
+        for reading in readings:
+            word = reading.program.word
+            backward = any(t.direction == "backward" for t in word)
+            for one in reading.passes:
+                untold |= any(u.told < 0 for u in one.units)
+                for rank in np.unique(reading.program.rank).tolist():
+                    (trained if backward else other)[rank][len(one.units)] += 1
+        if not untold:
+            return
+        if any(r.interleaved for r in readings):
+            self.remarks.append(
+                "layers are not told where a pass begins before another has ended, "
+                "unless a router tells its layer"
+            )
+        counts = {
+            rank: self._count(trained[rank] or other[rank]) for rank in trained
+        }
+        before = _stage_before(every)
+        if before is None:
+            self.remarks.append(
+                "layers are not told: the order of the pipeline's stages is not clear"
+            )
+            return
+        for rank, count in counts.items():
+            offset, at = 0, before.get(rank)
+            while at is not None and count:
+                if not counts[at] and trained[at]:
+                    count = 0
+                offset += counts[at]
+                at = before.get(at)
+            if count:
+                self.found[0][rank] = _Depth(count=count, offset=offset)
+            elif trained[rank] or other[rank]:
+                self.remarks.append(
+                    f"layers of rank {rank} are not told: its passes differ in length"
+                )
+
+    @staticmethod
+    def _count(lengths: Counter[int]) -> int:
+        """Layers of a pass: the shortest, if the others are multiples of it."""
+        if not lengths:
+            return 0
+        least = min(lengths)
+        return least if all(n % least == 0 for n in lengths) else 0
+
+
+def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
+    """The rank that sends its activations to each; None if they go in a ring."""
+    before: dict[int, int] = {}
+    for calls in every:
+        between = np.flatnonzero(is_between_stages(calls))
+        if not len(between):
+            continue
+        # what a rank does first is to send on, or to wait for what is sent to it
+        site = calls.sites[calls.table["site"][between[0]]]
+        source, destination = (calls.groups[site.group].ranks[p] for p in site.peers)
+        if destination == calls.rank:
+            before[calls.rank] = source
+    known = {c.rank for c in every}
+    for rank in before:
+        seen, at = {rank}, before.get(rank)
+        while at is not None:
+            if at in seen or at not in known:
+                return None
+            seen.add(at)
+            at = before.get(at)
+    return before
+
+
+def _take_back_unlike(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
+    """Unname calls that members name differently; how many collectives those are."""
+    first: dict[object, int] = {}
+    unlike: set[object] = set()
+    for calls in every:
+        exchange, mine = is_exchange(calls), of_call[calls.rank]
+        for members, where, numbers in collectives(calls):
+            for at, number in zip(where.tolist(), numbers, strict=True):
+                if not exchange[at]:
+                    continue
+                key = (members, number)
+                if first.setdefault(key, int(mine[at])) != mine[at]:
+                    unlike.add(key)
+    if unlike:
+        for calls in every:
+            mine = of_call[calls.rank]
+            for members, where, numbers in collectives(calls):
+                for at, number in zip(where.tolist(), numbers, strict=True):
+                    if (members, number) in unlike:
+                        mine[at] = -1
+    return len(unlike)

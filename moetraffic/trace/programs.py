@@ -1,0 +1,189 @@
+"""What ranks do in a step, as words; steps that are the same word are told together.
+
+A word lists all-to-alls, sends between pipeline stages, and routings.  It does not name
+ranks: groups are numbered as a rank came to them.  What two calls of a word sent is
+compared in all steps of all ranks with this word, so that chance decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .calls import FEW, Calls, is_between_stages, is_exchange, is_routing
+from .model import ALL_TO_ALL, ROUTING, Bool, Int64
+from .numbering import Numbered
+
+EXCHANGE, BETWEEN, ROUTER = "exchange", "between", "router"
+INTEGERS = frozenset({"int64", "int32", "int16", "uint64", "uint32", "uint16"})
+BYTES_OF = {"float64": 8, "float32": 4, "int64": 8, "int32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A call of a word."""
+
+    kind: str  # EXCHANGE, BETWEEN or ROUTER
+    group: int = -1  # of the rank, as it came to them
+    width: int = 0  # ranks of the group
+    dtype: str = ""
+    row_bytes: int = 0  # 0 where calls of this kind have many
+    direction: str = "forward"
+    phase: str = ""  # as told
+    layer: int = -1  # as told
+    label: str = ""  # as told
+
+    @property
+    def sort(self) -> tuple[object, ...]:
+        """What calls of the same tensor, and its gradient, have in common."""
+        return (self.group, self.width, self.dtype, self.row_bytes)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it carries integers."""
+        return self.dtype in INTEGERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A word, and all steps that consist of it."""
+
+    word: tuple[Token, ...]  # [n]
+    rank: Int64  # [N] of each step
+    step: Int64  # [N]
+    place: tuple[Int64, ...]  # N times [n]: the rank's call of each token
+    sent: npt.NDArray[np.uint64]  # [N, n] marks of the bytes sent
+    received: npt.NDArray[np.uint64]  # [N, n]
+    sent_share: npt.NDArray[np.uint64]  # [N, n] marks of their proportions
+    received_share: npt.NDArray[np.uint64]  # [N, n]
+    size: Int64  # [N, n] bytes
+    even: Bool  # [n] in all steps
+    partner: Int64  # [n] the forward call of a backward one by its link, -1: not known
+
+    def turned(self, one: int, other: int) -> bool:
+        """Whether ``other`` sends what ``one`` received, and the other way round."""
+        same = (
+            (self.sent_share[:, one] == self.received_share[:, other])
+            & (self.received_share[:, one] == self.sent_share[:, other])
+        ).all()
+        if same and self.word[one].dtype == self.word[other].dtype:
+            same = (
+                (self.sent[:, one] == self.received[:, other])
+                & (self.received[:, one] == self.sent[:, other])
+            ).all()
+        return bool(same)
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether both send as many rows to and from everybody."""
+        return bool(
+            (
+                (self.sent_share[:, one] == self.sent_share[:, other])
+                & (self.received_share[:, one] == self.received_share[:, other])
+            ).all()
+        )
+
+    def bytes_of(self, token: int) -> int:
+        """Bytes of a call in all steps."""
+        return int(self.size[:, token].sum())
+
+
+def gather_programs(
+    every: Sequence[Calls], numbered: Mapping[int, Numbered]
+) -> list[Program]:
+    """The different words of all ranks' steps, the most frequent first."""
+    tokens: dict[Token, int] = {}
+    found: dict[bytes, list[tuple[Calls, int, Int64]]] = {}
+    for calls in every:
+        number, kept = _tokens(calls, tokens)
+        steps = numbered[calls.rank].step[kept]
+        if not len(steps):
+            continue
+        edges = np.flatnonzero(np.diff(steps)) + 1
+        for places in np.split(kept, edges):
+            step = int(numbered[calls.rank].step[places[0]])
+            word = number[places].astype(np.int32).tobytes()
+            found.setdefault(word, []).append((calls, step, places))
+    names = list(tokens)
+    programs = [
+        _program(tuple(names[t] for t in np.frombuffer(word, np.int32)), told)
+        for word, told in found.items()
+    ]
+    return sorted(programs, key=lambda p: -len(p.rank))
+
+
+def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
+    """The token of each call, and the calls that have one."""
+    exchange, between = is_exchange(calls), is_between_stages(calls)
+    kept = np.flatnonzero(exchange | between | is_routing(calls))
+    groups: dict[int, int] = {}
+    sizes: dict[tuple[object, ...], set[int]] = {}
+    for site in calls.sites:
+        sizes.setdefault((site.group, site.dtype), set()).add(site.row_bytes)
+    used, first = np.unique(calls.table["site"][kept], return_index=True)
+    by_site = np.full(len(calls.sites), -1, np.int64)
+    for number in used[np.argsort(first)].tolist():
+        site = calls.sites[number]
+        token = Token(kind=BETWEEN)
+        if site.operation == ALL_TO_ALL:
+            rows = sizes[(site.group, site.dtype)]
+            token = Token(
+                kind=EXCHANGE,
+                group=groups.setdefault(site.group, len(groups)),
+                width=len(calls.groups[site.group].ranks),
+                dtype=site.dtype,
+                row_bytes=site.row_bytes if len(rows) <= FEW else 0,
+                direction=site.direction,
+                phase=site.phase,
+                layer=site.layer,
+                label=site.label,
+            )
+        elif site.operation == ROUTING:
+            token = Token(kind=ROUTER, layer=site.layer, direction=site.direction)
+        by_site[number] = tokens.setdefault(token, len(tokens))
+    return by_site[calls.table["site"]], kept
+
+
+def _program(
+    word: tuple[Token, ...], told: Sequence[tuple[Calls, int, Int64]]
+) -> Program:
+    def column(name: str, of: str) -> npt.NDArray[np.uint64]:
+        return np.stack([getattr(c, name)[of][p] for c, _, p in told])
+
+    size = np.stack([c.size[p] for c, _, p in told])
+    return Program(
+        word=word,
+        rank=np.array([c.rank for c, _, _ in told]),
+        step=np.array([s for _, s, _ in told]),
+        place=tuple(p for _, _, p in told),
+        sent=column("volume", "sent"),
+        received=column("volume", "received"),
+        sent_share=column("share", "sent"),
+        received_share=column("share", "received"),
+        size=size,
+        even=np.stack([c.even[p] for c, _, p in told]).all(axis=0),
+        partner=_partners(word, told),
+    )
+
+
+def _partners(
+    word: tuple[Token, ...], told: Sequence[tuple[Calls, int, Int64]]
+) -> Int64:
+    """The call whose link each backward call has, where that is so in all steps."""
+    links = np.stack([c.table["link"][p] for c, _, p in told])
+    partner = np.full(len(word), -1, np.int64)
+    exchanges = np.array([t.kind == EXCHANGE for t in word], bool)
+    backward = np.array([t.direction == "backward" for t in word], bool) & exchanges
+    ahead = exchanges & ~backward
+    for at in np.flatnonzero(backward):
+        mine = links[:, at]
+        if (mine < 0).any():
+            continue
+        same = (links[:, :at] == mine[:, None]).all(axis=0) & ahead[:at]
+        again = (links == mine[:, None]).all(axis=0) & backward
+        # calls of one function share a number: which is whose is not told then
+        if same.sum() == 1 and again.sum() == 1:
+            partner[at] = int(np.argmax(same))
+    return partner
