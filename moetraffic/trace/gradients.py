@@ -54,6 +54,7 @@ class Reading:
             )
             if token.kind == BETWEEN:
                 self.forward.pause()
+                self._leave()
                 last = ""
                 continue
             if token.kind == ROUTER:
@@ -153,10 +154,9 @@ class Reading:
         units = [u for p in self._again.passes for u in p.units]
         of_pass = self._due(units)
         if of_pass is not None:
-            left = [u for u in of_pass.units if any(c.unit is u for c in of_pass.stack)]
-            for unit, first in zip(
-                reversed(units), reversed(left), strict=False
-            ):
+            due = {c.unit for c in of_pass.stack if c.phase == "combine"}
+            left = [u for u in of_pass.units if u in due]
+            for unit, first in zip(reversed(units), reversed(left), strict=False):
                 unit.again = first
         # a combine whose result nobody needs is not computed again
         self._again.open = []
@@ -168,13 +168,9 @@ class Reading:
     def _due(self, units: list[Unit]) -> Pass | None:
         """The pass whose layers these are."""
         waiting = [p for p in self.forward.passes if p.stack and p.units]
-        if self._active is not None and self._active in waiting:
-            left = {id(c.unit) for c in self._active.stack}
-            first = id(self._active.units[0])
-            if left - {first} or any(
-                c.phase == "combine" for c in self._active.stack
-            ):
-                return self._active
+        active = self._active
+        if active is not None and any(c.phase == "combine" for c in active.stack):
+            return active
         waiting = [p for p in waiting if p is not self._active]
         for one in waiting:
             last = one.units[-1]

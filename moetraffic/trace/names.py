@@ -11,7 +11,7 @@ import numpy as np
 from .calls import Calls, is_between_stages, is_exchange
 from .gradients import Reading
 from .model import Int64
-from .numbering import Numbered, collectives
+from .numbering import Numbered, Shared
 from .programs import EXCHANGE, gather_programs
 from .roles import Call, Unit, experts_sorts
 
@@ -52,21 +52,21 @@ def find_names(
     of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
     for reading in readings:
         program = reading.program
-        for number in range(len(program.rank)):
-            rank = int(program.rank[number])
-            mine = of_call[rank]
-            mine[program.place[number]] = [
-                _number(names, reading, at, layers.get(rank))
-                for at in range(len(program.word))
-            ]
-    told = tuple(names)
+        by_depth: dict[_Depth | None, Int64] = {}
+        for rank, place in zip(program.rank.tolist(), program.place, strict=True):
+            depth = layers.get(rank)
+            if depth not in by_depth:
+                word = range(len(program.word))
+                told = [_number(names, reading, at, depth) for at in word]
+                by_depth[depth] = np.array(told, np.int64)
+            of_call[rank][place] = by_depth[depth]
     unlike = _take_back_unlike(every, of_call)
     if unlike:
         remarks.append(
-            f"{unlike} all-to-alls are left unnamed, for their members' calls tell "
-            "different things of them"
+            f"what {unlike} all-to-all calls are is not told, for their members' "
+            "calls tell different things of them"
         )
-    return Naming(names=told, of_call=of_call, remarks=tuple(remarks))
+    return Naming(names=tuple(names), of_call=of_call, remarks=tuple(remarks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,23 +200,18 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
 
 
 def _take_back_unlike(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
-    """Unname calls that members name differently; how many collectives those are."""
-    first: dict[object, int] = {}
-    unlike: set[object] = set()
+    """Unname calls that members name differently; how many calls differ."""
+    told = Shared()
+    unlike = Shared()
+    differ = 0
     for calls in every:
-        exchange, mine = is_exchange(calls), of_call[calls.rank]
-        for members, where, numbers in collectives(calls):
-            for at, number in zip(where.tolist(), numbers, strict=True):
-                if not exchange[at]:
-                    continue
-                key = (members, number)
-                if first.setdefault(key, int(mine[at])) != mine[at]:
-                    unlike.add(key)
-    if unlike:
+        exchange, mine = is_exchange(calls), of_call[calls.rank] + 1
+        before = told.said(calls)
+        wrong = exchange & (before >= 0) & (before != mine)
+        differ += int(wrong.sum())
+        told.say(calls, mine)
+        unlike.say(calls, np.where(wrong, 1, -1))
+    if differ:
         for calls in every:
-            mine = of_call[calls.rank]
-            for members, where, numbers in collectives(calls):
-                for at, number in zip(where.tolist(), numbers, strict=True):
-                    if (members, number) in unlike:
-                        mine[at] = -1
-    return len(unlike)
+            of_call[calls.rank][unlike.said(calls) >= 0] = -1
+    return differ

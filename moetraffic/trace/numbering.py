@@ -8,7 +8,7 @@ something else, takes its steps from those it has collectives with.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from .model import Int64
 from .period import Steps, Traits, find_steps
 
 Members = tuple[int, ...]
-Collective = tuple[int, int]  # its number, and how often that was met before
+MOST_GROUPS = 1 << 10  # of the same ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +57,20 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
         return None
     kinds = _agreed([s.kinds for s in own.values()])
     numbered: dict[int, Numbered] = {}
-    shared: dict[Members, dict[Collective, int]] = {}  # group: collective -> step
+    shared = Shared()
     waiting = {c.rank: c for c in every}
     for calls in every:
         steps = own.get(calls.rank)
         if steps is None or not _same(steps.kinds, kinds):
             continue
         step = _step_of(steps, len(calls.table))
-        if _contradicts(calls, step, shared):
+        theirs = shared.said(calls)
+        if ((theirs >= 0) & (theirs != step)).any():
             continue
         numbered[calls.rank] = Numbered(
             step=step, kinds=steps.kinds, whole=steps.whole
         )
-        _share(calls, step, shared)
+        shared.say(calls, step)
         del waiting[calls.rank]
     while waiting:
         taken = [(c, _taken(c, shared)) for c in waiting.values()]
@@ -82,7 +83,7 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
             numbered[calls.rank] = Numbered(
                 step=step, kinds=of_other.kinds[:last], whole=of_other.whole[:last]
             )
-            _share(calls, step, shared)
+            shared.say(calls, step)
             del waiting[calls.rank]
     return _with_common_kinds(numbered)
 
@@ -124,37 +125,36 @@ def _step_of(steps: Steps, count: int) -> Int64:
     return step
 
 
-def _contradicts(
-    calls: Calls, step: Int64, shared: Mapping[Members, Mapping[Collective, int]]
-) -> bool:
-    taken = _shared_steps(calls, shared)
-    known = taken >= 0
-    return bool((taken[known] != step[known]).any())
+class Shared:
+    """What ranks say of the collectives that they make together, by group."""
+
+    def __init__(self) -> None:
+        self._told: dict[Members, tuple[Int64, Int64]] = {}
+
+    def said(self, calls: Calls) -> Int64:
+        """What another rank said of each call, -1 where none did, ``[n]``."""
+        found = np.full(len(calls.table), -1, np.int64)
+        for members, mine, keys in collectives(calls):
+            if members in self._told and len(mine):
+                known, values = self._told[members]
+                at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+                found[mine] = np.where(known[at] == keys, values[at], -1)
+        return found
+
+    def say(self, calls: Calls, values: Int64) -> None:
+        """Say something of each call, ``[n]``, -1 nothing; the first word stays."""
+        for members, every_one, all_keys in collectives(calls):
+            kept = values[every_one] >= 0
+            mine, keys = every_one[kept], all_keys[kept]
+            if not len(mine):
+                continue
+            known, before = self._told.get(members, (keys[:0], values[:0]))
+            every, first = np.unique(np.concatenate([known, keys]), return_index=True)
+            both = np.concatenate([before, values[mine]])
+            self._told[members] = (every, both[first])
 
 
-def _shared_steps(
-    calls: Calls, shared: Mapping[Members, Mapping[Collective, int]]
-) -> Int64:
-    """The step that another rank has for each collective, -1 where none does."""
-    taken = np.full(len(calls.table), -1, np.int64)
-    for members, mine, numbers in collectives(calls):
-        theirs = shared.get(members)
-        if theirs:
-            taken[mine] = [theirs.get(n, -1) for n in numbers]
-    return taken
-
-
-def _share(
-    calls: Calls, step: Int64, shared: dict[Members, dict[Collective, int]]
-) -> None:
-    for members, mine, numbers in collectives(calls):
-        theirs = shared.setdefault(members, {})
-        theirs.update(zip(numbers, step[mine].tolist(), strict=True))
-
-
-def collectives(
-    calls: Calls,
-) -> Iterator[tuple[Members, Int64, list[Collective]]]:
+def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
     """By group: which calls its members count together, and as what.
 
     Parameters
@@ -164,29 +164,30 @@ def collectives(
 
     Yields
     ------
-    members, mine, numbers
-        World ranks; ``[m]`` indices of the calls; what each is to all members.
+    members, mine, keys
+        World ranks; ``[m]`` indices of the calls; ``[m]`` what each is to all members.
     """
-    counted = calls.table["sequence"] >= 0
     by_members: dict[Members, list[int]] = {}
     for site, members in enumerate(calls.ranks_of_group):
         by_members.setdefault(members, []).append(site)
+    counted = calls.table["sequence"] >= 0
     for members, sites in by_members.items():
         mine = np.flatnonzero(counted & np.isin(calls.table["site"], sites))
-        seen: Counter[int] = Counter()
-        numbers = []
-        # several groups of the same ranks count each by itself
-        for number in calls.table["sequence"][mine].tolist():
-            numbers.append((number, seen[number]))
-            seen[number] += 1
-        yield members, mine, numbers
+        number = calls.table["sequence"][mine].astype(np.int64)
+        # several groups of the same ranks count each by itself: the first of a number
+        # is the same call on all members, and so is the second
+        order = np.argsort(number, kind="stable")
+        new = np.ones(len(mine), bool)
+        new[1:] = number[order][1:] != number[order][:-1]
+        starts = np.flatnonzero(new)
+        again = np.zeros(len(mine), np.int64)
+        again[order] = np.arange(len(mine)) - starts[np.cumsum(new) - 1]
+        yield members, mine, number * MOST_GROUPS + again
 
 
-def _taken(
-    calls: Calls, shared: Mapping[Members, Mapping[Collective, int]]
-) -> Int64 | None:
+def _taken(calls: Calls, shared: Shared) -> Int64 | None:
     """A rank's steps as others have them; None if it shares no collective."""
-    taken = _shared_steps(calls, shared)
+    taken = shared.said(calls)
     if not (taken >= 0).any():
         return None
     # what stands between collectives of two steps goes with those after it

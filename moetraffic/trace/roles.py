@@ -208,10 +208,15 @@ class Forward:
         main = self.open[-1][0].at
         if self.program.word[at].group != self.program.word[main].group:
             return False
-        both_even = bool(self.program.even[at] and self.program.even[main])
-        return not both_even and (
-            self.program.alike(main, at) or self.program.turned(main, at)
-        )
+        program = self.program
+        if program.even[at] and program.even[main]:
+            small = program.bytes_of(at) * SMALL <= program.bytes_of(main)
+            return small and self._rows(at) == self._rows(main)
+        return program.alike(main, at) or program.turned(main, at)
+
+    def _rows(self, at: int) -> float:
+        """Rows of a call in all steps."""
+        return self.program.bytes_of(at) / max(1, self.program.word[at].row_bytes)
 
     def _place(self, call: Call) -> None:
         """Say what an experts' all-to-all is."""
