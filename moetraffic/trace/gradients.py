@@ -7,7 +7,7 @@ several passes wait for their gradients, the oldest first.
 
 from __future__ import annotations
 
-from .programs import BETWEEN, EXCHANGE, ROUTER, Program
+from .programs import BETWEEN, ROUTER, Program
 from .roles import Call, Experts, Forward, Pass, Unit
 
 NEAR = 12  # calls that may have no gradient, or come in another order

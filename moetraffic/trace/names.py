@@ -144,9 +144,7 @@ class _Layers:
                 "layers are not told where a pass begins before another has ended, "
                 "unless a router tells its layer"
             )
-        counts = {
-            rank: self._count(trained[rank] or other[rank]) for rank in trained
-        }
+        counts = {rank: self._count(trained[rank] or other[rank]) for rank in trained}
         before = _stage_before(every)
         if before is None:
             self.remarks.append(

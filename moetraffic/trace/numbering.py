@@ -67,9 +67,7 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
         theirs = shared.said(calls)
         if ((theirs >= 0) & (theirs != step)).any():
             continue
-        numbered[calls.rank] = Numbered(
-            step=step, kinds=steps.kinds, whole=steps.whole
-        )
+        numbered[calls.rank] = Numbered(step=step, kinds=steps.kinds, whole=steps.whole)
         shared.say(calls, step)
         del waiting[calls.rank]
     while waiting:
@@ -205,8 +203,6 @@ def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
         votes = Counter(told)
         kinds.append(max(sorted(votes), key=lambda k: (votes[k], k == "train")))
     return {
-        rank: Numbered(
-            step=n.step, kinds=tuple(kinds[: len(n.kinds)]), whole=n.whole
-        )
+        rank: Numbered(step=n.step, kinds=tuple(kinds[: len(n.kinds)]), whole=n.whole)
         for rank, n in numbered.items()
     }

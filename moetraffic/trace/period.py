@@ -174,9 +174,7 @@ class _Blocks:
             not self.piped and self._exchanged(b) > 0 and not f
             for b, f in zip(self.before, foreign, strict=True)
         ]
-        found = [0] + [
-            k for k in range(1, len(self.blocks)) if foreign[k] or passes[k]
-        ]
+        found = [0] + [k for k in range(1, len(self.blocks)) if foreign[k] or passes[k]]
         every = list(range(len(self.blocks)))
         if not any(foreign[1:]):
             if self._reduced_at_end():

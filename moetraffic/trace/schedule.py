@@ -16,20 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .calls import Calls, gather_calls, is_backward, is_exchange
-from .model import (
-    ALL_TO_ALL,
-    PLACEMENT,
-    ROUTING,
-    UNKNOWN_TIME,
-    Group,
-    Int64,
-    Meta,
-    Site,
-)
-from .names import Name, Naming, find_names
+from . import marks
+from .calls import Calls, gather_calls, is_exchange
+from .model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
+from .names import Naming, find_names
 from .numbering import Numbered, number_steps
-from .segment import STEP, Segment
+from .segment import Segment
 
 ROUTER = "router"
 """Label of a routing that a hook on the router reported, not the program itself."""
@@ -58,34 +50,38 @@ def find_schedule(segments: Sequence[Segment]) -> list[Segment]:
     marked = not any((s.events["iteration"] < 0).any() for s in segments)
     sites = [s for segment in segments for s in segment.sites]
     if marked and not any(_unnamed(s) or _unbound(s) for s in sites):
-        return _with_kinds(segments, by_rank)
+        return marks.with_kinds(segments)
     every = [gather_calls(mine) for mine in by_rank.values()]
-    numbered = _as_marked(every) if marked else number_steps(every)
+    numbered: Mapping[int, Numbered] | None = None
+    if not marked or marks.untold(segments):
+        numbered = number_steps(every)
+    if marked and (numbered is None or not marks.hide_evaluations(segments, numbered)):
+        numbered = None
     said: list[str] = []
-    found = not marked and numbered is not None
-    if numbered is None:
+    found = numbered is not None
+    if numbered is not None:
+        said.append(_steps_found(numbered))
+    elif marked:
+        numbered = _as_marked(every)
+    else:
         said.append("no step could be told from the order of the calls")
         numbered = _one_step(every)
-    elif found:
-        said.append(_steps_found(numbered))
     naming = find_names(every, numbered, mixture=_has_experts(segments))
     said += _names_found(every, naming)
-    changed: list[Segment] = []
+    changed: dict[tuple[int, int], Segment] = {}
     for calls in every:
-        mine = by_rank[calls.rank]
-        writer = _Writer(calls, naming)
-        steps = numbered[calls.rank]
-        last = -1
-        for number, segment in enumerate(mine):
+        writer, last = _Writer(calls, naming), -1
+        for number, segment in enumerate(by_rank[calls.rank]):
             new = writer.named(number, segment)
             if found:
-                new, last = _stepped(new, calls, steps, number, last)
-            changed.append(new)
+                steps = numbered[calls.rank]
+                new, last = marks.stepped(new, calls, steps, number, last)
+            changed[segment.rank, segment.index] = new
     words = "; ".join(w for w in said if w)[:LONGEST]
-    place = {(s.rank, s.index): s for s in changed}
-    changed = [place[(s.rank, s.index)] for s in segments]
-    changed = [replace(s, meta=_with_schedule(s.meta, words)) for s in changed]
-    return changed if found else _with_kinds(changed, by_rank)
+    out = [changed[s.rank, s.index] for s in segments]
+    if not found and marked:
+        out = marks.with_kinds(out)
+    return [replace(s, meta=replace(s.meta, schedule=words)) for s in out]
 
 
 def _unnamed(site: Site) -> bool:
@@ -102,16 +98,10 @@ def _has_experts(segments: Sequence[Segment]) -> bool:
     return bool(meta.experts or meta.workload or routed)
 
 
-def _with_schedule(meta: Meta, words: str) -> Meta:
-    return replace(meta, schedule=words)
-
-
 def _as_marked(every: Sequence[Calls]) -> dict[int, Numbered]:
     """The steps as they were marked."""
     return {
-        c.rank: Numbered(
-            step=c.table["iteration"].astype(np.int64), kinds=(), whole=()
-        )
+        c.rank: Numbered(step=c.table["iteration"].astype(np.int64), kinds=(), whole=())
         for c in every
     }
 
@@ -149,7 +139,9 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
             f"{', '.join(kinds)} found by the order and bytes of the all-to-alls"
         )
     if left:
-        said.append(f"{left} of {named + left} all-to-all calls are left without a name")
+        said.append(
+            f"{left} of {named + left} all-to-all calls are left without a name"
+        )
     return said + list(naming.remarks)
 
 
@@ -244,55 +236,3 @@ def _replaced(
         PLACEMENT,
     )
     return np.concatenate([rows[~mine], fresh])
-
-
-def _stepped(
-    segment: Segment, calls: Calls, steps: Numbered, number: int, last: int
-) -> tuple[Segment, int]:
-    """A segment with the steps of its events, and rows for those that end in it."""
-    here = calls.segment == number
-    events = segment.events.copy()
-    events["iteration"] = steps.step[here]
-    rows, kinds = [], []
-    continued = bool(len(events)) and number > 0 and int(events["iteration"][0]) == last
-    for step in np.unique(events["iteration"]).tolist():
-        mine = np.flatnonzero(steps.step == step)
-        ends_here = calls.segment[mine[-1]] == number
-        if not ends_here or not steps.whole[step]:
-            continue
-        rows.append((step, np.nan, -1, *_span(calls.table[mine])))
-        kinds.append(steps.kinds[step])
-    if len(events):
-        last = int(events["iteration"][-1])
-    new = replace(
-        segment,
-        events=events,
-        steps=np.array(rows, STEP),
-        kinds=tuple(kinds),
-        continued=continued,
-    )
-    return new, last
-
-
-def _span(table: Any) -> tuple[int, int]:
-    """When the first of some calls was made, and the last of them ended."""
-    issued = table["issue"][table["issue"] != UNKNOWN_TIME]
-    ended = table["end"][table["end"] != UNKNOWN_TIME]
-    if not len(issued) and not len(ended):
-        return UNKNOWN_TIME, UNKNOWN_TIME
-    every: Int64 = np.concatenate([issued, ended])
-    return int(every.min()), int(every.max())
-
-
-def _with_kinds(
-    segments: Sequence[Segment], by_rank: Mapping[int, Sequence[Segment]]
-) -> list[Segment]:
-    """Marked steps told as training that have no backward calls, as what they are.
-
-    In a run that has backward calls, a step of forward all-to-alls without them is an
-    evaluation.
-    """
-    return list(segments)
-
-
-__all__ = ["ROUTER", "Name", "find_schedule", "is_backward"]

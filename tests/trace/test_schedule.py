@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Group, Meta, Site
@@ -66,9 +65,7 @@ class Rank:
             self.groups.append(group)
         return self.groups.index(group)
 
-    def call(
-        self, site: Site, payload: int, label: Label, *, link: int = -1
-    ) -> None:
+    def call(self, site: Site, payload: int, label: Label, *, link: int = -1) -> None:
         number = self.sites.setdefault(site, len(self.sites))
         count = -1
         if site.operation != ROUTING and site.peers == (-1, -1):
@@ -327,9 +324,7 @@ class Theatre:
                 self.send(stage, matrix.T, name, "float32", 4, "backward", links[1])
             if layer or play.first_gradient:
                 name = ("dispatch_grad", layer, "")
-                self.send(
-                    stage, matrix.T, name, "bfloat16", 128, "backward", links[0]
-                )
+                self.send(stage, matrix.T, name, "bfloat16", 128, "backward", links[0])
             if play.attention:
                 self.attend(stage, "backward")
 
@@ -341,9 +336,7 @@ def found(segments: list[Segment]) -> dict[int, list[Label]]:
         mine = told.setdefault(segment.rank, [])
         for event in segment.events:
             site = segment.sites[event["site"]]
-            mine.append(
-                (int(event["iteration"]), site.phase, site.layer, site.label)
-            )
+            mine.append((int(event["iteration"]), site.phase, site.layer, site.label))
     return told
 
 
