@@ -62,10 +62,10 @@ def gather_calls(mine: Sequence[Segment]) -> Calls:
     sites: dict[Site, int] = {}
     parts = []
     for segment in mine:
-        number = [groups.setdefault(g, len(groups)) for g in segment.groups]
+        members_of = [groups.setdefault(g, len(groups)) for g in segment.groups]
         own = np.array(
             [
-                sites.setdefault(replace(s, group=number[s.group]), len(sites))
+                sites.setdefault(replace(s, group=members_of[s.group]), len(sites))
                 for s in segment.sites
             ],
             np.int64,

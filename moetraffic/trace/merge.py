@@ -34,6 +34,7 @@ from .model import (
     Steps,
 )
 from .panel import ArrayPanel, Panel
+from .schedule import find_schedule
 from .segment import PATTERN, Segment, read_segment, segment_path
 from .shards import trace_of_shards
 from .statement import state_bytes
@@ -105,9 +106,10 @@ def merge_segments(
             f"{name} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
         )
+    _refuse_mostly_absent(segments, name)
+    segments = find_schedule(segments)
     first = segments[0].meta
     virtual = segments[0].shards > 0
-    _refuse_mostly_absent(segments, name)
     ranks = range(1 if virtual else first.world)
     missing = [*missing, *_ragged(segments, ranks)]
     remarks = _remarks(segments)

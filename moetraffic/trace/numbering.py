@@ -191,7 +191,7 @@ def _taken(calls: Calls, shared: Shared) -> Int64 | None:
     # what stands between collectives of two steps goes with those after it
     backwards = np.where(taken < 0, np.iinfo(np.int64).max, taken)[::-1]
     latest = np.minimum.accumulate(backwards)[::-1]
-    return np.minimum(latest, taken.max())
+    return np.asarray(np.minimum(latest, taken.max()), np.int64)
 
 
 def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:

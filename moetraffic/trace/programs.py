@@ -163,7 +163,7 @@ def _program(
         sent_share=column("share", "sent"),
         received_share=column("share", "received"),
         size=size,
-        even=np.stack([c.even[p] for c, _, p in told]).all(axis=0),
+        even=np.asarray(np.stack([c.even[p] for c, _, p in told]).all(axis=0), bool),
         partner=_partners(word, told),
     )
 
