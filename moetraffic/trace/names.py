@@ -60,7 +60,7 @@ def find_names(
                 told = [_number(names, reading, at, depth) for at in word]
                 by_depth[depth] = np.array(told, np.int64)
             of_call[rank][place] = by_depth[depth]
-    unlike = _take_back_unlike(every, of_call)
+    unlike = _agree(every, of_call)
     if unlike:
         remarks.append(
             f"what {unlike} all-to-all calls are is not told, for their members' "
@@ -129,14 +129,29 @@ class _Layers:
         self.found: tuple[dict[int, _Depth], list[str]] = ({}, self.remarks)
         trained: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
         other: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
+        cut: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
         untold = False
+        last = {c.rank: 0 for c in every}
+        for reading in readings:
+            for rank, step in zip(
+                reading.program.rank.tolist(),
+                reading.program.step.tolist(),
+                strict=True,
+            ):
+                last[rank] = max(last[rank], step)
         for reading in readings:
             word = reading.program.word
             backward = any(t.direction == "backward" for t in word)
+            program = reading.program
+            # the last step of a record may be cut short
+            ends = np.array([last[r] for r in program.rank.tolist()])
+            early = program.step < ends
             for one in reading.passes:
                 untold |= any(u.told < 0 for u in one.units)
-                for rank in np.unique(reading.program.rank).tolist():
+                for rank in np.unique(program.rank[early]).tolist():
                     (trained if backward else other)[rank][len(one.units)] += 1
+                for rank in np.unique(program.rank[~early]).tolist():
+                    cut[rank][len(one.units)] += 1
         if not untold:
             return
         if any(r.interleaved for r in readings):
@@ -144,7 +159,10 @@ class _Layers:
                 "layers are not told where a pass begins before another has ended, "
                 "unless a router tells its layer"
             )
-        counts = {rank: self._count(trained[rank] or other[rank]) for rank in trained}
+        counts = {
+            rank: self._count(trained[rank] or other[rank] or cut[rank])
+            for rank in trained
+        }
         before = _stage_before(every)
         if before is None:
             self.remarks.append(
@@ -154,13 +172,13 @@ class _Layers:
         for rank, count in counts.items():
             offset, at = 0, before.get(rank)
             while at is not None and count:
-                if not counts[at] and trained[at]:
+                if not counts[at] and (trained[at] or cut[at]):
                     count = 0
                 offset += counts[at]
                 at = before.get(at)
             if count:
                 self.found[0][rank] = _Depth(count=count, offset=offset)
-            elif trained[rank] or other[rank]:
+            elif trained[rank] or other[rank] or cut[rank]:
                 self.remarks.append(
                     f"layers of rank {rank} are not told: its passes differ in length"
                 )
@@ -197,19 +215,26 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
     return before
 
 
-def _take_back_unlike(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
-    """Unname calls that members name differently; how many calls differ."""
-    told = Shared()
-    unlike = Shared()
+def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
+    """Give a call the name that other members tell; how many are told differently.
+
+    A record that ends early may tell less.  What members name differently is unnamed.
+    """
+    told, unlike = Shared(), Shared()
     differ = 0
     for calls in every:
-        exchange, mine = is_exchange(calls), of_call[calls.rank] + 1
+        mine = np.where(is_exchange(calls), of_call[calls.rank], -1)
         before = told.said(calls)
-        wrong = exchange & (before >= 0) & (before != mine)
+        wrong = (before >= 0) & (mine >= 0) & (before != mine)
         differ += int(wrong.sum())
         told.say(calls, mine)
         unlike.say(calls, np.where(wrong, 1, -1))
-    if differ:
-        for calls in every:
-            of_call[calls.rank][unlike.said(calls) >= 0] = -1
+    for calls in every:
+        mine = of_call[calls.rank]
+        bare = is_exchange(calls) & calls.where(
+            [not s.phase and not s.label for s in calls.sites]
+        )
+        theirs = told.said(calls)
+        mine[:] = np.where(bare & (mine < 0), theirs, mine)
+        mine[unlike.said(calls) >= 0] = -1
     return differ

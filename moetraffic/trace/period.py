@@ -164,7 +164,7 @@ class _Blocks:
                     begins.append(self.blocks[k][0])
                     kinds.append("train")
                     whole.append(True)
-        self._add_tail(begins, kinds, whole, usual, lead)
+        self._add_tail(begins, kinds, whole, usual, short=sizes[-1] < blocks)
         return Steps(begins=tuple(begins), kinds=tuple(kinds), whole=tuple(whole))
 
     def _leads(self) -> list[int]:
@@ -272,7 +272,8 @@ class _Blocks:
         kinds: list[str],
         whole: list[bool],
         usual: Word,
-        lead: Word,
+        *,
+        short: bool,
     ) -> None:
         """What follows the last backward pass."""
         at = next(
@@ -282,6 +283,9 @@ class _Blocks:
         end, rest = self.tail[:at], self.tail[at:]
         if rest and not self._exchanged(rest) and not _contains(rest, self.pass_):
             end, rest = self.tail, ()
+        if (usual and not end) or (not usual and short):
+            whole[-1] = False  # the record ends before the step does
+            return
         if len(end) < len(usual):
             if rest and self._skipped(end, usual):
                 kinds[-1] = "skipped"

@@ -6,10 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Group, Meta, Site
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    PLACEMENT,
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Meta,
+    Site,
+)
 from moetraffic.trace.schedule import find_schedule
 from moetraffic.trace.segment import EVENT, STEP, Segment
 
@@ -436,4 +445,181 @@ def test_made_up_runs_with_attention_are_found_again(
         skipped=skipped if trailing else (),
         told_layers=told_layers,
     )
+    check(play)
+
+
+def test_padded_layers_beside_attention_are_left_unnamed() -> None:
+    segments, truth = Theatre(Play(even=True, attention=True, counts=False)).run()
+    out = find_schedule(segments)
+    assert all(not s.phase and not s.label for x in out for s in x.sites)
+    assert "look the same" in out[0].meta.schedule
+    # the steps are found all the same
+    assert [x[0] for x in found(out)[0]] == [x[0] for x in truth[0]]
+
+
+def test_routers_tell_padded_experts_from_attention() -> None:
+    check(Play(even=True, attention=True, counts=False, routers=True))
+
+
+def test_a_routing_is_bound_to_the_group_of_its_dispatch() -> None:
+    out = check(Play(stages=2, routers=True, layers=2))
+    for segment in out:
+        ranks = tuple(range(4)) if segment.rank < 4 else tuple(range(4, 8))
+        routed = [s for s in segment.sites if s.operation == ROUTING]
+        assert {segment.groups[s.group].ranks for s in routed} == {ranks}
+        assert {s.label for s in routed} == {"router"}
+
+
+def test_placements_follow_a_routing_to_its_group() -> None:
+    segments, _ = Theatre(Play(stages=2, routers=True, layers=1)).run()
+    world = tuple(range(8))
+    given_rows = []
+    for segment in segments:
+        group = next(n for n, g in enumerate(segment.groups) if g.ranks == world)
+        rows = [(group, segment.rank // 4, e, 0, e, 0) for e in range(8)]
+        given_rows.append(replace(segment, placements=np.array(rows, PLACEMENT)))
+    for segment in find_schedule(given_rows):
+        first = segment.rank // 4 * 4
+        assert segment.placements["rank"].tolist() == [first + e // 2 for e in range(8)]
+        (number,) = set(segment.placements["group"].tolist())
+        assert segment.groups[number].ranks == tuple(range(first, first + 4))
+
+
+def test_steps_of_an_optimizer_do_not_hide_evaluations() -> None:
+    """An optimizer marks its own steps: an evaluation stands in the step after it."""
+    play = Play(evaluate_every=2, evaluated=2)
+    theatre = Theatre(play)
+    segments, truth = theatre.run()
+    ends = [k != "evaluation" for k in theatre.kinds]
+    number = np.cumsum([0, *ends])[:-1]  # the step in which each stands
+    marked = []
+    for segment in segments:
+        events = segment.events.copy()
+        events["iteration"] = [number[x[0]] for x in truth[segment.rank]]
+        steps = np.zeros(play.steps, STEP)
+        steps["iteration"], steps["loss"] = range(play.steps), np.nan
+        steps["tokens"] = -1
+        marked.append(
+            replace(segment, events=events, steps=steps, kinds=("train",) * play.steps)
+        )
+    out = find_schedule(marked)
+    assert found(out) == truth
+    assert kinds(out)[0] == theatre.kinds
+    # what a program says of its steps stays
+    told = [replace(s, steps=s.steps.copy()) for s in marked]
+    for segment in told:
+        segment.steps["loss"] = 1.0
+    out = find_schedule(told)
+    assert [s.steps["loss"].tolist() for s in out] == [[1.0] * play.steps] * 4
+    assert all(
+        (a.events["iteration"] == b.events["iteration"]).all()
+        for a, b in zip(out, told, strict=True)
+    )
+
+
+def test_marked_steps_are_told_by_what_they_lack() -> None:
+    theatre = Theatre(Play(evaluate_every=2))
+    segments, truth = theatre.run()
+    last = len(theatre.kinds)
+    marked = []
+    for segment in segments:
+        events = segment.events.copy()
+        events["iteration"] = [x[0] for x in truth[segment.rank]]
+        steps = np.zeros(last + 1, STEP)
+        steps["iteration"], steps["loss"] = range(last + 1), 2.0
+        told = ("train",) * (last + 1)
+        marked.append(replace(segment, events=events, steps=steps, kinds=told))
+    out = find_schedule(marked)
+    assert kinds(out)[3] == [*theatre.kinds, "skipped"]
+    assert found(out) == truth
+
+
+def test_what_was_told_stays() -> None:
+    segments, truth = Theatre(Play()).run()
+    again = find_schedule(find_schedule(segments))
+    assert found(again) == truth
+
+
+def test_a_record_that_ends_in_a_step_does_not_say_that_it_ended() -> None:
+    theatre = Theatre(Play(steps=5, warm_up=True))
+    for rank in theatre.ranks:
+        rank.truth.clear()
+    segments, truth = theatre.run()
+    cut = [replace(s, events=s.events[:-7]) for s in segments]
+    out = find_schedule(cut)
+    for segment in out:
+        assert segment.steps["iteration"].tolist() == [0, 1, 2, 3]
+        assert found(out)[segment.rank] == truth[segment.rank][:-7]
+
+
+def test_ranks_that_end_apart_agree() -> None:
+    segments, truth = Theatre(Play(steps=6)).run()
+    cut = [replace(s, events=s.events[: len(s.events) - 40 * s.rank]) for s in segments]
+    out = found(find_schedule(cut))
+    for rank, mine in out.items():
+        assert mine == truth[rank][: len(mine)]
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_gradients_reduced_on_the_way_back(deferred: bool) -> None:
+    """DDP reduces amid the backward pass, with no_sync only in the last of a step."""
+    rank = Rank(number=0, world=2)
+    for step in range(8):
+        for micro_batch in range(3 if deferred else 1):
+            for direction in ("forward", "backward"):
+                rank.exchange(
+                    (0, 1),
+                    [3 + step, 5],
+                    [5, 3 + step] if direction == "forward" else [4, 4],
+                    dtype="float32",
+                    row_bytes=64,
+                    direction=direction,
+                    label=(step, "", -1, ""),
+                )
+            if micro_batch == 2 or not deferred:
+                site = Site(
+                    group=0,
+                    operation="all_reduce",
+                    direction="backward",
+                    dtype="float32",
+                    row_bytes=4,
+                )
+                rank.call(site, 4096, (step, "", -1, ""))
+    (out,) = find_schedule(rank.segments(Play()))
+    assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
+    assert out.kinds == ("train",) * 8
+
+
+def test_a_program_without_a_backward_repeats_itself() -> None:
+    rank = Rank(number=0, world=2)
+    for step in range(9):
+        for _ in range(4):
+            rank.other("all_gather", (0, 1), step)
+        rank.other("broadcast", (0, 1), step)
+    (out,) = find_schedule(rank.segments(Play()))
+    assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
+
+
+def test_layers_alone_are_no_steps() -> None:
+    """Dispatch, combine, dispatch, combine: steps or layers, nobody can tell."""
+    rank = Rank(number=0, world=2)
+    for call in range(40):
+        there, back = ([3, call], [call, 5]), ([call, 5], [3, call])
+        sent, received = back if call % 2 else there
+        rank.exchange(
+            (0, 1), sent, received, dtype="float32", row_bytes=64,
+            label=(-1, "", -1, ""),
+        )  # fmt: skip
+    (out,) = find_schedule(rank.segments(Play()))
+    assert (out.events["iteration"] == -1).all()
+    assert len(out.steps) == 0
+    assert "no step could be told" in out.meta.schedule
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(play=PLAYS)
+def test_many_made_up_runs_are_found_again(play: Play) -> None:
+    if play.even and not play.counts:
+        play.probabilities = False
     check(play)
