@@ -1,0 +1,159 @@
+"""Captures of our own models, stripped of every name and mark, are found again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.trace.merge import merge_segments
+from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
+from moetraffic.trace.schedule import find_schedule
+from moetraffic.trace.segment import Segment, read_segment
+
+QUICK = ("dropped", "padded-again")
+LONG = (
+    *("dropless", "alone", "padded", "again", "pipeline", "short-pipeline"),
+    *("tensor", "shared", "zero1", "zero3"),
+)
+
+
+@pytest.fixture(scope="session")
+def rehearsed(
+    once: Callable[[str, Callable[[Path], None]], Path],
+) -> Callable[[str], list[Segment]]:
+    """``rehearsed(name)``: the segments of a scene of ``rehearsals.py``."""
+
+    def play(name: str) -> list[Segment]:
+        def make(folder: Path) -> None:
+            script = Path(__file__).with_name("rehearsals.py")
+            names = QUICK if name in QUICK else (name,)
+            ran = subprocess.run(
+                [sys.executable, script, folder, *names],
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr[-4000:]
+
+        folder = once("quick" if name in QUICK else name, make)
+        found = sorted(folder.glob(f"{name}.h5.segments/rank-*/segment-*.h5"))
+        return [read_segment(path) for path in found]
+
+    return play
+
+
+def stripped(segment: Segment, *, links: bool, routing: bool, marks: bool) -> Segment:
+    """The same calls of somebody's program that says nothing."""
+    sites = tuple(
+        replace(s, phase="", label="", layer=s.layer if s.operation == ROUTING else -1)
+        for s in segment.sites
+    )
+    events = segment.events.copy()
+    if not links:
+        events["link"] = -1
+    if not routing:
+        seen = np.array([s.operation != ROUTING for s in sites], bool)
+        events = events[seen[events["site"]]]
+    bare = replace(
+        segment,
+        meta=replace(segment.meta, workload="", experts=0),
+        groups=tuple(replace(g, kind="other") for g in segment.groups),
+        sites=sites,
+        events=events,
+    )
+    if marks:
+        return bare
+    events["iteration"] = -1
+    return replace(bare, steps=segment.steps[:0], kinds=())
+
+
+def calls(segments: list[Segment], *, routing: bool) -> list[tuple[Any, ...]]:
+    """What is said of each call of each rank, in order."""
+    told = []
+    for segment in segments:
+        for event in segment.events:
+            site = segment.sites[event["site"]]
+            name: tuple[Any, ...] = ()
+            if site.operation == ALL_TO_ALL:
+                name = (site.phase, site.layer, site.label)
+            elif site.operation == ROUTING and not routing:
+                continue
+            told.append((segment.rank, int(event["iteration"]), site.operation, *name))
+    return told
+
+
+def by_ordinal(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Layers counted from 0, those with experts alone."""
+    layers = sorted({t[4] for t in told if len(t) > 3})
+    return [(*t[:4], layers.index(t[4]), t[5]) if len(t) > 3 else t for t in told]
+
+
+def check(original: list[Segment]) -> None:
+    for links in (True, False):
+        for routing in (True, False):
+            for marks in (True, False):
+                bare = [
+                    stripped(s, links=links, routing=routing, marks=marks)
+                    for s in original
+                ]
+                found = find_schedule(bare)
+                expected = calls(original, routing=routing)
+                if not routing:
+                    expected = by_ordinal(expected)
+                assert calls(found, routing=True) == expected
+                ended = [len(s.steps) for s in original]
+                assert sum(len(s.steps) for s in found) == sum(ended)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_our_models_say_is_found_again(
+    name: str, rehearsed: Callable[[str], list[Segment]]
+) -> None:
+    check(rehearsed(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_what_all_our_models_say_is_found_again(
+    name: str, rehearsed: Callable[[str], list[Segment]]
+) -> None:
+    check(rehearsed(name))
+
+
+def test_matrices_are_those_of_the_run_that_said_everything(
+    rehearsed: Callable[[str], list[Segment]],
+) -> None:
+    original = rehearsed("dropped")
+    whole = merge_segments(original, "told").trace
+    bare = [stripped(s, links=False, routing=True, marks=False) for s in original]
+    # only the hook on the routers and the group's kind say more than the calls
+    merged = merge_segments(bare, "found")
+    assert merged.contradictions == ()
+    found = merged.trace
+    assert whole.meta.schedule == ""
+    assert "5 train" in found.meta.schedule
+    assert found.layers == whole.layers
+    for iteration in whole.iterations.tolist():
+        for layer in whole.layers:
+            for phase in PHASES:
+                for micro_batch in range(3):
+                    a, b = (
+                        t.matrix(
+                            iteration,
+                            layer,
+                            phase,
+                            of="wire",
+                            micro_batch=micro_batch,
+                            space="world",
+                        )
+                        for t in (whole, found)
+                    )
+                    assert (a.values == b.values).all()
