@@ -16,6 +16,29 @@ from .segment import STEP, Segment
 MOST = 0.5  # of the steps must train for others to be told by what they lack
 
 
+def filled(segments: Sequence[Segment]) -> list[Segment]:
+    """Number the calls of windows that were written before the first step ended.
+
+    They belong to the first step that their rank marked.
+    """
+    first: dict[int, int] = {}
+    for segment in segments:
+        marked = segment.events["iteration"][segment.events["iteration"] >= 0]
+        for steps in (marked, segment.steps["iteration"]):
+            if len(steps):
+                rank, least = segment.rank, int(steps.min())
+                first[rank] = min(first.get(rank, least), least)
+    out = []
+    for segment in segments:
+        early = segment.events["iteration"] < 0
+        if segment.rank in first and early.any():
+            events = segment.events.copy()
+            events["iteration"][early] = first[segment.rank]
+            segment = replace(segment, events=events)
+        out.append(segment)
+    return out
+
+
 def untold(segments: Sequence[Segment]) -> bool:
     """Whether nobody said more of the steps than where they end."""
     return all(

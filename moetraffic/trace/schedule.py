@@ -44,6 +44,7 @@ def find_schedule(segments: Sequence[Segment]) -> list[Segment]:
     """
     if not segments or segments[0].shards:
         return list(segments)
+    segments = marks.filled(segments)
     by_rank: dict[int, list[Segment]] = {}
     for segment in segments:
         by_rank.setdefault(segment.rank, []).append(segment)

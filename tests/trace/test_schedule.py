@@ -626,3 +626,17 @@ def test_many_made_up_runs_are_found_again(play: Play) -> None:
     if play.even and not play.counts:
         play.probabilities = False
     check(play)
+
+
+def test_what_was_written_before_the_first_mark_is_of_the_first_step() -> None:
+    segments, truth = Theatre(Play(window=20)).run()
+    marked = []
+    for segment in segments:
+        first = 20 * segment.index
+        events = segment.events.copy()
+        mine = [x[0] for x in truth[segment.rank]][first : first + 20]
+        if segment.index:
+            events["iteration"] = mine
+        marked.append(replace(segment, events=events))
+    assert truth[0][19][0] == 0  # all of the first window
+    assert found(find_schedule(marked)) == truth
