@@ -1,6 +1,10 @@
-"""A small trace in memory, with everything that a trace can hold."""
+"""A small trace in memory with all that one can hold, and runs that never were."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +22,9 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.model import CLOCK, PLACEMENT
+from moetraffic.trace.model import ALL_TO_ALL, CLOCK, PLACEMENT, ROUTING
 from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.segment import EVENT, STEP, Segment
 
 ITERATIONS, LAYERS, RANKS, EXPERTS, ROW = 40, 2, 4, 8, 512
 
@@ -133,3 +138,330 @@ def trace() -> Trace:
 def ragged() -> Trace:
     """Rank 2's records end before iteration 30."""
     return make_trace(missing=(30, 2))
+
+
+Label = tuple[int, str, int, str]  # iteration, phase, layer, label
+HIDDEN = 64
+
+
+@dataclass(kw_only=True)
+class Play:
+    """What a made-up run does."""
+
+    layers: int = 3  # of a pipeline stage
+    micro_batches: int = 2
+    steps: int = 6
+    stages: int = 1
+    even: bool = False  # padded: every all-to-all sends equal parts
+    counts: bool = True
+    probabilities: bool = False
+    attention: bool = False  # sequence parallelism beside the experts
+    scales: bool = False  # FP8 dispatch with scale factors, BF16 combine
+    routers: bool = False  # hooks on routers report
+    first_gradient: bool = True  # the first dispatch's input needs a gradient
+    recompute: bool = False
+    evaluate_every: int = 0
+    evaluated: int = 1  # batches of an evaluation
+    evaluated_loss: bool = False
+    skipped: tuple[int, ...] = ()
+    warm_up: bool = False
+    trailing: bool = False  # parameters are gathered at a step's end
+    links: bool = True
+    told_layers: bool = False
+    window: int = 10_000  # calls of a segment
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """The record of one rank while it plays."""
+
+    number: int
+    world: int
+    groups: list[Group] = field(default_factory=list)
+    sites: dict[Site, int] = field(default_factory=dict)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    splits: dict[int, list[Any]] = field(default_factory=dict)
+    demand: list[Any] = field(default_factory=list)
+    truth: list[Label] = field(default_factory=list)
+    sequence: dict[int, int] = field(default_factory=dict)
+
+    def group(self, ranks: tuple[int, ...], kind: str = "other") -> int:
+        group = Group(kind=kind, ranks=ranks)
+        if group not in self.groups:
+            self.groups.append(group)
+        return self.groups.index(group)
+
+    def call(self, site: Site, payload: int, label: Label, *, link: int = -1) -> None:
+        number = self.sites.setdefault(site, len(self.sites))
+        count = -1
+        if site.operation != ROUTING and site.peers == (-1, -1):
+            count = self.sequence.get(site.group, 0)
+            self.sequence[site.group] = count + 1
+        now = 1000 * len(self.rows)
+        row = (label[0], number, count, now, UNKNOWN_TIME, now + 500, payload, link)
+        self.rows.append(row)
+        self.truth.append(label)
+
+    def exchange(
+        self, ranks: tuple[int, ...], sent: Any, received: Any, **told: Any
+    ) -> None:
+        label, link = told.pop("label"), told.pop("link", -1)
+        rows = self.splits.setdefault(len(ranks), [])
+        row = told["row_bytes"]
+        rows.append((np.asarray(sent) * row, np.asarray(received) * row))
+        site = Site(group=self.group(ranks), operation=ALL_TO_ALL, **told)
+        self.call(site, len(rows) - 1, label, link=link)
+
+    def other(self, operation: str, ranks: tuple[int, ...], iteration: int) -> None:
+        site = Site(
+            group=self.group(ranks), operation=operation, dtype="float32", row_bytes=4
+        )
+        self.call(site, 4096, (iteration, "", -1, ""))
+
+    def segments(self, window: int) -> list[Segment]:
+        parts = [
+            self.rows[a : a + window] for a in range(0, len(self.rows), window)
+        ] or [[]]
+        made = []
+        for index, part in enumerate(parts):
+            events = np.zeros(len(part), EVENT)
+            names = ("site", "sequence", "issue", "start", "end", "payload", "link")
+            for at, name in enumerate(names):
+                events[name] = [row[at + 1] for row in part]
+            events["iteration"] = -1
+            made.append(
+                Segment(
+                    rank=self.number,
+                    index=index,
+                    final=index == len(parts) - 1,
+                    node="node",
+                    meta=Meta(world=self.world),
+                    groups=tuple(self.groups),
+                    sites=tuple(self.sites),
+                    events=events,
+                    steps=np.zeros(0, STEP),
+                    kinds=(),
+                    splits={
+                        w: np.array(rows, np.int64).reshape(-1, 2, w)
+                        for w, rows in self.splits.items()
+                    },
+                    demand={8: np.array(self.demand, np.int32).reshape(-1, 2, 8)},
+                )
+            )
+        return made
+
+
+class Theatre:
+    """Plays a run on every rank and remembers what each call was."""
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+        self.rng = np.random.default_rng(play.seed)
+        self.width = 4
+        self.world = self.width * play.stages
+        self.ranks = [Rank(number=n, world=self.world) for n in range(self.world)]
+        self.kinds: list[str] = []
+        self.iteration = -1
+        self.links = 0
+
+    def run(self) -> tuple[list[Segment], dict[int, list[Label]]]:
+        play = self.play
+        for rank in self.ranks:
+            if play.warm_up:
+                rank.other("broadcast", self.everyone, 0)
+                rank.other("barrier", self.everyone, 0)
+        for step in range(play.steps):
+            if play.evaluate_every and step % play.evaluate_every == 1:
+                self.evaluate()
+            self.train(skipped=step in play.skipped)
+        if play.evaluate_every:
+            self.evaluate()
+        segments = [s for r in self.ranks for s in r.segments(play.window)]
+        return segments, {r.number: r.truth for r in self.ranks}
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.world))
+
+    def members(self, stage: int) -> tuple[int, ...]:
+        return tuple(range(stage * self.width, (stage + 1) * self.width))
+
+    def begin(self, kind: str) -> None:
+        self.iteration += 1
+        self.kinds.append(kind)
+
+    def evaluate(self) -> None:
+        self.begin("evaluation")
+        for _ in range(self.play.evaluated):
+            self.forward(0, {})
+        if self.play.evaluated_loss:
+            for rank in self.ranks:
+                rank.other("all_gather", self.everyone, self.iteration)
+
+    def train(self, *, skipped: bool) -> None:
+        self.begin("skipped" if skipped else "train")
+        play = self.play
+        for stage in range(play.stages):
+            ahead = min(play.stages - stage, play.micro_batches)
+            made: list[dict[int, Any]] = []
+            for _ in range(ahead):
+                made.append({})
+                self.pass_forward(stage, made[-1])
+            left = play.micro_batches - ahead
+            while made:
+                self.pass_backward(stage, made.pop(0))
+                if left:
+                    left -= 1
+                    made.append({})
+                    self.pass_forward(stage, made[-1])
+        for rank in self.ranks:
+            rank.other("all_reduce", self.everyone, self.iteration)
+            if play.trailing and not skipped:
+                rank.other("all_gather", self.everyone, self.iteration)
+
+    def pass_forward(self, stage: int, memory: dict[int, Any]) -> None:
+        if stage:
+            self.between(stage - 1, stage, stage)
+        self.forward(stage, memory)
+        if stage + 1 < self.play.stages:
+            self.between(stage, stage + 1, stage)
+
+    def pass_backward(self, stage: int, memory: dict[int, Any]) -> None:
+        if stage + 1 < self.play.stages:
+            self.between(stage + 1, stage, stage)
+        self.backward(stage, memory)
+        if stage:
+            self.between(stage, stage - 1, stage)
+
+    def between(self, source: int, destination: int, mine: int) -> None:
+        for rank in self.ranks[mine * self.width : (mine + 1) * self.width]:
+            column = rank.number % self.width
+            ranks = tuple(s * self.width + column for s in range(self.play.stages))
+            site = Site(
+                group=rank.group(ranks, "pp"),
+                operation="send_recv",
+                peers=(source, destination),
+                dtype="float32",
+                row_bytes=4,
+            )
+            rank.call(site, 4096, (self.iteration, "", -1, ""))
+
+    def send(
+        self,
+        stage: int,
+        matrix: Any,
+        name: tuple[str, int, str],
+        dtype: str,
+        row: int,
+        direction: str,
+        link: int = -1,
+    ) -> None:
+        """One all-to-all on all members of a stage."""
+        ranks = self.members(stage)
+        phase, layer, label = name
+        for member, number in enumerate(ranks):
+            self.ranks[number].exchange(
+                ranks,
+                matrix[member],
+                matrix[:, member],
+                dtype=dtype,
+                row_bytes=row,
+                direction=direction,
+                layer=layer if self.play.told_layers and direction == "forward" else -1,
+                label=(self.iteration, phase, layer, label),
+                link=link if self.play.links else -1,
+            )
+
+    def next_link(self) -> int:
+        self.links += 1
+        return self.links
+
+    def matrix(self) -> Any:
+        if self.play.even:
+            return np.full((self.width, self.width), 8)
+        return self.rng.multinomial(
+            64, self.rng.dirichlet(np.ones(self.width), self.width)
+        ).reshape(self.width, self.width)
+
+    def attend(self, stage: int, direction: str) -> None:
+        even = np.full((self.width, self.width), 1)
+        for _ in range(4):
+            self.send(stage, even, ("", -1, ""), "bfloat16", 4096, direction)
+
+    def forward(self, stage: int, memory: dict[int, Any]) -> None:
+        for at in range(self.play.layers):
+            if self.play.attention:
+                self.attend(stage, "forward")
+            memory[at] = self.layer(stage, at, self.matrix(), "forward")
+
+    def layer(self, stage: int, at: int, matrix: Any, direction: str) -> Any:
+        play, layer = self.play, stage * self.play.layers + at
+        links = [self.next_link() for _ in range(3)]
+        even = np.ones((self.width, self.width), np.int64)
+        if play.routers:
+            for rank in self.ranks[stage * self.width : (stage + 1) * self.width]:
+                rank.demand.append((np.arange(8), np.zeros(8)))
+                site = Site(
+                    group=rank.group(self.everyone),
+                    operation=ROUTING,
+                    layer=layer,
+                    experts=8,
+                    label="router",
+                    direction=direction,
+                )
+                label = (self.iteration, "", layer, "router")
+                rank.call(site, len(rank.demand) - 1, label)
+        if play.counts:
+            name = ("", layer, "count_exchange")
+            self.send(stage, 2 * even, name, "int64", 8, direction)
+        kind, row = ("float8_e4m3fn", HIDDEN) if play.scales else ("bfloat16", 2 * 64)
+        self.send(
+            stage, matrix, ("dispatch", layer, ""), kind, row, direction, links[0]
+        )
+        if play.probabilities:
+            name = ("", layer, "probabilities")
+            self.send(stage, matrix, name, "float32", 4, direction, links[1])
+        if play.scales:
+            name = ("", layer, "scale_factors")
+            self.send(stage, matrix, name, "float32", 8, direction)
+        self.send(
+            stage,
+            matrix.T,
+            ("combine", layer, ""),
+            "bfloat16",
+            128,
+            direction,
+            links[2],
+        )
+        return matrix, links
+
+    def backward(self, stage: int, memory: dict[int, Any]) -> None:
+        play = self.play
+        for at in reversed(range(play.layers)):
+            matrix, links = memory[at]
+            layer = stage * play.layers + at
+            if play.recompute:
+                self.layer(stage, at, matrix, "recompute")
+            name = ("combine_grad", layer, "")
+            self.send(stage, matrix, name, "bfloat16", 128, "backward", links[2])
+            if play.probabilities:
+                name = ("", layer, "probabilities")
+                self.send(stage, matrix.T, name, "float32", 4, "backward", links[1])
+            if layer or play.first_gradient:
+                name = ("dispatch_grad", layer, "")
+                self.send(stage, matrix.T, name, "bfloat16", 128, "backward", links[0])
+            if play.attention:
+                self.attend(stage, "backward")
+
+
+@pytest.fixture(scope="session")
+def theatre() -> Callable[..., Theatre]:
+    """``theatre(layers=3, ...)``: a made-up run, see :class:`Play`."""
+    return lambda **told: Theatre(Play(**told))
+
+
+@pytest.fixture
+def record() -> Rank:
+    """The empty record of rank 0 of 2."""
+    return Rank(number=0, world=2)
