@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 KEY = "BackendSelect"
+NO_SEQUENCE = 2**62
 now_ns = time.perf_counter_ns
 
 _task = torch._C._current_graph_task_id

@@ -71,6 +71,8 @@ class Journal:
         Turns what a router gave into counts, likewise.
     resolve
         Called now and then, to look what the devices have done.
+    left_out
+        Told of a record that cannot be encoded, and why.
     """
 
     def __init__(
@@ -81,13 +83,14 @@ class Journal:
         loss_of: Callable[[Any], float],
         counts_of: Callable[[Any, Any], tuple[Any, Any] | None],
         resolve: Callable[[], None],
+        left_out: Callable[[str, str], None],
     ) -> None:
         self._records: deque[tuple[Any, ...]] = deque()
         self.put = self._records.append
         self.lost = 0  # calls that the committer could not take
         self.error = ""
         self._loss_of, self._counts_of, self._resolve = loss_of, counts_of, resolve
-        self._about, self._lock = about, lock
+        self._about, self._lock, self._left_out = about, lock, left_out
         self._encoder = Encoder()
         self._chunks: deque[bytes] = deque()
         self._backlog = 0
@@ -213,7 +216,13 @@ class Journal:
                     self._dropping += 1
                     self.lost += 1
                     continue
-                encode(record, words)
+                whole = len(words)
+                try:
+                    encode(record, words)
+                except Exception as error:
+                    # a defect of ours costs this record, and no other
+                    del words[whole:]
+                    self._left_out("record", repr(error))
             if len(words) > 4096:
                 self._flush(words)
                 self._write(0)

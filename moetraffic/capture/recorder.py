@@ -176,6 +176,7 @@ class Recorder:
                 loss_of=_number,
                 counts_of=self._counted,
                 resolve=lambda: self._device.resolve(),
+                left_out=self._left_out.add,
             )
             self.put = self._journal.put
             self._device = DeviceClock(self.put)

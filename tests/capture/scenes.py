@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,10 @@ import torch
 import torch._dynamo  # functional collectives import it: once here, not in every rank
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
 from moetraffic.capture import Recorder, clock, hook
@@ -178,6 +183,112 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
     return said
 
 
+class Exchange(torch.autograd.Function):
+    """An all-to-all whose gradient is another, as MoE layers have it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, sent: list[int], received: list[int]) -> Any:
+        ctx.splits = received, sent
+        output = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(output, rows.contiguous(), received, sent)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return Exchange.apply(gradient, *ctx.splits), None, None
+
+
+class Layer(torch.nn.Module):
+    """Dispatch, an expert, combine; more rows go to one rank than to the other."""
+
+    def __init__(self, rank: int, how: str = "") -> None:
+        super().__init__()
+        self.expert, self.how = torch.nn.Linear(8, 8), how
+        self.sent = [5, 3] if rank == 0 else [2, 6]
+        self.received = [5, 2] if rank == 0 else [3, 6]
+
+    def forward(self, rows: Any) -> Any:
+        if self.how:
+            return checkpoint(
+                self.exchange, rows, use_reentrant=self.how == "reentrant"
+            )
+        return self.exchange(rows)
+
+    def exchange(self, rows: Any) -> Any:
+        arrived = Exchange.apply(self.expert(rows), self.sent, self.received)
+        return Exchange.apply(arrived.relu(), self.received, self.sent)
+
+
+def foreign(folder: Path, rank: int) -> dict[str, Any]:
+    """Somebody's layers: DDP, checkpoints, FSDP2, compiled, inference, a thread."""
+    seen: dict[str, Any] = {}
+    layers = {
+        "plain": Layer(rank),
+        "ddp": DistributedDataParallel(Layer(rank)),
+        "saved": Layer(rank, "non-reentrant"),
+        "reentrant": Layer(rank, "reentrant"),
+        "fsdp": fully_shard(Layer(rank), mesh=init_device_mesh("cpu", (2,))),
+        "compiled": torch.compile(Layer(rank), backend="aot_eager"),
+    }
+    mesh_group = dist.new_group([0, 1])
+
+    def functional_step(rows: Any) -> Any:
+        sent = [5, 3] if rank == 0 else [2, 6]
+        received = [5, 2] if rank == 0 else [3, 6]
+        moved = functional.all_to_all_single_autograd(rows, received, sent, mesh_group)
+        return functional.all_to_all_single_autograd(moved, sent, received, mesh_group)
+
+    compiled = torch.compile(functional_step, backend="aot_eager", fullgraph=True)
+    with Recorder(folder / "foreign.h5", groups={"dp": mesh_group}) as recorder:
+        for name, layer in layers.items():
+            rows = torch.ones(8, 8, requires_grad=True)
+            loss = layer(rows).sum()
+            loss.backward()
+            recorder.step(loss=loss)
+            seen[name] = float(rows.grad.sum())
+        for step in (functional_step, compiled):
+            rows = torch.ones(8, 8, requires_grad=True)
+            (step(rows) ** 2).sum().backward()
+            recorder.step()
+        with torch.inference_mode():
+            layers["plain"](torch.ones(8, 8))
+        recorder.step(kind="evaluation")
+        thread = threading.Thread(target=layers["plain"], args=(torch.ones(8, 8),))
+        thread.start()
+        thread.join()
+        recorder.step()
+        seen["forked"] = forked(recorder)
+        seen["said"] = recorder.warnings
+    return seen
+
+
+def forked(recorder: Recorder) -> bool:
+    """Whether a child of a fork, as data loaders make them, leaves the record alone."""
+    child = os.fork()
+    if child == 0:
+        recorder.step(loss=-1.0)
+        os._exit(int(hook.installed()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def unmarked(folder: Path, rank: int) -> dict[str, Any]:
+    """Nobody calls step: optimizers end an iteration; an evaluation is between."""
+    torch.manual_seed(0)
+    layer, other = Layer(rank), Layer(rank)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (layer, other)]
+    with Recorder(folder / "unmarked.h5") as recorder:
+        for step in range(6):
+            if step == 3:
+                with torch.no_grad():
+                    other(layer(torch.ones(8, 8)))
+            other(layer(torch.ones(8, 8))).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                dist.all_reduce(torch.ones(3))
+                optimizer.zero_grad()
+        return {"said": recorder.warnings}
+
+
 def clocks(folder: Path, rank: int) -> dict[str, Any]:
     """Ranks of one host, which believe that their clocks differ."""
     store = dist.distributed_c10d._get_default_store()
@@ -194,6 +305,8 @@ SCENES: dict[str, tuple[int, Callable[[Path, int], dict[str, Any]]]] = {
     "own": (2, own_loop),
     "refusals": (2, refusals),
     "clocks": (3, clocks),
+    "foreign": (2, foreign),
+    "unmarked": (2, unmarked),
 }
 
 
