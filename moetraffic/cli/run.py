@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import current_rank, hooked, passthrough
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import remove_folder
 from moetraffic.trace.merge import NothingRecorded, merge
 from moetraffic.trace.segment import PATTERN
 from moetraffic.trace.series import alone, clear, make_room, members
@@ -157,12 +157,12 @@ class Harvest:
         if self._is_fresh(path) and path.stat().st_mtime >= _newest(folder):
             return True  # another launcher has done it, and something was missing
         if not any(folder.glob(f"{RANKS}/{PATTERN}")):
-            shutil.rmtree(folder)
+            remove_folder(folder)
             return False
         try:
             merged = merge(folder)
         except NothingRecorded:
-            shutil.rmtree(folder)
+            remove_folder(folder)
             return False
         if path.exists() and not (self._force or self._is_fresh(path)):
             raise CaptureError(
@@ -171,7 +171,7 @@ class Harvest:
             )
         merged.trace.save(path, force=True)
         if not merged.missing and not merged.contradictions:
-            shutil.rmtree(folder)
+            remove_folder(folder)
         for sentence in merged.contradictions:
             paper = Paper(stderr=True, highlight=False)
             paper.print(Text(f"contradiction: {sentence}", style="red"))
