@@ -222,3 +222,74 @@ def test_clock_offsets_are_within_their_error(seen: Seen) -> None:
         else:  # they share a clock in truth: the offset is zero
             assert 0 < error < 1_000_000_000
             assert abs(offset) <= error
+
+
+def program(trace: Trace, iteration: int, operation: str = ALL_TO_ALL) -> list[str]:
+    """Phase and direction of rank 0's calls of an iteration, in their order."""
+    sites = [
+        trace.sites[trace.occurrences.site[o]]
+        for o in trace.order(0)
+        if trace.occurrences.iteration[o] == iteration
+    ]
+    return [
+        f"{s.phase} {s.direction}".strip() for s in sites if s.operation == operation
+    ]
+
+
+FORWARD = ["dispatch forward", "combine forward"]
+BACKWARD = ["combine_grad backward", "dispatch_grad backward"]
+AGAIN = ["dispatch recompute", "combine recompute"]
+
+
+def test_anybody_s_layers_are_seen_and_named(stage: Path, seen: Seen) -> None:
+    assert [saw["said"] for saw in seen("foreign")] == [[], []]
+    with Trace.open(stage / "foreign.h5") as trace:
+        assert trace.meta.complete
+        plain, ddp, saved, reentrant, fsdp, compiled, functional, fused = range(8)
+        for step in (plain, ddp, fsdp, compiled, functional, fused):
+            assert program(trace, step) == [*FORWARD, *BACKWARD]
+        # a checkpoint computes once more what its backward needs, and no more
+        assert program(trace, reentrant) == [*FORWARD, *AGAIN, *BACKWARD]
+        again = program(trace, saved)
+        assert [c for c in again if "recompute" not in c] == [*FORWARD, *BACKWARD]
+        assert sum("recompute" in c for c in again) == 1
+        assert program(trace, ddp, "all_reduce") == ["backward"]
+        assert program(trace, fsdp, "all_gather") == ["forward"]
+        assert program(trace, fsdp, "reduce_scatter") == ["backward"]
+        # in inference, and in a thread whose result nobody needs
+        assert program(trace, 8) == program(trace, 9) == FORWARD
+        sent = np.array([[5, 3], [2, 6]]) * 8 * 4
+        for step in range(8):
+            for phase in PHASES:
+                group = int(step in (plain, ddp, saved, reentrant, fsdp, compiled))
+                found = trace.matrix(step, 0, phase, group=group, of="wire").values
+                turned = phase in ("combine", "dispatch_grad")
+                times = 1 + (step == reentrant and f"{phase} recompute" in AGAIN)
+                assert np.array_equal(found, times * (sent.T if turned else sent))
+
+
+def test_every_end_of_a_foreign_layer_is_known(stage: Path) -> None:
+    with Trace.open(stage / "foreign.h5") as trace:
+        exchanges = trace.find(operation=ALL_TO_ALL, kind=None)
+        issue, _, end = trace.times(exchanges)
+        assert (end > issue).all()
+
+
+def test_a_fork_s_child_leaves_the_record_alone(stage: Path, seen: Seen) -> None:
+    assert all(saw["forked"] for saw in seen("foreign"))
+    with Trace.open(stage / "foreign.h5") as trace:
+        assert not (trace.steps.loss == -1).any()
+
+
+def test_steps_that_nobody_marks_are_found(stage: Path, seen: Seen) -> None:
+    assert [saw["said"] for saw in seen("unmarked")] == [[], []]
+    with Trace.open(stage / "unmarked.h5") as trace:
+        assert trace.steps.kind == (*["train"] * 3, "evaluation", *["train"] * 3)
+        assert "steps found" in trace.meta.schedule
+        assert trace.layers == (0, 1)
+        for step, kind in enumerate(trace.steps.kind):
+            forward = FORWARD * 2
+            whole = [*forward, *BACKWARD * 2]
+            assert program(trace, step) == (whole if kind == "train" else forward)
+        # the optimizers' own all-reduces end a step
+        assert len(trace.find(operation="all_reduce", slot=1)) == 6
