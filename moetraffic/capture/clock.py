@@ -59,8 +59,8 @@ def knots(
     """
     key = f"moetraffic/clock/{moment}"
     own = identity() if own is None else own
-    store.set(f"{key}/identity/{rank}", own or "?")
     try:
+        store.set(f"{key}/identity/{rank}", own or "?")
         if rank == 0:
             names = [_get(store, f"{key}/identity/{r}") for r in range(world)]
             _answer(store, key, [r for r in range(1, world) if names[r] != names[0]])
@@ -68,7 +68,9 @@ def knots(
         if _get(store, f"{key}/identity/0") == own:
             return _knot(rank, 0, 0)
         return _ask(store, key, rank)
-    except RuntimeError:  # torch's DistStoreError: a rank did not come in time
+    except (
+        RuntimeError
+    ):  # torch's DistError: a rank did not come in time, or the store is gone
         return np.zeros(0, CLOCK)
 
 

@@ -130,6 +130,9 @@ class Journal:
         self.tell(close=even_empty)
         self._closing.set()
         self._thread.join(LEAVE_S)
+        # whatever became of the last word, the committer ends with its pipe
+        os.close(self._pipe)
+        self._pipe = -1
         deadline = time.monotonic() + LEAVE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             self._hear(0.05)
@@ -290,11 +293,9 @@ class Journal:
 
     def _leave(self) -> None:
         for descriptor in (self._pipe, self._report):
-            try:
+            if descriptor >= 0:
                 os.close(descriptor)
-            except OSError:
-                # it is closed already: there is nothing more to leave
-                continue
+        self._pipe = self._report = -1
 
 
 TOLD_RECORD = -1

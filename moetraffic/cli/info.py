@@ -133,6 +133,7 @@ def show(trace: Trace, path: Path, paper: Console = console) -> None:
         "all-to-all": f"{byte_size(told['all_to_all_bytes'])} sent, of it to the "
         f"rank itself {byte_size(told['all_to_all_bytes_to_itself'])}"
         + _silence(trace),
+        "schedule": meta.schedule or "told by the program",
         "clock error": f"{told['clock_error_ns'] / 1e3:.1f} us",
         "complete": "yes" if meta.complete else "no, see below",
         "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",

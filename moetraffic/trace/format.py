@@ -1,7 +1,6 @@
 """Format version 1: the names and types of everything in a trace file.
 
-``docs/format.md`` says the same in words.  The version is a draft until capture from
-any training run stands.
+``docs/format.md`` says the same in words.  What stands there is frozen.
 """
 
 from __future__ import annotations

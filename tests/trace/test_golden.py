@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from moetraffic.data import path
-from moetraffic.trace import PHASES, ROUTING, Trace
+from moetraffic.trace import PHASES, ROUTING, Trace, format
 
 
 @pytest.mark.parametrize("version", [1])
@@ -42,3 +43,17 @@ def test_golden_file_says_what_it_said(version: int) -> None:
             wire = [trace.matrix(iteration, 3, p, of="wire").values for p in PHASES]
             assert (wire[0] == wire[1].T).all()
             assert (wire[2] == wire[3].T).all()
+
+
+def test_attributes_of_later_releases_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = format.meta_attributes
+    monkeypatch.setattr(
+        format, "meta_attributes", lambda meta: attributes(meta) | {"later": "words"}
+    )
+    with Trace.open(path("golden-v1.h5")) as trace:
+        trace.save(tmp_path / "later.h5")
+        with Trace.open(tmp_path / "later.h5") as later:
+            assert later.meta == trace.meta
+            assert later.sites == trace.sites
