@@ -98,7 +98,8 @@ class Journal:
         self._closing = threading.Event()
         self._reports: list[dict[str, Any]] = []
         self._heard = b""
-        self._start_committer()
+        self._pipe = self._report = -1
+        self._process = self._start_committer()
         self._thread = threading.Thread(
             target=self._run, name="moetraffic-journal", daemon=True
         )
@@ -152,7 +153,7 @@ class Journal:
 
     # ---- beside the training -----------------------------------------------------
 
-    def _start_committer(self) -> None:
+    def _start_committer(self) -> subprocess.Popen[bytes]:
         reader, self._pipe = os.pipe()
         self._report, writer = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -160,7 +161,7 @@ class Journal:
         # the paths of this process, for moetraffic and h5py may come from anywhere
         paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(paths)),
                     *map(str, (reader, writer, os.getpid())),
@@ -182,6 +183,7 @@ class Journal:
             os.close(reader)
             os.close(writer)
         self._send(frame(TOLD, json.dumps({"about": self._about}).encode()))
+        return process
 
     def _run(self) -> None:
         while True:
