@@ -21,7 +21,7 @@ from moetraffic.trace import (
     WireForm,
 )
 from moetraffic.trace.merge import merge, merge_into
-from moetraffic.trace.model import PLACEMENT
+from moetraffic.trace.model import CLOCK, PLACEMENT
 from moetraffic.trace.segment import (
     EVENT,
     STEP,
@@ -332,3 +332,75 @@ def test_a_capture_without_a_step_replaces_nothing(
         merge_into(folder, path, force=True)
     assert path.read_text() == "mine"
     assert not folder.exists()
+
+
+def whole_and_present(folder: Path, there: set[tuple[int, int]]) -> None:
+    """What is there is in the trace, and what is not is absent, not zero."""
+    for rank, index in np.ndindex(2, WINDOWS):
+        if (rank, index) not in there:
+            segment(folder, rank, index).unlink()
+    if not there:
+        with pytest.raises(CaptureError, match="holds no whole segment"):
+            merge(folder)
+        return
+    merged = merge(folder)
+    trace = merged.trace
+    windows = sorted({index for _, index in there})
+    steps = [i * WINDOW + n for i in windows for n in range(WINDOW)]
+    assert trace.steps.iteration.tolist() == steps
+    for rank in (0, 1):
+        mine = {i for r, i in there if r == rank}
+        told = [step // WINDOW in mine for step in steps]
+        assert ((trace.steps.tokens[:, rank] == 16) == told).all()
+        assert ((trace.steps.tokens[:, rank] == -1) != told).all()
+        routed = trace.find(operation=ROUTING)
+        assert trace.present(routed)[:, rank].tolist() == told
+        for at, step in enumerate(steps):
+            if told[at]:
+                counts = trace.demand(routed[at : at + 1])[0, rank]
+                assert (counts == demand_of(step)[rank]).all()
+    assert trace.meta.complete == (len(there) == 2 * WINDOWS)
+    assert bool(merged.missing) != trace.meta.complete
+
+
+SUBSETS = [
+    {(r, i) for n, (r, i) in enumerate(np.ndindex(2, WINDOWS)) if chosen >> n & 1}
+    for chosen in range(1 << 2 * WINDOWS)
+]
+
+
+@pytest.mark.parametrize("there", SUBSETS[::9])
+def test_ragged_ends_are_absent(there: set[tuple[int, int]], folder: Path) -> None:
+    whole_and_present(folder, there)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", SUBSETS)
+def test_whatever_is_lost_is_absent(there: set[tuple[int, int]], folder: Path) -> None:
+    whole_and_present(folder, there)
+
+
+@pytest.mark.parametrize("jump", [-(10**18), -1, 10**18])
+def test_a_clock_that_jumps(jump: int, folder: Path, tmp_path: Path) -> None:
+    """A clock that is set in the middle of a window, and one that runs backwards."""
+    for rank in (0, 1):
+        told = make(rank, 1)
+        events, steps = told.events.copy(), told.steps.copy()
+        events["issue"][7:] += jump
+        events["end"] = events["issue"] - 5
+        steps["start"], steps["end"] = 10, 10 + jump
+        knots = np.array([(rank, 0, 0, 1), (rank, jump, -jump, 10**15)], CLOCK)
+        changed(folder, rank, 1, events=events, steps=steps, clocks=knots)
+    merge_into(folder, tmp_path / "run.h5", force=False)
+    with Trace.open(tmp_path / "run.h5") as trace:
+        assert trace.meta.complete
+        every = trace.find()
+        issue, _, end = trace.times(every, own_clock=True)
+        window = np.isin(trace.occurrences.iteration[every], range(4, 8))
+        assert (end[window] - issue[window] == -5).all()
+        assert (end[~window] - issue[~window] == 1).all()
+        # the order of a rank's calls still has its iterations in their order
+        order = trace.order(0)
+        assert sorted(order.tolist()) == every.tolist()
+        assert (np.diff(trace.occurrences.iteration[order]) >= 0).all()
+        trace.times(every)
