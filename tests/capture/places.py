@@ -36,6 +36,8 @@ def fill(folder: Path) -> None:
     while not list(folder.glob("run.h5.segments/rank-*/segment-*.h5")):
         assert time.monotonic() < deadline, "no window was ever committed"
         time.sleep(0.05)
+    there = len(list(folder.glob("run.h5.segments/rank-*/segment-*.h5")))
+    sys.stdout.write(f"committed: {there}\n")
     with contextlib.suppress(OSError), (folder / "other").open("wb", 0) as file:
         while True:
             file.write(os.urandom(4096))

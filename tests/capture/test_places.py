@@ -87,11 +87,13 @@ def test_a_disk_that_fills_up(small: Path) -> None:
     assert "steps: 40" in said
     assert "cannot be written" in said, said
     # what had been committed is there, and makes a trace
-    assert whole_segments(small) >= 1
+    committed = int(said.split("committed: ")[1].split()[0])
+    assert whole_segments(small) >= committed >= 1
     merged = merge(small / "run.h5.segments")
     kept = merged.trace.steps.iteration
     assert kept.tolist() == list(range(len(kept)))
-    assert len(kept) >= 4
+    # a window of 4 steps is written in halves
+    assert len(kept) >= 2 * committed
     assert not merged.trace.meta.complete
     with pytest.raises(MoetrafficError, match=r"cannot be written|exists"):
         merged.trace.save(small / "run.h5")
