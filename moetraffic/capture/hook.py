@@ -308,12 +308,15 @@ def _noter(name: str) -> Note:
         elif name == "recv_any_source_":
             peers = (-1, group.rank())  # known when something has come, to nobody here
         size = sum(t.numel() * t.element_size() for t in tensors)
-        dtype = tensors[0].dtype if tensors else None
-        number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
         first = args[0]
         while isinstance(first, list | tuple) and first:
             first = first[0]
-        return number, first if isinstance(first, torch.Tensor) else None
+        output = first if isinstance(first, torch.Tensor) else None
+        # a scatter's input is at its root alone, and its type everywhere
+        typed = None if operation == "barrier" else next(iter(tensors), output)
+        dtype = None if typed is None else typed.dtype
+        number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
+        return number, output
 
     return note
 

@@ -127,6 +127,30 @@ def own_loop(folder: Path, rank: int) -> dict[str, Any]:
             dist.barrier()
             waiting = dist.all_reduce(torch.ones(2), async_op=True)
             waiting.wait()
+            both = [torch.ones(4), torch.ones(6)]
+            for parts in (
+                functional.all_gather_into_tensor_coalesced(both, dist.group.WORLD),
+                functional.all_reduce_coalesced(both, "sum", dist.group.WORLD),
+                functional.reduce_scatter_tensor_coalesced(
+                    both, "sum", [0, 0], dist.group.WORLD
+                ),
+            ):
+                assert all(float(part.sum()) > 0 for part in parts)
+            halves = [torch.ones(2), torch.ones(2)] if rank == 0 else None
+            dist.scatter(torch.empty(2), halves, 0)
+            dist.gather(torch.ones(2), halves, 0)
+            there, here = torch.ones(5), torch.empty(5)
+            for work in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, there, 1 - rank),
+                    dist.P2POp(dist.irecv, here, 1 - rank),
+                ]
+            ):
+                work.wait()
+            if rank == 0:
+                dist.send(torch.ones(3), 1)
+            else:
+                dist.recv(torch.empty(3))  # from anybody
             if step == 4:
                 capture.routing(7, torch.tensor([4, 2, 1, 1]))
             recorder.step(
