@@ -170,16 +170,16 @@ class Recorder:
                 "window": self._window_steps,
                 "begun": hook.now_ns(),
             }
+            self._device = DeviceClock(lambda record: self.put(record))
             self._journal = Journal(
                 about,
                 folder.lock,
                 loss_of=_number,
                 counts_of=self._counted,
-                resolve=lambda: self._device.resolve(),
+                resolve=self._device.resolve,
                 left_out=self._left_out.add,
             )
             self.put = self._journal.put
-            self._device = DeviceClock(self.put)
             self._completion = Completion(self.put, self._device)
             self.before = self._device_event
             self.launched = self._completion.launched

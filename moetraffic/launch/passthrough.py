@@ -19,6 +19,7 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+TYPED = (signal.SIGINT, signal.SIGQUIT)  # what a terminal sends to all of its group
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
 LOOK_EVERY_S = 1.0
 
@@ -57,11 +58,13 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         # descriptors above 2 are the command's as well, where a shell opened them
         process = subprocess.Popen(command, env=dict(environment), close_fds=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-        while early:
-            number = early.pop()
-            if number != signal.SIGINT:
-                process.send_signal(number)
         while process.poll() is None:
+            # before this thread waited, or while it did something else, a signal was
+            # taken by a handler, which is not told who sent it: nobody types SIGTERM
+            while early:
+                number = early.pop(0)
+                if number not in TYPED:
+                    process.send_signal(number)
             told = _wait(awaited)
             if told is not None and told[0] != signal.SIGCHLD and told[1]:
                 process.send_signal(told[0])
@@ -78,7 +81,7 @@ def _wait(awaited: set[signal.Signals]) -> tuple[int, bool] | None:
     look: Any = getattr(signal, "sigtimedwait", None)
     if look is None:  # a system that does not tell who sent it: nobody types SIGTERM
         number = signal.sigwait(awaited)
-        return number, number not in (signal.SIGINT, signal.SIGQUIT)
+        return number, number not in TYPED
     info = look(awaited, LOOK_EVERY_S)
     # the kernel's own, which a terminal causes, have a positive code
     return None if info is None else (info.si_signo, info.si_code <= 0)

@@ -102,7 +102,8 @@ def test_a_circle_keeps_its_tolerance(periods: list[float], tolerance: float) ->
     try:
         found = unify(periods, tolerance=tolerance)
     except FabricError:
-        assert max(periods) / min(periods) > 2
+        # two of much the same length always meet; three need not
+        assert len(periods) > 2 or max(periods) / min(periods) > 2
         return
     own = np.array(found.perimeter_s) / found.repeats
     assert (np.abs(own / periods - 1) <= tolerance * 1.001).all()

@@ -132,7 +132,7 @@ def test_eight_ranks_run_under_all_kinds_of_parallelism(
     )
     ranks = run_ranks("program", 8, workload=eight.to_json(), capture=str(path))
     assert [rank["code"] for rank in ranks] == [0] * 8
-    assert all(rank["stderr"] == "" for rank in ranks)
+    assert [rank["stderr"] for rank in ranks] == [""] * 8
     with Trace.open(path) as run:
         kinds = {group.kind for group in run.groups}
         assert kinds == {"dp", "ep", "tp", "pp", "embedding"}
