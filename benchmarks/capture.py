@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from moetraffic import Recorder
 from moetraffic.capture import hook
 
-CALLS, ROUNDS, PAUSE_S, ROWS = 64, 20, 0.03, 16
+CALLS, ROUNDS, PAUSE_S, ROWS = 64, 10, 0.03, 16
 LIMITS = {4: 8.0, 128: 15.0}  # us added to a collective
 
 

@@ -53,7 +53,7 @@ PENDING_S = 2.0  # how long a commit waits for calls that have not ended
 IDLE_S = 10.0  # how long calls of a run without steps wait for their commit
 EVENT_BYTES = 200
 READ_BYTES = 1 << 20
-UNSENT_NS = 100_000_000  # of records that wait to be handed over
+UNSENT_NS = 400_000_000  # of records that wait to be handed over
 LOOK_S = 0.5  # between two looks whether the training is alive
 
 

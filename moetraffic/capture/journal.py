@@ -1,10 +1,9 @@
 """Take records from the training, and hand them to the committer beside it.
 
-The training thread appends a tuple.  A thread encodes tuples into words, a few at a
-time so that it never keeps the interpreter from the training for long, and writes them
-into the pipe of a process that builds, compresses and commits segments
-(:mod:`.committer`): none of that meets the training's interpreter lock, and the record
-outlives a training that is killed.
+The training thread appends a tuple.  A thread encodes tuples into words, many at a time
+so that few calls meet it, and writes them into the pipe of a process that builds,
+compresses and commits segments (:mod:`.committer`): none of that meets the training's
+interpreter lock, and the record outlives a training that is killed.
 """
 
 from __future__ import annotations
@@ -49,8 +48,13 @@ sys.path[:] = json.loads(sys.argv[1])
 from moetraffic.capture.committer import main
 main(*map(int, sys.argv[2:]))
 """
-SLICE = 8  # records encoded before another thread may run
-PAUSE_S = 0.02
+SLICE = 256  # records encoded before another thread may run
+MANY = 1024  # records that are encoded at once
+PAUSE_S = 0.05
+HOLD_S = 0.25  # how long a record waits for others
+"""The training lets go of the interpreter in every collective.  A thread that encoded
+each record as it comes would take it then, and every call would wait for it: so few
+calls wait, for many records."""
 BACKLOG_BYTES = 16 << 20  # encoded and not taken by the committer yet
 PATIENCE_S = 0.25  # how long a step waits for a committer that is behind
 LEAVE_S = 120.0  # how long the end waits for the committer's last write
@@ -186,8 +190,13 @@ class Journal:
         return process
 
     def _run(self) -> None:
+        drained = time.monotonic()
         while True:
             closing = self._closing.wait(PAUSE_S)
+            held = time.monotonic() - drained
+            if len(self._records) < MANY and held < HOLD_S and not closing:
+                continue
+            drained = time.monotonic()
             try:
                 self._resolve()
                 self._drain()
