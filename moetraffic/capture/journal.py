@@ -50,7 +50,7 @@ main(*map(int, sys.argv[2:]))
 """
 SLICE = 256  # records encoded before another thread may run
 MANY = 1024  # records that are encoded at once
-PAUSE_S = 0.05
+PAUSE_S = 0.03
 HOLD_S = 0.25  # how long a record waits for others
 """The training lets go of the interpreter in every collective.  A thread that encoded
 each record as it comes would take it then, and every call would wait for it: so few
@@ -190,13 +190,14 @@ class Journal:
         return process
 
     def _run(self) -> None:
-        drained = time.monotonic()
+        drained, before = time.monotonic(), 0
         while True:
             closing = self._closing.wait(PAUSE_S)
-            held = time.monotonic() - drained
-            if len(self._records) < MANY and held < HOLD_S and not closing:
+            held, count = time.monotonic() - drained, len(self._records)
+            quiet, before = count == before, count  # no call since the last look
+            if not (quiet or closing or count >= MANY or held >= HOLD_S):
                 continue
-            drained = time.monotonic()
+            drained, before = time.monotonic(), 0
             try:
                 self._resolve()
                 self._drain()

@@ -127,8 +127,9 @@ def test_ranks_that_leave_without_a_word_cost_no_other_ranks_record(
     assert result.trace.present(of)[:, 0].all()
     assert len(of) == len(seen(folder, 3)[0])
     told = " ".join(result.missing)
-    assert "rank 1" in told
-    assert "rank 2" in told
+    # whether anything of them was handed over in their few milliseconds is open
+    for rank in (1, 2):
+        assert f"rank {rank}" in told or "ranks 1 to 2" in told
     assert not result.trace.meta.complete
 
 
