@@ -294,10 +294,27 @@ class Committer:
         self._settle(self._boundaries.settle())
         window, self._window = self._window, Window()
         known = self._boundaries.known
+        try:
+            self._writer.write(self._segment(window, known, final=final, last=last))
+        except Exception as error:
+            # a defect of ours costs this window, and no other
+            self._writer.lose(f"a window could not be built: {error!r}", 0)
+        self._index += 1
+        # the next window begins within an iteration, unless one has just ended
+        events = window.events
+        self._continued = bool(events) and (
+            not known or events[-1].iteration == self._boundaries.iteration
+        )
+        self._open.clear()  # what ends later ends unknown
+        self._full, self._last_commit = False, time.monotonic()
+
+    def _segment(
+        self, window: Window, known: bool, *, final: bool, last: bool
+    ) -> Segment:
         table = window.event_table()
         if not known:
             table["iteration"] = -1
-        segment = Segment(
+        return Segment(
             rank=self._rank,
             index=self._index,
             final=final,
@@ -319,16 +336,6 @@ class Committer:
             window=0 if final else self._at_risk(window, last=last),
             continued=self._continued,
         )
-        self._writer.write(segment)
-        self._index += 1
-        # the next window begins within an iteration, unless one has just ended
-        events = window.events
-        self._continued = bool(events) and (
-            not known or events[-1].iteration == self._boundaries.iteration
-        )
-        self._open.clear()  # what ends later ends unknown
-        self._full, self._last_commit = False, time.monotonic()
-        self._say(committed=segment.index)
 
     def _at_risk(self, window: Window, *, last: bool) -> int:
         """Steps after this window that are lost if all is killed now.

@@ -35,10 +35,10 @@ from .pipe import (
     ROUTED,
     ROUTED_HEAD,
     STEP,
-    TOLD,
     WORDS,
     frame,
     loss_word,
+    told,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,6 @@ class Journal:
     ) -> None:
         self._records: deque[tuple[Any, ...]] = deque()
         self.put = self._records.append
-        self.lost = 0  # calls that the committer could not take
         self.error = ""
         self._loss_of, self._counts_of, self._resolve = loss_of, counts_of, resolve
         self._about, self._lock, self._left_out = about, lock, left_out
@@ -186,7 +185,7 @@ class Journal:
         finally:
             os.close(reader)
             os.close(writer)
-        self._send(frame(TOLD, json.dumps({"about": self._about}).encode()))
+        self._send(told(about=self._about))
         return process
 
     def _run(self) -> None:
@@ -225,11 +224,10 @@ class Journal:
                     record = (*record[:-2], *counts)
                 elif kind == TOLD_RECORD:
                     self._flush(words)
-                    self._send(frame(TOLD, json.dumps(record[1]).encode()))
+                    self._send(told(**record[1]))
                     continue
                 if self._dropping and kind == CALL:
                     self._dropping += 1
-                    self.lost += 1
                     continue
                 whole = len(words)
                 try:
@@ -247,7 +245,7 @@ class Journal:
 
     def _flush(self, words: list[int]) -> None:
         for definition in self._encoder.definitions():
-            self._send(frame(TOLD, json.dumps(definition).encode()))
+            self._send(told(**definition))
         if words:
             self._send(frame(WORDS, array("q", words).tobytes()))
             words.clear()
@@ -277,7 +275,6 @@ class Journal:
                     f"the committer has ended ({error.strerror}): what it had not "
                     "written is lost"
                 )
-                self.lost += 1
                 self._chunks.clear()
                 self._backlog = 0
                 return

@@ -159,6 +159,7 @@ class Recorder:
         store = self._store()
         claim(self.path, store, self._rank, self._number, force=self._force)
         folder = RankFolder(segments_folder(self.path), self._rank, force=self._force)
+        journal: Journal | None = None
         try:
             meta = describe(self._workload, self._world, **self._about)
             about = {
@@ -171,7 +172,7 @@ class Recorder:
                 "begun": hook.now_ns(),
             }
             self._device = DeviceClock(lambda record: self.put(record))
-            self._journal = Journal(
+            journal = self._journal = Journal(
                 about,
                 folder.lock,
                 loss_of=_number,
@@ -185,15 +186,20 @@ class Recorder:
             self.launched = self._completion.launched
             self.waiting = self._completion.waiting
             self._measure_clock("start")
-            self._undo = [
-                hook.install(self),
-                self._completion.install(),
-                subscribe(self._routing),
-                register_optimizer_step_post_hook(self._optimizer_stepped).remove,
-            ]
+            stepped = register_optimizer_step_post_hook(self._optimizer_stepped)
+            self._undo.append(stepped.remove)
+            self._undo.append(hook.install(self))
+            self._undo.append(self._completion.install())
+            self._undo.append(subscribe(self._routing))
             self._undo.append(watch_routers(on_failure=self.failed))
             self._undo.append(watch_bypasses(on_failure=self.failed))
         except BaseException:
+            for undo in reversed(self._undo):
+                undo()
+            self._undo.clear()
+            if journal is not None:
+                # its committer holds the folder as well
+                journal.close(even_empty=False)
             folder.leave()
             raise
         self._folder = folder
