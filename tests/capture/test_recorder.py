@@ -1,0 +1,75 @@
+"""What a recorder leaves behind when something of ours fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.capture import Recorder, committer, hook
+from moetraffic.capture.committer import Committer
+from moetraffic.capture.pipe import STEP, loss_word
+from moetraffic.errors import CaptureError
+from moetraffic.trace import Meta
+from moetraffic.trace.segment import read_segment
+from moetraffic.trace.spool import RankFolder, segments_folder
+
+
+def test_a_start_that_fails_leaves_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(_: Any) -> Any:
+        raise CaptureError("no such dispatcher: upgrade torch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hook, "install", refuses)
+        with pytest.raises(CaptureError, match="no such dispatcher"):
+            Recorder(tmp_path / "run.h5").start()
+    assert list(tmp_path.iterdir()) == []
+    recorder = Recorder(tmp_path / "run.h5").start()
+    recorder.step(loss=1.0)
+    merged = recorder.close()
+    assert merged is not None
+    assert merged.trace.steps.loss.tolist() == [[1.0]]
+    assert recorder.warnings == []
+
+
+def test_a_window_that_cannot_be_built_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    folder = segments_folder(tmp_path / "run.h5")
+    place = RankFolder(folder, 0, force=False)
+    reader, report = os.pipe()
+    about = {
+        "folder": str(folder),
+        "rank": 0,
+        "node": "node",
+        "meta": Meta().as_dict(),
+        "placement": {},
+        "window": 2,
+        "begun": 0,
+    }
+    written = Committer(about, report)
+    real = committer.placements
+    for step in range(3):
+
+        def fails(*told: Any, step: int = step) -> Any:
+            if step == 1:
+                raise ZeroDivisionError("a defect")
+            return real(*told)
+
+        monkeypatch.setattr(committer, "placements", fails)
+        written.take(np.array([STEP, 6, step + 1, 8, 0, loss_word(0.5)], np.int64))
+    written.close(final=True)
+    assert b"a defect" in os.read(reader, 4096)
+    place.leave()
+    kept = [read_segment(path) for path in sorted(folder.glob("rank-00000/*.h5"))]
+    assert [s.index for s in kept] == [0, 2, 3]
+    assert [s.steps["iteration"].tolist() for s in kept] == [[0], [2], []]
+    for descriptor in (reader, report):
+        os.close(descriptor)
