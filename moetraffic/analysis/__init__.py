@@ -5,8 +5,9 @@ The modules hold pure functions on arrays; ``engine`` applies them to a trace.
 
 from __future__ import annotations
 
+from .conclusion import Curve, Subject
 from .convergence import Settling, Trend, settling, stage_means, trend
-from .engine import Analysis, Curve, Exchange, Subject, analyze
+from .engine import Analysis, Exchange, analyze
 from .floors import NoiseFloor, noise_floor
 from .predictability import Scores, evaluate
 from .rhythm import Rhythm, rhythm

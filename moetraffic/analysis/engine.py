@@ -1,56 +1,36 @@
-"""Apply the measures to a trace: what can be computed is, the rest says why not."""
+"""Apply the measures to a trace: what can be computed is, the rest says why not.
+
+Two stages.  *Observation* reads the file once, window by window, and keeps a row an
+iteration (:mod:`.observation`).  *Conclusion* computes from the rows what needs the
+whole run (:mod:`.conclusion`).  Only the first meets the size of the trace.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import AnalysisError, TraceError
-from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .convergence import Settling, Trend, settling, trend
-from .floors import NoiseFloor, noise_floor
-from .predictability import Scores, evaluate, mape_floor
+from .conclusion import Subject, conclude
+from .exchange import OF, Source, read, sources, windows
+from .observation import Rows, joined, observe
 from .rhythm import Rhythm, rhythm
-from .skew import MEASURES, shares
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-SKEW = ("normalised_entropy", "max_over_mean", "cv", "gini")
-"""Measures of skew that are computed of everything."""
-
-Reader = Callable[[Int64], npt.NDArray[Any]]
-
 BINS_A_STEP = 32  # of the on-off series in which the period is sought
 
-BLOCK = 4096  # matrices in memory at a time
+Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
+"""Yields the rows of windows of an exchange, in their order."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A measure in every iteration, beside what a balanced gate shows by chance."""
-
-    values: Float64  # [T]
-    floor: NoiseFloor | None  # arrays [T]; None where there is none to compare with
-    trend: Trend  # slope an iteration
-    settling: Settling  # where it has become steady
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What statistics were computed of, and these."""
-
-    name: str  # "expert_load", "demand" or "wire"
-    about: str  # what its cells are, in words
-    unit: str
-    curves: Mapping[str, Curve]  # by measure
-    scores: Mapping[str, Scores]  # one-step forecasts of its shares, by forecaster
-    mape_floor: float = float("nan")  # of the best forecaster of a balanced gate
+Tick = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +39,7 @@ class Exchange:
 
     layer: int
     group: int
+    phase: str  # of its wire
     ranks: tuple[int, ...]
     iterations: Int64  # [T] those whose records are whole
     left_out: int  # iterations in which a rank's record is missing
@@ -79,12 +60,17 @@ def analyze(
     trace: Trace,
     *,
     layers: Sequence[int] | None = None,
+    phase: str = "dispatch",
     iterations: range | None = None,
+    of: Sequence[str] = OF,
+    threads: int = 2,
+    mapper: Mapper | None = None,
+    tick: Tick | None = None,
 ) -> Analysis:
     """Compute skew, rhythm, predictability and convergence of a trace.
 
     Micro-batches of a step are summed.  Demand is what the router wanted; wire is what
-    dispatch sent between different ranks.
+    a phase, dispatch unless another is asked for, sent between different ranks.
 
     Parameters
     ----------
@@ -92,42 +78,56 @@ def analyze(
         Captured, imported, generated or replayed.
     layers
         MoE layers to look at; all if None.
+    phase
+        Whose wire is looked at: one of :data:`moetraffic.trace.PHASES`.
     iterations
         Training iterations to look at; all if None.
+    of
+        "demand", "wire" or both.
+    threads
+        That read and compute.  Results do not depend on it.
+    mapper
+        Who computes the rows of windows; None: threads of this process.
+    tick
+        Told of every window that was read: how many so far, and of which exchange.
+
+    Returns
+    -------
+    Analysis
 
     Raises
     ------
     AnalysisError
-        If the trace has no such layer, or none of the iterations.
+        If the trace has no such layer or phase, or none of the iterations.
+    TraceError
+        If the file is damaged.
     """
-    chosen = tuple(trace.layers if layers is None else layers)
-    if iterations is not None and not any(
-        i in iterations for i in trace.iterations.tolist()
-    ):
-        last = int(trace.iterations.max(initial=-1))
-        raise AnalysisError(
-            f"iterations {iterations.start} to {iterations.stop - 1} are none of the "
-            f"{len(trace.iterations)} training iterations, whose last is {last}: "
-            "choose among these"
-        )
-    unknown = sorted(set(chosen) - set(trace.layers))
-    if unknown:
-        raise AnalysisError(
-            f"statistics are of MoE layers, but {unknown} are none: this trace has "
-            f"{list(trace.layers)}"
-        )
     notes: list[str] = []
-    exchanges = [
-        exchange
-        for layer in chosen
-        for group in _groups(trace, layer)
-        if (exchange := _exchange(trace, layer, group, iterations, notes))
-    ]
-    if not chosen:
-        notes.append(
-            "no skew and no predictability: the trace shows no routing and no labelled "
-            "expert exchange"
+    every = sources(
+        trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
+    )
+    exchanges, done = [], 0
+    for source in every:
+        parts = []
+        cut = windows(source)
+        rows = (mapper or in_threads(trace, threads))(source, cut)
+        for part in rows:
+            parts.append(part)
+            done += 1
+            if tick is not None:
+                tick(done, source.where)
+        exchanges.append(
+            Exchange(
+                layer=source.layer,
+                group=source.group,
+                phase=source.phase,
+                ranks=source.ranks,
+                iterations=source.iterations,
+                left_out=source.left_out,
+                subjects=conclude(source, joined(parts), trace.meta, notes),
+            )
         )
+    chosen = trace.layers if layers is None else tuple(layers)
     found, about = on_the_wire(trace, chosen, iterations)
     return Analysis(
         exchanges=tuple(exchanges),
@@ -137,204 +137,59 @@ def analyze(
     )
 
 
-def _groups(trace: Trace, layer: int) -> list[int]:
-    return sorted(
-        {
-            s.group
-            for s in trace.sites
-            if s.layer == layer and (s.phase == "dispatch" or s.operation == ROUTING)
-        }
-    )
-
-
-def _exchange(
-    trace: Trace, layer: int, group: int, iterations: range | None, notes: list[str]
-) -> Exchange | None:
-    """Statistics of one layer and group; None where no record of it is whole."""
-    routed = trace.find(
-        operation=ROUTING,
-        layer=layer,
-        group=group,
-        direction="forward",
-        iterations=iterations,
-    )
-    sent = trace.find(
-        operation=ALL_TO_ALL,
-        phase="dispatch",
-        layer=layer,
-        group=group,
-        direction="forward",
-        iterations=iterations,
-    )
-    where = f"layer {layer}, group {group}"
-    sources = [found for found in (routed, sent) if len(found)]
-    whole = [_whole_iterations(trace, found) for found in sources]
-    if not sources:
-        notes.append(f"{where}: nothing, for none of these iterations has a record")
-        return None
-    when = np.intersect1d(whole[0], whole[-1])
-    if not len(when):
-        notes.append(f"{where}: nothing, for no iteration has every rank's record")
-        return None
-    seen = np.unique(trace.occurrences.iteration[sources[0]])
-    subjects: list[Subject] = []
-    counts: Int64 | None = None
-    if len(routed):
-        counts = _summed(trace, routed, when, trace.demand)
-        subjects += _of_demand(counts, when, trace.meta.k, where, notes)
-    else:
-        notes.append(f"{where}: no demand, for its router was not seen")
-    if len(sent):
-        try:
-            wire = _summed(trace, sent, when, trace.wire)
-        except TraceError as error:
-            notes.append(f"{where}: no wire, for {error}")
-        else:
-            subjects += _of_wire(wire, when, counts, trace, where, notes)
-    else:
-        notes.append(f"{where}: no wire, for its dispatch was not seen")
-    return Exchange(
-        layer=layer,
-        group=group,
-        ranks=trace.groups[group].ranks,
-        iterations=when,
-        left_out=len(seen) - len(when),
-        subjects=tuple(subjects),
-    )
-
-
-def _whole_iterations(trace: Trace, occurrences: Int64) -> Int64:
-    """Iterations of which every occurrence has every member's record, ``[T]``."""
-    when = trace.occurrences.iteration[occurrences]
-    whole = trace.occurrences.iteration[trace.complete(occurrences)]
-    every, wanted = np.unique(when, return_counts=True)
-    there, found = np.unique(whole, return_counts=True)
-    of = dict(zip(there.tolist(), found.tolist(), strict=True))
-    return np.array(
-        [i for i, n in zip(every.tolist(), wanted, strict=True) if of.get(i) == n],
-        np.int64,
-    )
-
-
-def _summed(trace: Trace, occurrences: Int64, when: Int64, read: Reader) -> Int64:
-    """Arrays of the occurrences summed within each iteration, ``[T, ...]`` int64."""
-    iteration = trace.occurrences.iteration[occurrences]
-    mine = occurrences[np.isin(iteration, when)]
-    row = np.searchsorted(when, trace.occurrences.iteration[mine])
-    shape = read(mine[:1]).shape[1:]
-    out = np.zeros((len(when), *shape), np.int64)
-    for at in range(0, len(mine), BLOCK):
-        np.add.at(out, row[at : at + BLOCK], read(mine[at : at + BLOCK]))
-    return out
-
-
-def _tokens(counts: Int64, k: int) -> Int64 | None:
-    """Tokens of a rank in each iteration, ``[T]``; None where k is not known."""
-    if k < 1:
-        return None
-    tokens: Int64 = np.rint(counts.sum(axis=2).mean(axis=1) / k).astype(np.int64)
-    return tokens
-
-
-def _of_demand(
-    counts: Int64, when: Int64, k: int, where: str, notes: list[str]
-) -> list[Subject]:
-    """Statistics of the load of each expert and of the ranks' demand, ``[T, W, E]``."""
-    ranks, experts = counts.shape[1:]
-    tokens = _tokens(counts, k)
-    if tokens is None:
-        notes.append(f"{where}: no noise floors, for the trace does not tell k")
-    load = counts.sum(axis=1)
-    best = float("nan")
-    if tokens is not None:
-        best = float(np.mean(mape_floor(tokens * ranks, experts=experts, k=k)))
-    flat = counts.reshape(len(counts), -1)
-    return [
-        Subject(
-            name="expert_load",
-            about="token copies that each expert was given by all ranks",
-            unit="token copies",
-            curves=_curves(
-                load,
-                when,
-                None if tokens is None else tokens * ranks,
-                {"experts": experts, "k": k},
-            ),
-            scores=_scores(load, where, notes),
-            mape_floor=best,
-        ),
-        Subject(
-            name="demand",
-            about="token copies that each rank routed to each expert",
-            unit="token copies",
-            curves=_curves(
-                flat, when, tokens, {"experts": experts, "k": k, "sources": ranks}
-            ),
-            scores=_scores(flat, where, notes),
-        ),
-    ]
-
-
-def _of_wire(
-    wire: Int64,
-    when: Int64,
-    counts: Int64 | None,
+def effort(
     trace: Trace,
-    where: str,
-    notes: list[str],
-) -> list[Subject]:
-    """Statistics of the bytes between different ranks, ``[T, W, W]``."""
-    ranks = wire.shape[1]
-    if ranks < 2:
-        notes.append(f"{where}: no wire, for one rank sends nothing to another")
-        return []
-    between = wire[:, ~np.eye(ranks, dtype=bool)]
-    # chance moves bytes only where bytes follow the tokens
-    follows = counts is not None and trace.meta.dispatch != "padded"
-    tokens = _tokens(counts, trace.meta.k) if counts is not None else None
-    floors = {
-        "experts": 0 if counts is None else counts.shape[2],
-        "k": trace.meta.k,
-        "ranks": ranks,
-        "sources": ranks,
-        "diagonal": False,
-    }
-    return [
-        Subject(
-            name="wire",
-            about="bytes that dispatch sent from each rank to each other rank",
-            unit="bytes",
-            curves=_curves(between, when, tokens if follows else None, floors),
-            scores=_scores(between, where, notes),
-        )
-    ]
+    *,
+    layers: Sequence[int] | None = None,
+    phase: str = "dispatch",
+    iterations: range | None = None,
+    of: Sequence[str] = OF,
+) -> int:
+    """Windows that :func:`analyze` will read, for a progress bar."""
+    every = sources(trace, [], layers=layers, phase=phase, iterations=iterations, of=of)
+    return sum(len(windows(source)) for source in every)
 
 
-def _curves(
-    cells: Int64, when: Int64, tokens: Int64 | None, floors: Mapping[str, Any]
-) -> dict[str, Curve]:
-    curves = {}
-    for name in SKEW:
-        values = np.asarray(MEASURES[name](cells, axis=-1), np.float64)
-        curves[name] = Curve(
-            values=values,
-            floor=None if tokens is None else noise_floor(name, tokens, **floors),
-            trend=trend(values, at=when),
-            settling=settling(values),
-        )
-    return curves
+def observed(trace: Trace, source: Source, *, threads: int = 2) -> Rows:
+    """The rows of all iterations of an exchange.
+
+    Parameters
+    ----------
+    trace
+        Where it is.
+    source
+        Which exchange.
+    threads
+        That read and compute; results do not depend on it.
+
+    Returns
+    -------
+    Rows
+        As :func:`.observation.observe` says.
+    """
+    return joined(list(in_threads(trace, threads)(source, windows(source))))
 
 
-def _scores(cells: Int64, where: str, notes: list[str]) -> dict[str, Scores]:
-    """How well the shares of the cells are forecast a step ahead."""
-    warm_up = 8
-    if len(cells) < 2 * warm_up:
-        notes.append(
-            f"{where}: no predictability, for {len(cells)} iterations are fewer than "
-            f"{2 * warm_up}"
-        )
-        return {}
-    return evaluate(shares(cells, axis=-1), warm_up=warm_up, axis=(0, -1))
+def in_threads(trace: Trace, threads: int) -> Mapper:
+    """Have threads of this process compute rows; few windows are in memory."""
+
+    def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
+        def work(window: range) -> Rows:
+            return observe(source, read(trace, source, window))
+
+        if threads <= 1 or len(parts) <= 1:
+            yield from map(work, parts)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[Future[Rows]] = deque()
+            for part in parts:
+                waiting.append(pool.submit(work, part))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    return rows
 
 
 def on_the_wire(

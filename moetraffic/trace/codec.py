@@ -7,6 +7,7 @@ other length is an error.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -67,16 +68,28 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
 
 
 def decode(
-    raw: bytes, chunk: tuple[int, ...], dtype: np.dtype[Any]
+    raw: bytes,
+    chunk: tuple[int, ...],
+    dtype: np.dtype[Any],
+    out: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[Any]:
     """The chunk that :func:`encode` made.
+
+    Parameters
+    ----------
+    raw
+        What is stored.
+    chunk, dtype
+        Shape and element type of the chunk.
+    out
+        A contiguous array of this shape and type to fill; None: a new one.
 
     Raises
     ------
     ValueError
         If it does not inflate to exactly the bytes of the chunk.
     """
-    cells = int(np.prod(chunk, dtype=np.int64))
+    cells = math.prod(chunk)
     want = cells * dtype.itemsize
     inflater = _deflate.decompressobj()
     try:
@@ -86,12 +99,21 @@ def decode(
     if len(data) != want or not inflater.eof or inflater.unused_data:
         raise ValueError(f"it inflates to {len(data)} bytes or more, not to {want}")
     planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
-    return np.ascontiguousarray(planes.T).view(dtype).reshape(chunk)
+    if out is None:
+        out = np.empty(chunk, dtype)
+    as_bytes = out.reshape(-1).view(np.uint8).reshape(cells, dtype.itemsize)
+    used = [bool(plane.any()) for plane in planes]
+    if not all(used):  # counts are small: their upper bytes are zero in most chunks
+        out.fill(0)
+    for at in np.flatnonzero(used):
+        as_bytes[:, at] = planes[at]
+    return out
 
 
 def checksum(row: npt.NDArray[Any]) -> int:
     """CRC32 of a row's little-endian bytes."""
-    return zlib.crc32(np.ascontiguousarray(row).data)
+    value: int = _deflate.crc32(np.ascontiguousarray(row).data)
+    return value
 
 
 def column_checksum(name: str, column: npt.NDArray[Any]) -> int:

@@ -74,6 +74,9 @@ class FilePanel:
         beside = math.prod(len(s) for s in steps)  # chunks of the same rows
         for top in range(start - start % deep, stop, deep):
             a, b = max(top, start), min(top + deep, stop)
+            if b - a == deep and self._chunk[1:] == self._shape[1:]:
+                self._block(top // deep, out[a - start : b - start])
+                continue
             for place, corner in enumerate(np.ndindex(*(len(s) for s in steps))):
                 left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
                 block = self._block(top // deep * beside + place)
@@ -96,11 +99,13 @@ class FilePanel:
             raise self._container.damaged(f"a count in {self._name} is absurdly large")
         return out
 
-    def _block(self, number: int) -> npt.NDArray[Any]:
+    def _block(
+        self, number: int, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
         offset, size = int(self._offsets[number]), int(self._sizes[number])
         try:
             raw = self._container.pread(offset, size)
-            return decode(raw, self._chunk, self._dtype)
+            return decode(raw, self._chunk, self._dtype, out)
         except (ValueError, OSError) as error:
             raise self._container.damaged(
                 f"chunk {number} of {self._name}: {error}"

@@ -68,6 +68,9 @@ def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     ndarray
         ``[n, ...]``.
     """
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        found = panel.read(int(rows[0]), int(rows[-1]) + 1)
+        return found if found.base is None else found.copy()
     out = np.empty((len(rows), *panel.shape[1:]), panel.dtype)
     for at, first, last in _runs(rows):
         out[at : at + last - first] = panel.read(first, last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
@@ -38,8 +39,12 @@ def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
 
 
 def between_ranks(
-    trace: Trace, layer: int, group: int, iterations: Int64, by_expert: Int64
-) -> Int64:
+    trace: Trace,
+    layer: int,
+    group: int,
+    iterations: Int64,
+    by_expert: npt.NDArray[np.integer],
+) -> npt.NDArray[np.integer]:
     """Sum the experts that each rank holds.
 
     Parameters
@@ -52,14 +57,15 @@ def between_ranks(
     Returns
     -------
     ndarray
-        ``[n, W, W]`` int64.
+        ``[n, W, W]``: as it was given where each rank holds the expert of its own
+        number, else int64.
     """
     count, width, experts = by_expert.shape
-    out = np.zeros((count, width, width), np.int64)
     rows = trace.placements
     rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
     starts = np.unique(rows["valid_from"])
     version = np.searchsorted(starts, iterations, side="right")
+    parts = []
     for number in np.unique(version):
         these = np.flatnonzero(version == number)
         holder = trace.holder(layer, group, int(iterations[these[0]]))
@@ -68,10 +74,23 @@ def between_ranks(
                 f"the placement of layer {layer} names {len(holder)} experts, but its "
                 f"routing has {experts}: the file contradicts itself"
             )
+        mine = by_expert if len(these) == count else by_expert[these]
+        if np.array_equal(holder, np.arange(width)):
+            parts.append((these, mine))
+            continue
         order = np.argsort(holder, kind="stable")
         ranks, first = np.unique(holder[order], return_index=True)
-        ordered = by_expert[these][:, :, order].astype(np.int64)
-        out[np.ix_(these, np.arange(width), ranks)] = np.add.reduceat(
-            ordered, first, axis=2
-        )
+        if not np.array_equal(order, np.arange(experts)):
+            mine = mine[:, :, order]
+        held = np.add.reduceat(mine, first, axis=2, dtype=np.int64)
+        if len(ranks) < width:
+            every = np.zeros((len(these), width, width), np.int64)
+            every[:, :, ranks] = held
+            held = every
+        parts.append((these, held))
+    if len(parts) == 1:
+        return parts[0][1]
+    out = np.zeros((count, width, width), np.int64)
+    for these, held in parts:
+        out[these] = held
     return out

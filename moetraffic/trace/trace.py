@@ -286,6 +286,32 @@ class Trace:
         """
         return wire.sent(self, self._rows, occurrences)
 
+    def rows_sent(
+        self, occurrences: Int64, demand: npt.NDArray[np.integer]
+    ) -> tuple[npt.NDArray[np.integer], int] | None:
+        """Token copies that all-to-alls sent, from a demand that was read already.
+
+        Parameters
+        ----------
+        occurrences
+            All-to-alls of one layer, group and phase.
+        demand
+            ``[n, W, E]`` of the routing occurrences that they follow
+            (:meth:`routing_of`), in the same order.
+
+        Returns
+        -------
+        ndarray, int
+            ``[n, W, W]`` copies (times the int: :meth:`wire`), and the bytes of one;
+            None where the wire is not told by demand, or copies differ in size.
+        """
+        return wire.rows_sent(self, occurrences, demand)
+
+    def any_dropped(self, occurrences: Int64) -> bool:
+        """Whether a routing site of these has dropped copies, or may have."""
+        forms = self._rows.dropped_form[np.unique(self.occurrences.site[occurrences])]
+        return bool((forms != DroppedForm.NONE).any())
+
     def volume(self, occurrences: Int64) -> Int64:
         """Bytes of each member's input buffer, ``[n, W]`` int64, of other collectives.
 

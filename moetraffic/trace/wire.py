@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
@@ -42,20 +43,58 @@ def told_by_demand(trace: Trace, site: Site, routed: Int64) -> Int64:
     ndarray
         ``[n, W, W]`` int64 bytes.
     """
-    kept = trace.demand(routed).astype(np.int64) - trace.dropped(routed)
-    if kept.size and kept.min() < 0:
-        raise TraceError(
-            f"no more is dropped than was routed, but at layer {site.layer} it is so: "
-            "the file contradicts itself, take a copy that is whole"
-        )
+    return in_bytes(
+        rows_told(trace, site, routed, trace.demand(routed)), site.row_bytes
+    )
+
+
+def rows_told(
+    trace: Trace, site: Site, routed: Int64, demand: npt.NDArray[np.integer]
+) -> npt.NDArray[np.integer]:
+    """Demand - dropped between ranks, in the orientation of the site's phase.
+
+    Parameters
+    ----------
+    site
+        The all-to-all.
+    routed
+        ``[n]`` the routing occurrences that it follows.
+    demand
+        Theirs, ``[n, W, E]`` token copies.
+
+    Returns
+    -------
+    ndarray
+        ``[n, W, W]`` token copies, int32 or int64.
+    """
+    kept = demand
+    if trace.any_dropped(routed):
+        kept = demand.astype(np.int64) - trace.dropped(routed)
+        if kept.size and kept.min() < 0:
+            raise TraceError(
+                "no more is dropped than was routed, but at layer "
+                f"{site.layer} it is so: the file contradicts itself, take a copy "
+                "that is whole"
+            )
     when = trace.occurrences.iteration[routed]
     tokens = between_ranks(trace, site.layer, site.group, when, kept)
-    if site.phase in TRANSPOSED_PHASES:
-        tokens = tokens.transpose(0, 2, 1)
-    return in_bytes(tokens, site.row_bytes)
+    return tokens.transpose(0, 2, 1) if site.phase in TRANSPOSED_PHASES else tokens
 
 
-def in_bytes(tokens: Int64, row_bytes: int) -> Int64:
+def rows_sent(
+    trace: Trace, occurrences: Int64, demand: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.integer], int] | None:
+    """See :meth:`Trace.rows_sent`."""
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[occurrences])]
+    row_bytes = {site.row_bytes for site in sites}
+    same = len({(s.layer, s.group, s.phase) for s in sites}) == 1
+    if not same or len(row_bytes) != 1 or {s.wire for s in sites} != {WireForm.DEMAND}:
+        return None
+    routed = trace.routing_of(occurrences)
+    return rows_told(trace, sites[0], routed, demand), row_bytes.pop()
+
+
+def in_bytes(tokens: npt.NDArray[np.integer], row_bytes: int) -> Int64:
     """Token copies times bytes of a row.
 
     Raises
@@ -68,7 +107,7 @@ def in_bytes(tokens: Int64, row_bytes: int) -> Int64:
             f"a call sends at most {MOST_BYTES} bytes to a rank, but {tokens.max()} "
             f"rows of {row_bytes} bytes are more: the file contradicts itself"
         )
-    return np.asarray(tokens * row_bytes, np.int64)
+    return np.asarray(tokens.astype(np.int64, copy=False) * row_bytes, np.int64)
 
 
 def _bytes(trace: Trace, rows: Rows, occurrences: Int64, *, square: bool) -> Int64:

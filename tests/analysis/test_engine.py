@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze, cv, normalised_entropy
-from moetraffic.analysis.engine import SKEW
+from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.report import summary

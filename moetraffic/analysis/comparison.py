@@ -1,0 +1,462 @@
+r"""How far apart the traffic of two traces is, with intervals and a floor.
+
+A distance between two finite runs is never zero: two halves of one run differ, too.
+Each distance therefore has three figures beside it: an interval by the moving-block
+bootstrap (Kuensch, Annals of Statistics 17 (1989) 1217), which keeps what hangs
+together in time, and the *floor*, the same distance between resampled copies of the
+first run, as long as both, with itself.
+
+    load, matrix   total variation of the mean shares, :math:`\frac12 \sum |p - q|`
+    sent, received likewise, of the bytes of each rank
+    a measure      Wasserstein-1 distance of its values over the iterations, in its unit
+    bytes          relative difference of the mean bytes (or copies) an iteration
+    duration       relative difference of the median time of an all-to-all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+
+from .engine import observed
+from .exchange import OF, Source, sources
+from .observation import SKEW, Rows
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Statistic = Callable[[Float64, Float64], float]
+
+DRAWS = 400
+"""Resamples behind an interval and a floor."""
+
+LEVEL = 0.95
+
+SHARES = {
+    "demand.load": "expert load",
+    "demand.cells": "demand matrix",
+    "wire.sent": "bytes sent by rank",
+    "wire.received": "bytes received by rank",
+    "wire.cells": "wire matrix",
+}
+"""Rows whose shares are compared, and what they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far apart two runs are in one respect."""
+
+    layer: int  # -1: of the whole run
+    of: str  # what is compared
+    measure: str  # "total variation", "Wasserstein-1" or "relative difference"
+    unit: str
+    a: float  # the figure of the first run, NaN where it is no single one
+    b: float
+    value: float
+    low: float  # interval of LEVEL
+    high: float
+    floor: float  # the LEVEL quantile of the first run's distance to itself
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the distance is more than the run's own."""
+        return self.value > self.floor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All distances between two traces."""
+
+    distances: tuple[Distance, ...]
+    notes: tuple[str, ...]  # what could not be compared, and why
+
+
+def compare(
+    a: Trace,
+    b: Trace,
+    *,
+    layers: Sequence[int] | None = None,
+    phase: str = "dispatch",
+    iterations: range | None = None,
+    of: Sequence[str] = OF,
+    seed: int = 0,
+    threads: int = 2,
+) -> Comparison:
+    """Measure how far apart the traffic of two traces is.
+
+    Parameters
+    ----------
+    a, b
+        Such as two seeds, a run and its replay, a run and a generated one.
+    layers, phase, iterations, of
+        As :func:`moetraffic.analysis.analyze` has them; layers and groups are matched
+        by their order.
+    seed
+        Of the bootstrap.
+    threads
+        That read and compute.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    AnalysisError
+        If the two have no exchange in common.
+    """
+    notes: list[str] = []
+    pairs = _matched(
+        sources(a, notes, layers=layers, phase=phase, iterations=iterations, of=of),
+        sources(b, notes, layers=layers, phase=phase, iterations=iterations, of=of),
+        notes,
+    )
+    found: list[Distance] = []
+    for one, other in pairs:
+        rows = [
+            observed(trace, source, threads=threads)
+            for trace, source in ((a, one), (b, other))
+        ]
+        found += _of_exchange(one.layer, rows[0], rows[1], notes, seed)
+    found += _durations(a, b, iterations, notes, seed)
+    if not found:
+        raise AnalysisError(
+            f"two traces are compared in what both have, but {a.name} and {b.name} "
+            f"share nothing ({'; '.join(dict.fromkeys(notes)) or 'no exchange'}): give "
+            "two runs of one model"
+        )
+    return Comparison(distances=tuple(found), notes=tuple(dict.fromkeys(notes)))
+
+
+def _matched(
+    a: Sequence[Source], b: Sequence[Source], notes: list[str]
+) -> list[tuple[Source, Source]]:
+    """Exchanges of one layer, its groups in their order."""
+    pairs = []
+    for layer in sorted({s.layer for s in (*a, *b)}):
+        of_a = [s for s in a if s.layer == layer]
+        of_b = [s for s in b if s.layer == layer]
+        if len(of_a) != len(of_b):
+            notes.append(
+                f"layer {layer}: {len(of_a)} groups in the first, {len(of_b)} in the "
+                f"second; {min(len(of_a), len(of_b))} are compared"
+            )
+        pairs += list(zip(of_a, of_b, strict=False))
+    return pairs
+
+
+def _of_exchange(
+    layer: int, a: Rows, b: Rows, notes: list[str], seed: int
+) -> list[Distance]:
+    found = []
+    for name, about in SHARES.items():
+        if name not in a or name not in b:
+            continue
+        x, y = (np.asarray(rows[name], np.float64) for rows in (a, b))
+        if x.shape[1] != y.shape[1]:
+            notes.append(
+                f"layer {layer}: {about} not compared, for {x.shape[1]} and "
+                f"{y.shape[1]} cells are no pairs"
+            )
+            continue
+        found.append(
+            distance(
+                *(x, y, total_variation),
+                **{"layer": layer, "of": about, "measure": "total variation"},
+                unit="share of the bytes",
+                seed=seed,
+            )
+        )
+    for kind, name in (("demand", "demand.load"), ("wire", "wire.sent")):
+        if name not in a or name not in b:
+            continue
+        x, y = (
+            np.asarray(rows[name], np.float64).sum(axis=1, keepdims=True)
+            for rows in (a, b)
+        )
+        found.append(
+            distance(
+                *(x, y, relative_difference),
+                **{"layer": layer, "of": f"{kind} an iteration"},
+                measure="relative difference",
+                unit="token copies" if kind == "demand" else "bytes",
+                seed=seed,
+                figure=lambda values: float(np.mean(values)),
+            )
+        )
+        for measure in SKEW:
+            x, y = (
+                np.asarray(rows[f"{kind}.{measure}"], np.float64)[:, None]
+                for rows in (a, b)
+            )
+            found.append(
+                distance(
+                    *(x, y, wasserstein),
+                    **{"layer": layer, "of": f"{measure.replace('_', ' ')} of {kind}"},
+                    measure="Wasserstein-1",
+                    unit="1",
+                    seed=seed,
+                    figure=lambda values: float(np.mean(values)),
+                )
+            )
+    return found
+
+
+def _durations(
+    a: Trace, b: Trace, iterations: range | None, notes: list[str], seed: int
+) -> list[Distance]:
+    """Times of the all-to-alls of each phase, where both runs tell them."""
+    told = [durations(trace, iterations) for trace in (a, b)]
+    for trace, times in zip((a, b), told, strict=True):
+        if not times:
+            notes.append(f"no durations: {trace.name} has no times of all-to-alls")
+    return [
+        distance(
+            *(told[0][name][:, None], told[1][name][:, None], relative_median),
+            **{"layer": -1, "of": f"duration of {name}"},
+            measure="relative difference",
+            unit="s",
+            seed=seed,
+            figure=lambda values: float(np.median(values)),
+        )
+        for name in told[0]
+        if name in told[1]
+    ]
+
+
+def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float64]:
+    """Seconds of each all-to-all from the last member's issue to the last end.
+
+    Parameters
+    ----------
+    trace
+        With times.
+    iterations
+        Training iterations; all if None.
+
+    Returns
+    -------
+    dict
+        By phase (those without one: "all-to-alls without a phase"), ``[n]`` float64 in
+        the order of the iterations.
+    """
+    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
+    found = found[np.argsort(trace.occurrences.iteration[found], kind="stable")]
+    site = trace.occurrences.site[found]
+    phase = np.array([s.phase for s in trace.sites])
+    widths = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    spent: dict[str, list[Float64]] = {}
+    for name in dict.fromkeys(phase[site].tolist()):
+        for width in np.unique(widths[site[phase[site] == name]]):
+            mine = found[(phase[site] == name) & (widths[site] == width)]
+            issue, start, end = trace.times(mine)
+            begin = np.where(start != UNKNOWN_TIME, start, issue).max(axis=1)
+            known = (issue != UNKNOWN_TIME).all(axis=1) & (end != UNKNOWN_TIME).all(
+                axis=1
+            )
+            # another rank's clock may be off by its error: nothing takes less than 0
+            lasted = np.maximum(end.max(axis=1) - begin, 0)[known] / 1e9
+            if len(lasted):
+                label = name or "all-to-alls without a phase"
+                spent.setdefault(label, []).append(lasted)
+    return {name: np.concatenate(parts) for name, parts in spent.items()}
+
+
+# ---- distances -----------------------------------------------------------------
+
+
+def total_variation(p: Float64, q: Float64) -> float:
+    r"""Half the sum of the differences of two distributions, between 0 and 1.
+
+    Parameters
+    ----------
+    p, q
+        ``[C]`` amounts, such as sums over iterations.
+
+    Returns
+    -------
+    float
+        NaN where one has nothing.
+
+    Examples
+    --------
+    >>> total_variation(np.array([1.0, 3.0]), np.array([2.0, 2.0]))
+    0.25
+    """
+    if not (p.sum() > 0 and q.sum() > 0):
+        return float("nan")
+    return float(np.abs(p / p.sum() - q / q.sum()).sum() / 2)
+
+
+def relative_difference(x: Float64, y: Float64) -> float:
+    """Difference of two amounts over the first, without its sign.
+
+    Examples
+    --------
+    >>> relative_difference(np.array([4.0]), np.array([3.0]))
+    0.25
+    """
+    base = float(x.mean())
+    return abs(float(y.mean()) - base) / base if base > 0 else float("nan")
+
+
+def wasserstein(x: Float64, y: Float64) -> float:
+    """Wasserstein-1 distance of two samples ``[T]``, ``[U]``, in their unit.
+
+    Examples
+    --------
+    >>> wasserstein(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    1.0
+    """
+    p, q = (np.sort(v[np.isfinite(v)]) for v in (x, y))
+    if not (len(p) and len(q)):
+        return float("nan")
+    if len(p) == len(q):
+        return float(np.abs(p - q).mean())
+    from scipy.stats import wasserstein_distance
+
+    return float(wasserstein_distance(p, q))
+
+
+def relative_median(x: Float64, y: Float64) -> float:
+    """Difference of the medians over the first one, without its sign."""
+    return relative_difference(np.median(x, keepdims=True), np.median(y, keepdims=True))
+
+
+ON_MEANS = (total_variation, relative_difference)
+"""Statistics of means over the iterations; the others are of the values themselves."""
+
+MOST_VALUES = 4096
+"""Of a long run, so many iterations at even distances stand for the others where a
+statistic is of the values themselves."""
+
+
+def distance(
+    x: Float64,
+    y: Float64,
+    statistic: Statistic,
+    *,
+    layer: int,
+    of: str,
+    measure: str,
+    unit: str,
+    seed: int = 0,
+    figure: Callable[[Float64], float] | None = None,
+) -> Distance:
+    """One distance, with its interval and its floor.
+
+    Parameters
+    ----------
+    x, y
+        ``[T, C]`` and ``[U, C]``, time first; C is 1 where the statistic is of values.
+    statistic
+        One of this module.
+    layer, of, measure, unit
+        As in :class:`Distance`.
+    seed
+        Of the resamples.
+    figure
+        The figure of one run, shown beside.
+
+    Returns
+    -------
+    Distance
+    """
+    rng = np.random.default_rng(seed)
+    if statistic in ON_MEANS:
+        value = statistic(x.mean(axis=0), y.mean(axis=0))
+        drawn = [_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
+        itself = [_means(x, n, rng) for n in (len(x), len(y))]
+    else:
+        x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
+        value = statistic(x, y)
+        drawn = [_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
+        itself = [_values(x, n, rng) for n in (len(x), len(y))]
+    resampled = np.array([statistic(p, q) for p, q in zip(*drawn, strict=True)])
+    own = np.array([statistic(p, q) for p, q in zip(*itself, strict=True)])
+    low, high = _interval(value, resampled)
+    return Distance(
+        layer=layer,
+        of=of,
+        measure=measure,
+        unit=unit,
+        a=float("nan") if figure is None else figure(x),
+        b=float("nan") if figure is None else figure(y),
+        value=value,
+        low=low,
+        high=high,
+        floor=_quantile(own, LEVEL),
+    )
+
+
+def _thinned(values: Float64) -> Float64:
+    if len(values) <= MOST_VALUES:
+        return values
+    at = np.linspace(0, len(values) - 1, MOST_VALUES).astype(np.int64)
+    return values[at]
+
+
+def _interval(value: float, drawn: Float64) -> tuple[float, float]:
+    """Basic (reverse-percentile) interval: a distance's resamples lie too high."""
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return float("nan"), float("nan")
+    below, above = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return max(0.0, 2 * value - float(above)), max(0.0, 2 * value - float(below))
+
+
+def _quantile(values: Float64, level: float) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.quantile(known, level)) if len(known) else float("nan")
+
+
+def block_length(total: int) -> int:
+    """Consecutive iterations that are drawn together: ``2 T^(1/3)``, at most T."""
+    return min(total, 2 * int(np.ceil(total ** (1 / 3))))
+
+
+def _means(x: Float64, wanted: int, rng: np.random.Generator) -> list[Float64]:
+    """Means over moving-block resamples of ``wanted`` iterations, DRAWS of ``[C]``."""
+    total = len(x)
+    long = min(block_length(total), wanted)
+    passed = np.concatenate((np.zeros_like(x[:1]), np.cumsum(x, axis=0)))
+    each = -(-wanted // long)
+    means = []
+    for _ in range(DRAWS):
+        first = rng.integers(0, total, each)
+        last = first + long
+        beyond = np.maximum(last - total, 0)  # a block goes on at the beginning
+        sums = passed[np.minimum(last, total)] - passed[first] + passed[beyond]
+        means.append(sums.sum(axis=0) / (each * long))
+    return means
+
+
+def _values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Float64]:
+    """Moving-block resamples of ``wanted`` values, DRAWS of ``[wanted]``."""
+    total = len(x)
+    long = min(block_length(total), wanted)
+    first = rng.integers(0, total, (DRAWS, -(-wanted // long)))
+    index = (first[:, :, None] + np.arange(long)).reshape(DRAWS, -1)[:, :wanted] % total
+    return list(x[index])
+
+
+def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
+    """Distances that are surely beyond their threshold: their interval lies above it.
+
+    Parameters
+    ----------
+    comparison
+        The distances.
+    measures
+        The threshold of each measure, such as ``{"total variation": 0.1}``.
+    """
+    return [
+        d
+        for d in comparison.distances
+        if d.measure in measures and d.low > measures[d.measure]
+    ]

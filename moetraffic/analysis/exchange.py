@@ -1,0 +1,320 @@
+"""Where the matrices of an expert exchange lie in a trace, and reading them in windows.
+
+An *exchange* is what one MoE layer's experts are given on one process group.  Its
+matrices are read a *window* of iterations at a time: whatever the size of the trace,
+no more is in memory, and each window stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
+
+Int64 = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.integer]
+
+WINDOW_BYTES = 8 << 20
+"""Of matrices that are in memory at a time, a thread; at least one iteration."""
+
+OF = ("demand", "wire")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the matrices of a layer's exchange on one group lie."""
+
+    layer: int
+    group: int
+    phase: str  # of the wire
+    ranks: tuple[int, ...]  # world rank of each member
+    nodes: tuple[str, ...]  # the node of each member, "" where it is not known
+    experts: int  # 0 where no demand is read
+    iterations: Int64  # [T] those whose records are whole
+    left_out: int  # iterations in which a rank's record is missing
+    routed: Int64  # [n] routing occurrences of these iterations; none: no demand
+    sent: Int64  # [m] all-to-all occurrences of these iterations; none: no wire
+
+    @property
+    def where(self) -> str:
+        """The exchange in words."""
+        return f"layer {self.layer}, group {self.group}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The matrices of a few iterations, micro-batches summed."""
+
+    demand: Counts | None  # [n, W, E] token copies
+    wire: Counts | None  # [n, W, W] of wire_unit bytes; row sends, column receives
+    wire_unit: int = 1  # bytes: those of a token copy, where wire follows the demand
+
+
+def sources(
+    trace: Trace,
+    notes: list[str],
+    *,
+    layers: Sequence[int] | None = None,
+    phase: str = "dispatch",
+    iterations: range | None = None,
+    of: Sequence[str] = OF,
+) -> list[Source]:
+    """Find the exchanges of a trace.
+
+    Parameters
+    ----------
+    trace
+        Captured, imported, generated or replayed.
+    notes
+        What cannot be read is added, and why.
+    layers
+        MoE layers; all if None.
+    phase
+        Whose wire is read.
+    iterations
+        Training iterations; all if None.
+    of
+        "demand", "wire" or both.
+
+    Returns
+    -------
+    list of Source
+        By layer and group.
+
+    Raises
+    ------
+    AnalysisError
+        If the trace has no such layer, phase or iteration.
+    """
+    chosen = _layers(trace, layers)
+    _refuse_strange(trace, phase, iterations, of)
+    if not chosen:
+        notes.append(
+            "no skew and no predictability: the trace shows no routing and no labelled "
+            "expert exchange"
+        )
+    return [
+        source
+        for layer in chosen
+        for group in _groups(trace, layer, phase)
+        if (source := _source(trace, layer, group, phase, iterations, of, notes))
+    ]
+
+
+def _layers(trace: Trace, layers: Sequence[int] | None) -> tuple[int, ...]:
+    chosen = tuple(trace.layers if layers is None else layers)
+    unknown = sorted(set(chosen) - set(trace.layers))
+    if unknown:
+        raise AnalysisError(
+            f"statistics are of MoE layers, but {unknown} are none: this trace has "
+            f"{list(trace.layers)}"
+        )
+    return chosen
+
+
+def _refuse_strange(
+    trace: Trace, phase: str, iterations: range | None, of: Sequence[str]
+) -> None:
+    if phase not in PHASES:
+        raise AnalysisError(
+            f"a phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
+        )
+    if not of or set(of) - set(OF):
+        raise AnalysisError(
+            f"statistics are of demand or of wire, not of {', '.join(of) or 'nothing'}"
+            f": choose among {', '.join(OF)}"
+        )
+    there = trace.iterations
+    if iterations is not None and not any(i in iterations for i in there.tolist()):
+        raise AnalysisError(
+            f"iterations {iterations.start} to {iterations.stop - 1} are none of the "
+            f"{len(there)} training iterations, whose last is "
+            f"{int(there.max(initial=-1))}: choose among these"
+        )
+
+
+def _groups(trace: Trace, layer: int, phase: str) -> list[int]:
+    return sorted(
+        {
+            s.group
+            for s in trace.sites
+            if s.layer == layer and (s.phase == phase or s.operation == ROUTING)
+        }
+    )
+
+
+def _source(
+    trace: Trace,
+    layer: int,
+    group: int,
+    phase: str,
+    iterations: range | None,
+    of: Sequence[str],
+    notes: list[str],
+) -> Source | None:
+    """One layer and group; None where no record of it is whole."""
+    nothing = np.zeros(0, np.int64)
+    where = f"layer {layer}, group {group}"
+    routed = sent = nothing
+    if "demand" in of:
+        routed = trace.find(
+            operation=ROUTING,
+            layer=layer,
+            group=group,
+            direction="forward",
+            iterations=iterations,
+        )
+        if not len(routed):
+            notes.append(f"{where}: no demand, for its router was not seen")
+    if "wire" in of:
+        sent = trace.find(
+            operation=ALL_TO_ALL,
+            phase=phase,
+            layer=layer,
+            group=group,
+            iterations=iterations,
+        )
+        # activation checkpoints send again what was sent: it is told once
+        again = np.array([s.direction == "recompute" for s in trace.sites], bool)
+        sent = sent[~again[trace.occurrences.site[sent]]]
+        if not len(sent):
+            notes.append(f"{where}: no wire, for its {phase} was not seen")
+        else:
+            blind = {
+                trace.sites[s].wire == WireForm.UNKNOWN
+                for s in np.unique(trace.occurrences.site[sent]).tolist()
+            }
+            if True in blind:
+                notes.append(f"{where}: no wire, for its bytes were not seen")
+                sent = nothing
+    found = [each for each in (routed, sent) if len(each)]
+    if not found:
+        return None
+    # whole where every rank's record of every occurrence exists
+    whole = [_whole_iterations(trace, each) for each in found]
+    when = np.intersect1d(whole[0], whole[-1])
+    if not len(when):
+        notes.append(f"{where}: nothing, for no iteration has every rank's record")
+        return None
+    seen = np.unique(np.concatenate([trace.occurrences.iteration[f] for f in found]))
+    ranks = trace.groups[group].ranks
+    nodes = trace.meta.nodes
+    experts = {
+        trace.sites[s].experts for s in np.unique(trace.occurrences.site[routed])
+    }
+    return Source(
+        layer=layer,
+        group=group,
+        phase=phase,
+        ranks=ranks,
+        nodes=tuple(nodes[r] if r < len(nodes) else "" for r in ranks),
+        experts=max(experts, default=0),
+        iterations=when,
+        left_out=len(seen) - len(when),
+        routed=_within(trace, routed, when),
+        sent=_within(trace, sent, when),
+    )
+
+
+def _within(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
+    iteration = trace.occurrences.iteration[occurrences]
+    return occurrences[np.isin(iteration, when)]
+
+
+def _whole_iterations(trace: Trace, occurrences: Int64) -> Int64:
+    """Iterations of which every occurrence has every member's record, ``[T]``."""
+    when = trace.occurrences.iteration[occurrences]
+    whole = trace.occurrences.iteration[trace.complete(occurrences)]
+    every, wanted = np.unique(when, return_counts=True)
+    there, found = np.unique(whole, return_counts=True)
+    count = np.zeros(len(every), np.int64)
+    count[np.searchsorted(every, there)] = found
+    return np.asarray(every[count == wanted], np.int64)
+
+
+def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
+    """Cut the iterations of an exchange into windows.
+
+    Parameters
+    ----------
+    source
+        What is read.
+    size_bytes
+        Bytes of its matrices, as int64, that a window may have; it has at least one
+        iteration.
+
+    Returns
+    -------
+    list of range
+        Indices into ``source.iterations``, in order.
+    """
+    width = len(source.ranks)
+    cells = width * max(source.experts, width)
+    # a power of two, as the rows of a chunk are: few chunks lie in two windows
+    fit = max(1, size_bytes // (8 * cells))
+    length = 1 << (fit.bit_length() - 1)
+    total = len(source.iterations)
+    return [range(a, min(a + length, total)) for a in range(0, total, length)]
+
+
+def read(trace: Trace, source: Source, window: range) -> Window:
+    """The matrices of a window.
+
+    Parameters
+    ----------
+    trace
+        Where they are.
+    source
+        Which ones.
+    window
+        Indices into ``source.iterations``.
+
+    Returns
+    -------
+    Window
+        int32 where every iteration has one occurrence, else int64.
+
+    Raises
+    ------
+    TraceError
+        If the file is damaged.
+    """
+    when = source.iterations[window.start : window.stop]
+    routed = _of_window(trace, source.routed, when)
+    sent = _of_window(trace, source.sent, when)
+    seen = trace.demand(routed) if len(routed) else None
+    demand = None if seen is None else _summed(trace, routed, when, seen)
+    if not len(sent):
+        return Window(demand=demand, wire=None)
+    told = None
+    if seen is not None and np.array_equal(_followed(trace, sent), routed):
+        told = trace.rows_sent(sent, seen)  # the demand is not read twice
+    rows, unit = told or (trace.wire(sent), 1)
+    return Window(demand=demand, wire=_summed(trace, sent, when, rows), wire_unit=unit)
+
+
+def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
+    iteration = trace.occurrences.iteration[occurrences]
+    return occurrences[(iteration >= when[0]) & (iteration <= when[-1])]
+
+
+def _followed(trace: Trace, sent: Int64) -> Int64:
+    """The routing that every all-to-all follows, or none where one follows none."""
+    sites = trace.occurrences.site[sent]
+    told = [trace.sites[s].wire == WireForm.DEMAND for s in np.unique(sites).tolist()]
+    return trace.routing_of(sent) if all(told) else np.zeros(0, np.int64)
+
+
+def _summed(trace: Trace, occurrences: Int64, when: Int64, matrices: Counts) -> Counts:
+    """Matrices of the occurrences summed within each iteration, ``[n, ...]``."""
+    iteration = trace.occurrences.iteration[occurrences]
+    if len(occurrences) == len(when) and np.array_equal(iteration, when):
+        return matrices
+    out = np.zeros((len(when), *matrices.shape[1:]), np.int64)
+    np.add.at(out, np.searchsorted(when, iteration), matrices)
+    return out

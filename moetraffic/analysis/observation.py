@@ -1,0 +1,135 @@
+"""Rows: what is kept of each iteration's matrices once they are read.
+
+A row depends on its own iteration alone.  So windows may be of any length, be read by
+any number of threads or machines and in any order: the rows are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .exchange import Counts, Source, Window
+from .skew import MEASURES
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Rows = dict[str, npt.NDArray[np.generic]]
+"""By name, ``[n, ...]``: one entry an iteration."""
+
+SKEW = ("normalised_entropy", "max_over_mean", "cv", "gini")
+"""Measures of skew that are computed of everything."""
+
+SAMPLED_VALUES = 1 << 22
+"""Of a matrix's cells over all iterations, which are kept for its forecasts."""
+
+MOST_CELLS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Cells of a matrix that are followed through time."""
+
+    index: Int64  # [C] into the row-major cells, without the diagonal where it is off
+    of: int  # how many cells there are
+
+    @property
+    def whole(self) -> bool:
+        """Whether every cell is followed."""
+        return len(self.index) == self.of
+
+
+def sample(cells: int, iterations: int) -> Sample:
+    """Choose the cells of a matrix that are followed: all, where there is room.
+
+    Parameters
+    ----------
+    cells
+        Of the matrix.
+    iterations
+        How many of them there are.
+
+    Returns
+    -------
+    Sample
+        Without replacement, the same for the same numbers.
+    """
+    fit = min(MOST_CELLS, max(64, SAMPLED_VALUES // max(1, iterations)))
+    if cells <= fit:
+        return Sample(index=np.arange(cells), of=cells)
+    drawn = np.random.default_rng(0).choice(cells, fit, replace=False)
+    return Sample(index=np.sort(drawn).astype(np.int64), of=cells)
+
+
+def samples(source: Source) -> dict[str, Sample]:
+    """The cells that are followed of an exchange's demand and wire."""
+    width, total = len(source.ranks), len(source.iterations)
+    return {
+        "demand": sample(width * source.experts, total),
+        "wire": sample(width * (width - 1), total),
+    }
+
+
+def observe(source: Source, window: Window) -> Rows:
+    """Compute a window's rows.
+
+    Parameters
+    ----------
+    source
+        Whose matrices they are.
+    window
+        n iterations.
+
+    Returns
+    -------
+    Rows
+        ``demand.load`` ``[n, E]`` and ``demand.sent`` ``[n, W]`` int64 token copies;
+        ``wire.sent`` and ``wire.received`` ``[n, W]`` int64 bytes to and from other
+        ranks; ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
+        every measure ``demand.<measure>`` and ``wire.<measure>`` ``[n]`` float64, the
+        wire's without the diagonal.
+    """
+    rows: Rows = {}
+    followed = samples(source)
+    if window.demand is not None:
+        demand = window.demand
+        rows["demand.load"] = demand.sum(axis=1, dtype=np.int64)
+        rows["demand.sent"] = demand.sum(axis=2, dtype=np.int64)
+        flat = demand.reshape(len(demand), -1)
+        rows["demand.cells"] = flat[:, followed["demand"].index]
+        _measure(rows, "demand", flat)
+    if window.wire is not None and len(source.ranks) > 1:
+        wire, unit = window.wire, window.wire_unit
+        own = np.diagonal(wire, axis1=1, axis2=2)
+        rows["wire.sent"] = (wire.sum(axis=2, dtype=np.int64) - own) * unit
+        rows["wire.received"] = (wire.sum(axis=1, dtype=np.int64) - own) * unit
+        rows["wire.kept"] = own.sum(axis=1, dtype=np.int64) * unit
+        between = _off_diagonal(wire)
+        chosen = between[:, followed["wire"].index]
+        rows["wire.cells"] = chosen.astype(np.int64) * unit
+        _measure(rows, "wire", between)
+    return rows
+
+
+def _measure(rows: Rows, name: str, cells: Counts) -> None:
+    for measure in SKEW:
+        rows[f"{name}.{measure}"] = np.asarray(
+            MEASURES[measure](cells, axis=-1), np.float64
+        )
+
+
+def _off_diagonal(square: Counts) -> Counts:
+    """``[n, W, W]`` -> ``[n, W (W - 1)]`` without the diagonal, row-major."""
+    n, width, _ = square.shape
+    # without the first cell the diagonal is at the end of each row of W + 1
+    flat = square.reshape(n, width * width)[:, 1:]
+    kept = flat.reshape(n, width - 1, width + 1)[:, :, :-1]
+    return np.ascontiguousarray(kept).reshape(n, width * (width - 1))
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows of windows one after another as the rows of them all."""
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
