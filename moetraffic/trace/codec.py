@@ -101,13 +101,27 @@ def decode(
     planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
     if out is None:
         out = np.empty(chunk, dtype)
-    as_bytes = out.reshape(-1).view(np.uint8).reshape(cells, dtype.itemsize)
-    used = [bool(plane.any()) for plane in planes]
-    if not all(used):  # counts are small: their upper bytes are zero in most chunks
-        out.fill(0)
-    for at in np.flatnonzero(used):
-        as_bytes[:, at] = planes[at]
+    _unshuffle(planes, out)
     return out
+
+
+def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+    """Put the n-th byte of every element, a plane each, where they belong."""
+    width, cells = planes.shape
+    used = [at for at in range(width) if planes[at].any()]
+    if 2 * len(used) > width:
+        as_bytes = out.reshape(-1).view(np.uint8).reshape(cells, width)
+        for at in range(width):
+            as_bytes[:, at] = planes[at]
+        return
+    # counts are small: their upper bytes are zero in most chunks
+    number = out.reshape(-1).view(f"<u{width}")
+    np.copyto(number, planes[0])
+    for at in used:
+        if at:
+            part = planes[at].astype(number.dtype)
+            part <<= 8 * at
+            number |= part
 
 
 def checksum(row: npt.NDArray[Any]) -> int:

@@ -93,10 +93,15 @@ class FilePanel:
         for at, row in enumerate(out, start):
             if checksum(row) != self._sums[at]:
                 raise self._container.damaged(f"row {at} of {self._name} has changed")
-        if self._counts and out.size and out.min() < 0:
-            raise self._container.damaged(f"a count in {self._name} is below zero")
-        if self._counts and out.size and out.max() > MOST_BYTES:
-            raise self._container.damaged(f"a count in {self._name} is absurdly large")
+        if self._counts and out.size:
+            # below zero is, without a sign, above all others: one look for both
+            most = int(out.view(f"<u{out.itemsize}").max())
+            if most >= 1 << (8 * out.itemsize - 1):
+                raise self._container.damaged(f"a count in {self._name} is below zero")
+            if most > MOST_BYTES:
+                raise self._container.damaged(
+                    f"a count in {self._name} is absurdly large"
+                )
         return out
 
     def _block(
