@@ -402,12 +402,16 @@ def _thinned(values: Float64) -> Float64:
 
 
 def _interval(value: float, drawn: Float64) -> tuple[float, float]:
-    """Basic (reverse-percentile) interval: a distance's resamples lie too high."""
+    """From the basic bootstrap's lower to the percentile bootstrap's upper end.
+
+    Noise lifts a distance that is near zero, and a resample's even more: each end is
+    the one that errs to the side of caution.
+    """
     known = drawn[np.isfinite(drawn)]
     if not len(known):
         return float("nan"), float("nan")
-    below, above = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return max(0.0, 2 * value - float(above)), max(0.0, 2 * value - float(below))
+    above = float(np.quantile(known, (1 + LEVEL) / 2))
+    return max(0.0, 2 * value - above), max(value, above)
 
 
 def _quantile(values: Float64, level: float) -> float:

@@ -13,6 +13,7 @@ from moetraffic.report import terminal
 from . import (
     analyze,
     capture,
+    compare,
     demo,
     fabric,
     import_,
@@ -40,6 +41,7 @@ app.command("capture")(capture.capture)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
+app.command("compare")(compare.compare)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
 app.command("import")(import_.import_)
 app.command("merge")(merge.merge)

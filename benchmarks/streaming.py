@@ -1,0 +1,174 @@
+"""How fast a trace larger than memory is read and analysed, and in how much memory.
+
+The trace's matrices are drawn around the expert loads of the golden capture of a real
+run, so that they compress as captured ones do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moetraffic.data import path as data_path
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Meta, Trace
+from moetraffic.trace.model import (
+    PLACEMENT,
+    DroppedForm,
+    Group,
+    Occurrences,
+    Site,
+    Steps,
+    WireForm,
+)
+
+DRAWN = 1024  # matrices; longer traces are blocks of them in other orders
+
+
+class Repeated:
+    """A panel ``[N, ...]`` of blocks of drawn matrices, made when it is read."""
+
+    def __init__(self, drawn: np.ndarray[Any, Any], rows: int, block: int = 32) -> None:
+        self._drawn, self._block = drawn, block
+        self.shape, self.dtype = (rows, *drawn.shape[1:]), drawn.dtype
+        self._order = np.random.default_rng(3).integers(
+            0, len(drawn) // block, rows // block + 1
+        )
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        at = np.arange(start, stop)
+        return self._drawn[self._order[at // self._block] * self._block + at % self._block]
+
+
+class Constant:
+    """A panel of one value."""
+
+    def __init__(self, value: int, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype, self._value = shape, np.dtype(dtype), value
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        return np.full((stop - start, *self.shape[1:]), self._value, self.dtype)
+
+
+def drawn(ranks: int, experts: int, tokens: int, count: int) -> np.ndarray[Any, Any]:
+    """Demand ``[count, R, E]`` int32 around the loads of a captured run."""
+    rng = np.random.default_rng(1)
+    with Trace.open(data_path("golden-v1.h5")) as trace:
+        seen = trace.demand(trace.complete(trace.find(operation=ROUTING))).sum(axis=1)
+    shares = np.sort(seen / seen.sum(axis=1, keepdims=True), axis=1)
+    base = np.interp(
+        np.linspace(0, 1, experts),
+        np.linspace(0, 1, shares.shape[1]),
+        shares.mean(axis=0),
+    )
+    each = rng.dirichlet(40 * experts * base / base.sum(), size=ranks)
+    return np.stack(
+        [rng.multinomial(tokens, each) for _ in range(count)]
+    ).astype(np.int32)
+
+
+def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int) -> int:
+    """Write a trace; returns the bytes of its demand."""
+    rows = layers * iterations
+    few = max(1, min(DRAWN, rows, (256 << 20) // (4 * ranks * experts)))
+    demand = Repeated(drawn(ranks, experts, 8192, few), rows, min(32, few))
+    routing = [
+        Site(
+            group=0, operation=ROUTING, layer=n, experts=experts, dropped=DroppedForm.NONE
+        )
+        for n in range(layers)
+    ]
+    dispatch = [
+        Site(
+            group=0,
+            operation="all_to_all",
+            phase="dispatch",
+            layer=n,
+            dtype="bfloat16",
+            row_bytes=4096,
+            wire=WireForm.DEMAND,
+            routing=n,
+            wire_checked=iterations,
+        )
+        for n in range(layers)
+    ]
+    total = 2 * rows
+    placement = np.zeros(layers * experts, PLACEMENT)
+    placement["layer"] = np.repeat(np.arange(layers), experts)
+    placement["expert"] = np.tile(np.arange(experts), layers)
+    placement["rank"] = placement["expert"] * ranks // experts
+    unknown = {
+        f"{name}_{ranks}": Constant(UNKNOWN_TIME, (total, ranks), "<i8")
+        for name in ("issue", "start", "end")
+    }
+    steps = (iterations, ranks)
+    trace = Trace(
+        meta=Meta(world=ranks, ep=ranks, experts=experts, k=1, dispatch="dropless"),
+        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
+        sites=[*routing, *dispatch],
+        occurrences=Occurrences(
+            iteration=np.tile(np.arange(iterations), 2 * layers),
+            site=np.repeat(np.arange(2 * layers, dtype=np.int32), iterations),
+            sequence=np.full(total, -1),
+        ),
+        panels={
+            f"present_{ranks}": Constant(1, (total, ranks), "|u1"),
+            **unknown,
+            f"demand_{ranks}x{experts}": demand,
+        },
+        steps=Steps(
+            iteration=np.arange(iterations),
+            kind=("train",) * iterations,
+            loss=np.full(steps, np.nan),
+            tokens=np.full(steps, 8192),
+            start=np.full(steps, UNKNOWN_TIME),
+            end=np.full(steps, UNKNOWN_TIME),
+        ),
+        placements=placement,
+    )
+    trace.save(path, force=True)
+    return rows * ranks * experts * 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gb", type=float, default=0.5)
+    parser.add_argument("--child", default="")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "big.h5")
+        begin = time.perf_counter()
+        size = write(
+            path, ranks=64, experts=64, layers=8, iterations=int(given.gb * 1e9 / 8 / 16384)
+        )
+        print(f"{size / 1e9:.2f} GB of demand, file {path.stat().st_size / 1e9:.3f}, ratio {size / path.stat().st_size:.2f}, written in {time.perf_counter() - begin:.1f} s")
+        from moetraffic.analysis.engine import observed
+        from moetraffic.analysis.exchange import sources, windows, read
+        begin = time.perf_counter()
+        with Trace.open(path) as trace:
+            print("open", time.perf_counter() - begin)
+            every = sources(trace, [], of=("demand",))
+            print("sources", time.perf_counter() - begin)
+            begin = time.perf_counter()
+            from concurrent.futures import ThreadPoolExecutor
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda a: read(trace, *a).demand.shape, [(s, w) for s in every for w in windows(s)]))
+            spent = time.perf_counter() - begin
+            print(f"read alone {size / spent / 1e9:.2f} GB/s")
+            begin = time.perf_counter()
+            for source in every:
+                observed(trace, source)
+            spent = time.perf_counter() - begin
+            print(f"observed at {size / spent / 1e9:.2f} GB/s, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

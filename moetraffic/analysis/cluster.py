@@ -1,0 +1,133 @@
+"""Rows computed by a dask.distributed cluster, for traces on a shared file system.
+
+A task is a file, an exchange of it and a window.  A worker opens the file by its path,
+reads the window and sends back the rows, which are the same bits as a thread's here;
+conclusions are drawn where the rows are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+
+from .exchange import OF, Source, read, sources
+from .observation import Rows, joined, observe
+
+if TYPE_CHECKING:
+    from .engine import Mapper
+
+AT_A_TASK = 4
+"""Windows that a worker computes in one task."""
+
+CONNECT_S = 10.0
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """A client of the scheduler at an address.
+
+    Raises
+    ------
+    AnalysisError
+        If dask.distributed is not installed, or nobody answers there.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise AnalysisError(
+            "a cluster is spoken to through dask.distributed, which is not installed: "
+            "pip install 'moetraffic[dask]'"
+        ) from None
+    try:
+        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise AnalysisError(
+            f"a dask scheduler listens at HOST:PORT, but {address!r} does not answer "
+            f"({error}): start `dask scheduler`, and `dask worker` where the work is"
+        ) from None
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def on_cluster(
+    client: Any,
+    path: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    phase: str = "dispatch",
+    iterations: range | None = None,
+    of: Sequence[str] = OF,
+) -> Mapper:
+    """Have a cluster compute the rows of a file.
+
+    Parameters
+    ----------
+    client
+        Of :func:`connected`.
+    path
+        The trace, under the same path on every worker.
+    layers, phase, iterations, of
+        As :func:`.exchange.sources` has them.
+
+    Returns
+    -------
+    Mapper
+        For :func:`.engine.analyze`.
+    """
+    chosen = (
+        None if layers is None else tuple(layers),
+        phase,
+        None if iterations is None else (iterations.start, iterations.stop),
+        tuple(of),
+    )
+    where, changed = str(path.resolve()), path.stat().st_mtime_ns
+
+    def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
+        tasks = [parts[a : a + AT_A_TASK] for a in range(0, len(parts), AT_A_TASK)]
+        key = (source.layer, source.group)
+        futures = [
+            client.submit(rows_of, where, changed, chosen, key, task, pure=False)
+            for task in tasks
+        ]
+        for future in futures:
+            yield future.result()
+            future.release()
+
+    return rows
+
+
+def rows_of(
+    path: str,
+    changed: int,
+    chosen: tuple[Any, ...],
+    key: tuple[int, int],
+    parts: Sequence[range],
+) -> Rows:
+    """What a worker does: rows of a few windows of an exchange of a file."""
+    trace, every = _opened(path, changed, chosen)
+    source = next(s for s in every if (s.layer, s.group) == key)
+    return joined([observe(source, read(trace, source, part)) for part in parts])
+
+
+@lru_cache(maxsize=4)
+def _opened(
+    path: str, changed: int, chosen: tuple[Any, ...]
+) -> tuple[Trace, list[Source]]:
+    """A file, as it is read again and again; ``changed`` tells a new one apart."""
+    if Path(path).stat().st_mtime_ns != changed:
+        raise AnalysisError(
+            f"a worker reads the file that was asked for, but {path} is another one "
+            "there: put the traces on a file system that all workers share"
+        )
+    layers, phase, iterations, of = chosen
+    trace = Trace.open(path)
+    span = None if iterations is None else range(*iterations)
+    return trace, sources(trace, [], layers=layers, phase=phase, iterations=span, of=of)

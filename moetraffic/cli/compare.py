@@ -1,0 +1,103 @@
+"""``moetraffic compare``: how far apart the traffic of two runs is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+from moetraffic.trace.iterations import iteration_range
+
+from .output import console, print_json
+
+MEASURES = {
+    "shares": "total variation",
+    "amounts": "relative difference",
+    "skew": "Wasserstein-1",
+}
+BEYOND = 1
+"""Exit code where a distance is surely above its threshold."""
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Trace file.")],
+    second: Annotated[Path, typer.Argument(help="Trace file to hold against it.")],
+    layer: Annotated[
+        list[int] | None, typer.Option(help="MoE layer; may be given again.")
+    ] = None,
+    phase: Annotated[
+        str, typer.Option(help="Phase whose wire is compared.")
+    ] = "dispatch",
+    iterations: Annotated[
+        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
+    ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(help="Only demand, or only wire.", show_default="both"),
+    ] = None,
+    at_most: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be "
+            "given again. Exit code 1 if a distance's interval lies above it."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure how far apart two runs are, with intervals and a floor.
+
+    Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
+    """
+    from moetraffic.analysis.comparison import compare as compared
+    from moetraffic.analysis.comparison import worst
+    from moetraffic.report.comparison import table
+
+    thresholds = _thresholds(at_most or [])
+    with Trace.open(first) as a, Trace.open(second) as b:
+        found = compared(
+            *(a, b),
+            layers=layer or None,
+            phase=phase,
+            iterations=iteration_range(iterations),
+            of=("demand", "wire") if of is None else (of,),
+        )
+    beyond = worst(found, thresholds)
+    if as_json:
+        print_json(
+            {
+                "first": str(first),
+                "second": str(second),
+                "distances": [
+                    asdict(d) | {"beyond_chance": d.beyond_chance}
+                    for d in found.distances
+                ],
+                "thresholds": thresholds,
+                "beyond_threshold": [[d.layer, d.of] for d in beyond],
+                "notes": list(found.notes),
+            }
+        )
+    else:
+        console.print(table(found, beyond))
+    if beyond:
+        raise typer.Exit(BEYOND)
+
+
+def _thresholds(given: list[str]) -> dict[str, float]:
+    found = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = -1.0
+        if name not in MEASURES or not 0 <= limit < float("inf"):
+            raise AnalysisError(
+                f"a threshold is one of {', '.join(MEASURES)}, =, and a number that is "
+                f"not negative, but is {each!r}: give --at-most shares=0.05"
+            )
+        found[MEASURES[name]] = limit
+    return found

@@ -1,0 +1,96 @@
+"""Distances of traces: exact cases, coverage, and captured runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.comparison import (
+    compare,
+    distance,
+    relative_difference,
+    relative_median,
+    total_variation,
+    wasserstein,
+    worst,
+)
+from moetraffic.data import path
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+
+
+def test_exact_distances() -> None:
+    one, other = np.array([1.0, 0, 0, 1]), np.array([0.0, 1, 1, 0])
+    assert total_variation(one, one * 7) == 0
+    assert total_variation(one, other) == 1
+    assert np.isnan(total_variation(one, 0 * one))
+    assert wasserstein(np.array([0.0, 1]), np.array([5.0, 6])) == 5
+    assert wasserstein(np.array([0.0]), np.array([1.0, 3])) == 2
+    assert np.isnan(wasserstein(np.array([np.nan]), one))
+    assert relative_difference(np.array([2.0, 4]), np.array([6.0])) == 1
+    assert relative_median(np.array([1.0, 2, 9]), np.array([1.0])) == 0.5
+
+
+def _shares(seed: int, p: np.ndarray, steps: int = 120) -> np.ndarray:
+    return np.random.default_rng(seed).multinomial(400, p, size=steps).astype(float)
+
+
+def test_the_interval_covers_the_truth_and_the_floor_chance() -> None:
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    q = np.array([0.3, 0.3, 0.3, 0.1])
+    names = {"layer": 0, "of": "load", "measure": "total variation", "unit": "1"}
+    covered = chance = 0
+    for seed in range(40):
+        one = _shares(seed, p)
+        far = distance(one, _shares(seed + 100, q), total_variation, **names)
+        near = distance(one, _shares(seed + 200, p), total_variation, **names)
+        covered += far.low <= 0.1 <= far.high
+        chance += near.beyond_chance
+        assert far.beyond_chance
+        assert near.low <= near.value <= near.high
+    assert covered >= 36
+    assert chance <= 6
+
+
+def test_a_run_is_at_no_distance_from_itself() -> None:
+    with Trace.open(path("golden-v1.h5")) as a, Trace.open(path("golden-v1.h5")) as b:
+        found = compare(a, b)
+        assert {d.value for d in found.distances} == {0.0}
+        assert not any(d.beyond_chance for d in found.distances)
+        assert worst(found, {"total variation": 0.0}) == []
+
+
+def test_early_and_late_training_are_apart(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        every = np.arange(len(trace.occurrences))
+        early = trace.select(every[trace.occurrences.iteration < 12])
+        late = trace.select(every[trace.occurrences.iteration >= 12])
+        found = compare(early, late)
+        loads = [d for d in found.distances if d.of == "expert load"]
+        assert len(loads) == 2
+        assert all(0 < d.value < 1 for d in loads)
+        told = {d.of for d in found.distances}
+        assert {"wire matrix", "cv of demand", "duration of dispatch"} <= told
+
+
+def test_what_has_nothing_in_common_is_refused(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        nothing = trace.select(np.zeros(0, np.int64))
+        with pytest.raises(AnalysisError, match="share nothing"):
+            compare(trace, nothing)
+
+
+def test_the_command_says_by_its_exit_code(
+    captured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moetraffic.cli import main
+
+    golden = str(path("golden-v1.h5"))
+    assert main(["compare", golden, golden, "--at-most", "shares=0"]) == 0
+    assert "expert load" in capsys.readouterr().out
+    assert main(["compare", str(captured), golden, "--at-most", "skew=0.001"]) == 1
+    assert "above threshold" in capsys.readouterr().out
+    assert main(["compare", golden, golden, "--at-most", "colour=1"]) == 2
+    assert "--at-most shares=0.05" in capsys.readouterr().err
