@@ -44,7 +44,9 @@ class Repeated:
 
     def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
         at = np.arange(start, stop)
-        return self._drawn[self._order[at // self._block] * self._block + at % self._block]
+        return self._drawn[
+            self._order[at // self._block] * self._block + at % self._block
+        ]
 
 
 class Constant:
@@ -69,9 +71,9 @@ def drawn(ranks: int, experts: int, tokens: int, count: int) -> np.ndarray[Any, 
         shares.mean(axis=0),
     )
     each = rng.dirichlet(40 * experts * base / base.sum(), size=ranks)
-    return np.stack(
-        [rng.multinomial(tokens, each) for _ in range(count)]
-    ).astype(np.int32)
+    return np.stack([rng.multinomial(tokens, each) for _ in range(count)]).astype(
+        np.int32
+    )
 
 
 def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int) -> int:
@@ -81,7 +83,11 @@ def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int)
     demand = Repeated(drawn(ranks, experts, 8192, few), rows, min(32, few))
     routing = [
         Site(
-            group=0, operation=ROUTING, layer=n, experts=experts, dropped=DroppedForm.NONE
+            group=0,
+            operation=ROUTING,
+            layer=n,
+            experts=experts,
+            dropped=DroppedForm.NONE,
         )
         for n in range(layers)
     ]
@@ -146,11 +152,18 @@ def main() -> int:
         path = Path(folder, "big.h5")
         begin = time.perf_counter()
         size = write(
-            path, ranks=64, experts=64, layers=8, iterations=int(given.gb * 1e9 / 8 / 16384)
+            path,
+            ranks=64,
+            experts=64,
+            layers=8,
+            iterations=int(given.gb * 1e9 / 8 / 16384),
         )
-        print(f"{size / 1e9:.2f} GB of demand, file {path.stat().st_size / 1e9:.3f}, ratio {size / path.stat().st_size:.2f}, written in {time.perf_counter() - begin:.1f} s")
+        print(
+            f"{size / 1e9:.2f} GB of demand, file {path.stat().st_size / 1e9:.3f}, ratio {size / path.stat().st_size:.2f}, written in {time.perf_counter() - begin:.1f} s"
+        )
         from moetraffic.analysis.engine import observed
         from moetraffic.analysis.exchange import sources, windows, read
+
         begin = time.perf_counter()
         with Trace.open(path) as trace:
             print("open", time.perf_counter() - begin)
@@ -158,15 +171,23 @@ def main() -> int:
             print("sources", time.perf_counter() - begin)
             begin = time.perf_counter()
             from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda a: read(trace, *a).demand.shape, [(s, w) for s in every for w in windows(s)]))
+                list(
+                    pool.map(
+                        lambda a: read(trace, *a).demand.shape,
+                        [(s, w) for s in every for w in windows(s)],
+                    )
+                )
             spent = time.perf_counter() - begin
             print(f"read alone {size / spent / 1e9:.2f} GB/s")
             begin = time.perf_counter()
             for source in every:
                 observed(trace, source)
             spent = time.perf_counter() - begin
-            print(f"observed at {size / spent / 1e9:.2f} GB/s, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+            print(
+                f"observed at {size / spent / 1e9:.2f} GB/s, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"
+            )
     return 0
 
 
