@@ -153,6 +153,44 @@ def ema(series: npt.ArrayLike, *, alpha: float = 0.3, horizon: int = 1) -> Float
     return _ahead(np.asarray(level, dtype=np.float64), horizon)
 
 
+def seasonal(series: npt.ArrayLike, *, period: int, horizon: int = 1) -> Float64:
+    """Forecast the last known value of the same phase: ``x[t - m P]``, m as it must be.
+
+    Parameters
+    ----------
+    series
+        ``[T, ...]``, time first.
+    period
+        P, in steps.
+    horizon
+        Steps ahead, h >= 1; beyond a period the last whole one that is known counts.
+
+    Returns
+    -------
+    float64 array ``[T, ...]``
+        Forecasts of each step; NaN as long as no step of the phase is known.
+
+    Raises
+    ------
+    AnalysisError
+        If the period or the horizon is below 1.
+
+    Examples
+    --------
+    >>> seasonal([1, 2, 3, 1, 2, 3], period=3).tolist()
+    [nan, nan, nan, 1.0, 2.0, 3.0]
+    """
+    if period < 1:
+        raise AnalysisError(
+            f"a season is at least one step long, but period is {period}: choose 1 or "
+            f"more"
+        )
+    if horizon < 1:
+        return _ahead(np.asarray(series, dtype=np.float64), horizon)
+    back = period * -(-horizon // period)
+    return _ahead(np.asarray(series, dtype=np.float64), back)
+
+
 def _ahead(known: Float64, horizon: int) -> Float64:
     """Row t of the result is row t - h of what was known; NaN before."""
     if horizon < 1:

@@ -1,0 +1,111 @@
+r"""Accuracy: how alike a forecast of all cells is to what came, origin by origin.
+
+Forecasts and targets are ``[n, C]``: n origins, C cells (experts, ranks, or pairs of a
+matrix) of one amount, such as bytes.  Each measure gives ``[n]``, NaN where there is
+nothing to compare.  Cells that are not known are 0 in both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Floating = npt.NDArray[np.floating]
+
+
+def cosine(forecast: Floating, target: Floating) -> Float64:
+    r"""Cosine of the angle between the two as vectors, :math:`f \cdot x / |f| |x|`.
+
+    Non-negative loads that are nearly even have a cosine near 1 whatever is forecast:
+    read it beside that of persistence.
+
+    Parameters
+    ----------
+    forecast, target
+        ``[n, C]``.
+
+    Returns
+    -------
+    float64 array ``[n]``
+        NaN where one of them is zero.
+
+    Examples
+    --------
+    >>> cosine(np.array([[1.0, 0.0]]), np.array([[1.0, 1.0]])).round(6).tolist()
+    [0.707107]
+    """
+    f, x = forecast.astype(np.float64), target.astype(np.float64)
+    size = np.sqrt((f**2).sum(axis=1) * (x**2).sum(axis=1))
+    out: Float64 = np.full(len(f), np.nan)
+    np.divide((f * x).sum(axis=1), size, out=out, where=size > 0)
+    return out
+
+
+def total_variation(forecast: Floating, target: Floating) -> Float64:
+    r"""Share that lies in another cell than forecast: :math:`\frac12 \sum |p - q|`.
+
+    p and q are the shares of the target and of the forecast; what is forecast below
+    zero is taken for zero.
+
+    Parameters
+    ----------
+    forecast, target
+        ``[n, C]``.
+
+    Returns
+    -------
+    float64 array ``[n]``
+        0 ... 1; NaN where one of them has no amount.
+
+    Examples
+    --------
+    >>> total_variation(np.array([[2.0, 2.0]]), np.array([[4.0, 0.0]])).tolist()
+    [0.5]
+    """
+    f = np.maximum(forecast.astype(np.float64), 0.0)
+    x = target.astype(np.float64)
+    whole_f, whole_x = f.sum(axis=1), x.sum(axis=1)
+    usable = (whole_f > 0) & (whole_x > 0)
+    out: Float64 = np.full(len(f), np.nan)
+    f, x = f[usable], x[usable]
+    apart = np.abs(f / whole_f[usable, None] - x / whole_x[usable, None])
+    out[usable] = 0.5 * apart.sum(axis=1)
+    return out
+
+
+def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
+    """Share of the K cells with most that are among the K forecast to have most.
+
+    Who guesses has K/C.  Ties at the border share its places evenly in both, as if they
+    were broken at random, so that a forecast that tells nothing apart has just K/C.
+
+    Parameters
+    ----------
+    forecast, target
+        ``[n, C]``.
+    hot
+        K, 1 ... C.
+
+    Returns
+    -------
+    float64 array ``[n]``
+        0 ... 1; NaN where all targets are alike: then none is hot.
+
+    Examples
+    --------
+    >>> hot_recall(np.array([[5.0, 9, 1, 0]]), np.array([[7.0, 0, 8, 1]]), 2).tolist()
+    [0.5]
+    """
+    shared = (_hot(forecast, hot) * _hot(target, hot)).sum(axis=1) / hot
+    alike = target.max(axis=1) == target.min(axis=1)
+    return np.where(alike, np.nan, shared)
+
+
+def _hot(values: Floating, hot: int) -> Float64:
+    """Chance ``[n, C]`` of each cell to be among the first K, ties broken at random."""
+    cells = values.shape[1]
+    border = np.partition(values, cells - hot, axis=1)[:, cells - hot, None]
+    above, tied = values > border, values == border
+    places = hot - above.sum(axis=1, keepdims=True)
+    return above + tied * (places / np.maximum(tied.sum(axis=1, keepdims=True), 1))

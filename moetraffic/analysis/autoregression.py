@@ -1,0 +1,386 @@
+r"""Autoregression: AR(p) by least squares, of thousands of series at once.
+
+A fit needs only the products of a series with itself at p lags, so series and refits
+are solved together: one pass over the series gives the moments of each stretch of time,
+a window of stretches is the sum of their moments, and all windows of all series are one
+batched solve.  The residual sums of every order come from one Cholesky factor of the
+moments.
+
+Arrays inside are ``[C, T]``, series first, so that a series lies together in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+CRITERIA = ("bic", "aic")
+"""What an order is chosen by; "aic" is corrected for short series (AICc)."""
+
+JITTER = 1e-10
+"""Added to the moments' diagonal, of its size, so that constant series can be solved."""
+
+AT_ONCE = 1 << 22
+"""Values of the design that are in memory at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoregression:
+    """Coefficients of AR(p) models; leading axes are refits, series, or nothing.
+
+    The forecast is ``constant + sum_j weights[..., j] x[t - j]``, of ``x[t + horizon]``
+    from the values up to t.
+    """
+
+    constant: Float64  # [...], unit of the series
+    weights: Float64  # [..., P], newest value first; 0 beyond the order
+    order: Int64  # [...]
+    variance: Float64  # [...] residual, unit squared, by degrees of freedom
+    rows: Int64  # [...] equations that the fit is from
+    horizon: int  # steps ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Sums of products of a constant, P lags and the target, of standardised series."""
+
+    products: Float64  # [S, C, P + 2, P + 2]: of each stretch of time
+    mean: Float64  # [C] what was taken off
+    scale: Float64  # [C] what was divided by
+    horizon: int  # steps from the newest lag to the target
+
+    @property
+    def max_order(self) -> int:
+        """P, the number of lags."""
+        return self.products.shape[-1] - 2
+
+
+def moments(
+    series: Float64,
+    borders: Sequence[int],
+    *,
+    max_order: int,
+    horizon: int = 1,
+    known_until: int | None = None,
+) -> Moments:
+    """Gather what least squares need, stretch of time by stretch.
+
+    Parameters
+    ----------
+    series
+        ``[C, T]`` float64; an equation with a NaN in it is left out.
+    borders
+        Increasing; stretch s has the targets ``borders[s] <= t < borders[s + 1]``.
+    max_order
+        P.
+    horizon
+        Steps from the newest lag to the target.
+    known_until
+        The series are standardised by their values before this step: pass the end of
+        the first window that is fitted, so that nothing looks ahead.  None: all.
+
+    Returns
+    -------
+    Moments
+    """
+    past = series[:, :known_until]
+    known = np.isfinite(past)
+    count = np.maximum(known.sum(axis=1), 1)
+    mean = np.where(known, past, 0.0).sum(axis=1) / count
+    apart = np.where(known, past - mean[:, None], 0.0)
+    spread = np.sqrt((apart**2).sum(axis=1) / count)
+    scale = np.where(spread > 1e-12 * np.abs(mean), spread, 1.0)
+    wide = max_order + 2
+    reach = max_order + horizon - 1  # from the oldest lag to the target
+    products = np.zeros((len(borders) - 1, len(series), wide, wide))
+    step = max(1, AT_ONCE // max(wide * len(series), 1))
+    for stretch, (begin, end) in enumerate(
+        zip(borders[:-1], borders[1:], strict=True)
+    ):
+        for first in range(max(begin, reach), end, step):
+            last = min(first + step, end)
+            part = (series[:, first - reach : last] - mean[:, None]) / scale[:, None]
+            rows = last - first
+            design = np.empty((len(series), wide, rows))
+            design[:, 0] = 1.0
+            for lag in range(max_order):
+                at = max_order - 1 - lag
+                design[:, 1 + lag] = part[:, at : at + rows]
+            design[:, -1] = part[:, reach : reach + rows]
+            whole = np.isfinite(part).all()
+            if not whole:
+                usable = np.isfinite(design).all(axis=1, keepdims=True)
+                design = np.where(usable, design, 0.0)
+            products[stretch] += design @ design.transpose(0, 2, 1)
+    return Moments(products=products, mean=mean, scale=scale, horizon=horizon)
+
+
+def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
+    r"""Choose each series' order by an information criterion.
+
+    With n equations and the residual sum RSS of order p, BIC is
+    :math:`n \ln(RSS/n) + (p+1) \ln n`, AICc has :math:`2(p+1) n/(n-p-2)` for the last
+    term.  All orders are compared on the same equations.
+
+    Parameters
+    ----------
+    found
+        Of the training part; its stretches are added up.
+    criterion
+        One of :data:`CRITERIA`.
+
+    Returns
+    -------
+    int64 array ``[C]``
+        0 ... P; 0 where there are too few equations, or nothing varies.
+
+    Raises
+    ------
+    AnalysisError
+        If the criterion is not known.
+
+    References
+    ----------
+    G. Schwarz, Ann. Stat. 6 (1978) 461; C. M. Hurvich and C.-L. Tsai, Biometrika 76
+    (1989) 297.
+    """
+    if criterion not in CRITERIA:
+        raise AnalysisError(
+            f"an order is chosen by one of {', '.join(CRITERIA)}, not {criterion!r}: "
+            f"choose one of them"
+        )
+    total = found.products.sum(axis=0)
+    count = total[:, 0, 0]
+    factor = np.linalg.cholesky(_jittered(total))
+    explained = np.cumsum(factor[:, -1, :-1] ** 2, axis=1)
+    residual = total[:, -1, -1, None] - explained
+    # what rounding and the jitter leave of an exact fit is no better fit
+    residual = np.maximum(residual, 1e-9 * count[:, None] + 1e-300)
+    p = np.arange(found.max_order + 1)
+    n = np.maximum(count, 1)[:, None]
+    if criterion == "bic":
+        penalty = (p + 1) * np.log(n)
+    else:
+        free = np.maximum(n - p - 2, 1e-9)
+        penalty = 2 * (p + 1) * n / free
+    cost = n * np.log(residual / n) + penalty
+    cost = np.where(count[:, None] > 2 * (p + 2), cost, np.inf)
+    cost[:, 0] = np.where(np.isfinite(cost[:, 0]), cost[:, 0], 0.0)
+    return np.argmin(cost, axis=1)
+
+
+def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregression:
+    """Fit windows of stretches, all series and windows at once.
+
+    Parameters
+    ----------
+    found
+        Moments ``[S, C, ...]``.
+    order
+        ``[C]`` order of each series, or one for all.
+    window
+        ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
+
+    Returns
+    -------
+    Autoregression
+        Arrays ``[R, C]``; ``horizon`` is that of the moments.  A one-step fit is made
+        stable: where a root lies outside the unit circle, all are scaled until the
+        largest lies on it, and the mean is kept.  NaN where there is no equation.
+    """
+    wide, lags = found.max_order + 2, found.max_order
+    flat = found.products.reshape(len(found.products), -1)
+    total = (np.asarray(window, np.float64) @ flat).reshape(
+        -1, len(found.mean), wide, wide
+    )
+    chosen = np.broadcast_to(np.asarray(order, np.int64), total.shape[1:2])
+    used = np.concatenate(
+        (np.ones((len(chosen), 1), bool), np.arange(lags) < chosen[:, None]), axis=1
+    )
+    count = total[..., 0, 0]
+    jittered = _jittered(total)
+    left = np.where(used[:, :, None] & used[:, None, :], jittered[..., :-1, :-1], 0.0)
+    corner = np.arange(lags + 1)
+    left[..., corner, corner] += np.where(used, 0.0, 1.0)
+    right = np.where(used, total[..., :-1, -1], 0.0)
+    solved = np.linalg.solve(left, right[..., None])[..., 0]
+    explained = (solved * right).sum(axis=-1)
+    residual = np.maximum(total[..., -1, -1] - explained, 0.0)
+    freedom = np.maximum(count - 1 - chosen, 1)
+    constant, weights = solved[..., 0], solved[..., 1:]
+    if found.horizon == 1:
+        # the mean of the window: what a model that had to be scaled falls back to
+        level = total[..., 0, -1] / np.maximum(count, 1)
+        constant, weights = _stable(constant, weights, level)
+    constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
+    return Autoregression(
+        constant=np.where(count > 0, constant, np.nan),
+        weights=weights,
+        order=np.broadcast_to(chosen, count.shape).copy(),
+        variance=np.where(count > 0, found.scale**2 * residual / freedom, np.nan),
+        rows=np.rint(count).astype(np.int64),
+        horizon=found.horizon,
+    )
+
+
+def ahead(model: Autoregression, horizon: int) -> Autoregression:
+    """The h-step forecast of a one-step model, by putting forecasts in for values.
+
+    Parameters
+    ----------
+    model
+        One step ahead.
+    horizon
+        h >= 1.
+
+    Returns
+    -------
+    Autoregression
+        With the first row of the h-th power of the companion matrix for weights; its
+        ``variance`` is still that of one step.
+
+    Raises
+    ------
+    AnalysisError
+        If the model is not one of one step.
+
+    Examples
+    --------
+    >>> fit = fit_autoregression([8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625], order=1)
+    >>> ahead(fit, 3).weights.round(6).tolist()
+    [[0.125]]
+    """
+    if model.horizon != 1 or horizon < 1:
+        raise AnalysisError(
+            f"a model of one step is taken h >= 1 steps ahead, but the model is of "
+            f"{model.horizon} and h is {horizon}: fit with horizon=1"
+        )
+    lags = model.weights.shape[-1]
+    if horizon == 1 or not lags:
+        return Autoregression(**(vars(model) | {"horizon": horizon}))
+    known = np.isfinite(model.constant)
+    step = np.zeros((*model.constant.shape, lags + 1, lags + 1))
+    step[..., 0, 0] = 1.0
+    step[..., 1, 0] = np.where(known, model.constant, 0.0)
+    step[..., 1, 1:] = model.weights
+    below = np.arange(lags - 1)
+    step[..., below + 2, below + 1] = 1.0
+    power = np.linalg.matrix_power(step, horizon)
+    return Autoregression(
+        constant=np.where(known, power[..., 1, 0], np.nan),
+        weights=power[..., 1, 1:],
+        order=model.order,
+        variance=model.variance,
+        rows=model.rows,
+        horizon=horizon,
+    )
+
+
+def fit_autoregression(
+    series: npt.ArrayLike,
+    *,
+    order: int | None = None,
+    max_order: int = 8,
+    criterion: str = "bic",
+    horizon: int = 1,
+) -> Autoregression:
+    """Fit AR(p) models to whole series by least squares with a constant.
+
+    Parameters
+    ----------
+    series
+        ``[T]`` or ``[T, C]``, time first; equations with a NaN are left out.
+    order
+        p; None: chosen for each series by the criterion from 0 ... ``max_order``.
+    max_order
+        Largest order that is looked at; fewer where the series is short.
+    criterion
+        As in :func:`order_of`.
+    horizon
+        Steps ahead; above 1 the value h steps ahead is itself the target ("direct"),
+        its order still being that of the one-step model.  For the "iterated" forecast
+        fit with 1 and use :func:`ahead`.
+
+    Returns
+    -------
+    Autoregression
+        Arrays ``[C]``, P = ``order`` or ``max_order``.
+
+    Raises
+    ------
+    AnalysisError
+        If an order is below 0, the horizon below 1, or the criterion not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.cos(2 * np.pi * np.arange(40) / 8)  # x[t+1] = sqrt 2 x[t] - x[t-1]
+    >>> fit_autoregression(x, order=2).weights.round(2).tolist()
+    [[1.41, -1.0]]
+    """
+    x = np.asarray(series, dtype=np.float64)
+    x = np.ascontiguousarray(x.reshape(len(x), -1).T)
+    if horizon < 1 or (order is not None and order < 0) or max_order < 0:
+        raise AnalysisError(
+            f"an order is at least 0 and a horizon at least 1, but order is {order}, "
+            f"max_order {max_order} and horizon {horizon}: raise what is too small"
+        )
+    lags = order if order is not None else fitting_order(x.shape[1], max_order)
+    first = moments(x, [0, x.shape[1]], max_order=lags)
+    chosen = order if order is not None else order_of(first, criterion=criterion)
+    if horizon > 1:
+        first = moments(x, [0, x.shape[1]], max_order=lags, horizon=horizon)
+    found = solve(first, chosen, np.ones((1, 1)))
+    return Autoregression(
+        constant=found.constant[0],
+        weights=found.weights[0],
+        order=found.order[0],
+        variance=found.variance[0],
+        rows=found.rows[0],
+        horizon=found.horizon,
+    )
+
+
+def fitting_order(steps: int, max_order: int) -> int:
+    """Largest order that leaves five equations to a coefficient in so many steps."""
+    return max(0, min(max_order, (steps - 5) // 6))
+
+
+def _jittered(total: Float64) -> Float64:
+    """Moments with a diagonal that a Cholesky factor exists for."""
+    out = total.copy()
+    corner = np.arange(total.shape[-1])
+    out[..., corner, corner] += JITTER * np.maximum(total[..., :1, 0], 1.0)
+    return out
+
+
+def _stable(
+    constant: Float64, weights: Float64, level: Float64
+) -> tuple[Float64, Float64]:
+    """Scale the roots of models that would grow until the largest is on the circle."""
+    lags = weights.shape[-1]
+    # sum |a| <= 1 leaves no root outside; only the others need their roots
+    suspect = np.abs(weights).sum(axis=-1) > 1
+    if not lags or not suspect.any():
+        return constant, weights
+    companion = np.zeros((int(suspect.sum()), lags, lags))
+    companion[:, 0] = weights[suspect]
+    below = np.arange(lags - 1)
+    companion[:, below + 1, below] = 1.0
+    radius = np.abs(np.linalg.eigvals(companion)).max(axis=-1)
+    outside = radius > 1
+    shrink = 1 / np.maximum(radius, 1.0)
+    scaled = weights[suspect] * shrink[:, None] ** np.arange(1, lags + 1)
+    kept = level[suspect] * (1 - scaled.sum(axis=-1))
+    weights, constant = weights.copy(), constant.copy()
+    weights[suspect] = scaled
+    constant[suspect] = np.where(outside, kept, constant[suspect])
+    return constant, weights

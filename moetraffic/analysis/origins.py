@@ -1,0 +1,196 @@
+"""Origins: where forecasts are made, and on what they are tuned and judged.
+
+A series is cut in time into three parts: on the first forecasters are fitted, on the
+second their settings and the best of them are chosen, on the third they are judged.
+An *origin* is the last step that a forecast knows; it forecasts ``origin + horizon``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+FEWEST = 4
+"""Origins that a part needs, or nothing is chosen or judged on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A chronological split and the origins in its later parts."""
+
+    steps: int  # T
+    train_end: int  # steps before it are for fitting alone
+    validation_end: int  # steps from it on are for judging alone
+    stride: int  # of the origins: each, or every second ...
+    refit_every: int  # steps after which what is fitted is fitted again
+
+    def validation(self, horizon: int) -> Int64:
+        """Origins ``[n]`` whose targets lie in the validation part."""
+        return self._origins(self.train_end, self.validation_end, horizon)
+
+    def test(self, horizon: int) -> Int64:
+        """Origins ``[n]`` from the last validation step on whose targets there are."""
+        return self._origins(self.validation_end, self.steps, horizon)
+
+    def refits(self) -> Int64:
+        """Steps ``[R]`` after which a fit is made, from what is before: increasing."""
+        late = self.steps
+        validation = np.arange(self.train_end, self.validation_end, self.refit_every)
+        test = np.arange(self.validation_end, late, self.refit_every)
+        return np.concatenate((validation, test)).astype(np.int64)
+
+    def too_short(self, horizon: int) -> str:
+        """Why nothing can be said at a horizon; empty where it can."""
+        shortest = min(
+            self.validation_end - self.train_end, self.steps - self.validation_end
+        )
+        need = horizon + FEWEST - 1
+        if self.train_end >= 2 and shortest >= need:
+            return ""
+        return (
+            f"{horizon} {'iteration' if horizon == 1 else 'iterations'} ahead needs "
+            f"parts of {need} to choose and to judge on, but of {self.steps} "
+            f"iterations there are {max(shortest, 0)}"
+        )
+
+    def _origins(self, begin: int, end: int, horizon: int) -> Int64:
+        return np.arange(max(begin - 1, 0), end - horizon, self.stride, dtype=np.int64)
+
+
+def split(
+    steps: int,
+    *,
+    parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
+    max_origins: int = 2048,
+    refit_every: int | None = None,
+) -> Split:
+    """Cut a series into training, validation and test.
+
+    Parameters
+    ----------
+    steps
+        T.
+    parts
+        Shares of training, validation and test; they add up to 1.
+    max_origins
+        Of a part: more are thinned to every second, third ...
+    refit_every
+        Steps between refits; None: an eighth of the test part.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    AnalysisError
+        If the shares do not add up to 1, one is not above 0, or a number is below 1.
+
+    Examples
+    --------
+    >>> found = split(60)
+    >>> found.train_end, found.validation_end, found.test(10).tolist()
+    (30, 45, [44, 45, 46, 47, 48, 49])
+    """
+    if min(parts) <= 0 or abs(sum(parts) - 1) > 1e-9:
+        raise AnalysisError(
+            f"training, validation and test are shares above 0 that add up to 1, but "
+            f"are {parts}: give three such, as 0.5, 0.25, 0.25"
+        )
+    if max_origins < 1 or (refit_every is not None and refit_every < 1):
+        raise AnalysisError(
+            f"there is at least one origin and one step between refits, but "
+            f"max_origins is {max_origins} and refit_every {refit_every}: choose 1 or "
+            f"more"
+        )
+    train = round(steps * parts[0])
+    validation = train + round(steps * parts[1])
+    longest = max(validation - train, steps - validation)
+    every = max(1, -(-(steps - validation) // 8))
+    return Split(
+        steps=steps,
+        train_end=train,
+        validation_end=validation,
+        stride=max(1, -(-longest // max_origins)),
+        refit_every=every if refit_every is None else refit_every,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """An estimate of ``1 - sum a / sum b`` over origins, and how sure it is."""
+
+    value: float
+    error: float  # standard error; NaN with too few blocks
+    low: float  # 95 % interval
+    high: float
+    blocks: int  # stretches of origins that were left out one after the other
+
+
+def gain(
+    error: Float64, reference: Float64, *, horizon: int = 1, stride: int = 1
+) -> Ratio:
+    r"""Skill from squared errors an origin, with an interval by a block jackknife.
+
+    Origins close to each other err alike, and at a horizon h for at least h steps.  They
+    are cut into g stretches (at most 20, each of h steps or more, and of the third root
+    of the number of origins); leaving one out at a time gives the variance of the estimate, with a Student interval of g - 1 degrees
+    of freedom.
+
+    Parameters
+    ----------
+    error, reference
+        ``[n]`` sums of squared errors of each origin, in time order, of the forecast
+        and of what it is compared with.
+    horizon, stride
+        Steps ahead, and steps from one origin to the next.
+
+    Returns
+    -------
+    Ratio
+        NaN where the reference has no error; the interval also with fewer than 4
+        blocks.
+
+    References
+    ----------
+    H. R. Künsch, Ann. Stat. 17 (1989) 1217: the jackknife for blocks.
+
+    Examples
+    --------
+    >>> found = gain(np.full(27, 1.0), np.full(27, 2.0))
+    >>> found.value, found.low, found.high, found.blocks
+    (0.5, 0.5, 0.5, 9)
+    """
+    unknown = float("nan")
+    whole, base = float(error.sum()), float(reference.sum())
+    if not base > 0:
+        return Ratio(value=unknown, error=unknown, low=unknown, high=unknown, blocks=0)
+    value = 1 - whole / base
+    # blocks as long as errors stay alike, but no more than a fifth of the time
+    span = max(horizon / stride, len(error) / 20, len(error) ** (1 / 3))
+    blocks = int(len(error) / span) if len(error) else 0
+    edges = np.linspace(0, len(error), blocks + 1).astype(np.int64)[:-1]
+    if blocks < FEWEST:
+        return Ratio(
+            value=value, error=unknown, low=unknown, high=unknown, blocks=blocks
+        )
+    above = whole - np.add.reduceat(error, edges)
+    below = base - np.add.reduceat(reference, edges)
+    if not (below > 0).all():  # all error in one stretch: nothing to compare without it
+        return Ratio(
+            value=value, error=unknown, low=unknown, high=unknown, blocks=blocks
+        )
+    left = 1 - above / below
+    spread = float(np.sqrt((blocks - 1) / blocks * ((left - left.mean()) ** 2).sum()))
+    reach = float(student.ppf(0.975, blocks - 1)) * spread
+    return Ratio(
+        value=value, error=spread, low=value - reach, high=value + reach, blocks=blocks
+    )
