@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ CRITERIA = ("bic", "aic")
 """What an order is chosen by; "aic" is corrected for short series (AICc)."""
 
 JITTER = 1e-10
-"""Added to the moments' diagonal, of its size, so that constant series can be solved."""
+"""Added to the moments' diagonal, of its size: constant series can be solved too."""
 
 AT_ONCE = 1 << 22
 """Values of the design that are in memory at a time."""
@@ -102,9 +103,7 @@ def moments(
     reach = max_order + horizon - 1  # from the oldest lag to the target
     products = np.zeros((len(borders) - 1, len(series), wide, wide))
     step = max(1, AT_ONCE // max(wide * len(series), 1))
-    for stretch, (begin, end) in enumerate(
-        zip(borders[:-1], borders[1:], strict=True)
-    ):
+    for stretch, (begin, end) in enumerate(pairwise(borders)):
         for first in range(max(begin, reach), end, step):
             last = min(first + step, end)
             part = (series[:, first - reach : last] - mean[:, None]) / scale[:, None]
@@ -254,7 +253,8 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
 
     Examples
     --------
-    >>> fit = fit_autoregression([8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625], order=1)
+    >>> halves = 8.0 / 2.0 ** np.arange(8)
+    >>> fit = fit_autoregression(halves, order=1)
     >>> ahead(fit, 3).weights.round(6).tolist()
     [[0.125]]
     """

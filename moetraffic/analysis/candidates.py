@@ -32,6 +32,9 @@ Int64 = npt.NDArray[np.int64]
 FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")
 """Forecasters, simplest first: of two that are as good, the first is taken."""
 
+FLAT = ("persistence", "window_mean", "ema")
+"""Those whose forecast is the same at every horizon."""
+
 ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Weights of the newest value that are tried."""
 
@@ -258,7 +261,9 @@ class Block:
 
     def _mean(self, window: int, origins: Int64) -> Float64:
         sums, offset = self._sums
-        begin = np.maximum(origins + 1 - window, 0) if window else np.zeros_like(origins)
+        begin = (
+            np.maximum(origins + 1 - window, 0) if window else np.zeros_like(origins)
+        )
         total = sums[:, origins + 1] - sums[:, begin]
         return np.asarray(offset + total / (origins + 1 - begin), np.float64)
 
@@ -280,7 +285,9 @@ class Block:
 
     def _linear(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
         model = self._model(candidate, horizon)
-        refit = np.searchsorted(self.split.refits(), origins + 1, side="right") - 1
+        refits = self.split.refits()
+        # before the first refit its fit is shown, in sample: no such origin is judged
+        refit = np.maximum(np.searchsorted(refits, origins + 1, side="right") - 1, 0)
         made: Float64 = model.constant[refit].T.copy()
         for lag in range(model.weights.shape[-1]):
             weight = model.weights[refit, :, lag].T

@@ -129,9 +129,7 @@ def count_floors(
     ([0.0216], [[0.935]])
     """
     m = np.atleast_1d(np.asarray(mean, np.float64))
-    variance = np.atleast_1d(
-        count_variance(m, tokens, k=k, experts=experts, held=held)
-    )
+    variance = np.atleast_1d(count_variance(m, tokens, k=k, experts=experts, held=held))
     mape: Float64 = np.full(m.shape, np.nan)
     within: Float64 = np.full((len(tolerances), *m.shape), np.nan)
     usable = (m > 0) & np.isfinite(variance)

@@ -1,0 +1,369 @@
+r"""Attenuation: how counting noise hides the memory of shares, and how to see it again.
+
+Shares p that are AR(1) with coefficient :math:`\phi` are seen through counts of N
+tokens, whose noise is new in every step.  The autocorrelation of what is seen is then
+:math:`\rho_l = a \phi^l` from lag 1 on, with :math:`a = Var(p)/Var(share)`: the lag-1
+autocorrelation alone tells :math:`a \phi`, which few tokens make as small as one likes.
+The shape over many lags tells both.  The ratio of two lags is too noisy for that; the
+likelihood uses all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import chi2
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+
+BINS = 256
+"""Frequencies that are told apart; higher ones are averaged in ever wider bins."""
+
+GRID = 41
+"""Values of each parameter at a time; the grid closes in on the maximum."""
+
+ZOOMS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decay:
+    """Memory and noise of a series; NaN and a reason where they cannot be told."""
+
+    phi: float  # correlation of the true shares one step apart
+    phi_low: float  # interval from the profile likelihood
+    phi_high: float
+    noise_share: float  # of the variance that is new in every step, 1 - a: 0 ... 1
+    noise_low: float
+    noise_high: float
+    acf1: float  # a phi: what lag 1 alone shows
+    half_life: float  # steps after which half of a deviation is gone: ln .5 / ln phi
+    steps: int  # used
+    series: float  # how many independent ones those used are worth
+    reason: str = ""
+
+    def correlation(self, lag: int) -> float:
+        """Autocorrelation of what is seen, ``a phi^lag``; 1 at lag 0."""
+        return 1.0 if lag == 0 else float((1 - self.noise_share) * self.phi**lag)
+
+    def least_nmse(self, horizon: int = 1) -> float:
+        r"""NMSE of the best forecast from all of the past, for a Gaussian process.
+
+        With q and r the variances of the innovations of p and of the noise, the
+        uncertainty P of p before a step solves
+        :math:`P = \phi^2 P r / (P + r) + q` (Kalman 1960); h steps ahead the error is
+        :math:`\phi^{2(h-1)} P + q (1 - \phi^{2(h-1)})/(1 - \phi^2) + r`, in units of
+        the variance seen.  Without noise it is :math:`1 - \phi^{2h}`.
+        """
+        a, r = 1 - self.noise_share, self.noise_share
+        squared = self.phi**2
+        q = a * (1 - squared)
+        # P^2 + (r - phi^2 r - q) P - q r = 0
+        half = (r - squared * r - q) / 2
+        before = -half + float(np.sqrt(half**2 + q * r))
+        faded = squared ** (horizon - 1)
+        return float(faded * before + a * (1 - faded) + r)
+
+
+def corrected_phi(acf1: npt.ArrayLike, noise_share: npt.ArrayLike) -> Float64:
+    r"""The true lag-1 correlation, where the share of noise is known.
+
+    :math:`\phi = \rho_1 Var(share)/Var(p)`, as with counting noise of a known number of
+    tokens (:func:`count_variance` over the variance that is seen).
+
+    Parameters
+    ----------
+    acf1
+        Measured lag-1 autocorrelation.
+    noise_share
+        Noise's share of the variance, 0 ... 1.
+
+    Returns
+    -------
+    float64 array
+        NaN where all is noise.
+
+    Examples
+    --------
+    >>> float(corrected_phi(0.45, 0.5))
+    0.9
+    """
+    measured, noise = np.broadcast_arrays(
+        np.asarray(acf1, np.float64), np.asarray(noise_share, np.float64)
+    )
+    out: Float64 = np.full(measured.shape, np.nan)
+    np.divide(measured, 1 - noise, out=out, where=noise < 1)
+    return out[()]
+
+
+def fit_decay(
+    series: npt.ArrayLike,
+    *,
+    noise_share: float | None = None,
+    confidence: float = 0.95,
+) -> Decay:
+    r"""Fit the memory of shares that are seen through noise.
+
+    The likelihood is Whittle's with the exact expectation of the periodogram of n steps
+    in place of the spectrum ("debiased"): at each Fourier frequency
+    :math:`E I = \sigma^2 (a K_\phi + 1 - a)`, K the transform of
+    :math:`(1 - |l|/n) \phi^{|l|}`.  It is the state-space likelihood but for terms that
+    vanish with n.  All series share :math:`\phi` and a, each has its own variance and
+    mean; what they are worth together follows from their correlations.
+
+    Parameters
+    ----------
+    series
+        ``[T]`` or ``[T, C]``: shares or loads of cells of one kind.  The longest run of
+        steps that are known in all cells is used, and of more than 1024 cells as many,
+        evenly chosen; cells that never vary are left out.
+    noise_share
+        1 - a where it is known, as from the number of tokens; None: fitted.
+    confidence
+        Of the intervals.
+
+    Returns
+    -------
+    Decay
+        NaN where fewer than 16 steps are known, or where nothing tells the series from
+        white noise: then there may be no memory, or too much noise to see it.
+
+    Raises
+    ------
+    AnalysisError
+        If the noise share is not in [0, 1), or the confidence not between 0 and 1.
+
+    References
+    ----------
+    P. Whittle, Ark. Mat. 2 (1953) 423; A. M. Sykulski et al., Biometrika 106 (2019)
+    251: the debiased Whittle likelihood.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> p = np.zeros((2000, 8))
+    >>> for t in range(1, 2000):
+    ...     p[t] = 0.9 * p[t - 1] + rng.normal(size=8)
+    >>> found = fit_decay(p + rng.normal(size=p.shape) * p.std())
+    >>> abs(found.phi - 0.9) < 0.03, abs(found.noise_share - 0.5) < 0.05
+    (True, True)
+    """
+    if noise_share is not None and not 0 <= noise_share < 1:
+        raise AnalysisError(
+            f"a share of noise is from 0 to below 1, but is {noise_share}: where all "
+            f"is noise there is no memory to fit"
+        )
+    if not 0 < confidence < 1:
+        raise AnalysisError(
+            f"a confidence is between 0 and 1, but is {confidence}: 0.95 is usual"
+        )
+    x = _usable(np.asarray(series, np.float64))
+    if len(x) < 16 or not x.shape[1]:
+        return _unknown(
+            len(x), f"{len(x)} steps of {x.shape[1]} cells that vary are too few"
+        )
+    power, weight, owner = _periodogram(x)
+    likelihood = _Likelihood(power, weight, owner, len(x), x.shape[1])
+    # Step 1: the maximum, each series counting in full.
+    found = _maximum(likelihood, 1.0, noise_share, confidence)
+    # Step 2: what the series are worth together, and the intervals with it.
+    worth = _worth(x, found[0], 1 - found[1])
+    found = _maximum(likelihood, worth / x.shape[1], noise_share, confidence)
+    phi, noise, phi_range, noise_range, rise = found
+    if rise < float(chi2.ppf(confidence, 1)) / 2:
+        return _unknown(
+            len(x), "nothing tells the series from white noise", series=worth
+        )
+    half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else float("nan")
+    return Decay(
+        phi=phi,
+        phi_low=phi_range[0],
+        phi_high=phi_range[1],
+        noise_share=noise,
+        noise_low=noise_range[0],
+        noise_high=noise_range[1],
+        acf1=(1 - noise) * phi,
+        half_life=half_life,
+        steps=len(x),
+        series=worth,
+    )
+
+
+def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Decay:
+    nothing = float("nan")
+    return Decay(
+        phi=nothing,
+        phi_low=nothing,
+        phi_high=nothing,
+        noise_share=nothing,
+        noise_low=nothing,
+        noise_high=nothing,
+        acf1=nothing,
+        half_life=nothing,
+        steps=steps,
+        series=series,
+        reason=reason,
+    )
+
+
+def _usable(x: Float64) -> Float64:
+    """The longest run of steps that are known, of cells that vary, about their means."""
+    x = x.reshape(len(x), -1) if x.ndim > 1 else x.reshape(-1, 1)
+    some = np.unique(np.linspace(0, max(x.shape[1] - 1, 0), min(x.shape[1], 1024)))
+    x = x[:, some.astype(np.int64)]
+    known = np.isfinite(x).any(axis=0)
+    x = x[:, known]
+    whole = np.isfinite(x).all(axis=1) if x.shape[1] else np.zeros(len(x), bool)
+    gaps = np.flatnonzero(np.concatenate(([True], ~whole, [True])))
+    if len(gaps) < 2:
+        return x[:0]
+    longest = int(np.argmax(np.diff(gaps)))
+    x = x[gaps[longest] : gaps[longest + 1] - 1]
+    if not len(x):
+        return x
+    apart = x - x.mean(axis=0)
+    spread = np.sqrt((apart**2).mean(axis=0))
+    varies = spread > 1e-9 * np.abs(x).max(axis=0)
+    return np.asarray(apart[:, varies] / spread[varies], np.float64)
+
+
+def _periodogram(x: Float64) -> tuple[Float64, Float64, npt.NDArray[np.int64]]:
+    """Mean power ``[B, C]`` and ordinates ``[B]`` of bins, and each frequency's bin."""
+    steps = len(x)
+    used = np.arange(1, (steps - 1) // 2 + 1)
+    power = np.abs(np.fft.rfft(x, axis=0)[used]) ** 2 / steps
+    if len(used) <= BINS:
+        return power, np.ones(len(used)), np.arange(len(used))
+    single = BINS // 2
+    edges = np.geomspace(single, len(used), BINS - single + 1)
+    edges = np.unique(np.concatenate((np.arange(single), np.rint(edges))))
+    starts = edges[:-1].astype(np.int64)
+    weight = np.diff(edges)
+    owner = np.repeat(np.arange(len(starts)), weight.astype(np.int64))
+    total = np.add.reduceat(power, starts, axis=0)
+    return total / weight[:, None], weight, owner
+
+
+class _Likelihood:
+    """The logarithm of the likelihood, over grids of phi and a."""
+
+    def __init__(
+        self,
+        power: Float64,
+        weight: Float64,
+        owner: npt.NDArray[np.int64],
+        steps: int,
+        cells: int,
+    ) -> None:
+        self.power, self.weight, self.owner = power * weight[:, None], weight, owner
+        self.steps, self.cells = steps, cells
+
+    def shapes(self, phi: Float64) -> Float64:
+        """Expected power ``[G, B]`` of an AR(1) of n steps and variance 1."""
+        n = self.steps
+        z = phi[:, None] * np.exp(-2j * np.pi * np.arange(1, len(self.owner) + 1) / n)
+        # sum over l < n of (1 - l/n) z^l, in closed form; z^n = phi^n
+        last = (phi**n)[:, None]
+        half = 1 / (1 - z) - z * (1 - last) / (n * (1 - z) ** 2)
+        power = 2 * half.real - 1
+        starts = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        return np.asarray(np.add.reduceat(power, starts, axis=1) / self.weight)
+
+    def at(self, phi: Float64, a: Float64) -> Float64:
+        """``[G, A]`` up to a constant."""
+        number = float(self.weight.sum())
+        out = np.empty((len(phi), len(a)))
+        for row, shape in enumerate(self.shapes(phi)):
+            expected = np.maximum(a[:, None] * shape + (1 - a[:, None]), 1e-12)
+            scale = (1 / expected) @ self.power / number
+            logs = np.log(expected) @ self.weight
+            out[row] = -number * np.log(scale).sum(axis=1) - self.cells * logs
+        return out
+
+
+Range = tuple[float, float]
+
+
+def _maximum(
+    likelihood: _Likelihood,
+    share: float,
+    noise: float | None,
+    confidence: float,
+) -> tuple[float, float, Range, Range, float]:
+    """phi, noise, their intervals, and how far above white noise the likelihood is."""
+    drop = float(chi2.ppf(confidence, 1)) / 2
+    # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi)
+    low, high = np.array([-4.6, 0.0]), np.array([9.0, 1.0])
+    if noise is not None:
+        low[1] = high[1] = 1 - noise
+    floor = float(likelihood.at(np.zeros(1), np.zeros(1))[0, 0])
+    for _ in range(ZOOMS):
+        turned = np.linspace(low[0], high[0], GRID)
+        a = np.linspace(low[1], high[1], GRID if noise is None else 1)
+        value = likelihood.at(np.tanh(turned / 2), a) * share
+        best = float(value.max())
+        # the grid closes in on all that is not ruled out, and one cell around it
+        inside = value > best - 2 * drop - 0.5
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        low[0] = turned[max(rows[0] - 1, 0)]
+        high[0] = turned[min(rows[-1] + 1, GRID - 1)]
+        if noise is None:
+            low[1] = a[max(columns[0] - 1, 0)]
+            high[1] = a[min(columns[-1] + 1, GRID - 1)]
+    top, side = np.unravel_index(int(value.argmax()), value.shape)
+    phi = float(np.tanh(_vertex(turned, value.max(axis=1), int(top)) / 2))
+    reach = _interval(turned, value.max(axis=1), best - drop)
+    amount = _vertex(a, value.max(axis=0), int(side))
+    a_reach = _interval(a, value.max(axis=0), best - drop)
+    return (
+        phi,
+        1 - amount,
+        (float(np.tanh(reach[0] / 2)), float(np.tanh(reach[1] / 2))),
+        (1 - a_reach[1], 1 - a_reach[0]),
+        best - floor * share,
+    )
+
+
+def _vertex(x: Float64, y: Float64, at: int) -> float:
+    """Where the parabola through a maximum and its neighbours is highest."""
+    if not 0 < at < len(x) - 1:
+        return float(x[at])
+    before, here, after = (float(v) for v in y[at - 1 : at + 2])
+    bend = before - 2 * here + after
+    aside = 0.5 * (before - after) / bend if bend < 0 else 0.0
+    return float(x[at] + aside * (x[1] - x[0]))
+
+
+def _interval(x: Float64, y: Float64, level: float) -> Range:
+    """Where a profile falls below a level on both sides, interpolated."""
+    above = np.flatnonzero(y >= level)
+    first, last = int(above[0]), int(above[-1])
+    low, high = float(x[first]), float(x[last])
+    if first > 0:
+        low -= (
+            (x[first] - x[first - 1]) * (y[first] - level) / (y[first] - y[first - 1])
+        )
+    if last < len(x) - 1:
+        high += (x[last + 1] - x[last]) * (y[last] - level) / (y[last] - y[last + 1])
+    return float(low), float(high)
+
+
+def _worth(x: Float64, phi: float, a: float) -> float:
+    """How many independent series correlated ones are worth: C^2 / sum of r^2.
+
+    Two unrelated series have a mean squared sample correlation of
+    ``(1 + 2 sum rho_l^2)/n``, which is taken off.
+    """
+    steps, cells = x.shape
+    if cells == 1:
+        return 1.0
+    r = x.T @ x / steps
+    squares = float((r**2).sum()) - cells
+    by_chance = (1 + 2 * a**2 * phi**2 / max(1 - phi**2, 1e-3)) / steps
+    real = max(squares - cells * (cells - 1) * min(by_chance, 1.0), 0.0)
+    # shares that add up to one have at least the correlation that this brings
+    real = max(real, cells / (cells - 1)) if cells > 1 else real
+    return cells**2 / (cells + real)

@@ -1,0 +1,468 @@
+"""Within an iteration: what its first dispatch tells of what comes later in it.
+
+Combine sends back what dispatch sent, and the backward phases repeat both: where a
+phase has the same token matrix or its transpose, the first dispatch tells it exactly.
+Later layers it tells in part: through a column-stochastic map of loads, or as a
+correction of what the past told, since an iteration whose first layer is unusual is
+unusual in later ones.  All is compared with the best forecast from the past alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+
+from .accuracy import hot_recall, total_variation
+from .candidates import Block, Candidate, candidates, find_period
+from .origins import Split, gain, split
+from .transition import apply_transition, fit_transition
+from .tuning import block_of, slices, tune
+from .verdict import TOLERANCES, Verdict, unknown_verdict
+
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+VALUES = 1 << 23
+"""Values of the first dispatch and of a target that are looked at: the last ones."""
+
+WIDEST_MAP = 256
+"""Cells up to which a column-stochastic map is tried."""
+
+COMPONENTS = 32
+"""Directions in which the first dispatch's surprises are looked at."""
+
+RIDGES = (0.01, 0.1, 1.0, 10.0)
+"""Ridges that are tried, relative to the mean eigenvalue."""
+
+EARLY = 1 - 1e-9
+"""A rival has to have less than this share of the error of what is simpler."""
+
+PAST = "the past"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What the first dispatch tells of one later target, over the test part."""
+
+    target: str
+    steps: int  # iterations that were looked at
+    origins: int  # of the test part
+    same: float  # share of iterations in which the target is the first, exactly
+    transposed: float  # or its transpose; NaN where the shapes do not allow it
+    best: str  # chosen on the validation part: "same", "transposed", "map", ...
+    past: str  # the best from the past alone, chosen there too
+    mse: float  # mean squared error
+    past_mse: float
+    skill: float  # 1 - MSE / MSE of the past
+    skill_low: float  # 95 % interval
+    skill_high: float
+    hot_recall: float
+    past_hot_recall: float
+    verdict: Verdict
+    reason: str = ""
+
+
+def identities(first: npt.ArrayLike, later: npt.ArrayLike) -> tuple[float, float]:
+    """How often a later matrix is the first one, or its transpose, in every cell.
+
+    Parameters
+    ----------
+    first, later
+        ``[T, ...]`` of the same unit; the transpose is that of ``[T, W, W]``.
+
+    Returns
+    -------
+    tuple of float
+        Shares of the iterations that are known in both, 0 ... 1; NaN where the shapes
+        do not allow it, or none is known.
+
+    Examples
+    --------
+    >>> a = np.arange(8).reshape(2, 2, 2)
+    >>> identities(a, a.transpose(0, 2, 1))
+    (0.0, 1.0)
+    """
+    a, b = np.asarray(first), np.asarray(later)
+    if a.shape != b.shape or not len(a):
+        same = float("nan")
+    else:
+        same = _agree(a, b)
+    square = a.ndim == 3 and a.shape[1] == a.shape[2] and a.shape == b.shape and len(a)
+    return same, _agree(a.transpose(0, 2, 1), b) if square else float("nan")
+
+
+def _agree(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> float:
+    rows = tuple(range(1, a.ndim))
+    known = np.isfinite(a).all(axis=rows) & np.isfinite(b).all(axis=rows)
+    equal = (a == b).all(axis=rows)[known]
+    return float(equal.mean()) if equal.size else float("nan")
+
+
+def within_iteration(
+    first: npt.ArrayLike,
+    later: Mapping[str, npt.ArrayLike],
+    *,
+    lead_s: Mapping[str, float] | None = None,
+    tolerances: Sequence[float] = TOLERANCES,
+    max_order: int = 8,
+    parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
+    max_origins: int = 2048,
+    hot: int | None = None,
+) -> tuple[Sight, ...]:
+    r"""Judge what the first dispatch of an iteration tells of its later traffic.
+
+    Tried are: the first dispatch itself or its transpose; a column-stochastic map of
+    loads (:func:`fit_transition`, up to :data:`WIDEST_MAP` cells); and the regression
+    :math:`\hat y_t = e_t + B (x_t - d_t)`, where d and e are the best forecasts from
+    the past of the first dispatch and of the target, and B is fitted by ridge to the
+    surprises of the past in their main components.  Which is taken, and its ridge, is
+    chosen on the validation part, the past alone being among them.
+
+    Parameters
+    ----------
+    first
+        ``[T, ...]`` loads, or matrices, of the first dispatch of each iteration.
+    later
+        By name, ``[T, ...]`` of the same iterations and unit.
+    lead_s
+        By name, seconds from when the first dispatch is known to the transfer.
+    tolerances, max_order, parts, max_origins, hot
+        As in :func:`moetraffic.analysis.forecasting.forecast`.
+
+    Returns
+    -------
+    tuple of Sight
+        One a target, in their order.
+
+    Raises
+    ------
+    AnalysisError
+        If a target has other iterations than the first dispatch.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> sent = rng.integers(0, 99, size=(40, 4, 4))
+    >>> found, = within_iteration(sent, {"combine": sent.transpose(0, 2, 1)})
+    >>> found.best, found.skill, found.verdict.within
+    ('transposed', 1.0, (1.0, 1.0, 1.0, 1.0))
+    """
+    x = np.asarray(first)
+    found = []
+    for name, target in later.items():
+        y = np.asarray(target)
+        if not x.ndim or not y.ndim or len(y) != len(x):
+            raise AnalysisError(
+                f"a target is of the iterations of the first dispatch, but {name} has "
+                f"shape {y.shape} and the first {x.shape}: align them"
+            )
+        found.append(
+            _sight(
+                x,
+                y,
+                name=name,
+                lead=(lead_s or {}).get(name, float("nan")),
+                tolerances=tuple(tolerances),
+                max_order=max_order,
+                parts=parts,
+                max_origins=max_origins,
+                hot=hot,
+            )
+        )
+    return tuple(found)
+
+
+def _sight(
+    x: npt.NDArray[np.generic],
+    y: npt.NDArray[np.generic],
+    *,
+    name: str,
+    lead: float,
+    tolerances: tuple[float, ...],
+    max_order: int,
+    parts: tuple[float, float, float],
+    max_origins: int,
+    hot: int | None,
+) -> Sight:
+    """One target."""
+    wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
+    keep = min(len(x), max(VALUES // wide, 64))
+    x, y = x[len(x) - keep :], y[len(y) - keep :]
+    same, transposed = identities(x, y)
+    cut = split(keep, parts=parts, max_origins=max_origins)
+    why = cut.too_short(1)
+    if not why and not (y.size and x.size):
+        why = "there are no cells"
+    if why:
+        return _unseen(name, keep, same, transposed, why, tolerances)
+    flat_y = y.reshape(keep, -1)
+    tried = candidates(cut, period=find_period(flat_y, cut), max_order=max_order)
+    past_y, told = _past(flat_y, cut, tried, max_order)
+    made: dict[str, Float64] = {PAST: past_y}
+    if x.shape == y.shape:
+        made["same"] = np.asarray(x.reshape(keep, -1), np.float64)
+        if np.isfinite(transposed):
+            turned = x.transpose(0, 2, 1).reshape(keep, -1)
+            made["transposed"] = np.asarray(turned, np.float64)
+    real_y = np.asarray(flat_y, np.float64)
+    if not _exact(real_y, made, cut):
+        made |= _learnt(x.reshape(keep, -1), real_y, past_y, cut, max_order)
+    return _judged(
+        real_y,
+        made,
+        cut,
+        name=name,
+        lead=lead,
+        told=told,
+        same=same,
+        transposed=transposed,
+        tolerances=tolerances,
+        hot=hot,
+    )
+
+
+def _past(
+    series: npt.NDArray[np.generic],
+    cut: Split,
+    tried: Sequence[Candidate],
+    max_order: int,
+) -> tuple[Float64, str]:
+    """One-step forecasts ``[T, C]`` from the past, and by what."""
+    block: Block = block_of(series, slice(None), cut, max_order)
+    scale = np.ones(series.shape[1])
+    single = len(slices(cut, series.shape[1], max_order)) == 1
+    best = tune(
+        series,
+        scale,
+        cut,
+        tried,
+        [1],
+        max_order=max_order,
+        whole=block if single else None,
+    )[1][0][0]
+    made = np.full(series.shape, np.nan)
+    made[1:] = block.forecast(best, np.arange(cut.steps - 1), 1).T
+    return made, f"{best.family} ({best.setting})" if best.setting else best.family
+
+
+def _error(y: Float64, made: Mapping[str, Float64], key: str, cut: Split) -> float:
+    """Squared error over the validation part; what is not told is left to the past."""
+    when = cut.validation(1) + 1
+    past = made[PAST][when]
+    f = np.where(np.isfinite(made[key][when]), made[key][when], past)
+    miss = np.where(np.isfinite(y[when]) & np.isfinite(past), f - y[when], 0.0)
+    return float((miss**2).sum())
+
+
+def _exact(y: Float64, made: Mapping[str, Float64], cut: Split) -> bool:
+    """Whether one of the forecasts misses nothing in the validation part."""
+    return any(_error(y, made, key, cut) == 0 for key in made)
+
+
+def _learnt(
+    x: npt.NDArray[np.generic], y: Float64, past_y: Float64, cut: Split, max_order: int
+) -> dict[str, Float64]:
+    """Forecasts by map and by regression, each with its best ridge."""
+    found: dict[str, Float64] = {}
+    rivals: dict[str, Float64] = {PAST: past_y}
+    if max(x.shape[1], y.shape[1]) <= WIDEST_MAP:
+        ends = (cut.train_end, cut.validation_end)
+        for ridge in RIDGES:
+            rivals[f"map, ridge {ridge:g}"] = _mapped(x, y, ends, cut, ridge)
+        best = min(
+            (key for key in rivals if key != PAST),
+            key=lambda key: _error(y, rivals, key, cut),
+        )
+        ridge = RIDGES[list(rivals).index(best) - 1]
+        later = (cut.validation_end, cut.steps)
+        found[best] = np.where(
+            np.arange(cut.steps)[:, None] < cut.validation_end,
+            rivals[best],
+            _mapped(x, y, later, cut, ridge),
+        )
+    # a correction needs no more than a good forecast of the first dispatch
+    simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
+    past_x, _ = _past(x, cut, simple, max_order)
+    surprise = np.asarray(x, np.float64) - past_x
+    for ridge in RIDGES:
+        found[f"regression, ridge {ridge:g}"] = past_y + _corrected(
+            surprise, y - past_y, cut, ridge
+        )
+    return found
+
+
+def _mapped(
+    x: npt.NDArray[np.generic],
+    y: Float64,
+    ends: tuple[int, int],
+    cut: Split,
+    ridge: float,
+) -> Float64:
+    """Targets of the steps between by a column-stochastic map of all before them."""
+    begin, end = ends
+    made = np.full(y.shape, np.nan)
+    before, after = np.asarray(x[:begin], np.float64), y[:begin]
+    known = np.isfinite(before).all(axis=1) & np.isfinite(after).all(axis=1)
+    whole = float(before[known].sum())
+    if whole > 0:
+        units = float(after[known].sum()) / whole  # of y to one of x
+        fitted = fit_transition(before, after, ridge=ridge)
+        told = apply_transition(fitted, np.asarray(x[begin:end], np.float64))
+        made[begin:end] = units * told
+    return made
+
+
+def _corrected(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:
+    """What the surprises ``[T, m]`` of the first dispatch say of those of the target."""
+    known = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    x = np.where(np.isfinite(x), x, 0.0)
+    usable = np.flatnonzero(known[: cut.train_end])
+    out = np.zeros(y.shape)
+    if len(usable) < 4:
+        return out
+    # Step 1: the main directions of the first dispatch's surprises in training.
+    number = max(1, min(COMPONENTS, x.shape[1], len(usable) // 4))
+    gram_wide = x.shape[1] <= len(usable)
+    part = x[usable]
+    _, vectors = np.linalg.eigh(part.T @ part if gram_wide else part @ part.T)
+    main = vectors[:, -number:] if gram_wide else part.T @ vectors[:, -number:]
+    z = x @ (main / np.maximum(np.sqrt((main**2).sum(axis=0)), 1e-300))
+    # Step 2: ridge at each refit, from all before it.
+    borders = [*cut.refits().tolist(), cut.steps]
+    held = np.where(known[:, None], np.nan_to_num(y), 0.0)
+    score = np.where(known[:, None], z, 0.0)
+    moments = score[: borders[0]].T @ score[: borders[0]]
+    cross = score[: borders[0]].T @ held[: borders[0]]
+    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+        size = float(np.trace(moments)) / number
+        if size > 0:
+            left = moments + (ridge + 1e-12) * size * np.eye(number)
+            out[begin:end] = z[begin:end] @ np.linalg.solve(left, cross)
+        moments = moments + score[begin:end].T @ score[begin:end]
+        cross = cross + score[begin:end].T @ held[begin:end]
+    return out
+
+
+def _judged(
+    y: Float64,
+    made: Mapping[str, Float64],
+    cut: Split,
+    *,
+    name: str,
+    lead: float,
+    told: str,
+    same: float,
+    transposed: float,
+    tolerances: tuple[float, ...],
+    hot: int | None,
+) -> Sight:
+    """Choose on the validation part and score on the test part."""
+    best = PAST
+    least = _error(y, made, PAST, cut)
+    for key in made:
+        error = _error(y, made, key, cut)
+        if error < least * EARLY:
+            best, least = key, error
+    at = cut.test(1) + 1
+    x = y[at]
+    known = np.isfinite(x) & np.isfinite(made[PAST][at])
+    if not known.any():
+        why = "no value of the test part is known"
+        return _unseen(name, cut.steps, same, transposed, why, tolerances)
+    x = np.where(known, x, 0.0)
+    past = np.where(known, made[PAST][at], 0.0)
+    f = np.where(known & np.isfinite(made[best][at]), made[best][at], past)
+    square, base = ((f - x) ** 2).sum(axis=1), ((past - x) ** 2).sum(axis=1)
+    skill = gain(square, base, stride=cut.stride)
+    cells = x.shape[1]
+    amount = hot if hot is not None else max(1, round(cells / 8))
+    nothing = float("nan")
+    apart = total_variation(f, x)
+    verdict = Verdict(
+        of=name,
+        horizon=0,
+        forecaster=best,
+        setting="",
+        tolerances=tolerances,
+        within=_within(f, x, known, tolerances),
+        unchanged=_within(past, x, known, tolerances),
+        ceiling=(nothing,) * len(tolerances),
+        misplaced=_mean(apart),
+        skill=skill.value,
+        skill_low=skill.low,
+        skill_high=skill.high,
+        lead_iterations=0.0,
+        lead_s=lead,
+        origins=len(at),
+    )
+    return Sight(
+        target=name,
+        steps=cut.steps,
+        origins=len(at),
+        same=same,
+        transposed=transposed,
+        best=best,
+        past=told,
+        mse=float(square.sum() / known.sum()),
+        past_mse=float(base.sum() / known.sum()),
+        skill=skill.value,
+        skill_low=skill.low,
+        skill_high=skill.high,
+        hot_recall=_mean(hot_recall(f, x, amount)),
+        past_hot_recall=_mean(hot_recall(past, x, amount)),
+        verdict=verdict,
+    )
+
+
+def _within(
+    f: Float64, x: Float64, known: Bool, tolerances: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Share of the amount in cells forecast within each tolerance."""
+    above = known & (x > 0)
+    whole = float(x[above].sum())
+    miss = np.abs(f - x)[above]
+    value = x[above]
+    if not whole > 0:
+        return (float("nan"),) * len(tolerances)
+    return tuple(
+        float(value[miss <= t * (1 + 1e-12) * value].sum()) / whole for t in tolerances
+    )
+
+
+def _mean(values: Float64) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _unseen(
+    name: str,
+    steps: int,
+    same: float,
+    transposed: float,
+    why: str,
+    tolerances: tuple[float, ...],
+) -> Sight:
+    nothing = float("nan")
+    return Sight(
+        target=name,
+        steps=steps,
+        origins=0,
+        same=same,
+        transposed=transposed,
+        best="",
+        past="",
+        mse=nothing,
+        past_mse=nothing,
+        skill=nothing,
+        skill_low=nothing,
+        skill_high=nothing,
+        hot_recall=nothing,
+        past_hot_recall=nothing,
+        verdict=unknown_verdict(of=name, horizon=0, reason=why, tolerances=tolerances),
+        reason=why,
+    )
