@@ -179,7 +179,8 @@ def hot_symbols(loads: npt.ArrayLike) -> Int64:
     >>> hot_symbols([[1, 2, 0], [0, 0, 0], [5, 5, 1]]).tolist()
     [1, 0]
     """
-    return _ranked(loads, 1)[:, 0]
+    first: Int64 = _ranked(loads, 1)[:, 0]
+    return first
 
 
 def pair_symbols(loads: npt.ArrayLike) -> Int64:
@@ -204,7 +205,8 @@ def pair_symbols(loads: npt.ArrayLike) -> Int64:
     if values.ndim == 2 and values.shape[1] < 2:
         return np.zeros(0, np.int64)
     ranked = _ranked(values, 2)
-    return ranked[:, 0] * values.shape[1] + ranked[:, 1]
+    pair: Int64 = ranked[:, 0] * values.shape[1] + ranked[:, 1]
+    return pair
 
 
 def _ranked(loads: npt.ArrayLike, top: int) -> Int64:

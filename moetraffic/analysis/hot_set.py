@@ -1,0 +1,265 @@
+r"""The hot set: the K busiest experts or pairs of each step, and how long they stay so.
+
+Values are token copies ``[T, C]``, the step first; a step with a NaN or without any
+traffic has no hot set.  Ties go to the lower index, so that the set always has K.
+
+Two references stand beside every overlap: what K of C drawn at random share, and what
+*counting* makes of a hot set that never changes.  Where loads are nearly even, the
+second is close to the first: a hot set that is all noise says nothing of the router.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import hypergeom
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+LONGEST_LAG = 256
+"""Largest lag of the curves, unless told."""
+
+_CHUNK = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotSet:
+    """How the K busiest of C persist; shares of K unless said, NaN where unknown."""
+
+    k: int  # K, size of the set
+    of: int  # C, from how many
+    steps: int  # that have a hot set
+    lags: Int64  # [L], steps from 1 on
+    overlap: Float64  # [L], mean share of the set that is in it again
+    jaccard: Float64  # [L], mean of intersection over union
+    random_overlap: float  # of two sets drawn at random: K/C
+    random_jaccard: float
+    counting_overlap: float  # of a constant router's sets, by counting alone
+    counting_jaccard: float
+    churn: float  # share of the set that is new a step later
+    half_life: float  # steps until half of what lag 1 has above random; inf: not seen
+    occupancy: Float64  # [C], share of the steps in which each is hot
+    stays: Int64  # lengths in steps of all stays that begin and end within the run
+    mean_stay: float  # steps; of whole stays, too short where many are cut off
+    cut_off: int  # stays that began before the run or outlast it
+
+
+def hot_set(
+    values: npt.ArrayLike,
+    *,
+    k: int,
+    experts_per_token: int = 1,
+    copy_size: float = 1.0,
+    max_lag: int | None = None,
+    draws: int = 64,
+    seed: int = 0,
+) -> HotSet:
+    """How the hot set persists over the steps.
+
+    Parameters
+    ----------
+    values
+        ``[T, C]`` token copies, or bytes with ``copy_size``.
+    k
+        K, how many are hot.
+    experts_per_token
+        Distinct experts of a token, for the noise of counting.
+    copy_size
+        What one token copy counts in ``values``; bytes of a row for bytes.
+    max_lag
+        Largest lag; None: a half of the steps, at most :data:`LONGEST_LAG`.
+    draws, seed
+        Of the simulation of counting noise.
+
+    Returns
+    -------
+    HotSet
+
+    Raises
+    ------
+    AnalysisError
+        If the values are not ``[T, C]``, K is not among 1 ... C, or there are no
+        experts per token.
+
+    Examples
+    --------
+    >>> found = hot_set([[9, 5, 1], [8, 6, 1], [1, 6, 8], [1, 5, 9]], k=2)
+    >>> found.overlap.round(3).tolist(), round(found.random_overlap, 3)
+    ([0.833, 0.5], 0.667)
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 2 or not (1 <= k <= x.shape[1]):
+        raise AnalysisError(
+            f"a hot set is K of the C columns of [T, C], but K is {k} and the shape is "
+            f"{x.shape}: choose K from 1 to C"
+        )
+    if experts_per_token < 1 or not copy_size > 0:
+        raise AnalysisError(
+            f"a token has an expert or more and a copy a size above 0, but they are "
+            f"{experts_per_token} and {copy_size}: correct them"
+        )
+    steps, cells = x.shape
+    members, known = _members(x, k)
+    reach = min(steps // 2, LONGEST_LAG) if max_lag is None else max_lag
+    lags = np.arange(1, max(min(reach, steps - 1), 0) + 1)
+    overlap, jaccard = _overlaps(members, known, lags, k)
+    shared = np.arange(max(0, 2 * k - cells), k + 1)
+    chance = hypergeom.pmf(shared, cells, k, k)
+    random = k / cells
+    counted = counting_overlap(
+        x,
+        k=k,
+        experts_per_token=experts_per_token,
+        copy_size=copy_size,
+        draws=draws,
+        seed=seed,
+    )
+    stays, cut_off = _stays(members, known)
+    number = int(known.sum())
+    return HotSet(
+        k=k,
+        of=cells,
+        steps=number,
+        lags=lags,
+        overlap=overlap,
+        jaccard=jaccard,
+        random_overlap=random,
+        random_jaccard=float((chance * shared / (2 * k - shared)).sum()),
+        counting_overlap=counted[0],
+        counting_jaccard=counted[1],
+        churn=1 - float(overlap[0]) if len(overlap) else float("nan"),
+        half_life=_half_life(lags, overlap, random),
+        occupancy=members[known].mean(axis=0) if number else np.full(cells, np.nan),
+        stays=stays,
+        mean_stay=float(stays.mean()) if stays.size else float("nan"),
+        cut_off=cut_off,
+    )
+
+
+def _members(x: Float64, k: int) -> tuple[Bool, Bool]:
+    """Who is hot, ``[T, C]``, and which steps have a hot set, ``[T]``."""
+    known = np.zeros(len(x), dtype=bool)
+    members = np.zeros(x.shape, dtype=bool)
+    block = max(1, _CHUNK // x.shape[1])
+    for at in range(0, len(x), block):
+        part = x[at : at + block]
+        whole = np.isfinite(part).all(axis=1)
+        usable = whole & (np.where(np.isfinite(part), part, 0.0) > 0).any(axis=1)
+        known[at : at + block] = usable
+        members[at + np.flatnonzero(usable)] = _top(part[usable], k)
+    return members, known
+
+
+def _top(x: Float64, k: int) -> Bool:
+    """The k largest along the last axis, the first of equals."""
+    members = np.zeros(x.shape, dtype=bool)
+    if x.size:
+        order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+        np.put_along_axis(members, order, True, axis=-1)
+    return members
+
+
+def _overlaps(
+    members: Bool, known: Bool, lags: Int64, k: int
+) -> tuple[Float64, Float64]:
+    """Mean overlap and Jaccard index at each lag, of steps that both have a set."""
+    found: Float64 = np.full((2, len(lags)), np.nan)
+    for place, lag in enumerate(lags.tolist()):
+        both = np.flatnonzero(known[lag:] & known[:-lag])
+        if not both.size:
+            continue
+        shared = np.empty(both.size)
+        block = max(1, _CHUNK // members.shape[1])
+        for at in range(0, both.size, block):
+            when = both[at : at + block]
+            shared[at : at + block] = (members[when] & members[when + lag]).sum(axis=1)
+        found[0, place] = shared.mean() / k
+        found[1, place] = (shared / (2 * k - shared)).mean()
+    return found[0], found[1]
+
+
+def counting_overlap(
+    values: npt.ArrayLike,
+    *,
+    k: int,
+    experts_per_token: int = 1,
+    copy_size: float = 1.0,
+    draws: int = 64,
+    seed: int = 0,
+) -> tuple[float, float]:
+    r"""Overlap and Jaccard index of a hot set that only counting changes.
+
+    The router is held at the mean shares of the run.  Each column's copies are drawn as
+    Binomial(N, p), N the mean number of tokens of a step and p the mean chance that a
+    token has a copy there, columns independent: that they add up is left out, which
+    ranks hardly feel.  The mean over the run has noise of its own, so that of a run of
+    few steps the overlap comes out a little large.
+
+    Parameters
+    ----------
+    values, k, experts_per_token, copy_size, draws, seed
+        As in :func:`hot_set`.
+
+    Returns
+    -------
+    overlap, jaccard
+        Means over all pairs of draws; NaN where no step has
+        traffic.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    total = x.sum(axis=1)  # NaN where one is
+    usable = np.isfinite(total) & (np.where(np.isfinite(total), total, 0.0) > 0)
+    if not usable.any() or draws < 2:
+        return float("nan"), float("nan")
+    mean = np.maximum(x.mean(axis=0, where=usable[:, None]), 0.0) / copy_size
+    tokens = max(round(float(mean.sum()) / experts_per_token), 1)
+    rng = np.random.default_rng(seed)
+    rows = max(2, min(draws, _CHUNK // x.shape[1]))
+    drawn = rng.binomial(tokens, np.minimum(mean / tokens, 1.0), (rows, x.shape[1]))
+    members = _top(drawn.astype(np.float64), k)
+    both = members.astype(np.float32)
+    shared = np.rint(both @ both.T)[np.triu_indices(rows, 1)].astype(np.float64)
+    return float(shared.mean()) / k, float((shared / (2 * k - shared)).mean())
+
+
+def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
+    """Lengths of the stays that begin and end in sight, and how many do not.
+
+    A step without a hot set cuts off the stays before and after it.
+    """
+    lengths: list[Int64] = []
+    cut_off = 0
+    edges = np.diff(np.concatenate(([0], known.astype(np.int8), [0])))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+        columns = max(1, _CHUNK // (last - first))
+        for at in range(0, members.shape[1], columns):
+            part = members[first:last, at : at + columns].T.astype(np.int8)
+            zero = np.zeros((len(part), 1), np.int8)
+            change = np.diff(np.concatenate((zero, part, zero), axis=1), axis=1)
+            begin, end = np.nonzero(change == 1)[1], np.nonzero(change == -1)[1]
+            whole = (begin > 0) & (end < last - first)
+            lengths.append((end - begin)[whole])
+            cut_off += int((~whole).sum())
+    stays: Int64 = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+    return stays.astype(np.int64), cut_off
+
+
+def _half_life(lags: Int64, overlap: Float64, random: float) -> float:
+    """Where the overlap above random is half of that at lag 1, between two lags."""
+    if not len(lags) or not overlap[0] > random:
+        return float("nan")
+    excess = (overlap - random) / (overlap[0] - random)
+    below = np.flatnonzero(excess <= 0.5)
+    if not below.size:
+        return float("inf")
+    at = int(below[0])
+    above, under = excess[at - 1], excess[at]
+    part = (above - 0.5) / (above - under) if np.isfinite(above) else 1.0
+    return float(lags[at - 1] + part * (lags[at] - lags[at - 1]))

@@ -1,0 +1,141 @@
+"""The hot set: exact overlaps, random and counting references, stays, half-life."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetraffic.analysis.balanced import balanced_counts
+from moetraffic.analysis.hot_set import counting_overlap, hot_set
+from moetraffic.errors import AnalysisError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_overlaps_of_sets_told_by_hand():
+    # hot: {0,1} {0,1} {1,2} {1,2}
+    x = [[9, 5, 1], [8, 6, 1], [1, 6, 8], [1, 5, 9]]
+    found = hot_set(x, k=2, max_lag=3)
+    assert found.lags.tolist() == [1, 2, 3]
+    assert found.overlap == pytest.approx([(1 + 0.5 + 1) / 3, 0.5, 0.5])
+    assert found.jaccard == pytest.approx([(1 + 1 / 3 + 1) / 3, 1 / 3, 1 / 3])
+    assert found.churn == pytest.approx(1 / 6)
+    assert found.random_overlap == pytest.approx(2 / 3)
+    # two of three, twice: all shared with 1/3, one of three with 2/3
+    assert found.random_jaccard == pytest.approx(1 / 3 + 2 / 3 / 3)
+    assert found.occupancy == pytest.approx([0.5, 1, 0.5])
+    assert found.stays.tolist() == []
+    assert found.cut_off == 3
+
+
+@given(st.integers(1, 6), st.integers(0, 4))
+@settings(max_examples=10)
+def test_what_is_random_overlaps_as_the_reference_says(k, more):
+    x = np.random.default_rng(k).random((4000, k + more))
+    found = hot_set(x, k=k, max_lag=3)
+    assert found.overlap == pytest.approx(k / (k + more), abs=0.03)
+    assert found.jaccard == pytest.approx(found.random_jaccard, abs=0.03)
+
+
+@pytest.mark.parametrize(("k", "experts_per_token"), [(3, 1), (4, 2)])
+def test_counting_alone_moves_an_even_or_a_skewed_hot_set(k, experts_per_token):
+    even = balanced_counts(
+        500, experts=16, k=experts_per_token, draws=2000
+    )  # a step a draw
+    found = hot_set(even, k=k, experts_per_token=experts_per_token, draws=2000)
+    assert found.overlap.mean() == pytest.approx(k / 16, rel=0.05)
+    assert found.counting_overlap == pytest.approx(k / 16, rel=0.05)
+    rng = np.random.default_rng(0)
+    p = 1 / np.arange(1, 17) ** 0.2
+    skewed = rng.multinomial(500, p / p.sum(), 3000)
+    found = hot_set(skewed, k=k, draws=2000)
+    assert found.counting_overlap == pytest.approx(found.overlap.mean(), rel=0.05)
+    assert found.counting_jaccard == pytest.approx(found.jaccard.mean(), rel=0.05)
+
+
+def test_bytes_are_counted_in_copies():
+    x = np.random.default_rng(1).multinomial(300, np.full(8, 1 / 8), 200)
+    in_copies = counting_overlap(x, k=2, seed=3)
+    assert counting_overlap(x * 4096, k=2, copy_size=4096, seed=3) == in_copies
+    assert counting_overlap(x * 4096, k=2, seed=3)[0] > 1.2 * in_copies[0]
+
+
+def test_a_router_that_stays_is_told_from_counting():
+    state = np.zeros((600, 16))
+    rng = np.random.default_rng(2)
+    for t in range(1, 600):
+        state[t] = 0.97 * state[t - 1] + 0.25 * rng.normal(size=16)
+    found = hot_set(np.rint(1000 * np.exp(state)), k=4)
+    assert found.overlap[0] > 0.8
+    assert found.overlap[0] > found.overlap[20] > found.overlap[100]
+    # AR(1) with .97 is at a half after 23 steps; an overlap falls earlier
+    assert 5 < found.half_life < 25
+
+
+def test_half_life_of_an_exact_decay():
+    # one set in blocks of 8, then the other: overlap(l) = 1 - l/8 within the blocks
+    block = np.repeat(np.tile([0, 1], 40), 8)
+    x = np.eye(2)[block] + 1
+    found = hot_set(x, k=1, max_lag=8)
+    assert found.overlap == pytest.approx(1 - found.lags / 8, abs=0.01)
+    # above random, 1/2, it is 3/8 at lag 1 and a half of that at lag 2.5
+    assert found.half_life == pytest.approx(2.5, abs=0.05)
+    assert set(found.stays.tolist()) == {8}
+    assert found.mean_stay == 8
+    assert found.cut_off == 2
+
+
+def test_a_set_that_never_changes():
+    found = hot_set(np.tile([9, 3, 2, 1], (50, 1)) * 1000, k=2)
+    assert found.overlap.min() == 1
+    assert found.counting_overlap == 1
+    assert found.half_life == float("inf")
+    assert found.churn == 0
+    assert found.cut_off == 2
+    assert np.isnan(found.mean_stay)
+
+
+def test_steps_without_a_hot_set_are_left_out():
+    x = np.array([[2.0, 1], [0, 0], [1, 2], [np.nan, 1], [1, 2], [1, 2]])
+    found = hot_set(x, k=1, max_lag=2)
+    assert found.steps == 4
+    assert found.overlap.tolist() == [1, 0.5]
+    assert found.cut_off == 3
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros((0, 3)), np.zeros((5, 3)), np.full((4, 2), np.nan), np.ones((1, 1))]
+)
+def test_nothing_to_compare(x):
+    found = hot_set(x, k=1)
+    assert np.isnan(found.overlap).all()
+    assert np.isnan([found.half_life, found.churn, found.mean_stay]).all()
+    assert found.steps == int(x.size == 1)
+
+
+def test_all_of_all_are_always_hot():
+    found = hot_set(np.random.default_rng(3).random((20, 3)), k=3)
+    assert found.random_overlap == found.overlap.min() == 1
+    assert found.random_jaccard == pytest.approx(1)
+
+
+def test_it_is_drawn_once_for_all():
+    x = np.random.default_rng(4).poisson(40, (60, 8))
+    one, two = hot_set(x, k=2), hot_set(x, k=2)
+    assert one.counting_overlap == two.counting_overlap
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "choose K"),
+        ({"k": 4}, "choose K"),
+        ({"k": 1, "experts_per_token": 0}, "expert or more"),
+        ({"k": 1, "copy_size": 0}, "expert or more"),
+    ],
+)
+def test_what_a_hot_set_needs(arguments, message):
+    with pytest.raises(AnalysisError, match=message):
+        hot_set(np.ones((4, 3)), **arguments)
