@@ -162,7 +162,7 @@ def demand_heatmaps(
         bar.ax.axhline(even, color="white", linewidth=2.4)
         bar.ax.axhline(even, color="black", linewidth=1.0)
     mean = "the bar's line: mean of all cells"
-    _headline(figure, title, f"{source}; {mean}" if source else mean)
+    headline(figure, title, f"{source}; {mean}" if source else mean)
     return figure
 
 
@@ -292,7 +292,7 @@ def timeline(
         frameon=False,
         fontsize=9,
     )
-    _headline(figure, title, source)
+    headline(figure, title, source)
     return figure
 
 
@@ -353,7 +353,7 @@ def entropy_curve(
         )
     figure = Figure(figsize=(9.0, 5.6), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colours = _line_colours(len(names))
+    colours = line_colours(len(names))
     window = max(1, at.size // 40)
     every = -(-len(names) // MOST_NAMED)
     thick = 1.8 if len(names) <= len(LINE_COLOURS) else 1.1
@@ -402,11 +402,11 @@ def entropy_curve(
         fontsize=9,
     )
     smoothed = f"thick: mean of {window} iterations" if window > 1 else ""
-    _headline(figure, title, "; ".join(t for t in (source, smoothed) if t))
+    headline(figure, title, "; ".join(t for t in (source, smoothed) if t))
     return figure
 
 
-def _line_colours(number: int) -> list[tuple[float, ...] | str]:
+def line_colours(number: int) -> list[tuple[float, float, float, float] | str]:
     """Distinct colours as long as there are; then one scale from first to last."""
     if number <= len(LINE_COLOURS):
         return list(LINE_COLOURS[:number])
@@ -425,7 +425,7 @@ def _moving_mean(values: Float64, window: int) -> Float64:
     return mean
 
 
-def _headline(figure: Figure, title: str, source: str) -> None:
+def headline(figure: Figure, title: str, source: str) -> None:
     """Put the headline on top and the source under it, and keep the axes below them."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(source, int(width * 14)) if source else []
