@@ -1,0 +1,140 @@
+r"""Stationarity: whether a series stays at its level.
+
+KPSS (D. Kwiatkowski, P. C. B. Phillips, P. Schmidt, Y. Shin, "Testing the null hypothesis
+of stationarity against the alternative of a unit root", Journal of Econometrics 54,
+1992): with residuals e from the level (or a line), their partial sums S and the
+long-run variance s^2 (Bartlett weights, l lags),
+
+.. math:: \eta = T^{-2} \sum_t S_t^2 / s^2(l)
+
+is large where the series wanders.  l is chosen after B. Hobijn, P. H. Franses, M. Ooms,
+"Generalizations of the KPSS-test for stationarity", Statistica Neerlandica 58, 2004.
+Beside it, the two halves' means are compared with the same kind of variance: a single
+change of level in the middle, or a slow trend, shows there with its size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import erfc
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+
+LEVELS = (0.10, 0.05, 0.025, 0.01)
+"""Of the published critical values."""
+
+CRITICAL = {
+    "level": (0.347, 0.463, 0.574, 0.739),
+    "trend": (0.119, 0.146, 0.176, 0.216),
+}
+"""KPSS 1992, table 1, for stationarity around a level, and around a line."""
+
+FEWEST = 16
+"""Steps below which nothing is said."""
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stationarity:
+    """Whether a series stays at its level; NaN where it cannot be told."""
+
+    steps: int  # T, known values
+    kpss: float  # eta
+    p: float  # of KPSS, from the table: .1 stands for .1 or more, .01 for .01 or less
+    lags: int  # l of the long-run variance
+    change: float  # second half's mean over the first's, minus 1
+    change_p: float  # probability of such a difference without a change, two-sided
+
+
+def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarity:
+    """Test whether a series is stationary, by KPSS and by its halves.
+
+    Parameters
+    ----------
+    series
+        ``[T]``; what is NaN is left out.
+    around
+        "level", or "trend": around a line.  The halves are compared as they are.
+
+    Returns
+    -------
+    Stationarity
+        NaN below :data:`FEWEST` known values.  What does not vary at all is
+        stationary: 0, with p .1 and 1.
+
+    Raises
+    ------
+    AnalysisError
+        If the series is none, or ``around`` is another word.
+    """
+    x = np.asarray(series, np.float64)
+    if x.ndim != 1 or around not in CRITICAL:
+        raise AnalysisError(
+            f"stationarity is tested of one series [T], around one of "
+            f"{', '.join(CRITICAL)}, but the shape is {x.shape} and around is "
+            f"{around!r}: give one series"
+        )
+    x = x[np.isfinite(x)]
+    steps = len(x)
+    if steps < FEWEST:
+        return Stationarity(
+            steps=steps, kpss=_NAN, p=_NAN, lags=0, change=_NAN, change_p=_NAN
+        )
+    half = steps // 2
+    first, second = x[:half], x[steps - half :]
+    before, after = float(first.mean()), float(second.mean())
+    change = after / before - 1 if before else _NAN
+    # rounding is no variation
+    if np.ptp(x) <= 1e-12 * np.abs(x).max():
+        return Stationarity(
+            steps=steps, kpss=0.0, p=LEVELS[0], lags=0, change=change, change_p=1.0
+        )
+    at = np.arange(steps) - (steps - 1) / 2
+    residual = x - x.mean()
+    if around == "trend":
+        residual = residual - at * (at @ residual) / (at @ at)
+    lags = _lags(residual)
+    sums = np.cumsum(residual)
+    variance = _long_run(residual, lags)
+    eta = float((sums**2).sum()) / steps**2 / variance if variance > 0 else _NAN
+    within = np.concatenate((first - before, second - after))
+    spread = _long_run(within, _lags(within))
+    apart = abs(after - before)
+    z = apart / (2 * spread / half) ** 0.5 if spread > 0 else np.inf if apart else 0.0
+    return Stationarity(
+        steps=steps,
+        kpss=eta,
+        p=float(np.interp(eta, CRITICAL[around], LEVELS)) if eta == eta else _NAN,
+        lags=lags,
+        change=change,
+        change_p=float(erfc(z / 2**0.5)),
+    )
+
+
+def _covariance(residual: Float64, lag: int) -> float:
+    return float(residual[lag:] @ residual[: len(residual) - lag]) / len(residual)
+
+
+def _lags(residual: Float64) -> int:
+    """Lags for Bartlett's weights: 1.1447 ((s1/s0)^2)^(1/3) T^(1/3)."""
+    steps = len(residual)
+    near = [_covariance(residual, j) for j in range(int(steps ** (2 / 9)) + 1)]
+    s0 = near[0] + 2 * sum(near[1:])
+    s1 = 2 * sum(j * c for j, c in enumerate(near))
+    if not s0 > 0:
+        return 0
+    return min(int(1.1447 * ((s1 / s0) ** 2) ** (1 / 3) * steps ** (1 / 3)), steps // 2)
+
+
+def _long_run(residual: Float64, lags: int) -> float:
+    """Long-run variance with Bartlett's weights 1 - j/(l+1)."""
+    total = _covariance(residual, 0)
+    for j in range(1, lags + 1):
+        total += 2 * (1 - j / (lags + 1)) * _covariance(residual, j)
+    return total
