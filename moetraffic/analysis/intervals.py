@@ -51,7 +51,7 @@ def merge_intervals(
     >>> [a.tolist() for a in merge_intervals([7, 0, 2], [9, 3, 5])]
     [[0, 7], [5, 9]]
     """
-    first, last = _events(start, end)
+    first, last = checked_events(start, end)
     lasting = last > first
     order = np.argsort(first[lasting], kind="stable")
     first, last = first[lasting][order], last[lasting][order]
@@ -63,7 +63,7 @@ def merge_intervals(
     return first[fresh], reached[closing]
 
 
-def _events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
+def checked_events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
     """Both times as int64 ``[n]``, if they can be the times of events."""
     first, last = np.asarray(start), np.asarray(end)
     if first.shape != last.shape or first.ndim != 1:
@@ -180,122 +180,3 @@ def duty_cycle(
     first, last = merge_intervals(start, end)
     inside = np.minimum(last, reach[1]) - np.maximum(first, reach[0])
     return float(np.maximum(inside, 0).sum()) / (reach[1] - reach[0])
-
-
-def on_off_series(
-    start: npt.ArrayLike,
-    end: npt.ArrayLike,
-    *,
-    bin_ns: float,
-    span: Span | None = None,
-) -> Float64:
-    """Share of each time bin in which at least one event is on.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.
-    bin_ns
-        Width of a bin, ns.
-    span
-        (from, to) in ns; None: see :func:`observed_span`.  What is left of it after the
-        last whole bin is left out.
-
-    Returns
-    -------
-    float64 array ``[T]``
-        Between 0 and 1; empty where there is no whole bin.
-
-    Raises
-    ------
-    AnalysisError
-        If the bin is not longer than zero.
-
-    Examples
-    --------
-    >>> on_off_series([0, 10], [5, 12], bin_ns=4, span=(0, 12)).tolist()
-    [1.0, 0.25, 0.5]
-    """
-    first, last = merge_intervals(start, end)
-    edges, origin = _edges(start, end, bin_ns, span)
-    if len(edges) < 2:
-        return np.zeros(0)
-    if not len(first):
-        return np.zeros(len(edges) - 1)
-    # On-time up to t is piecewise linear between the starts and ends.
-    knots = np.stack((first, last), axis=1).ravel() - origin
-    passed = np.stack((np.zeros_like(first), last - first), axis=1).ravel().cumsum()
-    share: Float64 = np.diff(np.interp(edges, knots, passed)) / bin_ns
-    return np.clip(share, 0.0, 1.0)
-
-
-def rate_series(
-    start: npt.ArrayLike,
-    end: npt.ArrayLike,
-    size: npt.ArrayLike,
-    *,
-    bin_ns: float,
-    span: Span | None = None,
-) -> Float64:
-    """Mean rate in each time bin, each event's size spread evenly over its time.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
-    size
-        ``[n]`` bytes, or any other amount.
-    bin_ns, span
-        As in :func:`on_off_series`.
-
-    Returns
-    -------
-    float64 array ``[T]``
-        Amount a second: bytes/s for bytes.
-
-    Raises
-    ------
-    AnalysisError
-        If the bin is not longer than zero, or sizes and events differ in number.
-
-    Examples
-    --------
-    >>> rate_series([0, 2], [4, 4], [8, 2], bin_ns=2, span=(0, 4)).tolist()
-    [2000000000.0, 3000000000.0]
-    """
-    first, last = _events(start, end)
-    amount = np.asarray(size, dtype=np.float64)
-    if amount.shape != first.shape:
-        raise AnalysisError(
-            f"every event has one size, but there are {first.size} events and sizes of "
-            f"shape {amount.shape}: give one array [n]"
-        )
-    edges, origin = _edges(start, end, bin_ns, span)
-    if len(edges) < 2:
-        return np.zeros(0)
-    if not first.size:
-        return np.zeros(len(edges) - 1)
-    # The rate changes at starts and ends; what has passed is its integral.
-    last = np.maximum(last, first + 1)
-    rate = amount / (last - first)
-    knots, inverse = np.unique(np.concatenate((first, last)), return_inverse=True)
-    change = np.bincount(inverse, np.concatenate((rate, -rate)))
-    passed = np.concatenate(([0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(knots))))
-    series: Float64 = np.diff(np.interp(edges, knots - origin, passed)) / bin_ns * 1e9
-    return np.maximum(series, 0.0)
-
-
-def _edges(
-    start: npt.ArrayLike, end: npt.ArrayLike, bin_ns: float, span: Span | None
-) -> tuple[Float64, int]:
-    """Edges of the bins, ns from the span's start on, and that start."""
-    if not bin_ns > 0:
-        raise AnalysisError(
-            f"a time bin must be longer than 0 ns, but is {bin_ns}: choose a "
-            f"fraction of the shortest burst that matters"
-        )
-    reach = span or observed_span(start, end)
-    if reach is None:
-        return np.zeros(0), 0
-    number = int((reach[1] - reach[0]) / bin_ns + 1e-9)
-    return np.arange(number + 1, dtype=np.float64) * float(bin_ns), reach[0]

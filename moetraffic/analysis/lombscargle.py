@@ -8,8 +8,9 @@ least squares, and the power is the share of the variance that the sine explains
 
 with the weighted sums of M. Zechmeister, M. Kürster, "The generalised Lomb-Scargle
 periodogram", Astronomy & Astrophysics 496, 2009 (equations 5 to 15).  The probability
-that noise alone reaches a power is bounded after R. V. Baluev, "Assessing the statistical
-significance of periodogram peaks", MNRAS 385, 2008 (equation 6, standard normalisation).
+that noise alone reaches a power is bounded after R. V. Baluev, "Assessing the
+statistical significance of periodogram peaks", MNRAS 385, 2008 (equation 6, standard
+normalisation).
 
 A sine is fitted: a short burst's power spreads over the harmonics, and with several
 bursts a period the strongest may be one of them.  See
@@ -70,6 +71,7 @@ def lomb_scargle(
 
     Examples
     --------
+    >>> import numpy as np
     >>> t = np.array([0, 1, 2.5, 3, 4.2, 5, 7, 8.1])
     >>> p = lomb_scargle(t, 3 + np.sin(2 * np.pi * 0.2 * t), [0.1, 0.2])
     >>> round(float(p[1]), 9), bool(p[0] < 0.9)
@@ -165,7 +167,9 @@ def strongest_of_series(
     twice = 2 * np.arange(len(turn))
     folded = np.where(twice < len(turn), twice, padded - twice)
     double = np.where(twice < len(turn), turn[folded], turn[folded].conj())
-    power = _power(turn, double, np.fft.rfft(y, padded) / len(at), (y**2).sum() / len(at))
+    power = _power(
+        turn, double, np.fft.rfft(y, padded) / len(at), (y**2).sum() / len(at)
+    )
     grid = np.arange(len(turn)) / padded
     fits = (grid >= 1 / most) & (grid <= 1 / shortest)
     if fits.sum() < 3:

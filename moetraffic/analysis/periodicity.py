@@ -16,6 +16,7 @@ from moetraffic.errors import AnalysisError
 from .intervals import Span, merge_intervals, observed_span
 
 Float64 = npt.NDArray[np.float64]
+Complex128 = npt.NDArray[np.complex128]
 
 FIRST_PEAK = 0.9
 """A peak this close to the highest one counts as high: the first such is the period."""
@@ -26,7 +27,8 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
 
     At each lag it is Pearson's coefficient of the two overlapping parts, each with its
     own mean and variance: what repeats itself exactly has exactly 1 at its period, at
-    any lag, where the usual estimator falls off as ``1 - lag/T``.
+    any lag, where the usual estimator falls off as ``1 - lag/T``.  Where steps are
+    unknown (NaN), it is taken of the pairs of steps that are both known.
 
     Parameters
     ----------
@@ -38,7 +40,8 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
     Returns
     -------
     float64 array ``[max_lag + 1, ...]``
-        Between -1 and 1; NaN where one of the parts does not vary.
+        Between -1 and 1; NaN where one of the parts does not vary, or fewer than two
+        pairs are known.
 
     Raises
     ------
@@ -56,6 +59,9 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
             f"a lag must leave two steps that overlap, but max_lag is {max_lag} of "
             f"{len(x)} steps: choose at most T - 2"
         )
+    there = np.isfinite(x)
+    if not there.all():
+        return _of_known(np.where(there, x, 0.0), there.astype(np.float64), max_lag)
     x = x - x.mean(axis=0)  # keeps the differences below exact enough
     length = len(x)
     # Step 1: sums of products at each lag, through the spectrum.
@@ -79,6 +85,31 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
     variance = np.where(known, early_spread * late_spread, 1.0)
     correlation: Float64 = np.full_like(covariance, np.nan)
     np.divide(covariance, np.sqrt(variance), out=correlation, where=known)
+    return np.clip(correlation, -1.0, 1.0)
+
+
+def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
+    """Autocorrelation over the pairs of steps that are both known."""
+    count = there.sum(axis=0)
+    x = (x - x.sum(axis=0) / np.maximum(count, 1)) * there
+    padded = 1 << (2 * len(x) - 1).bit_length()
+    known, value, square = (np.fft.rfft(a, padded, axis=0) for a in (there, x, x**2))
+
+    def lagged(early: Complex128, late: Complex128) -> Float64:
+        """Sum of early[t] late[t + lag] over t, at each lag."""
+        sums = np.fft.irfft(early.conj() * late, padded, axis=0)
+        return np.asarray(sums[: max_lag + 1], np.float64)
+
+    pairs = np.maximum(np.rint(lagged(known, known)), 1.0)
+    early, late = lagged(value, known), lagged(known, value)
+    covariance = lagged(value, value) - early * late / pairs
+    early_spread = lagged(square, known) - early**2 / pairs
+    late_spread = lagged(known, square) - late**2 / pairs
+    told = np.minimum(early_spread, late_spread) > 1e-10 * (x**2).sum(axis=0)
+    told &= pairs > 1
+    variance = np.where(told, early_spread * late_spread, 1.0)
+    correlation: Float64 = np.full_like(covariance, np.nan)
+    np.divide(covariance, np.sqrt(variance), out=correlation, where=told)
     return np.clip(correlation, -1.0, 1.0)
 
 
@@ -217,9 +248,34 @@ def fundamental_share(
 ) -> float:
     r"""Share of the on-off signal's AC power at its fundamental, from the intervals.
 
+    The first of :func:`harmonic_shares`, which see.
+
+    Examples
+    --------
+    >>> share = fundamental_share([0, 10, 20], [5, 15, 25], period_ns=10)
+    >>> round(share, 6)
+    0.810569
+    """
+    shares = harmonic_shares(
+        start, end, period_ns=period_ns, harmonics=1, cycles=cycles, span=span
+    )
+    return float(shares[0])
+
+
+def harmonic_shares(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    period_ns: float,
+    harmonics: int = 5,
+    cycles: int | None = None,
+    span: Span | None = None,
+) -> Float64:
+    r"""Shares of the on-off signal's AC power at ``n / period``, from the intervals.
+
     With duty d the AC power is :math:`d(1-d)`, and the Fourier coefficient is a sum
     over the ends of the bursts, without any binning.  A square wave has
-    :math:`2 \sin^2(\pi d) / (\pi^2 d (1-d))`.
+    :math:`2 \sin^2(\pi n d) / (\pi^2 n^2 d (1-d))` at its n-th harmonic.
 
     Parameters
     ----------
@@ -227,6 +283,8 @@ def fundamental_share(
         ``[n]`` integers, ns.
     period_ns
         Period, ns.
+    harmonics
+        How many, the fundamental being the first.
     cycles
         Periods over which the wave has to keep its phase: the power is the mean over
         windows of so many.  None: one window, which also counts a slow wandering, or an
@@ -237,33 +295,40 @@ def fundamental_share(
 
     Returns
     -------
-    float
-        Between 0 and 1; NaN where no window fits, or the signal is always on or off.
+    float64 array ``[harmonics]``
+        Between 0 and 1, together at most 1 where one window is taken; NaN where no
+        window fits, or the signal is always on or off.
 
     Raises
     ------
     AnalysisError
-        If there is less than one cycle a window.
+        If there is less than one cycle a window, or no harmonic.
 
     Examples
     --------
-    >>> share = fundamental_share([0, 10, 20], [5, 15, 25], period_ns=10)
-    >>> round(share, 6)
-    0.810569
+    >>> shares = harmonic_shares([0, 10, 20], [5, 15, 25], period_ns=10, harmonics=3)
+    >>> shares.round(6).tolist()
+    [0.810569, 0.0, 0.090063]
     """
     if cycles is not None and cycles < 1:
         raise AnalysisError(
             f"a window holds at least one cycle, but cycles is {cycles}: choose 1 or "
             f"more, or None for the whole span"
         )
+    if harmonics < 1:
+        raise AnalysisError(
+            f"the fundamental is the first harmonic, but harmonics is {harmonics}: "
+            "choose 1 or more"
+        )
+    nothing: Float64 = np.full(harmonics, np.nan)
     reach = span or observed_span(start, end)
     if reach is None or not period_ns > 0:
-        return float("nan")
+        return nothing
     fitting = int((reach[1] - reach[0]) / period_ns + 1e-9)
     window = max(fitting, 1) if cycles is None else cycles
     number = fitting // window
     if number < 1:
-        return float("nan")
+        return nothing
     # Step 1: the bursts inside, on a clock that starts with the span.
     length = number * window * period_ns
     first, last = merge_intervals(start, end)
@@ -271,20 +336,22 @@ def fundamental_share(
     finish = np.clip((last - reach[0]).astype(np.float64), 0, length)
     duty = float((finish - begin).sum()) / length
     if not 0 < duty < 1:
-        return float("nan")
-    # Step 2: the Fourier integral up to each border, whole bursts and the cut one.
-    turn = -2j * np.pi / period_ns
-    begun, ended = np.exp(turn * begin) / turn, np.exp(turn * finish) / turn
-    passed = np.concatenate(([0], np.cumsum(ended - begun)))
+        return nothing
     border = np.arange(number + 1) * (window * period_ns)
     burst = np.searchsorted(begin, border)  # bursts begun before the border
     cut = np.maximum(finish[burst - 1] - border, 0) * (burst > 0)
-    upto = (
-        passed[burst] - (np.exp(turn * (border + cut)) - np.exp(turn * border)) / turn
-    )
-    # Step 3: the power of the fundamental, in both of its spectral lines.
-    power = 2 * float((np.abs(np.diff(upto) / (window * period_ns)) ** 2).mean())
-    return min(1.0, power / (duty * (1 - duty)))
+    shares = []
+    for n in range(1, harmonics + 1):
+        # Step 2: the Fourier integral up to each border, whole bursts and the cut one.
+        turn = -2j * np.pi * n / period_ns
+        begun, ended = np.exp(turn * begin) / turn, np.exp(turn * finish) / turn
+        passed = np.concatenate(([0], np.cumsum(ended - begun)))
+        beyond = np.exp(turn * (border + cut)) - np.exp(turn * border)
+        upto = passed[burst] - beyond / turn
+        # Step 3: the power, in both of its spectral lines.
+        power = 2 * float((np.abs(np.diff(upto) / (window * period_ns)) ** 2).mean())
+        shares.append(min(1.0, power / (duty * (1 - duty))))
+    return np.array(shares)
 
 
 def period_jitter(

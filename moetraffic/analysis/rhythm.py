@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .bins import on_off_series
 from .intervals import (
     Span,
     burst_lengths,
@@ -22,7 +23,6 @@ from .intervals import (
     mean_and_cv,
     merge_intervals,
     observed_span,
-    on_off_series,
 )
 from .periodicity import fundamental_share, period, period_jitter
 

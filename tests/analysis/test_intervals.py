@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetraffic.analysis.bins import on_off_series, rate_series
 from moetraffic.analysis.intervals import (
     burst_lengths,
     duty_cycle,
@@ -14,8 +15,6 @@ from moetraffic.analysis.intervals import (
     mean_and_cv,
     merge_intervals,
     observed_span,
-    on_off_series,
-    rate_series,
 )
 from moetraffic.errors import AnalysisError
 
