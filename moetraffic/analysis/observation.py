@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .exchange import Counts, Source, Window
-from .skew import MEASURES
+from .exchange import Source, Window
+from .kernel import MatrixStatistics, matrix_statistics
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -23,7 +23,17 @@ Rows = dict[str, npt.NDArray[np.generic]]
 SKEW = ("normalised_entropy", "max_over_mean", "cv", "gini")
 """Measures of skew that are computed of everything."""
 
-SAMPLED_VALUES = 1 << 22
+MEASURED = (
+    *SKEW,
+    "entropy",
+    "sparsity",
+    "mutual_information",
+    "conditional_entropy",
+    "line_efficiency",
+)
+"""Measures of every matrix."""
+
+SAMPLED_VALUES = 1 << 21
 """Of a matrix's cells over all iterations, which are kept for its forecasts."""
 
 MOST_CELLS = 4096
@@ -88,7 +98,8 @@ def observe(source: Source, window: Window) -> Rows:
     Rows
         ``demand.load`` ``[n, E]`` and ``demand.sent`` ``[n, W]`` int64 token copies;
         ``wire.sent`` and ``wire.received`` ``[n, W]`` int64 bytes to and from other
-        ranks; ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
+        ranks, ``wire.kept`` ``[n]`` those to itself, ``wire.bottleneck`` ``[n]``;
+        ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
         every measure ``demand.<measure>`` and ``wire.<measure>`` ``[n]`` float64, the
         wire's without the diagonal.
     """
@@ -96,38 +107,38 @@ def observe(source: Source, window: Window) -> Rows:
     followed = samples(source)
     if window.demand is not None:
         demand = window.demand
-        rows["demand.load"] = demand.sum(axis=1, dtype=np.int64)
-        rows["demand.sent"] = demand.sum(axis=2, dtype=np.int64)
+        told = matrix_statistics(demand, threads=1)
+        rows["demand.load"], rows["demand.sent"] = told.received, told.sent
         flat = demand.reshape(len(demand), -1)
-        rows["demand.cells"] = flat[:, followed["demand"].index]
-        _measure(rows, "demand", flat)
+        rows["demand.cells"] = flat.take(followed["demand"].index, axis=1)
+        _measure(rows, "demand", told)
     if window.wire is not None and len(source.ranks) > 1:
         wire, unit = window.wire, window.wire_unit
-        own = np.diagonal(wire, axis1=1, axis2=2)
-        rows["wire.sent"] = (wire.sum(axis=2, dtype=np.int64) - own) * unit
-        rows["wire.received"] = (wire.sum(axis=1, dtype=np.int64) - own) * unit
-        rows["wire.kept"] = own.sum(axis=1, dtype=np.int64) * unit
-        between = _off_diagonal(wire)
-        chosen = between[:, followed["wire"].index]
+        told = matrix_statistics(wire, diagonal=False, threads=1)
+        rows["wire.sent"], rows["wire.received"] = (
+            told.sent * unit,
+            told.received * unit,
+        )
+        own = np.trace(wire, axis1=1, axis2=2, dtype=np.int64)
+        rows["wire.kept"] = np.asarray(own * unit, np.int64)
+        rows["wire.bottleneck"] = told.bottleneck * unit
+        flat = wire.reshape(len(wire), -1)
+        at = _with_diagonal(followed["wire"].index, len(source.ranks))
+        chosen = flat.take(at, axis=1)
         rows["wire.cells"] = chosen.astype(np.int64) * unit
-        _measure(rows, "wire", between)
+        _measure(rows, "wire", told)
     return rows
 
 
-def _measure(rows: Rows, name: str, cells: Counts) -> None:
-    for measure in SKEW:
-        rows[f"{name}.{measure}"] = np.asarray(
-            MEASURES[measure](cells, axis=-1), np.float64
-        )
+def _measure(rows: Rows, name: str, told: MatrixStatistics) -> None:
+    for measure in MEASURED:
+        rows[f"{name}.{measure}"] = getattr(told, measure)
 
 
-def _off_diagonal(square: Counts) -> Counts:
-    """``[n, W, W]`` -> ``[n, W (W - 1)]`` without the diagonal, row-major."""
-    n, width, _ = square.shape
+def _with_diagonal(index: Int64, width: int) -> Int64:
+    """Where cells, numbered without the diagonal, are in the whole matrix."""
     # without the first cell the diagonal is at the end of each row of W + 1
-    flat = square.reshape(n, width * width)[:, 1:]
-    kept = flat.reshape(n, width - 1, width + 1)[:, :, :-1]
-    return np.ascontiguousarray(kept).reshape(n, width * (width - 1))
+    return np.asarray(1 + index + index // width, np.int64)
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
