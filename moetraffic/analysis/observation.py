@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ class Sample:
         return len(self.index) == self.of
 
 
+@lru_cache(maxsize=64)
 def sample(cells: int, iterations: int) -> Sample:
     """Choose the cells of a matrix that are followed: all, where there is room.
 

@@ -116,6 +116,14 @@ def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
         return
     # counts are small: their upper bytes are zero in most chunks
     number = out.reshape(-1).view(f"<u{width}")
+    if max(used, default=0) < 2:
+        low = planes[0].astype("<u2")
+        if 1 in used:
+            upper = planes[1].astype("<u2")
+            upper <<= 8
+            low |= upper
+        np.copyto(number, low)
+        return
     np.copyto(number, planes[0])
     for at in used:
         if at:
