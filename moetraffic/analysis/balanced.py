@@ -7,6 +7,8 @@ token's experts are tied together by being distinct.
 
 from __future__ import annotations
 
+from math import comb
+
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
@@ -194,6 +196,50 @@ def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
     if between:
         total += between * _mean_distance(tokens, 2 * p * (1 - p))
     return total / (2 * (sources * experts) ** 2 * tokens * p)
+
+
+def empty_share(
+    tokens: npt.ArrayLike,
+    experts: int,
+    k: int,
+    *,
+    ranks: int | None = None,
+    sources: int = 1,
+    diagonal: bool = True,
+) -> tuple[Float64, Float64]:
+    r"""Exact mean and standard deviation of the share of cells without a token copy.
+
+    A token misses h experts with chance :math:`q_h = C(E-h, k) / C(E, k)`; a cell of
+    h = E/R experts is empty with :math:`q_h^N`, two cells of a row with
+    :math:`q_{2h}^N`, and rows are independent.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of each source; any shape.
+    experts, k, ranks, sources
+        As in :func:`balanced_tokens`.
+    diagonal
+        False leaves a cell of each row out; ranks and sources are then the same.
+
+    Returns
+    -------
+    tuple of float64 arrays
+        NaN where there are no tokens or no cells.
+    """
+    number = balanced_tokens(tokens, experts, k, ranks, sources).astype(np.float64)
+    cells = (experts if ranks is None else ranks) - (not diagonal)
+    held = 1 if ranks is None else experts // ranks
+    all_ways = comb(experts, k)
+    one = (comb(experts - held, k) / all_ways) ** number
+    two = (comb(max(experts - 2 * held, 0), k) / all_ways) ** number
+    pairs = (cells - 1) * (two - one**2)
+    variance = np.maximum(one * (1 - one) + pairs, 0.0) / (max(cells, 1) * sources)
+    known = (number > 0) & (cells > 0)
+    return (
+        np.where(known, one, np.nan)[()],
+        np.where(known, np.sqrt(variance), np.nan)[()],
+    )
 
 
 def _mean_distance(steps: int, moving: float) -> float:

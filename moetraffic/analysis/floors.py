@@ -8,15 +8,19 @@ Where the simulation draws from is :mod:`moetraffic.analysis.balanced`.
 Floors depend on the number of *tokens* N (with ``k N`` token copies), never on bytes.
 
     measure              mean                     standard deviation
-    cv_squared           exact                    exact
+    cv_squared,          exact                    exact
+    sparsity
     entropy,             exact for experts,       simulated
     normalised_entropy   simulated for ranks
     gini                 exact for experts,       simulated
                          simulated for ranks
     cv, jain,            simulated                simulated
-    max_over_mean
+    max_over_mean,
+    max_violation
 
-Without the diagonal the total is itself random, and everything is simulated.  The
+Without the diagonal the total is itself random, and everything but sparsity is
+simulated.  What is said of a whole matrix, its columns and hosts has its floors in
+:mod:`moetraffic.analysis.matrix_floors`.  The
 simulation is seeded and draws counts, not tokens: its cost does not grow with N.
 """
 
@@ -36,6 +40,7 @@ from .balanced import (
     balanced_counts,
     balanced_tokens,
     deviation_moments,
+    empty_share,
     mean_entropy,
     mean_gini,
 )
@@ -166,7 +171,7 @@ def noise_floor(
     diagonal
         False leaves out what a source sends to itself; R and W are then the same.
     draws
-        Simulated draws; the mean is known to ``std / sqrt(draws)``, the standard
+        At least 2, simulated; the mean is known to ``std / sqrt(draws)``, the standard
         deviation to ``std / sqrt(2 draws)``.
     seed
         Of the simulation.
@@ -203,6 +208,16 @@ def noise_floor(
         return cv_squared_floor(
             number, experts=experts, k=k, ranks=ranks, sources=sources
         )
+    if measure == "sparsity":
+        mean, std = empty_share(
+            number,
+            experts,
+            k,
+            ranks=ranks,
+            sources=sources,
+            diagonal=diagonal,
+        )
+        return NoiseFloor(mean=mean, std=std)
     distinct, inverse = np.unique(number, return_inverse=True)
     found = np.array(
         [

@@ -34,7 +34,7 @@ from moetraffic.errors import AnalysisError
 
 from . import sweep as plain
 from .logarithms import logarithm
-from .skew import LN2
+from .skew import LN2, ratio
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class MatrixStatistics:
     @property
     def corrected_entropy(self) -> Float64:
         """``[N]`` entropy with the Miller-Madow correction; of token counts only."""
-        return self.entropy + _over(self.nonzero - 1, 2 * LN2 * self.total)
+        return self.entropy + ratio(self.nonzero - 1, 2 * LN2 * self.total)
 
     @property
     def cv(self) -> Float64:
@@ -98,7 +98,7 @@ class MatrixStatistics:
     @property
     def max_over_mean(self) -> Float64:
         """``[N]`` largest over mean cell."""
-        return _over(self.largest.astype(np.float64) * self.cells, self.total)
+        return ratio(self.largest.astype(np.float64) * self.cells, self.total)
 
     @property
     def max_violation(self) -> Float64:
@@ -130,7 +130,7 @@ class MatrixStatistics:
             return np.full(len(self.total), np.nan)
         rows = self.sent.max(axis=1).astype(np.float64) * self.sent.shape[1]
         columns = self.received.max(axis=1).astype(np.float64) * self.received.shape[1]
-        return _over(self.total, np.maximum(rows, columns))
+        return ratio(self.total, np.maximum(rows, columns))
 
     @property
     def mutual_information(self) -> Float64:
@@ -338,14 +338,6 @@ def _conclude(
         entropy=entropy(sums[:, 1], cells),
         source_entropy=entropy(sums[:, 2], sent.shape[1]),
         destination_entropy=entropy(sums[:, 3], received.shape[1]),
-        cv_squared=_over(cells * (sums[:, 0] / number), total),
-        gini=_over(differences, total.astype(np.float64) * cells),
+        cv_squared=ratio(cells * (sums[:, 0] / number), total),
+        gini=ratio(differences, total.astype(np.float64) * cells),
     )
-
-
-def _over(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
-    """The ratio; NaN where it is over nothing."""
-    above, below = np.asarray(value, np.float64), np.asarray(by, np.float64)
-    out: Float64 = np.full(np.broadcast_shapes(above.shape, below.shape), np.nan)
-    np.divide(above, below, out=out, where=below > 0)
-    return out

@@ -13,10 +13,12 @@ never crosses the network.  Statistics of routing keep it, statistics of the net
 leave it out.
 
 A distribution whose cells are all zero, hold a NaN or are none at all has no shares:
-its result is NaN, without a warning.  Values may be counts, bytes or shares, integer or
-float; all measures but :func:`entropy` with ``bias_corrected`` are the same for ``c *
-values`` as for ``values``.  Whether a value says anything is told by the noise floor of
-a balanced gate, in :mod:`moetraffic.analysis.floors`.
+its result is NaN, without a warning; only :func:`sparsity` is known of zeros.  Values
+may be counts, bytes or shares, integer or float; all measures but :func:`entropy` with
+``bias_corrected`` are the same for ``c * values`` as for ``values``.  Whether a value
+says anything is told by the noise floor of a balanced gate, in
+:mod:`moetraffic.analysis.floors`.  For many matrices of counts at once there is
+:mod:`moetraffic.analysis.kernel`.
 """
 
 from __future__ import annotations
@@ -343,6 +345,84 @@ def max_over_mean(
     return result
 
 
+def max_violation(
+    values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
+) -> Float64:
+    """MaxVio, the largest cell over the mean cell less 1.
+
+    Of the loads of experts it says how far the fullest is above an even share.
+
+    Parameters
+    ----------
+    values, axis, diagonal
+        As in :func:`cells`.
+
+    Returns
+    -------
+    float64 array
+        Between 0 (even) and ``K - 1`` (all in one cell).
+
+    References
+    ----------
+    L. Wang, H. Gao, C. Zhao, X. Sun, D. Dai, Auxiliary-Loss-Free Load Balancing
+    Strategy for Mixture-of-Experts, arXiv 2408.15664, equation 4.
+
+    Examples
+    --------
+    >>> round(float(max_violation([1, 2, 3, 4])), 6)
+    0.6
+    """
+    result: Float64 = max_over_mean(values, axis=axis, diagonal=diagonal) - 1.0
+    return result
+
+
+def sparsity(
+    values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
+) -> Float64:
+    """Share of the cells that are zero.
+
+    Parameters
+    ----------
+    values, axis, diagonal
+        As in :func:`cells`.
+
+    Returns
+    -------
+    float64 array
+        Between 0 (every cell has something) and 1 (nothing anywhere); NaN where a cell
+        is not finite, or there is none.
+
+    Examples
+    --------
+    >>> float(sparsity([0, 2, 0, 4]))
+    0.5
+    """
+    laid = cells(values, axis=axis, diagonal=diagonal)
+    number = laid.shape[-1]
+    if not number:
+        nothing: Float64 = np.full(laid.shape[:-1], np.nan)[()]
+        return nothing
+    known = np.isfinite(laid).all(axis=-1)
+    zeros = np.count_nonzero(laid == 0, axis=-1) / number
+    result: Float64 = np.where(known, zeros, np.nan)[()]
+    return result
+
+
+def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
+    """``value / by`` without a warning: NaN where ``by`` is not above zero.
+
+    Examples
+    --------
+    >>> ratio([1, 2], [4, 0]).tolist()
+    [0.25, nan]
+    """
+    above, below = np.asarray(value, np.float64), np.asarray(by, np.float64)
+    out: Float64 = np.full(np.broadcast_shapes(above.shape, below.shape), np.nan)
+    np.divide(above, below, out=out, where=below > 0)
+    result: Float64 = out[()]
+    return result
+
+
 MEASURES = {
     "entropy": entropy,
     "normalised_entropy": normalised_entropy,
@@ -351,5 +431,7 @@ MEASURES = {
     "cv_squared": cv_squared,
     "jain": jain,
     "max_over_mean": max_over_mean,
+    "max_violation": max_violation,
+    "sparsity": sparsity,
 }
 """The measures by name; each has ``axis`` and ``diagonal``."""

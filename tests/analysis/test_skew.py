@@ -64,7 +64,9 @@ def test_one_to_four_and_one_hot():
 def test_what_has_no_shares_is_nan_without_a_warning(name):
     measure = skew.MEASURES[name]
     values = np.array([[0.0, 0, 0], [1, 2, 3], [1, np.nan, 3], [1, np.inf, 3]])
-    assert np.isnan(measure(values)).tolist() == [True, False, True, True]
+    # that all cells are zero is known of zeros
+    none = name != "sparsity"
+    assert np.isnan(measure(values)).tolist() == [none, False, True, True]
     assert np.isnan(measure(np.zeros((2, 0)))).all()
     assert np.isnan(measure([[5]], axis=(0, 1), diagonal=False))
     assert measure(np.zeros((0, 4))).shape == (0,)
@@ -181,3 +183,19 @@ def test_integers_of_any_width_do_not_overflow():
 def test_what_is_no_distribution_is_refused(values, of, says):
     with pytest.raises(AnalysisError, match=says):
         skew.entropy(values, **of)
+
+
+def test_sparsity_and_max_violation():
+    matrix = np.array([[5, 0, 0], [0, 0, 3], [1, 1, 1]])
+    assert skew.sparsity(matrix, axis=(0, 1)) == pytest.approx(4 / 9)
+    assert skew.sparsity(matrix, axis=(0, 1), diagonal=False) == pytest.approx(0.5)
+    assert skew.sparsity(matrix).tolist() == pytest.approx([2 / 3, 2 / 3, 0])
+    assert skew.sparsity(matrix, axis=0).tolist() == pytest.approx(
+        [1 / 3, 2 / 3, 1 / 3]
+    )
+    assert skew.sparsity(np.zeros((2, 2)), axis=(0, 1)) == 1
+    assert np.isnan(skew.sparsity([[7]], axis=(0, 1), diagonal=False))
+    zipf = 1 / np.arange(1, 9)
+    assert skew.max_violation(zipf) == pytest.approx(1.943495, abs=EXACT)
+    assert skew.max_violation(np.full(7, 3)) == pytest.approx(0, abs=1e-12)
+    assert np.isnan(skew.max_violation([0, 0]))
