@@ -108,4 +108,5 @@ def _hot(values: Floating, hot: int) -> Float64:
     border = np.partition(values, cells - hot, axis=1)[:, cells - hot, None]
     above, tied = values > border, values == border
     places = hot - above.sum(axis=1, keepdims=True)
-    return above + tied * (places / np.maximum(tied.sum(axis=1, keepdims=True), 1))
+    chance: Float64 = places / np.maximum(tied.sum(axis=1, keepdims=True), 1)
+    return np.asarray(above + tied * chance, np.float64)

@@ -210,8 +210,8 @@ def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Decay:
 
 
 def _usable(x: Float64) -> Float64:
-    """The longest run of steps that are known, of cells that vary, about their means."""
-    x = x.reshape(len(x), -1) if x.ndim > 1 else x.reshape(-1, 1)
+    """The longest run of known steps, of cells that vary, standardised."""
+    x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     some = np.unique(np.linspace(0, max(x.shape[1] - 1, 0), min(x.shape[1], 1024)))
     x = x[:, some.astype(np.int64)]
     known = np.isfinite(x).any(axis=0)
@@ -366,4 +366,4 @@ def _worth(x: Float64, phi: float, a: float) -> float:
     real = max(squares - cells * (cells - 1) * min(by_chance, 1.0), 0.0)
     # shares that add up to one have at least the correlation that this brings
     real = max(real, cells / (cells - 1)) if cells > 1 else real
-    return cells**2 / (cells + real)
+    return float(cells**2 / (cells + real))

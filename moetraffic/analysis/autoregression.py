@@ -61,7 +61,7 @@ class Moments:
     @property
     def max_order(self) -> int:
         """P, the number of lags."""
-        return self.products.shape[-1] - 2
+        return int(self.products.shape[-1]) - 2
 
 
 def moments(
@@ -173,7 +173,7 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     cost = n * np.log(residual / n) + penalty
     cost = np.where(count[:, None] > 2 * (p + 2), cost, np.inf)
     cost[:, 0] = np.where(np.isfinite(cost[:, 0]), cost[:, 0], 0.0)
-    return np.argmin(cost, axis=1)
+    return np.asarray(np.argmin(cost, axis=1), np.int64)
 
 
 def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregression:
@@ -327,7 +327,7 @@ def fit_autoregression(
     [[1.41, -1.0]]
     """
     x = np.asarray(series, dtype=np.float64)
-    x = np.ascontiguousarray(x.reshape(len(x), -1).T)
+    x = np.ascontiguousarray(x.reshape(len(x), int(np.prod(x.shape[1:]))).T)
     if horizon < 1 or (order is not None and order < 0) or max_order < 0:
         raise AnalysisError(
             f"an order is at least 0 and a horizon at least 1, but order is {order}, "

@@ -261,9 +261,7 @@ class Block:
 
     def _mean(self, window: int, origins: Int64) -> Float64:
         sums, offset = self._sums
-        begin = (
-            np.maximum(origins + 1 - window, 0) if window else np.zeros_like(origins)
-        )
+        begin = np.maximum(origins + 1 - (window or self.split.steps), 0)
         total = sums[:, origins + 1] - sums[:, begin]
         return np.asarray(offset + total / (origins + 1 - begin), np.float64)
 
@@ -338,7 +336,7 @@ class Block:
 
     @cached_property
     def _borders(self) -> Int64:
-        """Borders ``[S + 1]`` of the stretches of time that fits are put together of."""
+        """Borders ``[S + 1]`` of the stretches that fits are put together of."""
         train, every = self.split.train_end, self.split.refit_every
         reach = min(train, self.memory)
         before = train - np.arange(0, reach + every, every)[::-1]

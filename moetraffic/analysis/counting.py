@@ -1,9 +1,9 @@
 r"""Counting noise: how far who knows the gate misses the counts that it gives.
 
 N tokens that choose an expert with chance q give it a count of mean Nq and variance
-Nq(1-q), whatever else they choose.  No forecast of a count can do better than to know q,
-so that its errors have floors: not only for a balanced gate, but for any shares.  Tokens
-of one text choose alike; then the noise is larger, and the floor is below it.
+Nq(1-q), whatever else they choose.  No forecast of a count can do better than to know
+q, so that its errors have floors: not only for a balanced gate, but for any shares.
+Tokens of one text choose alike; then the noise is larger, and the floor is below it.
 """
 
 from __future__ import annotations
@@ -93,6 +93,53 @@ def count_variance(
     return np.maximum(m * (1 - share / k) * finite, 0.0)[()]
 
 
+def counting_share(
+    series: npt.ArrayLike,
+    tokens: npt.ArrayLike,
+    *,
+    k: int = 1,
+    experts: int | None = None,
+    held: int = 1,
+) -> float:
+    """Share of the variance of counts over time that counting alone brings.
+
+    Parameters
+    ----------
+    series
+        ``[T, C]`` token copies.
+    tokens
+        One number, ``[T]`` or ``[T, C]``.  They should stay nearly the same: what they
+        vary is variance of the counts too.
+    k, experts, held
+        As in :func:`count_variance`.
+
+    Returns
+    -------
+    float
+        Of all cells together, 0 and above; above 1 where the counts vary less than
+        those of independent tokens.  NaN where nothing varies.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.multinomial(1000, np.full(8, 1 / 8), size=5000)
+    >>> round(counting_share(x, 1000), 2)
+    1.0
+    """
+    x = np.asarray(series, np.float64)
+    number = np.asarray(tokens, np.float64)
+    number = number[:, None] if number.ndim == 1 and x.ndim == 2 else number
+    number = np.broadcast_to(number, x.shape)
+    known = np.isfinite(x)
+    own = np.maximum(known.sum(axis=0), 1)
+    mean = np.where(known, x, 0.0).sum(axis=0) / own
+    tried = np.where(known, number, 0.0).sum(axis=0) / own
+    noise = count_variance(mean, tried, k=k, experts=experts, held=held)
+    spread = (np.where(known, x - mean, 0.0) ** 2).sum(axis=0) / np.maximum(own - 1, 1)
+    whole = float(np.sum(spread))
+    return float(np.nansum(noise)) / whole if whole > 0 else float("nan")
+
+
 def count_floors(
     mean: npt.ArrayLike,
     tokens: npt.ArrayLike,
@@ -104,9 +151,9 @@ def count_floors(
 ) -> CountFloors:
     r"""The least MAPE and the largest share within a tolerance that counting allows.
 
-    Of a count X with a known law the best forecast in the sense of MAPE is the median of
-    X weighted by 1/X, and the best for a tolerance x is that f for which the copies in
-    ``f/(1+x) <= X <= f/(1-x)`` are most.  For large counts these are
+    Of a count X with a known law the best forecast in the sense of MAPE is the median
+    of X weighted by 1/X, and the best for a tolerance x is that f for which the copies
+    in ``f/(1+x) <= X <= f/(1-x)`` are most.  For large counts these are
     :math:`\sqrt{2/\pi} \, \sigma/m` and :math:`erf(x m / (\sigma \sqrt 2))`; small ones
     are summed over the binomial law (of the same mean and variance).
 

@@ -1,7 +1,7 @@
 """Forecasting: how well loads or matrices can be told ahead, and what that is worth.
 
-One call, :func:`forecast`, tunes forecasters on a validation part, picks the best there,
-and judges it on a later part that nothing was tuned on, at several horizons.
+One call, :func:`forecast`, tunes forecasters on a validation part, picks the best
+there, and judges it on a later part that nothing was tuned on, at several horizons.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def forecast(
     ('seasonal', 1.0)
     """
     x = np.asarray(series)
-    x = x.reshape(len(x), -1) if x.ndim > 1 else x[:, None] if x.ndim else x
+    x = x.reshape(len(x), int(np.prod(x.shape[1:]))) if x.ndim else x
     _check(x, horizons, tolerances, families, hot)
     steps, cells = x.shape
     scale = np.broadcast_to(

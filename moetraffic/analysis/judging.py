@@ -186,18 +186,13 @@ class Judge:
 
     def finish(self, of: str, hot: int, seconds: float) -> HorizonScores:
         """The scores, once all blocks are counted in."""
-        scores = tuple(
-            self._score(row, hot)
-            for row in range(len(self.chosen) if self.values else 0)
-        )
         nothing = float("nan")
-        if not scores:
+        if not self.values:
             why = "no value of the test part is known"
             return nothing_known(of, self.horizon, why, self.tolerances)
+        scores = tuple(self._score(row, hot) for row in range(len(self.chosen)))
         best = next(s for s in scores if s.forecaster == self.best)
-        ceiling = (
-            self.ceiling / self.bytes if self.bytes > 0 else self.ceiling * nothing
-        )
+        ceiling = self.ceiling / (self.bytes if self.bytes > 0 else nothing)
         verdict = Verdict(
             of=of,
             horizon=self.horizon,

@@ -140,10 +140,10 @@ def gain(
 ) -> Ratio:
     r"""Skill from squared errors an origin, with an interval by a block jackknife.
 
-    Origins close to each other err alike, and at a horizon h for at least h steps.  They
-    are cut into g stretches (at most 20, each of h steps or more, and of the third root
-    of the number of origins); leaving one out at a time gives the variance of the estimate, with a Student interval of g - 1 degrees
-    of freedom.
+    Origins close to each other err alike, at a horizon h for at least h steps.  They
+    are cut into g stretches: at most 20, each of h steps or more, and of no fewer than
+    the third root of the number of origins.  Leaving one out at a time gives the
+    variance of the estimate, and a Student interval of g - 1 degrees of freedom.
 
     Parameters
     ----------

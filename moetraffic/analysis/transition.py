@@ -6,10 +6,10 @@ shares to shares.  It is fitted to shares x and y of many iterations by
 
 .. math:: \min_M \sum_t |y_t - M x_t|^2 + \lambda |M - M_0|^2
 
-with :math:`M_0 = \bar y 1^T`, the map that forgets the layer before.  This is the map of
-MixNet, appendix B.1 (SIGCOMM 2025, arXiv 2501.03905), with two changes: a ridge towards
-:math:`M_0`, for loads of one run vary little and leave most of M open, and the columns
-are projected onto the simplex exactly instead of being punished for their sum.
+with :math:`M_0 = \bar y 1^T`, the map that forgets the layer before.  This is the map
+of MixNet, appendix B.1 (SIGCOMM 2025, arXiv 2501.03905), with two changes: a ridge
+towards :math:`M_0`, for loads of one run vary little and leave most of M open, and the
+columns are projected onto the simplex exactly instead of being punished for their sum.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def fit_transition(
     Parameters
     ----------
     before, after
-        ``[..., T, m]`` and ``[..., T, n]``, loads of a layer and of the next in the same
-        iterations, 0 and above; leading axes are fitted apart.  Rows are divided by
-        their sums; one that is not known in both, or sums up to nothing, is left out.
+        ``[..., T, m]`` and ``[..., T, n]``, loads of a layer and of the next in the
+        same iterations, 0 and above; leading axes are fitted apart.  Rows are divided
+        by their sums; one that is not known in both, or sums up to 0, is left out.
     ridge
         Pull towards the map that forgets, as a share of the mean of the eigenvalues of
         the moments of x about its mean.  0 wants at least m iterations that differ.
@@ -134,7 +134,7 @@ def apply_transition(maps: npt.ArrayLike, before: npt.ArrayLike) -> Float64:
 
 def _shares(x: Float64, y: Float64) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
     """Rows as shares, and which of them are used: the others are zero."""
-    whole = np.isfinite(x).all(axis=-1) & np.isfinite(y).all(axis=-1)
+    whole = np.asarray(np.isfinite(x).all(axis=-1) & np.isfinite(y).all(axis=-1))
     x = np.where(whole[..., None], x, 0.0)
     y = np.where(whole[..., None], y, 0.0)
     total_x, total_y = x.sum(axis=-1), y.sum(axis=-1)
@@ -177,7 +177,7 @@ def _fit(
             values[again],
             vectors[again],
         )
-    return np.maximum(maps, 0.0)
+    return np.asarray(np.maximum(maps, 0.0), np.float64)
 
 
 def _projected(

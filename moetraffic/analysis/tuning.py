@@ -1,4 +1,4 @@
-"""Tuning: which setting of each forecaster, and which of them, on the validation part."""
+"""Tuning: the setting of each forecaster, and the best of them, on validation."""
 
 from __future__ import annotations
 
@@ -99,20 +99,19 @@ def tune(
     values = np.zeros(len(horizons))
     parts = slices(cut, series.shape[1], max_order) if horizons else []
     origins = [cut.validation(h) for h in horizons]
-    longest = max(origins, key=len, default=None)
+    longest = max(origins, key=len, default=np.zeros(0, np.int64))
     for part in parts:
         block = whole or block_of(series, part, cut, max_order)
         square = scale[part] ** 2
-        targets = [
-            block.series[:, o + h] for o, h in zip(origins, horizons, strict=True)
-        ]
+        reach = zip(origins, horizons, strict=True)
+        targets = [block.series[:, o + h] for o, h in reach]
         known = [
             np.isfinite(t) & np.isfinite(block.held[:, o])
             for o, t in zip(origins, targets, strict=True)
         ]
         values += [k.sum() for k in known]
         for row, candidate in enumerate(tried):
-            flat = candidate.family in FLAT and longest is not None
+            flat = candidate.family in FLAT
             level = block.forecast(candidate, longest, 1) if flat else None
             for column, h in enumerate(horizons):
                 o = origins[column]

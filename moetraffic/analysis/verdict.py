@@ -14,8 +14,8 @@ TOLERANCES = (0.05, 0.1, 0.2, 0.5)
 class Verdict:
     """What is known at one distance before a transfer; NaN and a reason where nothing.
 
-    Shares are of bytes, 0 ... 1, over the steps that no forecaster was tuned on.  A cell
-    that is forecast 0 and stays 0 has no bytes and counts nowhere.
+    Shares are of bytes, 0 ... 1, over the steps that no forecaster was tuned on.  A
+    cell that is forecast 0 and stays 0 has no bytes and counts nowhere.
     """
 
     of: str  # what was forecast, in words: "expert load", "cells of the matrix"
@@ -178,8 +178,8 @@ def _worth(verdict: Verdict, against: str) -> str:
     """Whether it is better than what costs nothing, as far as the interval says."""
     if np.isnan(verdict.skill):
         return f"{against} misses nothing, so that there is no skill to have"
-    if verdict.forecaster == "persistence":
-        return "nothing was better than the last value"
+    if verdict.forecaster in ("persistence", "the past"):
+        return f"nothing was better than {against}"
     told = f"squared error {_percent(abs(verdict.skill))} "
     told += ("less" if verdict.skill >= 0 else "more") + f" than of {against}"
     if np.isnan(verdict.skill_low):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -88,12 +89,12 @@ def identities(first: npt.ArrayLike, later: npt.ArrayLike) -> tuple[float, float
     (0.0, 1.0)
     """
     a, b = np.asarray(first), np.asarray(later)
-    if a.shape != b.shape or not len(a):
-        same = float("nan")
-    else:
-        same = _agree(a, b)
-    square = a.ndim == 3 and a.shape[1] == a.shape[2] and a.shape == b.shape and len(a)
-    return same, _agree(a.transpose(0, 2, 1), b) if square else float("nan")
+    alike = a.shape == b.shape and a.ndim > 0
+    square = alike and a.ndim == 3 and a.shape[1] == a.shape[2]
+    return (
+        _agree(a, b) if alike else float("nan"),
+        _agree(a.transpose(0, 2, 1), b) if square else float("nan"),
+    )
 
 
 def _agree(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> float:
@@ -200,18 +201,19 @@ def _sight(
         why = "there are no cells"
     if why:
         return _unseen(name, keep, same, transposed, why, tolerances)
-    flat_y = y.reshape(keep, -1)
+    flat_x = x.reshape(keep, int(np.prod(x.shape[1:])))
+    flat_y = y.reshape(keep, int(np.prod(y.shape[1:])))
     tried = candidates(cut, period=find_period(flat_y, cut), max_order=max_order)
     past_y, told = _past(flat_y, cut, tried, max_order)
     made: dict[str, Float64] = {PAST: past_y}
     if x.shape == y.shape:
-        made["same"] = np.asarray(x.reshape(keep, -1), np.float64)
+        made["same"] = np.asarray(flat_x, np.float64)
         if np.isfinite(transposed):
-            turned = x.transpose(0, 2, 1).reshape(keep, -1)
+            turned = x.transpose(0, 2, 1).reshape(flat_y.shape)
             made["transposed"] = np.asarray(turned, np.float64)
     real_y = np.asarray(flat_y, np.float64)
     if not _exact(real_y, made, cut):
-        made |= _learnt(x.reshape(keep, -1), real_y, past_y, cut, max_order)
+        made |= _learnt(flat_x, real_y, past_y, cut, max_order)
     return _judged(
         real_y,
         made,
@@ -318,8 +320,8 @@ def _mapped(
 
 
 def _corrected(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:
-    """What the surprises ``[T, m]`` of the first dispatch say of those of the target."""
-    known = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    """What surprises ``[T, m]`` of the first dispatch say of those of the target."""
+    known = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
     x = np.where(np.isfinite(x), x, 0.0)
     usable = np.flatnonzero(known[: cut.train_end])
     out = np.zeros(y.shape)
@@ -338,7 +340,7 @@ def _corrected(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:
     score = np.where(known[:, None], z, 0.0)
     moments = score[: borders[0]].T @ score[: borders[0]]
     cross = score[: borders[0]].T @ held[: borders[0]]
-    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+    for begin, end in pairwise(borders):
         size = float(np.trace(moments)) / number
         if size > 0:
             left = moments + (ridge + 1e-12) * size * np.eye(number)
@@ -386,8 +388,8 @@ def _judged(
     verdict = Verdict(
         of=name,
         horizon=0,
-        forecaster=best,
-        setting="",
+        forecaster=best.partition(", ")[0],
+        setting=best.partition(", ")[2],
         tolerances=tolerances,
         within=_within(f, x, known, tolerances),
         unchanged=_within(past, x, known, tolerances),

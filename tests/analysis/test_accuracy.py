@@ -1,0 +1,66 @@
+"""Accuracy: exact values, and what guessing gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from moetraffic.analysis.accuracy import cosine, hot_recall, total_variation
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+loads = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 5), st.integers(2, 9)),
+    elements=st.integers(0, 50).map(float),
+)
+
+
+@given(loads)
+def test_what_came_is_like_itself(x):
+    some = x.sum(axis=1) > 0
+    assert cosine(x, x)[some] == pytest.approx(1)
+    assert total_variation(x, x)[some] == pytest.approx(0)
+    assert np.isnan(cosine(x, x)[~some]).all()
+    assert np.isnan(total_variation(x, x)[~some]).all()
+
+
+@given(loads, st.floats(0.1, 10))
+def test_the_unit_does_not_matter_for_shares(x, factor):
+    other = x[:, ::-1]
+    for measure in (cosine, total_variation):
+        assert measure(factor * other, x) == pytest.approx(
+            measure(other, x), nan_ok=True, abs=1e-12
+        )
+
+
+@given(loads, st.data())
+def test_a_forecast_that_tells_nothing_apart_finds_as_many_as_guessing(x, data):
+    hot = data.draw(st.integers(1, x.shape[1]))
+    varies = x.max(axis=1) > x.min(axis=1)
+    found = hot_recall(np.ones_like(x), x, hot)
+    assert found[varies] == pytest.approx(hot / x.shape[1])
+    assert np.isnan(found[~varies]).all()
+
+
+def test_exact_values():
+    x = np.array([[4.0, 0, 0, 0], [1, 1, 1, 1]])
+    f = np.array([[1.0, 1, 1, 1], [4, 0, 0, 0]])
+    assert cosine(f, x) == pytest.approx([0.5, 0.5])
+    assert total_variation(f, x) == pytest.approx([0.75, 0.75])
+    ranked = np.array([[9.0, 8, 7, 1, 0, 0, 0, 0]])
+    assert hot_recall(ranked[:, ::-1], ranked, 3) == pytest.approx([0])
+    assert hot_recall(ranked, ranked, 3) == pytest.approx([1])
+
+
+def test_ties_are_shared():
+    # the second place is one of two: half of each in the forecast, all of one came
+    forecast, target = np.array([[5.0, 3, 3, 0]]), np.array([[9.0, 8, 1, 0]])
+    assert hot_recall(forecast, target, 2) == pytest.approx([0.75])
+
+
+def test_less_than_nothing_is_nothing():
+    assert total_variation(np.array([[-5.0, 5]]), np.array([[5.0, 5]])) == [0.5]

@@ -1,0 +1,81 @@
+"""Origins: the parts of a split, and how sure a skill is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.signal import lfilter
+
+from moetraffic.analysis.origins import FEWEST, gain, split
+from moetraffic.errors import AnalysisError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@given(
+    st.integers(0, 5000), st.integers(1, 1200), st.integers(1, 300), st.integers(1, 99)
+)
+def test_parts_follow_each_other(steps, horizon, most, every):
+    cut = split(steps, max_origins=most, refit_every=every)
+    validation, test = cut.validation(horizon), cut.test(horizon)
+    if cut.too_short(horizon):
+        assert min(len(validation), len(test)) < FEWEST or cut.train_end < 2
+        return
+    assert validation[0] == cut.train_end - 1
+    assert test[0] == cut.validation_end - 1
+    assert validation[-1] + horizon < cut.validation_end
+    assert test[-1] + horizon < steps
+    assert 1 <= len(validation) <= most
+    assert 1 <= len(test) <= most
+    refits = cut.refits()
+    assert (np.diff(refits) > 0).all()
+    assert refits[0] == cut.train_end
+    assert cut.validation_end in refits
+    assert np.diff(refits).max(initial=1) <= every
+
+
+def test_a_reason_is_given():
+    assert split(60).too_short(10) == ""
+    assert "of 60 iterations there are 15" in split(60).too_short(100)
+    assert "of 0 iterations" in split(0).too_short(1)
+
+
+def test_the_interval_of_a_skill_covers_it():
+    """Errors alike for several steps, of a forecast that is better by a fifth."""
+    rng = np.random.default_rng(0)
+    covered, spread = [], []
+    for _ in range(400):
+        level = np.exp(0.3 * lfilter([1], [1, -0.7], rng.normal(size=(2, 400))))
+        found = gain(0.8 * level[0], level[1])
+        covered.append(found.low <= 0.2 <= found.high)
+        spread.append((found.value, found.error))
+    values, errors = np.array(spread).T
+    assert 0.9 <= np.mean(covered) <= 0.99
+    assert values.mean() == pytest.approx(0.2, abs=0.01)
+    assert np.median(errors) == pytest.approx(values.std(), rel=0.15)
+
+
+def test_few_origins_have_no_interval():
+    found = gain(np.ones(8), 2 * np.ones(8), horizon=4)
+    assert found.value == 0.5
+    assert np.isnan([found.low, found.high, found.error]).all()
+    assert np.isnan(gain(np.zeros(9), np.zeros(9)).value)
+    assert np.isnan(gain(np.zeros(0), np.zeros(0)).value)
+    alone = np.concatenate(([1.0], np.zeros(99)))
+    assert np.isnan(gain(alone, alone).low)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parts": (0.5, 0.5, 0.0)},
+        {"parts": (0.5, 0.3, 0.3)},
+        {"max_origins": 0},
+        {"refit_every": 0},
+    ],
+)
+def test_what_is_no_split_is_refused(wrong):
+    with pytest.raises(AnalysisError):
+        split(100, **wrong)
