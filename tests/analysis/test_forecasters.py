@@ -13,6 +13,7 @@ from moetraffic.analysis.forecasters import (
     best_so_far,
     ema,
     persistence,
+    seasonal,
     window_mean,
 )
 from moetraffic.errors import AnalysisError
@@ -28,6 +29,7 @@ series = hnp.arrays(
 
 def every(x: np.ndarray, horizon: int) -> dict[str, np.ndarray]:
     made = {name: make(x, horizon=horizon) for name, make in FORECASTERS.items()}
+    made["seasonal"] = seasonal(x, period=3, horizon=horizon)
     made["best"] = best_so_far(x, made, horizon=horizon)
     return made
 
@@ -92,6 +94,15 @@ def test_a_horizon_is_so_many_steps():
     assert np.isnan(persistence(x, horizon=9)).all()
 
 
+@given(series, st.integers(1, 9), st.integers(1, 20))
+def test_a_season_repeats_the_last_known_same_phase(x, period, horizon):
+    found = seasonal(x, period=period, horizon=horizon)
+    for t in range(len(x)):
+        known = [s for s in range(t - horizon + 1) if (t - s) % period == 0]
+        expected = x[known[-1]] if known else np.full(x.shape[1], np.nan)
+        assert np.array_equal(found[t], expected, equal_nan=True)
+
+
 def test_the_best_so_far_follows_the_better_one():
     rng = np.random.default_rng(2)
     walk = np.cumsum(rng.normal(size=400))
@@ -110,6 +121,8 @@ def test_the_best_so_far_follows_the_better_one():
         lambda: ema([1, 2], alpha=0),
         lambda: ema([1, 2], alpha=1.1),
         lambda: persistence([1, 2], horizon=0),
+        lambda: seasonal([1, 2], period=0),
+        lambda: seasonal([1, 2], period=2, horizon=0),
     ],
 )
 def test_settings_that_forecast_nothing_are_refused(wrong):

@@ -1,0 +1,89 @@
+"""Verdict: one plain sentence a horizon, and times that add up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.verdict import Verdict, lead_s, sentence, unknown_verdict
+
+VERDICT = Verdict(
+    of="expert load",
+    horizon=10,
+    forecaster="ema",
+    setting="alpha 0.1",
+    tolerances=(0.05, 0.1, 0.2, 0.5),
+    within=(0.2, 0.4, 0.75, 0.9996),
+    unchanged=(0.1, 0.3, 0.5, 0.9),
+    ceiling=(float("nan"),) * 4,
+    misplaced=0.1,
+    skill=0.25,
+    skill_low=0.1,
+    skill_high=0.4,
+    lead_iterations=10.0,
+    lead_s=2.5,
+    origins=200,
+)
+
+
+def test_a_sentence():
+    assert sentence(VERDICT) == (
+        "Expert load 10 iterations ahead, 2.5 s before the transfer: 75% of the bytes "
+        "are placed within 20% by ema (alpha 0.1), 50% by the last value; squared "
+        "error 25% less than of the last value (skill 0.1 to 0.4)."
+    )
+    assert "40% of the bytes are placed within 10%" in sentence(VERDICT, tolerance=0.1)
+    assert ">99.9% of the bytes" in sentence(VERDICT, tolerance=0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"skill_low": -0.1}, "which may be chance (skill -0.1 to 0.4)"),
+        ({"skill_low": np.nan}, "from too few forecasts to be sure"),
+        ({"skill": -0.5, "skill_low": -0.6, "skill_high": -0.4}, "50% more than"),
+        ({"skill": np.nan}, "misses nothing"),
+        ({"forecaster": "persistence"}, "nothing was better than the last value"),
+        ({"lead_s": np.nan}, "Expert load 10 iterations ahead: "),
+        ({"lead_s": 2e-5}, "20 us before"),
+        ({"lead_s": 0.0}, "0 us before"),
+        ({"ceiling": (0.3, 0.5, 0.8, 1.0)}, "80% by who knows the gate"),
+        ({"within": (np.nan,) * 4}, "there are no bytes to place"),
+        ({"horizon": 1}, "1 iteration ahead"),
+        ({"horizon": 0}, "later in the same iteration"),
+        (
+            {"horizon": 0, "forecaster": "the past"},
+            "better than the best from the past",
+        ),
+        ({"within": (0.0, 0.0001, 0.0, 0.0)}, "0% of the bytes"),
+    ],
+)
+def test_what_is_so_is_said(change, said):
+    told = sentence(dataclasses.replace(VERDICT, **change))
+    assert said in told
+    assert told.endswith(".")
+    assert "nan" not in told
+    assert told.count(". ") == 0
+
+
+def test_what_is_not_known_is_said():
+    none = unknown_verdict(of="load", horizon=1000, reason="there are 60 iterations")
+    assert sentence(none) == (
+        "Load 1000 iterations ahead: not known, for there are 60 iterations."
+    )
+    assert np.isnan(none.within).all()
+    assert len(none.within) == len(none.tolerances) == 4
+
+
+def test_the_lead_is_from_when_it_is_known_to_when_it_is_sent():
+    assert lead_s(0, known_s=0.1, transfer_s=0.4) == pytest.approx(0.3)
+    assert lead_s(1, iteration_s=1, known_s=0.4, transfer_s=0.1) == pytest.approx(0.7)
+    assert np.isnan(lead_s(1))
+    assert lead_s(0, known_s=0.4, transfer_s=0.1) < 0
+
+
+def test_a_verdict_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        VERDICT.skill = 1.0
