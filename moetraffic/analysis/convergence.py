@@ -1,8 +1,9 @@
-"""Convergence: whether a curve has a trend, and where it has settled.
+"""Convergence: where a run has settled, for its loads and for its matrices.
 
 Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
-measured.  Meant for the skew of loads or of matrices over a training run: that loads
-even out does not say that the matrix does, so ask of both.
+measured.  That loads even out does not say that the matrix does: MixNet (arXiv
+2501.03905) sees loads even out while the matrix stays sparse.  So
+:func:`convergence_of` asks of both, in the same terms.
 """
 
 from __future__ import annotations
@@ -11,223 +12,36 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
-from scipy.stats import norm
 
 from moetraffic.errors import AnalysisError
+
+from .change_points import ChangePoints, change_points
+from .decay import Decay, decay
+from .drift import distance_curve, distance_floor, step_change, step_change_floor
+from .hot_set import HotSet, hot_set
+from .trends import Trend, trend
+
+__all__ = [
+    "Convergence",
+    "Course",
+    "Settling",
+    "Trend",
+    "convergence_of",
+    "course",
+    "settling",
+    "stage_means",
+    "trend",
+]
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+SIGNIFICANT = 0.01
+"""A trend with a smaller p is one."""
 
-@dataclass(frozen=True, kw_only=True)
-class Trend:
-    """A monotonic trend: test and slope; arrays ``[...]`` of the curve's other axes.
-
-    NaN where fewer than three steps were measured; z and p also where nothing varies.
-    """
-
-    tau: Float64  # Kendall's tau-b of value and step, -1 falling to 1 rising
-    z: Float64  # Mann-Kendall, tie-corrected, continuity-corrected
-    p: Float64  # two-sided
-    slope: Float64  # Theil-Sen, unit of the curve a step
-    low: Float64  # confidence interval of the slope
-    high: Float64
-    inflation: Float64  # factor on the variance for serial correlation; 1: none
-
-
-def trend(
-    curve: npt.ArrayLike,
-    *,
-    at: npt.ArrayLike | None = None,
-    confidence: float = 0.95,
-    serial: bool = True,
-    max_points: int = 512,
-) -> Trend:
-    r"""Mann-Kendall test and Theil-Sen slope.
-
-    With S the number of pairs of steps that rise less those that fall, and t the sizes
-    of the groups of tied values, :math:`Var S = (n(n-1)(2n+5) - \sum t(t-1)(2t+5))/18`,
-    :math:`z = (S - sgn S) / \sqrt{Var S}`.  The slope is the median over all pairs, its
-    interval that of Sen: the order statistics :math:`(M \pm z_c \sqrt{Var S}) / 2` of
-    the M slopes.
-
-    Training curves are correlated from step to step, which makes trends of chance look
-    significant.  ``serial`` inflates Var S by :math:`1 + 2 \sum_{l<n} (1 - l/n) r^l`, r
-    the lag-1 autocorrelation of what the Theil-Sen line leaves, if it is above zero
-    (Yue and Wang).
-
-    Parameters
-    ----------
-    curve
-        ``[T, ...]``, step first.
-    at
-        ``[T]`` strictly increasing step numbers; None: 0, 1, 2 ...  The slope is in
-        units of these.
-    confidence
-        Of the slope's interval.
-    serial
-        False takes steps to be independent: the classical test.
-    max_points
-        A longer curve is first averaged over blocks of equal numbers of steps (the last
-        may be shorter), as there are T(T-1)/2 pairs.
-
-    Returns
-    -------
-    Trend
-
-    Raises
-    ------
-    AnalysisError
-        If there are not as many step numbers as steps, they do not increase, or
-        ``max_points`` is below 3.
-
-    References
-    ----------
-    H. B. Mann, Econometrica 13 (1945) 245; M. G. Kendall, Rank Correlation Methods
-    (1975); P. K. Sen, J. Am. Stat. Assoc. 63 (1968) 1379; S. Yue and C. Y. Wang, Water
-    Resour. Manag. 18 (2004) 201.
-
-    Examples
-    --------
-    >>> found = trend([1, 2, 3, 5, 4, 6, 7, 8], serial=False)
-    >>> round(float(found.tau), 6), round(float(found.z), 6), float(found.slope)
-    (0.928571, 3.092948, 1.0)
-    """
-    values = np.asarray(curve, dtype=np.float64)
-    position = np.arange(len(values)) if at is None else np.asarray(at)
-    if position.shape != values.shape[:1] or (np.diff(position) <= 0).any():
-        raise AnalysisError(
-            f"each step has a number, and they increase, but a curve of shape "
-            f"{values.shape} came with numbers of shape {position.shape}: sort the "
-            f"steps and give one number each"
-        )
-    if max_points < 3:
-        raise AnalysisError(
-            f"a trend needs 3 points or more, but max_points is {max_points}: raise it"
-        )
-    outer = values.shape[1:]
-    x = values.reshape(len(values), int(np.prod(outer)))
-    steps = position.astype(np.float64)
-    if len(x) > max_points:
-        x, steps = _blocks(x, steps, -(-len(x) // max_points))
-    parts = [_trend(column, steps, confidence, serial) for column in _columns(x)]
-    names = Trend.__dataclass_fields__
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts]).reshape(outer)[()]
-        for name in names
-    }
-    return Trend(**joined)
-
-
-def _blocks(x: Float64, steps: Float64, size: int) -> tuple[Float64, Float64]:
-    """Means over blocks of ``size`` steps, of what was measured in them."""
-    begin = np.arange(0, len(x), size)
-    known = np.isfinite(x)
-    count = np.add.reduceat(known.astype(np.float64), begin)
-    total = np.add.reduceat(np.where(known, x, 0.0), begin)
-    mean: Float64 = np.full_like(total, np.nan)
-    np.divide(total, count, out=mean, where=count > 0)
-    middle = np.add.reduceat(steps, begin) / np.diff(np.append(begin, len(x)))
-    return mean, middle
-
-
-def _columns(x: Float64) -> list[Float64]:
-    """The curves in chunks whose pairs of steps stay below 64 MiB."""
-    pairs = max(1, len(x) * (len(x) - 1) // 2)
-    width = max(1, 8_000_000 // pairs)
-    return [x[:, i : i + width] for i in range(0, max(x.shape[1], 1), width)]
-
-
-def _trend(x: Float64, steps: Float64, confidence: float, serial: bool) -> Trend:
-    """The trend of ``[T, M]``."""
-    early, late = np.triu_indices(len(x), 1)
-    rise = x[late] - x[early]  # [pairs, M]
-    n = np.isfinite(x).sum(axis=0)
-    enough = n >= 3
-    # Step 1: S, its variance with ties, Kendall's tau-b.
-    s = np.nansum(np.sign(rise), axis=0)
-    ties = _tie_sizes(x)
-    tied_variance = (ties * (ties - 1) * (2 * ties + 5)).sum(axis=0)
-    variance = (n * (n - 1) * (2 * n + 5) - tied_variance) / 18
-    pairs = n * (n - 1) / 2
-    untied = pairs - (ties * (ties - 1)).sum(axis=0) / 2
-    tau = _quotient(s, np.sqrt(untied * pairs), enough)
-    # Step 2: the median slope; NaN sorts last, so that n(n-1)/2 slopes come first.
-    slopes = np.sort(rise / (steps[late] - steps[early])[:, None], axis=0)
-    slope = np.where(enough, _order(slopes, (pairs - 1) / 2), np.nan)
-    # Step 3: serial correlation of what the line leaves.
-    inflation = np.ones_like(s)
-    if serial:
-        inflation = _inflation(x - slope * steps[:, None], n)
-    deviation = np.sqrt(variance * inflation)
-    z = _quotient(s - np.sign(s), deviation, enough)
-    # Step 4: Sen's interval, between the order statistics that far from the median.
-    reach = float(ndtri(0.5 + confidence / 2)) * deviation
-    low = _order(slopes, np.floor(np.clip((pairs - reach) / 2 - 0.5, 0, pairs - 1)))
-    high = _order(slopes, np.ceil(np.clip((pairs + reach) / 2 - 0.5, 0, pairs - 1)))
-    return Trend(
-        tau=tau,
-        z=z,
-        p=2 * norm.sf(np.abs(z)),
-        slope=slope,
-        low=np.where(enough, low, np.nan),
-        high=np.where(enough, high, np.nan),
-        inflation=np.where(enough, inflation, np.nan),
-    )
-
-
-def _tie_sizes(x: Float64) -> Float64:
-    """``[T, M]``: the size of each group of tied values, once a group, else 0."""
-    ordered = np.sort(x, axis=0)  # NaN last
-    fresh = np.ones_like(ordered, dtype=bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]  # every NaN is a group of its own
-    flat = fresh.T.ravel()
-    begin = np.flatnonzero(flat)
-    sizes = np.zeros(flat.size)
-    sizes[begin] = np.diff(np.append(begin, flat.size))
-    sized = sizes.reshape(x.shape[1], len(x)).T
-    result: Float64 = np.where(np.isfinite(ordered), sized, 0.0)
-    return result
-
-
-def _quotient(part: Float64, whole: Float64, known: Bool) -> Float64:
-    """The quotient where it is known and nothing is not divided by, else NaN."""
-    result: Float64 = np.full_like(part, np.nan)
-    np.divide(part, whole, out=result, where=known & (whole > 0))
-    return result
-
-
-def _order(ordered: Float64, at: npt.NDArray[np.floating]) -> Float64:
-    """The value at a place of each sorted column; between two, their mean."""
-    if not len(ordered):
-        return np.full(ordered.shape[1], np.nan)
-    place = np.clip(at, 0, len(ordered) - 1)
-    below = np.floor(place).astype(np.intp)[None]
-    above = np.ceil(place).astype(np.intp)[None]
-    low = np.take_along_axis(ordered, below, axis=0)[0]
-    high = np.take_along_axis(ordered, above, axis=0)[0]
-    middle: Float64 = (low + high) / 2
-    return middle
-
-
-def _inflation(rest: Float64, n: Int64) -> Float64:
-    """Factor on Var S for an AR(1) of the residuals' lag-1 autocorrelation."""
-    known = np.isfinite(rest)
-    filled = np.where(known, rest, 0.0)
-    mean = filled.sum(axis=0) / np.maximum(n, 1)
-    centred = np.where(known, rest - mean, 0.0)
-    power = (centred**2).sum(axis=0)
-    product = (centred[1:] * centred[:-1]).sum(axis=0)
-    r = np.zeros_like(power)
-    scale = np.where(known, rest, 0.0) ** 2
-    np.divide(product, power, out=r, where=power > 1e-24 * scale.sum(axis=0))
-    r = np.clip(r, 0.0, 0.99)
-    lags = np.arange(1, len(rest))[:, None]
-    weight = np.clip(1 - lags / np.maximum(n, 1), 0, None)
-    factor: Float64 = 1 + 2 * (weight * r**lags).sum(axis=0)
-    return factor
+SPARSE = 0.5
+"""A matrix whose evenness is below this part of its loads' stays sparse."""
 
 
 def stage_means(curve: npt.ArrayLike) -> Float64:
@@ -331,3 +145,312 @@ def settling(curve: npt.ArrayLike) -> Settling:
         mean=np.where(everywhere > 0, mean, np.nan)[()],
         std=np.where(everywhere > 0, spread, np.nan)[()],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How the shares of one thing, loads or cells, went over a run of T steps.
+
+    Distances are total variations, 0 to 1.  NaN where a thing cannot be told.
+    """
+
+    distance: Float64  # [T], from the mean shares of the other steps of the stable part
+    distance_floor: Float64  # [T], what counting alone makes of that
+    change: Float64  # [T], from the step before; the first is NaN
+    change_floor: Float64  # [T], what counting alone makes of that
+    beyond_counting: float  # mean change over mean floor, stable part; 1: only counting
+    settling: Settling  # of the distance
+    settled_at: int  # number of the step from which on it is stable; -1: never
+    stable_trend: Trend  # of the distance in the stable part, a step number
+    decay: Decay  # of the shares, times in step numbers
+    changes: ChangePoints | None  # of the shares; None: not sought
+    changed_at: Int64  # [K], numbers of the steps at the changes
+    evenness: (
+        Float64  # [T], Jain's index without counting noise: 1 even, 1/C one has all
+    )
+    evenness_trend: Trend
+    evenness_stages: Float64  # [3], mean of the early, middle and late third
+    converged: bool | None  # settled, without trend or change since; None: not told
+    why: str  # that it has, or why not, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """Loads and cells of a run side by side."""
+
+    at: Int64  # [T], step numbers
+    load: Course
+    cells: Course
+    hot_experts: HotSet
+    hot_cells: HotSet
+    load_alone: bool  # loads have converged, the matrix has not
+    loads_even_out: bool  # the loads' evenness rises
+    matrix_stays_sparse: bool  # while its own, at the end, is below half of theirs
+    notes: tuple[str, ...]  # what could not be told, and why
+
+
+def convergence_of(
+    loads: npt.ArrayLike,
+    cells: npt.ArrayLike,
+    *,
+    at: npt.ArrayLike | None = None,
+    tokens: npt.ArrayLike | None = None,
+    k: int = 1,
+    load_size: float = 1.0,
+    cell_size: float = 1.0,
+    top: int | None = None,
+    top_cells: int | None = None,
+    find_changes: bool = True,
+    seed: int = 0,
+) -> Convergence:
+    """Whether, and when, the loads of a run converged and its matrices did.
+
+    Parameters
+    ----------
+    loads
+        ``[T, E]`` token copies of each expert, or bytes of each rank.
+    cells
+        ``[T, C]`` token copies or bytes of the matrix' cells, or of a fixed sample.
+    at
+        ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
+    tokens
+        Tokens of a step behind ``loads``, one number or ``[T]``; None: the copies over
+        k.  Only the floors need it, where loads leave experts out.
+    k
+        Distinct experts of a token.
+    load_size, cell_size
+        What one token copy counts in ``loads`` and ``cells``: bytes of a row for bytes.
+    top, top_cells
+        How many experts, or cells, are hot; None: an eighth of them, at least one.
+    find_changes
+        False leaves out the change points, which take the longest.
+    seed
+        Of what is drawn: floors of the hot sets, series without a change.
+
+    Returns
+    -------
+    Convergence
+
+    Raises
+    ------
+    AnalysisError
+        If loads, cells and step numbers have not the same steps.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> fading = np.exp(-np.arange(120) / 15)[:, None] * [0.4, 0, 0, -0.2] + 0.5
+    >>> loads = rng.poisson(1000 * fading)
+    >>> found = convergence_of(loads, loads, find_changes=False)
+    >>> found.load.converged, found.load_alone, found.loads_even_out
+    (True, False, True)
+    """
+    x, y = np.asarray(loads, np.float64), np.asarray(cells, np.float64)
+    when = np.arange(len(x)) if at is None else np.asarray(at)
+    same = x.ndim == y.ndim == 2 and len(x) == len(y) and when.shape == (len(x),)
+    if not same or (np.diff(when) <= 0).any() or not min(x.shape[1], y.shape[1]):
+        raise AnalysisError(
+            f"loads [T, E], cells [T, C] and increasing step numbers [T] are of the "
+            f"same steps, but have shapes {x.shape}, {y.shape} and {when.shape}: give "
+            f"them of the same iterations, in order"
+        )
+    notes: list[str] = []
+    number = None if tokens is None else np.asarray(tokens, np.float64)
+    copies = None if number is None else np.broadcast_to(number * k, (len(x),))
+    load = course(
+        x,
+        at=when,
+        copies=copies,
+        k=k,
+        copy_size=load_size,
+        find_changes=find_changes,
+        seed=seed,
+        notes=notes,
+    )
+    cell = course(
+        y,
+        at=when,
+        k=k,
+        copy_size=cell_size,
+        find_changes=find_changes,
+        seed=seed,
+        notes=notes,
+    )
+    hot_loads = hot_set(
+        x,
+        k=top or max(1, x.shape[1] // 8),
+        experts_per_token=k,
+        copy_size=load_size,
+        seed=seed,
+    )
+    hot_cells = hot_set(
+        y,
+        k=top_cells or max(1, y.shape[1] // 8),
+        experts_per_token=k,
+        copy_size=cell_size,
+        seed=seed,
+    )
+    evening = _rises(load.evenness_trend)
+    sparse = bool(cell.evenness_stages[2] < SPARSE * load.evenness_stages[2])
+    return Convergence(
+        at=when.astype(np.int64),
+        load=load,
+        cells=cell,
+        hot_experts=hot_loads,
+        hot_cells=hot_cells,
+        load_alone=load.converged is True and cell.converged is False,
+        loads_even_out=evening,
+        matrix_stays_sparse=sparse,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _rises(found: Trend) -> bool:
+    return bool(found.p < SIGNIFICANT and found.tau > 0)
+
+
+def course(
+    values: npt.ArrayLike,
+    *,
+    at: npt.ArrayLike,
+    copies: npt.ArrayLike | None = None,
+    k: int = 1,
+    copy_size: float = 1.0,
+    find_changes: bool = True,
+    seed: int = 0,
+    notes: list[str] | None = None,
+) -> Course:
+    """The course of the shares of loads, or of cells.
+
+    The stable part is found twice: from the last third's mean shares first, then from
+    the mean shares of what that showed as stable.
+
+    Parameters
+    ----------
+    values
+        ``[T, C]``, step first.
+    at
+        ``[T]`` strictly increasing step numbers.
+    copies
+        ``[T]`` token copies of each step; None: the sum of the values over
+        ``copy_size``.
+    k, copy_size, find_changes, seed
+        As in :func:`convergence_of`.
+    notes
+        What could not be computed is appended here.
+
+    Returns
+    -------
+    Course
+    """
+    x = np.asarray(values, dtype=np.float64)
+    when = np.asarray(at)
+    count: Float64 = x.sum(axis=1) / copy_size
+    if copies is not None:
+        count = np.asarray(copies, np.float64)
+    total = x.sum(axis=1, keepdims=True)
+    shares: Float64 = np.full(x.shape, np.nan)
+    np.divide(x, total, out=shares, where=np.isfinite(total) & (total > 0))
+    # Step 1: the stable part, and the distance from its mean shares.
+    begin = 2 * len(x) // 3
+    for _ in range(2):
+        end = _mean(shares[begin:])
+        distance = distance_curve(shares, end)
+        # a step is nearer to a mean that it is part of: those are left out of it
+        held = int(np.isfinite(distance[begin:]).sum())
+        distance[begin:] *= held / (held - 1) if held > 1 else 1.0
+        settled = settling(distance)
+        begin = int(settled.step)
+    still = bool(settled.settled)
+    begin = begin if still else 2 * len(x) // 3
+    change = step_change(shares)
+    change_floor = step_change_floor(
+        shares * count[:, None], experts_per_token=k, copy_size=1.0
+    )
+    # Step 2: what moves in the stable part.
+    late = trend(distance[begin:], at=when[begin:])
+    found: ChangePoints | None = None
+    if find_changes:
+        try:
+            found = change_points(shares, max_series=32, resamples=99, seed=seed)
+        except AnalysisError as error:
+            if notes is not None:
+                notes.append(f"no change points: {error}")
+    index = np.zeros(0, np.int64) if found is None else found.index
+    converged, why = _verdict(settled, late, index, begin, when, distance)
+    # Step 3: evenness, counting noise taken off.
+    evenness = _evenness(shares, count, k)
+    both = np.isfinite(change) & np.isfinite(change_floor)
+    both &= np.arange(len(x)) > begin
+    return Course(
+        distance=distance,
+        distance_floor=distance_floor(count, end, experts_per_token=k)
+        * np.sqrt(1 + 1 / max(held, 1)),
+        change=change,
+        change_floor=change_floor,
+        beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
+        settling=settled,
+        settled_at=int(when[begin]) if still and len(x) else -1,
+        stable_trend=late,
+        decay=decay(shares, at=when),
+        changes=found,
+        changed_at=when[index].astype(np.int64),
+        evenness=evenness,
+        evenness_trend=trend(evenness, at=when),
+        evenness_stages=stage_means(evenness),
+        converged=converged,
+        why=why,
+    )
+
+
+def _verdict(
+    settled: Settling,
+    late: Trend,
+    changes: Int64,
+    begin: int,
+    when: npt.NDArray[np.generic],
+    distance: Float64,
+) -> tuple[bool | None, str]:
+    known = int(np.isfinite(distance).sum())
+    if known < 4:
+        return None, f"{known} steps with traffic are too few to tell"
+    if not bool(settled.settled):
+        return False, "it still moves in the second half of the run"
+    after = changes[changes > begin]
+    if len(after):
+        return False, f"it changes its level at step {when[after[-1]]}"
+    if late.p < SIGNIFICANT:
+        way = "away from" if late.tau > 0 else "towards"
+        return False, f"it drifts {way} its mean after step {when[begin]}"
+    return True, f"it is stable from step {when[begin]} on"
+
+
+def _mean(shares: Float64) -> Float64:
+    """Mean of the steps that have shares; NaN where none has."""
+    known: Bool = np.isfinite(shares).all(axis=1)
+    if not known.any():
+        return np.full(shares.shape[1], np.nan)
+    mean: Float64 = shares.mean(axis=0, where=known[:, None])
+    return mean
+
+
+def _over(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole > 0 else float("nan")
+
+
+def _evenness(shares: Float64, count: Float64, k: int) -> Float64:
+    r"""Jain's index :math:`1 / (C \sum p^2)`, counting noise taken off the squares.
+
+    N tokens with k experts each show :math:`E \sum s^2 = \sum p^2 + (1/k - \sum p^2) /
+    N` (each share's variance is :math:`p (1/k - p) / N`), so that
+    :math:`\sum p^2 = (N \sum s^2 - 1/k) / (N - 1)`.
+    """
+    squares: Float64 = np.sum(shares**2, axis=1)
+    tokens: Float64 = count / k
+    usable: Bool = np.isfinite(squares) & np.isfinite(tokens) & (tokens > 1)
+    corrected: Float64 = np.full(len(shares), np.nan)
+    n = tokens[usable]
+    even = 1 / shares.shape[1]
+    corrected[usable] = np.maximum((n * squares[usable] - 1 / k) / (n - 1), even)
+    found: Float64 = even / corrected
+    return np.clip(found, even, 1.0)
