@@ -2,8 +2,8 @@ r"""Stationarity: whether a series stays at its level.
 
 KPSS (D. Kwiatkowski, P. C. B. Phillips, P. Schmidt, Y. Shin, "Testing the null
 hypothesis of stationarity against the alternative of a unit root", Journal of
-Econometrics 54, 1992): with residuals e from the level (or a line), their partial sums S and the
-long-run variance s^2 (Bartlett weights, l lags),
+Econometrics 54, 1992): with residuals e from the level (or a line), their partial sums
+S and the long-run variance s^2 (Bartlett weights, l lags),
 
 .. math:: \eta = T^{-2} \sum_t S_t^2 / s^2(l)
 
