@@ -13,18 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
-from moetraffic.trace import UNKNOWN_TIME, Trace
-from moetraffic.trace.clock import to_common
+from moetraffic.trace import Trace
 
-from .engine import on_the_wire, rank_rhythm, step_ns
+from .beats import rank_rhythm
+from .bins import amount_until, time_on_until
 from .intervals import merge_intervals
 from .rhythm import Rhythm
+from .sources import rank_events, sent_by_rank
+from .timing import on_the_wire, step_ns, step_starts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 BINS = 360
 """Of an iteration."""
+
+TRUSTED = 0.25
+"""Autocorrelation from which on its lag is taken for the period, if steps are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +73,25 @@ def cadence(
         If the trace has no all-to-all with known times, or no period is found.
     """
     found, about = on_the_wire(trace, trace.layers, iterations)
-    rank, first, last, size = _busiest(trace, found)
-    marks = _marks(trace, rank, iterations)
+    rank = int(sent_by_rank(trace, found).argmax())
+    first, last, size = rank_events(trace, found, rank)
+    if not len(first):
+        raise AnalysisError(
+            f"a cadence needs all-to-alls whose times are known, but {trace.name} has "
+            "none: capture it from ranks that really communicate"
+        )
+    marks = step_starts(trace, rank, iterations)
     if link_bytes_s is not None:
+        amount = _of_bursts(merge_intervals(first, last)[0], first, size)
         first, last, marks = rescaled(first, last, size, marks, bytes_s=link_bytes_s)
+        size = amount
     lengths = np.diff(marks)
     lengths = lengths[lengths > 0]
     step = float(np.median(lengths)) if len(lengths) >= 4 else step_ns(trace, rank)
-    told = rank_rhythm(first, last, step)
-    period = told.period_ns if np.isfinite(told.period_ns) else step
+    told = rank_rhythm(trace, rank, first, last, size=size, step=step)
+    # where iterations wander, any lag may win: the steps themselves know better
+    sure = told.strength >= TRUSTED or not np.isfinite(step)
+    period = told.period_ns if sure and np.isfinite(told.period_ns) else step
     if not np.isfinite(period):
         raise AnalysisError(
             f"a cadence needs a period, but the all-to-alls of rank {rank} in "
@@ -85,15 +100,12 @@ def cadence(
     if len(marks) < 3:  # steps are not known: cut at whole periods
         number = int((last.max() - first.min()) / period)
         marks = first.min() + np.rint(np.arange(number + 1) * period).astype(np.int64)
-    edges = _edges(marks, period)
-    begin, end = merge_intervals(first, last)
-    knots = np.stack((begin, end), axis=1).ravel()
-    passed = np.stack((np.zeros_like(begin), end - begin), axis=1).ravel().cumsum()
+    origin = int(marks[0])  # float64 would lose 100 ns of times since 1970
+    edges = _edges(marks - origin, period)
     width = np.diff(edges, axis=1)
-    on = np.diff(np.interp(edges, knots, passed), axis=1) / width
-    order = np.argsort(last, kind="stable")
+    on = np.diff(time_on_until(edges, first, last, origin=origin), axis=1) / width
     # an event's bytes pass evenly while it is on
-    sent = np.diff(_passed(edges, first[order], last[order], size[order]), axis=1)
+    sent = np.diff(amount_until(edges, first, last, size, origin=origin), axis=1)
     typical = int(np.abs(on - on.mean(axis=0)).sum(axis=1).argmin())
     return Cadence(
         rank=rank,
@@ -132,8 +144,7 @@ def rescaled(
     [[0, 50], [20, 60], [0, 50, 80]]
     """
     begin, end = merge_intervals(first, last)
-    burst = np.clip(np.searchsorted(begin, first, side="right") - 1, 0, None)
-    amount = np.bincount(burst, size, minlength=len(begin))
+    amount = _of_bursts(begin, first, size)
     length = np.maximum(1, np.rint(amount / bytes_s * 1e9)).astype(np.int64)
     gaps = np.concatenate((begin[1:] - end[:-1], [0]))
     begun = begin[0] + np.concatenate(([0], np.cumsum(length + gaps)[:-1]))
@@ -145,47 +156,13 @@ def rescaled(
     return begun, begun + length, np.rint(moved).astype(np.int64)
 
 
-def _busiest(trace: Trace, found: Int64) -> tuple[int, Int64, Int64, Int64]:
-    """The rank that sends most to others, and the times and bytes of its events."""
-    parts: list[tuple[Int64, Int64, Int64, Int64]] = []
-    sizes = np.array([trace.size(int(o)) for o in found], np.int64)
-    for width in np.unique(sizes):
-        of = found[sizes == width]
-        issue, start, end = trace.times(of)
-        # a rank sends once the last member has issued: before that, it waits
-        begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
-        known = (issue != UNKNOWN_TIME).all(axis=1, keepdims=True)
-        known = known & (end != UNKNOWN_TIME)
-        wire = trace.wire(of)
-        sent = wire.sum(axis=2) - np.diagonal(wire, axis1=1, axis2=2)
-        ranks = trace.members(of)
-        parts.append((ranks[known], begin[known], end[known], sent[known]))
-    rank, first, last, size = (
-        np.concatenate([p[at] for p in parts]) if parts else np.zeros(0, np.int64)
-        for at in range(4)
-    )
-    if not len(rank):
-        raise AnalysisError(
-            f"a cadence needs all-to-alls whose times are known, but {trace.name} has "
-            "none: capture it from ranks that really communicate"
-        )
-    most = int(np.bincount(rank, size).argmax())
-    mine = rank == most
-    # another rank's clock may be off by its error: nothing ends before it began
-    return most, np.minimum(first, last)[mine], last[mine], size[mine]
-
-
-def _marks(trace: Trace, rank: int, iterations: range | None) -> Int64:
-    """Starts of a rank's training steps on the common clock, in order."""
-    steps = trace.steps
-    keep = np.array([kind == "train" for kind in steps.kind], bool)
-    if iterations is not None:
-        keep &= (steps.iteration >= iterations.start) & (
-            steps.iteration < iterations.stop
-        )
-    start = steps.start[keep, rank : rank + 1]
-    start = to_common(trace.clocks, np.full(start.shape, rank), start)[:, 0]
-    return np.sort(start[start != UNKNOWN_TIME])
+def _of_bursts(begin: Int64, first: Int64, size: Int64) -> Int64:
+    """Bytes of each burst, ``[m]`` int64, from those of the events that it is of."""
+    # an event of no length may stand in a gap: it goes with the burst before
+    burst = np.clip(np.searchsorted(begin, first, side="right") - 1, 0, None)
+    amount = np.zeros(len(begin), np.int64)
+    np.add.at(amount, burst, size)
+    return amount
 
 
 def _edges(marks: Int64, period: float) -> Float64:
@@ -200,13 +177,3 @@ def _edges(marks: Int64, period: float) -> Float64:
     at = np.arange(BINS + 1) / BINS
     edges: Float64 = marks[:-1][usual, None] + lengths[usual, None] * at
     return edges
-
-
-def _passed(edges: Float64, first: Int64, last: Int64, size: Int64) -> Float64:
-    """Bytes that have passed at each time, those of an event evenly over its time."""
-    last = np.maximum(last, first + 1)
-    rate = size / (last - first)
-    knots, inverse = np.unique(np.concatenate((first, last)), return_inverse=True)
-    change = np.bincount(inverse, np.concatenate((rate, -rate)))
-    passed = np.concatenate(([0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(knots))))
-    return np.interp(edges, knots, passed)

@@ -20,6 +20,9 @@ Int64 = npt.NDArray[np.int64]
 USUAL = (0.5, 1.5)
 """A cycle is this many periods long; others are pauses, or two in one."""
 
+PARTS = 64
+"""Of a cycle, in which its shape is told."""
+
 _NAN = float("nan")
 
 
@@ -30,6 +33,7 @@ class Cycles:
     length_ns: Float64  # [n] of each cycle of usual length, in time order
     on: Float64  # [n] share of it that is on
     jitter: float  # standard deviation of the length over its mean
+    likeness: float  # correlation of a cycle's shape with the next one's, see below
     bursts: int  # how many bursts most of them have
     regular: float  # share of the cycles that have so many
     position: Float64  # [bursts] mean start in the cycle, as a share of the mean length
@@ -48,12 +52,17 @@ def cycles(
     The positions are of the cycles that have as many bursts as most have: in others
     nothing tells which burst is missing, or which is new.
 
+    A cycle's shape is how much of each of its :data:`PARTS` equal parts was on, so that
+    longer and shorter cycles are laid over each other: where iterations wander in
+    length but do the same, the autocorrelation at any lag is weak and the likeness near
+    1.
+
     Parameters
     ----------
     start, end
         ``[n]`` integers, ns, of events.
     period_ns
-        Period, ns.
+        Period, ns; with marks NaN will do, and the median of their distances is taken.
     marks
         ``[m]`` ns, where cycles begin, of the events' clock.  None: found among the
         bursts; the first of a cycle then stands at 0 without jitter.
@@ -75,23 +84,31 @@ def cycles(
         length_ns=nothing,
         on=nothing,
         jitter=_NAN,
+        likeness=_NAN,
         bursts=0,
         regular=_NAN,
         position=nothing,
         position_jitter=nothing,
     )
+    borders = np.unique(np.asarray(() if marks is None else marks, np.int64))
+    if marks is not None and len(borders) > 1:
+        period_ns = float(np.median(np.diff(borders)))
     if not len(first) or not period_ns > 0:
         return none
     if marks is None:
         borders = cycle_starts(first, last, period_ns=period_ns)
-    else:
-        borders = np.unique(np.asarray(marks, np.int64))
     lengths = np.diff(borders).astype(np.float64)
     usual = (lengths > USUAL[0] * period_ns) & (lengths < USUAL[1] * period_ns)
     if usual.sum() < 2:
         return none
     origin = int(borders[0])
-    on = np.diff(time_on_until(borders - origin, first, last, origin=origin))
+    parts = (borders[:-1, None] - origin) + lengths[:, None] * (
+        np.arange(PARTS + 1) / PARTS
+    )
+    shape = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
+    on = shape.sum(axis=1)
+    shape = shape / lengths[:, None] * PARTS
+    follows = usual[:-1] & usual[1:]
     # Which bursts begin in which cycle, and how many are the rule.
     upto = np.searchsorted(first, borders)
     number = np.diff(upto)
@@ -104,6 +121,7 @@ def cycles(
         length_ns=lengths[usual],
         on=on[usual] / lengths[usual],
         jitter=float(lengths[usual].std()) / mean,
+        likeness=_correlation(shape[:-1][follows], shape[1:][follows]),
         bursts=rule,
         regular=len(alike) / int(usual.sum()),
         position=at.mean(axis=0) / mean,
@@ -111,6 +129,15 @@ def cycles(
         if len(alike) > 1
         else np.full(rule, _NAN),
     )
+
+
+def _correlation(one: Float64, other: Float64) -> float:
+    """Pearson's coefficient over all cells; NaN where one does not vary."""
+    if not one.size:
+        return _NAN
+    a, b = one - one.mean(), other - other.mean()
+    power = float((a**2).sum() * (b**2).sum()) ** 0.5
+    return float((a * b).sum()) / power if power > 1e-12 * one.size else _NAN
 
 
 def cycle_starts(first: Int64, last: Int64, *, period_ns: float) -> Int64:

@@ -92,7 +92,9 @@ class Rhythm:
     sine_power: float = _NAN  # share of the variance that it explains
     sine_false_alarm: float = _NAN  # probability of such a peak in noise
     agreement: str = ""  # of the two periods, one of AGREEMENT; "" if one is not known
+    cycle_ns: float = _NAN  # mean length of a cycle, by marks or by bursts
     cycles: int = 0  # of usual length
+    likeness: float = _NAN  # correlation of a cycle's shape with the next, stretched
     cycle_bursts: int = 0  # bursts that most cycles have
     regular: float = _NAN  # share of the cycles that have so many
     position: tuple[float, ...] = ()  # mean start of each of these, shares of a cycle
@@ -255,7 +257,9 @@ def rhythm(
         sine_power=sine.power,
         sine_false_alarm=sine.false_alarm,
         agreement=agreement(period_ns, sine.period * width, extent_ns=extent),
+        cycle_ns=float(cut.length_ns.mean()) if cut.length_ns.size else _NAN,
         cycles=len(cut.length_ns),
+        likeness=cut.likeness,
         cycle_bursts=cut.bursts,
         regular=cut.regular,
         position=tuple(cut.position.tolist()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,16 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def _rhythm(found: Rhythm) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in Rhythm.__dataclass_fields__}
+    return {name: _plain(value) for name, value in asdict(found).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, whatever they stand in."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return (
+        np.asarray(value).tolist() if isinstance(value, (np.ndarray, tuple)) else value
+    )
 
 
 def _mean(values: Any) -> float:

@@ -1,0 +1,192 @@
+"""Timing: when each all-to-all of a trace was on, read in blocks of bounded size.
+
+Times are brought to rank 0's clock.  A rank's part in an all-to-all begins when it is
+known to have started, or else when the last member has issued it (before that, the rank
+waits), and ends when it ended there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace.clock import to_common
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+CELLS = 1 << 21
+"""Of matrices in memory at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Some all-to-alls of groups of one size, a row each."""
+
+    occurrence: Int64  # [n]
+    ranks: Int64  # [n, W] world ranks of the members
+    begin: Int64  # [n, W] ns of rank 0's clock, where known
+    end: Int64  # [n, W]
+    known: Bool  # [n, W] whether begin and end are known
+    own: Bool  # [n, W] whether begin is of the rank's own clock, not its peers'
+    wire: Int64  # [n, W, W] bytes, row sends; [n, 0, 0] where they were not asked for
+
+
+def on_the_wire(
+    trace: Trace, layers: Sequence[int], iterations: range | None
+) -> tuple[Int64, str]:
+    """All-to-alls whose rhythm is told, and which these are, in words.
+
+    Those with a phase where the program names any; counts that are exchanged before a
+    dispatch, and calls without a name, are then no part of it.
+    """
+    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
+    site = trace.occurrences.site[found]
+    named = np.array([bool(s.phase) and s.layer in layers for s in trace.sites], bool)
+    if not layers or not named.any():
+        return found, "all all-to-alls"
+    mine = named[site]
+    others = sorted(
+        {
+            trace.sites[s].label or trace.sites[s].phase or "without a name"
+            for s in np.unique(site[~mine])
+        }
+    )
+    left = int((~mine).sum())
+    about = "all-to-alls with a phase, layers " + ", ".join(map(str, layers))
+    if left:
+        about += f"; {left} others are left out ({', '.join(others)})"
+    return found[mine], about
+
+
+def timed(
+    trace: Trace, occurrences: Int64, *, with_wire: bool = True
+) -> Iterator[Timed]:
+    """When all-to-alls were on, in blocks.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    occurrences
+        ``[n]`` of all-to-alls.
+    with_wire
+        Whether their bytes are read too.
+
+    Yields
+    ------
+    Timed
+        Groups of one size after the other, in the order of the occurrences.
+
+    Raises
+    ------
+    TraceError
+        If bytes are asked for and not known: see :func:`sized`.
+    """
+    every = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    sizes = every[trace.occurrences.site[occurrences]]
+    for width in np.unique(sizes).tolist():
+        of = occurrences[sizes == width]
+        step = max(1, CELLS // (width * (width if with_wire else 1)))
+        for low in range(0, len(of), step):
+            part = of[low : low + step]
+            issue, start, end = trace.times(part)
+            own = start != UNKNOWN_TIME
+            begin = np.where(own, start, issue.max(axis=1, keepdims=True))
+            issued = (issue != UNKNOWN_TIME).all(axis=1, keepdims=True)
+            known = (own | issued) & (end != UNKNOWN_TIME)
+            yield Timed(
+                occurrence=part,
+                ranks=trace.members(part),
+                # another rank's clock may be off by its error: nothing ends before
+                # it began
+                begin=np.minimum(begin, end),
+                end=end,
+                known=known,
+                own=own,
+                wire=trace.wire(part)
+                if with_wire
+                else np.zeros((len(part), 0, 0), np.int64),
+            )
+
+
+def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
+    """Those of the all-to-alls whose bytes can be read, and why others cannot."""
+    sites = trace.occurrences.site[occurrences]
+    keep, reason = np.ones(len(occurrences), bool), ""
+    # what fails, fails for all sites of a layer and group whose bytes are told alike
+    kinds = np.array([(s.wire, s.group, s.layer) for s in trace.sites], np.int64)
+    used, which = np.unique(kinds[sites], axis=0, return_inverse=True)
+    for kind in range(len(used)):
+        mine = which.reshape(-1) == kind
+        try:
+            trace.wire(occurrences[mine][:1])
+        except TraceError as error:
+            keep &= ~mine
+            reason = str(error)
+    return occurrences[keep], reason
+
+
+def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int64:
+    """Starts of a rank's training steps on rank 0's clock, ``[n]`` ns, in order."""
+    steps = trace.steps
+    keep = _training(trace, iterations)
+    start = steps.start[keep, rank : rank + 1]
+    start = to_common(trace.clocks, np.full(start.shape, rank), start)[:, 0]
+    return np.sort(start[start != UNKNOWN_TIME])
+
+
+def step_ns(trace: Trace, rank: int) -> float:
+    """Median length of a rank's training steps, ns; NaN where it is not known."""
+    steps = trace.steps
+    train = _training(trace, None)
+    start, end = steps.start[train, rank], steps.end[train, rank]
+    known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end > start)
+    lengths = (end - start)[known]
+    return float(np.median(lengths)) if len(lengths) >= 4 else float("nan")
+
+
+def observed_steps(
+    trace: Trace, rank: int, iterations: range | None = None
+) -> tuple[Int64, Int64] | None:
+    """When training was seen: None where nothing interrupts it.
+
+    A run of steps that follow each other is seen from its first start to its last end;
+    an evaluation, a skipped step, or one whose times are not known, parts two runs.
+
+    Returns
+    -------
+    start, end
+        int64 ``[m]`` ns of rank 0's clock.
+    """
+    steps = trace.steps
+    start, end = steps.start[:, rank], steps.end[:, rank]
+    there = _training(trace, iterations)
+    there &= (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+    if not there.any():
+        return None
+    change = np.flatnonzero(np.diff(np.concatenate(([0], there, [0]))))
+    first, last = change[::2], change[1::2] - 1
+    if len(first) < 2:
+        return None
+    ranks = np.full((len(first), 1), rank)
+    begin, finish = (
+        to_common(trace.clocks, ranks, at[:, None])[:, 0]
+        for at in (start[first], end[last])
+    )
+    return begin, np.maximum(begin, finish)
+
+
+def _training(trace: Trace, iterations: range | None) -> Bool:
+    steps = trace.steps
+    keep = np.array([kind == "train" for kind in steps.kind], bool)
+    if iterations is not None:
+        keep &= (steps.iteration >= iterations.start) & (
+            steps.iteration < iterations.stop
+        )
+    return keep

@@ -1,0 +1,121 @@
+"""Stationarity: exact values, and size and power by simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetraffic.analysis.stationarity import CRITICAL, FEWEST, LEVELS, stationarity
+from moetraffic.errors import AnalysisError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def autoregressive(seed: int, phi: float, steps: int, runs: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=(steps + 100, runs))
+    out = np.zeros_like(noise)
+    for t in range(1, len(noise)):
+        out[t] = phi * out[t - 1] + noise[t]
+    return out[100:].T
+
+
+def rejections(series: np.ndarray) -> tuple[float, float]:
+    found = [stationarity(10 + s) for s in series]
+    return (
+        float(np.mean([f.p <= 0.05 for f in found])),
+        float(np.mean([f.change_p <= 0.05 for f in found])),
+    )
+
+
+def test_a_straight_line_has_its_exact_statistic():
+    # no lags: by hand, of residuals -1.5 -0.5 0.5 1.5 spread over 16 steps
+    x = np.repeat([0.0, 1.0, 2.0, 3.0], 4)
+    found = stationarity(x)
+    e = x - 1.5
+    gamma = [float(e[j:] @ e[: 16 - j]) / 16 for j in range(found.lags + 1)]
+    spread = gamma[0] + 2 * sum(
+        (1 - j / (found.lags + 1)) * g for j, g in enumerate(gamma) if j
+    )
+    assert found.kpss == pytest.approx(float((np.cumsum(e) ** 2).sum()) / 256 / spread)
+    assert found.change == pytest.approx(2.5 / 0.5 - 1)
+    assert found.lags > 0
+
+
+@given(st.floats(-5, 5), st.floats(0.1, 9), st.integers(0, 99))
+def test_neither_level_nor_scale_matters(level, scale, seed):
+    x = np.random.default_rng(seed).normal(size=60)
+    one, other = stationarity(x), stationarity(level + scale * x)
+    assert other.kpss == pytest.approx(one.kpss, rel=1e-6)
+    assert other.change_p == pytest.approx(one.change_p, rel=1e-5, abs=1e-9)
+
+
+def test_a_line_is_stationary_around_a_line():
+    rng = np.random.default_rng(0)
+    x = np.arange(200) * 0.1 + rng.normal(size=200)
+    assert stationarity(x).p == 0.01
+    assert stationarity(x, around="trend").p == 0.1
+
+
+def test_the_size_is_what_it_says():
+    kpss, halves = rejections(autoregressive(1, 0.0, 200, 400))
+    assert 0.02 <= kpss <= 0.08
+    assert 0.02 <= halves <= 0.09
+    kpss, halves = rejections(autoregressive(2, 0.5, 200, 300))
+    assert kpss <= 0.11
+    assert halves <= 0.14
+
+
+def test_what_wanders_or_changes_is_found():
+    kpss, halves = rejections(autoregressive(3, 1.0, 200, 150))
+    assert kpss > 0.7
+    assert halves > 0.6
+    step = autoregressive(4, 0.0, 200, 150) + 0.8 * (np.arange(200) >= 100)
+    kpss, halves = rejections(step)
+    assert kpss > 0.9
+    assert halves > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phi", "most"), [(0.0, 0.065), (0.5, 0.085), (0.8, 0.15)])
+def test_the_size_over_many_runs(phi, most):
+    kpss, halves = rejections(autoregressive(5, phi, 500, 3000))
+    assert 0.03 < kpss < most
+    assert 0.03 < halves < most + 0.01
+
+
+def test_p_follows_the_published_table():
+    rng = np.random.default_rng(6)
+    for _ in range(50):
+        found = stationarity(np.cumsum(rng.normal(size=80)) + 30 * rng.normal(size=80))
+        table = dict(zip(CRITICAL["level"], LEVELS, strict=True))
+        for critical, level in table.items():
+            assert (found.kpss >= critical) == (found.p <= level) or (
+                found.p in (0.1, 0.01)
+            )
+
+
+def test_what_does_not_vary_is_stationary():
+    found = stationarity(np.full(40, 0.3))
+    assert (found.kpss, found.p, found.change, found.change_p) == (0, 0.1, 0, 1)
+
+
+@pytest.mark.parametrize("series", [[], [1.0], np.full(40, np.nan), np.arange(15)])
+def test_of_too_little_nothing_is_said(series):
+    found = stationarity(series)
+    assert found.steps < FEWEST
+    assert np.isnan([found.kpss, found.p, found.change, found.change_p]).all()
+
+
+def test_unknown_steps_are_left_out():
+    x = np.random.default_rng(7).normal(size=50)
+    with_gaps = np.insert(x, [3, 20], np.nan)
+    assert stationarity(with_gaps) == stationarity(x)
+
+
+def test_other_questions_are_refused():
+    with pytest.raises(AnalysisError, match="one series"):
+        stationarity(np.zeros((20, 2)))
+    with pytest.raises(AnalysisError, match="level, trend"):
+        stationarity(np.zeros(20), around="zero")
