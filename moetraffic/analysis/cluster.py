@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
-from .exchange import OF, Source, read, sources
-from .observation import Rows, joined, observe
+from .exchange import OF, Rows, Source, read, sources
+from .observation import joined, observe
 
 if TYPE_CHECKING:
     from .engine import Mapper

@@ -25,8 +25,8 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
 from .engine import observed
-from .exchange import OF, Source, sources
-from .observation import SKEW, Rows
+from .exchange import OF, Rows, Source, sources
+from .observation import SKEW
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

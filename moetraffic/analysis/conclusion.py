@@ -1,8 +1,8 @@
-"""What the rows of a run say: curves beside their noise floors, and forecasts."""
+"""What the rows of a run say: curves and their floors, forecasts, limits, courses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,35 @@ import numpy.typing as npt
 
 from moetraffic.trace import Meta
 
-from .convergence import Settling, Trend, settling, trend
-from .exchange import Source
-from .floors import NoiseFloor, noise_floor
-from .observation import SKEW, Rows
-from .predictability import Scores, evaluate, mape_floor
-from .skew import MEASURES, shares
+from .convergence import Convergence, Settling, convergence_of, settling
+from .exchange import Rows, Source
+from .floors import NoiseFloor, noise_floor, simulated_floor
+from .forecasting import HORIZONS, Forecasts, forecast
+from .leads import Leads
+from .limits import Limits, limits
+from .observation import MEASURED, SKEW, Sample, samples
+from .skew import MEASURES
+from .trends import Trend, trend
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+PARTS = (
+    "skew",
+    "forecasts",
+    "limits",
+    "convergence",
+    "complexity",
+    "rhythm",
+    "within",
+)
+"""What an analysis consists of."""
+
+FLOORED = (*SKEW, "entropy", "sparsity")
+"""Measures of a matrix whose noise floor is known."""
+
+FLOOR_DRAWS = 400
+"""Simulated draws behind a noise floor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +56,25 @@ class Curve:
 class Subject:
     """What statistics were computed of, and these."""
 
-    name: str  # "expert_load", "demand" or "wire"
+    name: str  # "expert_load", "demand", "wire" or "received"
     about: str  # what its cells are, in words
     unit: str
+    cells: int  # C
+    followed: int  # of these through time: fewer are a sample
     curves: Mapping[str, Curve]  # by measure
-    scores: Mapping[str, Scores]  # one-step forecasts of its shares, by forecaster
-    mape_floor: float = float("nan")  # of the best forecaster of a balanced gate
+    forecasts: Forecasts | None
+    limits: Limits | None  # one step ahead
 
 
 def conclude(
-    source: Source, rows: Rows, meta: Meta, notes: list[str]
+    source: Source,
+    rows: Rows,
+    meta: Meta,
+    notes: list[str],
+    *,
+    parts: Sequence[str] = PARTS,
+    horizons: Sequence[int] = HORIZONS,
+    leads: Leads | None = None,
 ) -> tuple[Subject, ...]:
     """Compute what needs the whole run from the rows of an exchange.
 
@@ -59,116 +88,283 @@ def conclude(
         Of the trace.
     notes
         What cannot be computed is added, and why.
+    parts
+        Some of :data:`PARTS`.
+    horizons
+        Iterations ahead.
+    leads
+        Of the trace, for how early a forecast is there.
+
+    Returns
+    -------
+    tuple of Subject
+        Expert load and demand, where routing was seen; wire and what each rank
+        receives, where bytes were.
     """
+    tokens = tokens_of(source, rows, meta, notes)
+    about = _Run(
+        source, rows, meta, tokens, notes, tuple(parts), tuple(horizons), leads
+    )
     subjects: list[Subject] = []
-    tokens: Int64 | None = None
     if "demand.load" in rows:
-        sent = np.asarray(rows["demand.sent"], np.int64)
-        if meta.k < 1:
-            notes.append(
-                f"{source.where}: no noise floors, for the trace does not tell k"
-            )
-        else:
-            # of a rank; ranks differ by few where batches are even
-            tokens = np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
-        subjects += _of_demand(source, rows, meta.k, tokens, notes)
+        subjects += about.of_demand()
     if "wire.sent" in rows:
-        subjects.append(_of_wire(source, rows, meta, tokens, notes))
+        subjects += about.of_wire()
     elif len(source.sent):
         notes.append(f"{source.where}: no wire, for one rank sends nothing to another")
     return tuple(subjects)
 
 
-def _of_demand(
-    source: Source, rows: Rows, k: int, tokens: Int64 | None, notes: list[str]
-) -> list[Subject]:
-    """Statistics of the load of each expert and of the ranks' demand."""
-    ranks, experts = len(source.ranks), source.experts
-    load = np.asarray(rows["demand.load"], np.int64)
-    every = None if tokens is None else tokens * ranks
-    best = float("nan")
-    if every is not None:
-        best = float(np.mean(mape_floor(every, experts=experts, k=k)))
-    skew = {m: np.asarray(MEASURES[m](load, axis=-1), np.float64) for m in SKEW}
-    cells = np.asarray(rows["demand.cells"])
-    return [
-        Subject(
-            name="expert_load",
-            about="token copies that each expert was given by all ranks",
-            unit="token copies",
-            curves=_curves(skew, source, every, {"experts": experts, "k": k}),
-            scores=_scores(load, source, notes),
-            mape_floor=best,
-        ),
-        Subject(
-            name="demand",
-            about="token copies that each rank routed to each expert",
-            unit="token copies",
-            curves=_curves(
-                {m: np.asarray(rows[f"demand.{m}"], np.float64) for m in SKEW},
-                source,
-                tokens,
-                {"experts": experts, "k": k, "sources": ranks},
-            ),
-            scores=_scores(cells, source, notes),
-        ),
-    ]
+def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64 | None:
+    """Tokens of a rank in each iteration, ``[T]``; None where they are not known."""
+    if "demand.sent" not in rows:
+        return None
+    if not 1 <= meta.k <= source.experts:
+        notes.append(f"{source.where}: no noise floors, for the trace does not tell k")
+        return None
+    # ranks differ by few where batches are even
+    sent = np.asarray(rows["demand.sent"], np.float64)
+    return np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
 
 
-def _of_wire(
-    source: Source, rows: Rows, meta: Meta, tokens: Int64 | None, notes: list[str]
-) -> Subject:
-    """Statistics of the bytes between different ranks."""
-    ranks = len(source.ranks)
-    # chance moves bytes only where bytes follow the tokens
-    follows = tokens is not None and meta.dispatch != "padded"
-    floors = {
-        "experts": source.experts,
-        "k": meta.k,
-        "ranks": ranks,
-        "sources": ranks,
-        "diagonal": False,
-    }
-    return Subject(
-        name="wire",
-        about=f"bytes that {source.phase} sent from each rank to each other rank",
-        unit="bytes",
-        curves=_curves(
-            {m: np.asarray(rows[f"wire.{m}"], np.float64) for m in SKEW},
-            source,
-            tokens if follows else None,
-            floors,
-        ),
-        scores=_scores(np.asarray(rows["wire.cells"]), source, notes),
-    )
-
-
-def _curves(
-    skew: Mapping[str, Float64],
+def converged(
     source: Source,
-    tokens: Int64 | None,
-    floors: Mapping[str, Any],
-) -> dict[str, Curve]:
-    return {
-        name: Curve(
-            values=values,
-            floor=None if tokens is None else noise_floor(name, tokens, **floors),
-            trend=trend(values, at=source.iterations),
-            settling=settling(values),
-        )
-        for name, values in skew.items()
-    }
+    rows: Rows,
+    meta: Meta,
+    notes: list[str],
+) -> Convergence | None:
+    """How the loads and the matrix of an exchange came to rest, side by side.
+
+    Of the demand where it is known, else of the wire.
+    """
+    tokens = tokens_of(source, rows, meta, [])
+    name, load, unit = "demand", "demand.load", 1.0
+    if load not in rows:
+        name, load = "wire", "wire.received"
+        if load not in rows:
+            return None
+        unit = float(np.asarray(rows["wire.unit"])[0])
+    found = convergence_of(
+        np.asarray(rows[load], np.float64),
+        np.asarray(rows[f"{name}.cells"], np.float64),
+        at=source.iterations,
+        tokens=None if tokens is None else tokens * len(source.ranks),
+        k=max(1, meta.k),
+        load_size=unit,
+        cell_size=unit,
+    )
+    notes += [f"{source.where}: {note}" for note in found.notes]
+    return found
 
 
-def _scores(
-    cells: npt.NDArray[np.generic], source: Source, notes: list[str]
-) -> dict[str, Scores]:
-    """How well the shares of the cells are forecast a step ahead."""
-    warm_up = 8
-    if len(cells) < 2 * warm_up:
-        notes.append(
-            f"{source.where}: no predictability, for {len(cells)} iterations are fewer "
-            f"than {2 * warm_up}"
+@dataclass(frozen=True)
+class _Run:
+    """An exchange's rows, and what is asked of them."""
+
+    source: Source
+    rows: Rows
+    meta: Meta
+    tokens: Int64 | None
+    notes: list[str]
+    parts: tuple[str, ...]
+    horizons: tuple[int, ...]
+    leads: Leads | None
+
+    def of_demand(self) -> list[Subject]:
+        """The load of each expert, and the ranks' demand."""
+        ranks, experts, k = len(self.source.ranks), self.source.experts, self.meta.k
+        load = np.asarray(self.rows["demand.load"], np.int64)
+        every = None if self.tokens is None else self.tokens * ranks
+        skew = {
+            name: np.asarray(MEASURES[name](load, axis=-1), np.float64)
+            for name in FLOORED
+        }
+        floors = {"experts": experts, "k": k}
+        of_matrix = {"experts": experts, "k": k, "sources": ranks}
+        counted = {"k": max(1, k), "experts": experts}
+        return [
+            Subject(
+                name="expert_load",
+                about="token copies that each expert was given by all ranks",
+                unit="token copies",
+                cells=experts,
+                followed=experts,
+                curves=self.curves(skew, every, floors),
+                **self.ahead(load, "expert load", every, counted),
+            ),
+            Subject(
+                name="demand",
+                about="token copies that each rank routed to each expert",
+                unit="token copies",
+                **self.sampled("demand"),
+                curves=self.curves(self.measured("demand"), self.tokens, of_matrix),
+                **self.ahead(
+                    np.asarray(self.rows["demand.cells"]),
+                    "demand matrix",
+                    self.tokens,
+                    counted,
+                ),
+            ),
+        ]
+
+    def of_wire(self) -> list[Subject]:
+        """The bytes between different ranks, and what each of them receives."""
+        ranks, k, experts = len(self.source.ranks), self.meta.k, self.source.experts
+        # chance moves bytes only where bytes follow the tokens
+        follows = self.tokens is not None and self.meta.dispatch != "padded"
+        tokens = self.tokens if follows else None
+        unit = int(np.asarray(self.rows["wire.unit"])[0])
+        cells = np.asarray(self.rows["wire.cells"], np.int64) // unit
+        received = np.asarray(self.rows["wire.received"], np.int64)
+        even = experts > 0 and experts % ranks == 0
+        floors = {"experts": experts, "k": k, "ranks": ranks}
+        between = floors | {"sources": ranks, "diagonal": False}
+        counted = {
+            "k": max(1, k),
+            "experts": experts or None,
+            "held": experts // ranks if even else 1,
+        }
+        skew = {
+            name: np.asarray(MEASURES[name](received, axis=-1), np.float64)
+            for name in SKEW
+        }
+        counts = tokens if even and unit > 1 else None
+        return [
+            Subject(
+                name="wire",
+                about=f"bytes that {self.source.phase} sent from each rank to each "
+                "other rank",
+                unit="bytes",
+                **self.sampled("wire"),
+                curves=self.curves(
+                    self.measured("wire"), tokens if even else None, between
+                ),
+                **self.ahead(cells, "wire matrix", counts, counted, weight=unit),
+            ),
+            Subject(
+                name="received",
+                about=f"bytes that each rank received in {self.source.phase} from "
+                "other ranks",
+                unit="bytes",
+                cells=ranks,
+                followed=ranks,
+                curves=self.curves(
+                    skew, tokens if even else None, floors, of_received=True
+                ),
+                **self.ahead(
+                    received // unit,
+                    "bytes received",
+                    None if counts is None else counts * (ranks - 1),
+                    counted,
+                    weight=unit,
+                ),
+            ),
+        ]
+
+    def measured(self, name: str) -> dict[str, Float64]:
+        """The measures of each matrix, as they were observed."""
+        return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
+
+    def sampled(self, name: str) -> dict[str, int]:
+        """How many cells there are, and are followed."""
+        chosen: Sample = samples(self.source)[name]
+        return {"cells": chosen.of, "followed": len(chosen.index)}
+
+    def curves(
+        self,
+        skew: Mapping[str, Float64],
+        tokens: Int64 | None,
+        floors: Mapping[str, Any],
+        *,
+        of_received: bool = False,
+    ) -> dict[str, Curve]:
+        """Measures over the iterations, with floors where tokens are known."""
+        if "skew" not in self.parts:
+            return {}
+        curves = {}
+        for name, values in skew.items():
+            floor = None
+            if tokens is not None and name in FLOORED:
+                floor = (
+                    received_floor(name, tokens, **floors)
+                    if of_received
+                    else noise_floor(name, tokens, draws=FLOOR_DRAWS, **floors)
+                )
+            curves[name] = Curve(
+                values=values,
+                floor=floor,
+                trend=trend(values, at=self.source.iterations),
+                settling=settling(values),
+            )
+        return curves
+
+    def ahead(
+        self,
+        cells: npt.NDArray[np.generic],
+        of: str,
+        tokens: Int64 | None,
+        counted: Mapping[str, Any],
+        *,
+        weight: int = 1,
+    ) -> dict[str, Any]:
+        """Forecasts and limits of the cells."""
+        found: dict[str, Any] = {"forecasts": None, "limits": None}
+        if "forecasts" in self.parts:
+            own = (self.source.layer, self.source.phase)
+            at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
+            found["forecasts"] = forecast(
+                cells,
+                horizons=self.horizons,
+                tokens=tokens,
+                weights=weight,
+                of=of,
+                iteration_s=self.leads.iteration_s if self.leads else float("nan"),
+                # a matrix is known when it is sent
+                known_s=at,
+                transfer_s=at,
+                **counted,
+            )
+        if "limits" in self.parts:
+            found["limits"] = limits(np.asarray(cells, np.float64))
+        return found
+
+
+def received_floor(
+    measure: str, tokens: Int64, *, experts: int, k: int, ranks: int
+) -> NoiseFloor:
+    """Floor of the skew of what ranks receive from others under a balanced gate.
+
+    Parameters
+    ----------
+    measure
+        One of :data:`.skew.MEASURES`.
+    tokens
+        ``[T]`` of each rank.
+    experts, k, ranks
+        E, k and R, each rank with E/R experts.
+
+    Returns
+    -------
+    NoiseFloor
+        ``[T]``; simulated once for each count of tokens.
+    """
+
+    def of(counts: Int64) -> Float64:
+        own = np.diagonal(counts, axis1=-2, axis2=-1)
+        return np.asarray(MEASURES[measure](counts.sum(axis=-2) - own, axis=-1))
+
+    distinct, inverse = np.unique(tokens, return_inverse=True)
+    found = [
+        simulated_floor(
+            of,
+            np.full(ranks, number),
+            experts=experts,
+            k=k,
+            ranks=ranks,
+            draws=max(50, min(FLOOR_DRAWS, (1 << 24) // (ranks * experts))),
         )
-        return {}
-    return evaluate(shares(cells, axis=-1), warm_up=warm_up, axis=(0, -1))
+        for number in distinct
+    ]
+    mean = np.array([float(f.mean) for f in found])[inverse]
+    std = np.array([float(f.std) for f in found])[inverse]
+    return NoiseFloor(mean=mean, std=std)

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
 from .beats import Beats, beats
-from .conclusion import Subject, conclude
-from .exchange import OF, Source, read, sources, windows
-from .observation import Rows, joined, observe
+from .complexity import Complexity
+from .conclusion import PARTS, Subject, conclude, converged
+from .convergence import Convergence
+from .exchange import OF, Rows, Source, read, sources, windows
+from .forecasting import HORIZONS
+from .leads import Leads, leads
+from .network import Network, network, packet_complexity
+from .observation import joined, observe
+from .within_iteration import Sight, within_iteration
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -42,6 +49,9 @@ class Exchange:
     iterations: Int64  # [T] those whose records are whole
     left_out: int  # iterations in which a rank's record is missing
     subjects: tuple[Subject, ...]
+    convergence: Convergence | None  # of loads and matrix, side by side
+    complexity: Complexity | None  # of the packets between ranks
+    network: Network | None  # tiers and flows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,8 @@ class Analysis:
 
     exchanges: tuple[Exchange, ...]
     beats: Beats  # the on-off rhythm of phases, layers and ranks
+    leads: Leads  # where exchanges stand in an iteration
+    sights: tuple[Sight, ...]  # what an iteration's first dispatch tells of later ones
     notes: tuple[str, ...] = ()  # what could not be computed, and why
 
 
@@ -60,11 +72,13 @@ def analyze(
     phase: str = "dispatch",
     iterations: range | None = None,
     of: Sequence[str] = OF,
+    parts: Sequence[str] = PARTS,
+    horizons: Sequence[int] = HORIZONS,
     threads: int = 2,
     mapper: Mapper | None = None,
     tick: Tick | None = None,
 ) -> Analysis:
-    """Compute skew, rhythm, predictability and convergence of a trace.
+    """Compute skew, rhythm, predictability, complexity and convergence of a trace.
 
     Micro-batches of a step are summed.  Demand is what the router wanted; wire is what
     a phase, dispatch unless another is asked for, sent between different ranks.
@@ -81,6 +95,10 @@ def analyze(
         Training iterations to look at; all if None.
     of
         "demand", "wire" or both.
+    parts
+        Some of :data:`PARTS`.
+    horizons
+        Iterations ahead, of the forecasts.
     threads
         That read and compute.  Results do not depend on it.
     mapper
@@ -95,24 +113,30 @@ def analyze(
     Raises
     ------
     AnalysisError
-        If the trace has no such layer or phase, or none of the iterations.
+        If the trace has no such layer, phase or part, or none of the iterations.
     TraceError
         If the file is damaged.
     """
+    _refuse_unknown(parts)
     notes: list[str] = []
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
-    exchanges, done = [], 0
+    when = leads(trace, iterations=iterations)
+    exchanges: list[Exchange] = []
+    first: Rows = {}
+    later: dict[str, npt.NDArray[np.generic]] = {}
+    early: dict[str, float] = {}
+    done = 0
     for source in every:
-        parts = []
-        cut = windows(source)
-        rows = (mapper or in_threads(trace, threads))(source, cut)
-        for part in rows:
-            parts.append(part)
+        gathered = []
+        computed = (mapper or in_threads(trace, threads))(source, windows(source))
+        for part in computed:
+            gathered.append(part)
             done += 1
             if tick is not None:
                 tick(done, source.where)
+        rows = joined(gathered)
         exchanges.append(
             Exchange(
                 layer=source.layer,
@@ -121,16 +145,74 @@ def analyze(
                 ranks=source.ranks,
                 iterations=source.iterations,
                 left_out=source.left_out,
-                subjects=conclude(source, joined(parts), trace.meta, notes),
+                subjects=conclude(
+                    source,
+                    rows,
+                    trace.meta,
+                    notes,
+                    parts=parts,
+                    horizons=horizons,
+                    leads=when,
+                ),
+                convergence=(
+                    converged(source, rows, trace.meta, notes)
+                    if "convergence" in parts
+                    else None
+                ),
+                complexity=(
+                    packet_complexity(trace, source, notes)
+                    if "complexity" in parts
+                    else None
+                ),
+                network=network(source, rows) if "skew" in parts else None,
             )
         )
-    told = beats(trace, layers=layers, iterations=iterations)
+        if "within" in parts:
+            _gather(source, rows, every[0], first, later, early, when)
+    told = (
+        beats(trace, layers=layers, iterations=iterations)
+        if "rhythm" in parts
+        else Beats(about="", found=(), notes=())
+    )
     notes += told.notes
     return Analysis(
         exchanges=tuple(exchanges),
         beats=told,
+        leads=when,
+        sights=within_iteration(first["load"], later, lead_s=early) if later else (),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _refuse_unknown(parts: Sequence[str]) -> None:
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise AnalysisError(
+            f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "
+            "none of these: choose among them"
+        )
+
+
+def _gather(
+    source: Source,
+    rows: Rows,
+    start: Source,
+    first: Rows,
+    later: dict[str, npt.NDArray[np.generic]],
+    early: dict[str, float],
+    when: Leads,
+) -> None:
+    """Keep the loads of the first exchange, and of later layers on the same ranks."""
+    name = "demand.load" if "demand.load" in rows else "wire.received"
+    if name not in rows or source.group != start.group:
+        return
+    if source is start:
+        first["load"] = rows[name]
+    elif "load" in first and np.array_equal(source.iterations, start.iterations):
+        target = f"layer {source.layer}"
+        later[target] = rows[name]
+        early[target] = when.between(
+            (start.layer, start.phase), (source.layer, source.phase)
+        )
 
 
 def effort(

@@ -19,6 +19,9 @@ from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
 Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
+Rows = dict[str, npt.NDArray[np.generic]]
+"""What is kept of iterations, by name, ``[n, ...]``: one entry an iteration."""
+
 WINDOW_BYTES = 8 << 20
 """Of matrices that are in memory at a time, a thread; at least one iteration."""
 
@@ -52,6 +55,7 @@ class Window:
 
     demand: Counts | None  # [n, W, E] token copies
     wire: Counts | None  # [n, W, W] of wire_unit bytes; row sends, column receives
+    first: int = 0  # index of its first iteration
     wire_unit: int = 1  # bytes: those of a token copy, where wire follows the demand
 
 
@@ -290,12 +294,17 @@ def read(trace: Trace, source: Source, window: range) -> Window:
     seen = trace.demand(routed) if len(routed) else None
     demand = None if seen is None else _summed(trace, routed, when, seen)
     if not len(sent):
-        return Window(demand=demand, wire=None)
+        return Window(demand=demand, wire=None, first=window.start)
     told = None
     if seen is not None and np.array_equal(_followed(trace, sent), routed):
         told = trace.rows_sent(sent, seen)  # the demand is not read twice
     rows, unit = told or (trace.wire(sent), 1)
-    return Window(demand=demand, wire=_summed(trace, sent, when, rows), wire_unit=unit)
+    return Window(
+        demand=demand,
+        wire=_summed(trace, sent, when, rows),
+        first=window.start,
+        wire_unit=unit,
+    )
 
 
 def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:

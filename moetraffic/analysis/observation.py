@@ -13,14 +13,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from .exchange import Source, Window
+from .exchange import Rows, Source, Window
 from .kernel import MatrixStatistics, matrix_statistics
+from .network import network_rows
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Rows = dict[str, npt.NDArray[np.generic]]
-"""By name, ``[n, ...]``: one entry an iteration."""
-
 SKEW = ("normalised_entropy", "max_over_mean", "cv", "gini")
 """Measures of skew that are computed of everything."""
 
@@ -100,7 +98,8 @@ def observe(source: Source, window: Window) -> Rows:
     Rows
         ``demand.load`` ``[n, E]`` and ``demand.sent`` ``[n, W]`` int64 token copies;
         ``wire.sent`` and ``wire.received`` ``[n, W]`` int64 bytes to and from other
-        ranks, ``wire.kept`` ``[n]`` those to itself, ``wire.bottleneck`` ``[n]``;
+        ranks; ``wire.kept`` ``[n]`` those to itself, ``wire.bottleneck`` ``[n]``, and
+        ``wire.unit`` ``[n]`` bytes of a copy, 1 where they follow no demand;
         ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
         every measure ``demand.<measure>`` and ``wire.<measure>`` ``[n]`` float64, the
         wire's without the diagonal.
@@ -123,12 +122,14 @@ def observe(source: Source, window: Window) -> Rows:
         )
         own = np.trace(wire, axis1=1, axis2=2, dtype=np.int64)
         rows["wire.kept"] = np.asarray(own * unit, np.int64)
+        rows["wire.unit"] = np.full(len(wire), unit, np.int64)
         rows["wire.bottleneck"] = told.bottleneck * unit
         flat = wire.reshape(len(wire), -1)
         at = _with_diagonal(followed["wire"].index, len(source.ranks))
         chosen = flat.take(at, axis=1)
         rows["wire.cells"] = chosen.astype(np.int64) * unit
         _measure(rows, "wire", told)
+        rows |= network_rows(source, window.first, wire)
     return rows
 
 

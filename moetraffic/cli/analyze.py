@@ -2,38 +2,165 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
+from moetraffic.trace.durable import refuse_output, remedy, replacing
 from moetraffic.trace.iterations import iteration_range
 
-from .output import console, print_json
+from .output import console, json_text, print_json, progress
+
+if TYPE_CHECKING:
+    from moetraffic.analysis import Analysis
+
+WRITTEN = (".json", ".csv", ".parquet")
 
 
 def analyze(
-    trace: Annotated[Path, typer.Argument(help="Trace file.")],
+    traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
     layer: Annotated[
         list[int] | None, typer.Option(help="MoE layer; may be given again.")
     ] = None,
+    phase: Annotated[
+        str, typer.Option(help="Phase whose wire is looked at.")
+    ] = "dispatch",
     iterations: Annotated[
         str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
     ] = None,
+    of: Annotated[
+        str | None, typer.Option(help="Only demand, or only wire.", show_default="both")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Parts with commas between: skew, forecasts, limits, convergence, "
+            "complexity, rhythm, within.",
+            show_default="all",
+        ),
+    ] = None,
+    horizons: Annotated[
+        str, typer.Option(help="Iterations ahead of the forecasts.")
+    ] = "1,10,100,1000",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Write a .json, or a flat table .csv or .parquet."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
+    threads: Annotated[
+        int,
+        typer.Option(help="That read and compute.", show_default="the cores"),
+    ] = 0,
+    dask: Annotated[
+        str | None,
+        typer.Option(help="Compute on the dask cluster whose scheduler is HOST:PORT."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compute skew, rhythm, predictability and convergence.
+    """Compute skew, rhythm, predictability, complexity and convergence.
 
-    Example: moetraffic analyze run.h5 --layer 1 --iterations 100:200
+    Example: moetraffic analyze run.h5 --layer 1 --iterations 100:200 -o figures.csv
     """
-    from moetraffic.analysis import analyze as analysed
-    from moetraffic.report import summary
+    from moetraffic.analysis import PARTS
+    from moetraffic.report import plain, summary
 
-    with Trace.open(trace) as opened:
-        chosen = iteration_range(iterations)
-        found = analysed(opened, layers=layer or None, iterations=chosen)
+    asked: dict[str, Any] = {
+        "layers": layer or None,
+        "phase": phase,
+        "iterations": iteration_range(iterations),
+        "of": ("demand", "wire") if of is None else (of,),
+    }
+    parts = PARTS if only is None else tuple(only.split(","))
+    ahead = _horizons(horizons)
+    if output is not None:
+        _refuse(output, force)
+    found: dict[Path, Analysis] = {}
+    for path in traces:
+        found[path] = _analysed(
+            path, asked, parts, ahead, threads or os.cpu_count() or 1, dask, as_json
+        )
+    told = [{"file": str(p), **plain.as_dict(a)} for p, a in found.items()]
+    if output is not None and output.suffix == ".json":
+        _write(output, json_text(told if len(told) > 1 else told[0]) + "\n")
+    elif output is not None:
+        rows = [r for p, a in found.items() for r in plain.records(a, file=str(p))]
+        plain.write_records(rows, output, force=force)
     if as_json:
-        print_json({"file": str(trace), **summary.as_dict(found)})
-    else:
-        console.print(summary.tables(found))
+        print_json(told if len(told) > 1 else told[0])
+        return
+    for path, analysis in found.items():
+        if len(found) > 1:
+            console.print(f"\n{path}")
+        console.print(summary.tables(analysis))
+    if output is not None:
+        console.print(f"{output}: written")
+
+
+def _analysed(
+    path: Path,
+    asked: dict[str, Any],
+    parts: Sequence[str],
+    horizons: Sequence[int],
+    threads: int,
+    dask: str | None,
+    quiet: bool,
+) -> Analysis:
+    from moetraffic.analysis import analyze as analysed
+    from moetraffic.analysis import effort
+    from moetraffic.analysis.cluster import connected, on_cluster
+
+    client = nullcontext() if dask is None else connected(dask)
+    with Trace.open(path) as trace, client as cluster:
+        total = effort(trace, **asked)
+        # what is over at once needs no bar
+        with progress(f"reading {path.name}", total, quiet=quiet or total < 8) as tick:
+            return analysed(
+                trace,
+                **asked,
+                parts=parts,
+                horizons=horizons,
+                threads=threads,
+                mapper=None if dask is None else on_cluster(cluster, path, **asked),
+                tick=tick,
+            )
+
+
+def _horizons(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise AnalysisError(
+            f"horizons are iterations ahead, 1 or more, with commas between, not "
+            f"{text!r}: give --horizons 1,10,100"
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _refuse(output: Path, force: bool) -> None:
+    """Refuse an output before the work, not after it."""
+    if output.suffix not in WRITTEN:
+        raise AnalysisError(
+            f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
+            "none of these: choose an ending"
+        )
+    refuse_output(output, force=force, error=AnalysisError)
+
+
+def _write(output: Path, text: str) -> None:
+    try:
+        with replacing(output) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AnalysisError(
+            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
+        ) from None

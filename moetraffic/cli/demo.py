@@ -70,13 +70,14 @@ def demo(
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
         from moetraffic.report import pictures, summary
+        from moetraffic.report.plain import as_dict
 
         found = analyze(trace)
         _stage("4/4 draw", as_json)
         drawn = pictures.draw(trace, found, output)
         told = {
             "capture": held,
-            "analysis": summary.as_dict(found),
+            "analysis": as_dict(found),
             "replay": replay,
             "pictures": [path.name for path in drawn],
         }

@@ -39,7 +39,7 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
         figures.save(heatmaps(trace, e), folder / _demand_name(e, routed))
         for e in routed
     ]
-    if analysis.rhythms:
+    if analysis.beats.found:
         drawn.append(figures.save(timeline(trace), folder / "timeline.png"))
     if any(_subject(e, "expert_load") for e in analysis.exchanges):
         drawn.append(figures.save(entropy(trace, analysis), folder / "entropy.png"))

@@ -1,9 +1,8 @@
-"""An analysis as plain data for programs and as tables for people."""
+"""An analysis as tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis import (
-    Analysis,
-    Curve,
-    Exchange,
-    Rhythm,
-    Scores,
-    Subject,
-    stage_means,
-)
+from moetraffic.analysis import Analysis, Exchange, Subject, stage_means
+from moetraffic.analysis.beats import Beats
+from moetraffic.analysis.verdict import Verdict, sentence
 
+from .plain import mean
 from .units import rank_span
 
 FIGURES = {
@@ -28,175 +22,233 @@ FIGURES = {
     "max_over_mean": 1,
     "cv": 0,
     "gini": 0,
+    "sparsity": 0,
 }
-STAGES = ("early", "middle", "late")
-FORECASTERS = {
-    "persistence": "persistence",
-    "window_mean": "window mean",
-    "ema": "EMA",
-    "best_so_far": "best so far",
-}
+"""Measures that are shown, and what they are where all is even."""
 
+SHOWN_LAYERS = 6
+"""Of more layers than these, so many at even distances are shown."""
 
-def as_dict(analysis: Analysis) -> dict[str, Any]:
-    """All statistics as plain data, with units in the names or beside them."""
-    return {
-        "exchanges": [_exchange(e) for e in analysis.exchanges],
-        "rhythm": [
-            {"rank": rank, **_rhythm(found)} for rank, found in analysis.rhythms.items()
-        ],
-        "rhythm_of": analysis.rhythm_of,
-        "notes": list(analysis.notes),
-    }
-
-
-def _exchange(exchange: Exchange) -> dict[str, Any]:
-    return {
-        "layer": exchange.layer,
-        "group": exchange.group,
-        "ranks": list(exchange.ranks),
-        "iterations": exchange.iterations.tolist(),
-        "iterations_left_out": exchange.left_out,
-        "statistics": {s.name: _subject(s) for s in exchange.subjects},
-    }
-
-
-def _subject(subject: Subject) -> dict[str, Any]:
-    return {
-        "of": subject.about,
-        "unit": subject.unit,
-        "skew": {name: _curve(curve) for name, curve in subject.curves.items()},
-        "one_step_forecasts_of_shares": {
-            name: {
-                "nmse": float(found.nmse),
-                "mape": float(found.mape),
-                "skill": float(found.skill),
-                "values_scored": int(found.count),
-            }
-            for name, found in subject.scores.items()
-        },
-        "mape_floor": subject.mape_floor,
-    }
-
-
-def _curve(curve: Curve) -> dict[str, Any]:
-    told: dict[str, Any] = {"mean": _mean(curve.values)}
-    told |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
-    if curve.floor is not None:
-        told["noise_floor"] = _mean(curve.floor.mean)
-        told["noise_floor_std"] = _mean(curve.floor.std)
-        told["z_score"] = _mean(curve.floor.z_score(curve.values))
-    told["trend"] = {
-        "slope_per_iteration": float(curve.trend.slope),
-        "slope_low": float(curve.trend.low),
-        "slope_high": float(curve.trend.high),
-        "kendall_tau": float(curve.trend.tau),
-        "mann_kendall_p": float(curve.trend.p),
-    }
-    told["settled"] = bool(curve.settling.settled)
-    told["settled_at_index"] = int(curve.settling.step)
-    told["values"] = curve.values.tolist()
-    return told
-
-
-def _rhythm(found: Rhythm) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in asdict(found).items()}
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists, whatever they stand in."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return (
-        np.asarray(value).tolist() if isinstance(value, (np.ndarray, tuple)) else value
-    )
-
-
-def _mean(values: Any) -> float:
-    finite = np.asarray(values, float)
-    finite = finite[np.isfinite(finite)]
-    return float(finite.mean()) if finite.size else float("nan")
+TOLERANCE = 0.2
+"""Relative error of the verdicts that are shown."""
 
 
 def tables(analysis: Analysis) -> Group:
-    """All statistics as tables."""
+    """All statistics as tables.
+
+    Of many layers some are shown; plain data and records have them all.
+    """
     parts: list[Any] = []
-    if analysis.exchanges:
-        parts.append(_skew_table(analysis))
-        # without forecasts there is a note that says why
-        if any(subject.scores for _, subject in _subjects(analysis)):
-            parts.append(_forecast_table(analysis))
-    if analysis.rhythms:
-        parts.append(_rhythm_table(analysis.rhythms, analysis.rhythm_of))
+    shown = _shown(analysis)
+    if any(s.curves for e in shown for s in e.subjects):
+        parts.append(_skew_table(shown))
+    verdicts = [v for e in shown for s in e.subjects for v in _verdicts(s)]
+    if any(not v.reason for v in verdicts):
+        parts.append(_forecast_table(shown))
+    if any(e.convergence for e in shown):
+        parts.append(_convergence_table(shown))
+    if any(e.network or e.complexity for e in shown):
+        parts.append(_network_table(shown))
+    if analysis.beats.found:
+        parts.append(_rhythm_table(analysis.beats))
+    parts += [Text(line) for line in _sentences(analysis)]
+    if len(shown) < len(analysis.exchanges):
+        parts.append(
+            Text(
+                f"{len(shown)} of {len(analysis.exchanges)} layers and groups are "
+                "shown: --json and -o have them all",
+                style="yellow",
+            )
+        )
     parts += [Text(f"note: {note}", style="yellow") for note in analysis.notes]
     return Group(*parts)
 
 
-def _subjects(analysis: Analysis) -> list[tuple[Exchange, Subject]]:
-    return [(e, s) for e in analysis.exchanges for s in e.subjects]
+def _shown(analysis: Analysis) -> list[Exchange]:
+    every = analysis.exchanges
+    if len(every) <= SHOWN_LAYERS:
+        return list(every)
+    at = np.linspace(0, len(every) - 1, SHOWN_LAYERS).round().astype(int)
+    return [every[i] for i in at]
 
 
-def _skew_table(analysis: Analysis) -> Table:
+def _verdicts(subject: Subject) -> tuple[Verdict, ...]:
+    return () if subject.forecasts is None else subject.forecasts.verdicts
+
+
+def _skew_table(exchanges: list[Exchange]) -> Table:
     table = _table("Skew, and the noise floor of a perfectly balanced gate")
     for name in ("layer", "ranks", "of", "measure (even)"):
         table.add_column(name)
     for name in ("early", "middle", "late", "floor", "z", "slope/100 it", "trend p"):
         table.add_column(name, justify="right")
-    for exchange, subject in _subjects(analysis):
-        for measure, ideal in FIGURES.items():
-            curve = subject.curves[measure]
-            floor, z = "", ""
-            if curve.floor is not None:
-                floor = _figure(_mean(curve.floor.mean))
-                z = _figure(_mean(curve.floor.z_score(curve.values)), ".1f")
+    for exchange in exchanges:
+        for subject in exchange.subjects:
+            for measure, ideal in FIGURES.items():
+                curve = subject.curves.get(measure)
+                if curve is None or (measure == "sparsity" and not curve.values.any()):
+                    continue
+                floor, z = "", ""
+                if curve.floor is not None:
+                    floor = _figure(mean(curve.floor.mean))
+                    z = _z(mean(curve.floor.z_score(curve.values)))
+                table.add_row(
+                    str(exchange.layer),
+                    rank_span(exchange.ranks),
+                    subject.name.replace("_", " "),
+                    f"{measure.replace('_', ' ')} ({ideal})",
+                    *map(_figure, stage_means(curve.values)),
+                    floor,
+                    z,
+                    _figure(100 * float(curve.trend.slope), "+.4f"),
+                    _figure(float(curve.trend.p), ".2g"),
+                )
+    return table
+
+
+def _forecast_table(exchanges: list[Exchange]) -> Table:
+    table = _table(
+        "Forecasts: share of the bytes placed within 20%, and skill over the last value"
+    )
+    for name in ("layer", "ranks", "of"):
+        table.add_column(name)
+    table.add_column("ahead", justify="right")
+    table.add_column("by")
+    for name in (
+        "within 20%",
+        "last value",
+        "ceiling",
+        "skill",
+        "interval",
+        "NMSE",
+        "limit",
+        "MAPE",
+        "floor",
+    ):
+        table.add_column(name, justify="right")
+    for exchange in exchanges:
+        for subject in exchange.subjects:
+            forecasts = subject.forecasts
+            if forecasts is None:
+                continue
+            for horizon in forecasts.horizons:
+                verdict = horizon.verdict
+                if verdict.reason:
+                    continue
+                at = int(np.argmin([abs(t - TOLERANCE) for t in verdict.tolerances]))
+                best = next(s for s in horizon.scores if s.forecaster == horizon.best)
+                limit = float("nan")
+                if horizon.horizon == 1 and subject.limits is not None:
+                    limit = subject.limits.pooled_nmse
+                interval = ""
+                if np.isfinite(verdict.skill_low):
+                    interval = f"{verdict.skill_low:+.2f} to {verdict.skill_high:+.2f}"
+                table.add_row(
+                    str(exchange.layer),
+                    rank_span(exchange.ranks),
+                    subject.name.replace("_", " "),
+                    str(horizon.horizon),
+                    verdict.forecaster,
+                    _figure(verdict.within[at], ".1%"),
+                    _figure(verdict.unchanged[at], ".1%"),
+                    _figure(verdict.ceiling[at], ".1%"),
+                    _figure(verdict.skill, "+.2f"),
+                    interval,
+                    _figure(best.nmse, ".3f"),
+                    _figure(limit, ".3f"),
+                    _figure(best.mape, ".1%"),
+                    _figure(horizon.mape_floor, ".1%"),
+                )
+    return table
+
+
+def _convergence_table(exchanges: list[Exchange]) -> Table:
+    table = _table("Convergence, and how long the hot set stays")
+    for name in ("layer", "of"):
+        table.add_column(name)
+    for name in (
+        "settled at",
+        "changes at",
+        "half-life",
+        "step over counting",
+        "hot set kept",
+        "at random",
+        "by counting",
+    ):
+        table.add_column(name, justify="right")
+    for exchange in exchanges:
+        both = exchange.convergence
+        if both is None:
+            continue
+        for name, course, hot in (
+            ("load", both.load, both.hot_experts),
+            ("matrix", both.cells, both.hot_cells),
+        ):
+            changed = course.changed_at.tolist()
             table.add_row(
                 str(exchange.layer),
-                rank_span(exchange.ranks),
-                subject.name.replace("_", " "),
-                f"{measure.replace('_', ' ')} ({ideal})",
-                *map(_figure, stage_means(curve.values)),
-                floor,
-                z,
-                _figure(100 * float(curve.trend.slope), "+.4f"),
-                _figure(float(curve.trend.p), ".2g"),
+                name,
+                str(course.settled_at) if course.settled_at >= 0 else "not",
+                ", ".join(map(str, changed[:4])) + ("..." if changed[4:] else ""),
+                _figure(float(course.decay.half_life), ".1f"),
+                _figure(course.beyond_counting, ".2f"),
+                _figure(float(hot.overlap[0]) if len(hot.overlap) else np.nan, ".1%"),
+                _figure(hot.random_overlap, ".1%"),
+                _figure(hot.counting_overlap, ".1%"),
             )
     return table
 
 
-def _forecast_table(analysis: Analysis) -> Table:
-    table = _table(
-        "One-step forecasts of shares: NMSE (0 exact, 1 as the mean), skill over "
-        "persistence"
-    )
-    for name in ("layer", "ranks", "of"):
+def _network_table(exchanges: list[Exchange]) -> Table:
+    table = _table("On a network: means over the iterations")
+    for name in ("layer", "ranks"):
         table.add_column(name)
-    for name in FORECASTERS.values():
+    for name in (
+        "line efficiency",
+        "bottleneck MB",
+        "inter-host (even)",
+        "flows a NIC",
+        "their entropy",
+        "byte entropy",
+        "largest 10% carry",
+        "T",
+        "NT",
+        "T x NT",
+    ):
         table.add_column(name, justify="right")
-    table.add_column("MAPE, best", justify="right")
-    table.add_column("MAPE floor", justify="right")
-    for exchange, subject in _subjects(analysis):
-        if not subject.scores:
+    for exchange in exchanges:
+        net, packets = exchange.network, exchange.complexity
+        if net is None and packets is None:
             continue
+        of_net = [""] * 7
+        if net is not None:
+            of_net = [
+                _figure(mean(net.line_efficiency), ".3f"),
+                _figure(mean(net.bottleneck_bytes) / 1e6, ".3f"),
+                _with(
+                    _figure(mean(net.inter_host), ".1%"), net.inter_host_uniform, ".1%"
+                ),
+                _figure(net.nic_flows, ".1f"),
+                _figure(net.nic_flow_entropy_bits, ".2f"),
+                _figure(net.nic_byte_entropy_bits, ".2f"),
+                _figure(net.elephant_share, ".1%"),
+            ]
+        of_packets = [""] * 3
+        if packets is not None:
+            of_packets = [
+                _figure(packets.temporal, ".3f"),
+                _figure(packets.non_temporal, ".3f"),
+                _figure(packets.product, ".3f"),
+            ]
         table.add_row(
-            str(exchange.layer),
-            rank_span(exchange.ranks),
-            subject.name.replace("_", " "),
-            *(_score(subject.scores.get(name)) for name in FORECASTERS),
-            _figure(min(float(s.mape) for s in subject.scores.values()), ".1%"),
-            _figure(subject.mape_floor, ".1%"),
+            str(exchange.layer), rank_span(exchange.ranks), *of_net, *of_packets
         )
     return table
 
 
-def _score(found: Scores | None) -> str:
-    if found is None:
-        return ""
-    return _with(_figure(float(found.nmse), ".3f"), float(found.skill), "+.2f")
-
-
-def _rhythm_table(rhythms: Mapping[int, Rhythm], about: str) -> Table:
-    table = _table("On-off rhythm of each rank: " + (about or "its all-to-alls"))
-    table.add_column("rank")
+def _rhythm_table(beats: Beats) -> Table:
+    table = _table("On-off rhythm: " + (beats.about or "all-to-alls"))
+    table.add_column("of")
     for name in (
         "duty",
         "bursts",
@@ -206,11 +258,14 @@ def _rhythm_table(rhythms: Mapping[int, Rhythm], about: str) -> Table:
         "ACF at it",
         "jitter",
         "peak/mean",
+        "steady p",
     ):
         table.add_column(name, justify="right")
-    for rank, found in rhythms.items():
+    for beat in beats.found:
+        found = beat.rhythm
+        steady = found.length_steady.p if found.length_steady else float("nan")
         table.add_row(
-            str(rank),
+            beat.name,
             _figure(found.duty, ".1%"),
             str(found.bursts),
             _with(_figure(found.burst_ns / 1e6, ".2f"), found.burst_cv, ".2f"),
@@ -219,8 +274,39 @@ def _rhythm_table(rhythms: Mapping[int, Rhythm], about: str) -> Table:
             _figure(found.strength, ".2f"),
             _figure(found.jitter, ".1%"),
             _figure(found.peak_to_mean, ".1f"),
+            _figure(steady, ".2g"),
         )
     return table
+
+
+def _sentences(analysis: Analysis) -> list[str]:
+    """What a scheduler can count on, of the first exchange, and within an iteration."""
+    lines: list[str] = []
+    for exchange in analysis.exchanges[:1]:
+        for subject in exchange.subjects:
+            if subject.name in ("demand", "wire"):
+                lines += [
+                    f"Layer {exchange.layer}: {sentence(v, tolerance=TOLERANCE)}"
+                    for v in _verdicts(subject)
+                ]
+        if exchange.convergence is not None:
+            both = exchange.convergence
+            lines.append(
+                f"Layer {exchange.layer}, the loads: {both.load.why}; the matrix: "
+                f"{both.cells.why}."
+            )
+    for sight in analysis.sights[:SHOWN_LAYERS]:
+        lines.append(
+            "From the first dispatch: " + sentence(sight.verdict, tolerance=TOLERANCE)
+        )
+    return lines
+
+
+def _z(value: float) -> str:
+    """Standard deviations above a floor: beyond a thousand, how many says nothing."""
+    if abs(value) >= 1000:
+        return ">1000" if value > 0 else "<-1000"
+    return _figure(value, ".1f")
 
 
 def _table(title: str) -> Table:
