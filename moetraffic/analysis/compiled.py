@@ -24,12 +24,15 @@ UInt32 = npt.NDArray[np.uint32]
 numba: Any = import_module("numba")
 
 
-def _jit(function: Any, *signature: Any) -> Any:
+def _jit(function: Any, *signature: Any, kept: bool = True) -> Any:
     """Compile, and keep the machine code between processes where a folder lets us."""
+    how = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(*signature, nogil=True, cache=True)(function)
-    except (RuntimeError, OSError):  # no folder to keep it in
-        return numba.njit(*signature, nogil=True)(function)
+        return numba.njit(*signature, cache=kept, **how)(function)
+    except RuntimeError:
+        if not kept:
+            raise
+        return _jit(function, *signature, kept=False)  # there is no folder to keep it
 
 
 def _fill_terms(
@@ -271,6 +274,19 @@ def _sweep(
         sums[i, 3] = in_lanes(kept, width)
 
 
+PARTS = ("fill_terms", "in_lanes", "by_bins", "by_rows", "deviation")
+
+
+def _compile(signature: Any) -> Any:
+    """Machine code of the pass; kept for the next process if there is room on disk."""
+    try:
+        return _jit(_sweep, [signature])
+    except OSError:
+        for name in PARTS:
+            globals()[name] = _jit(globals()[f"_{name}"], kept=False)
+        return _jit(_sweep, [signature], kept=False)
+
+
 @cache
 def sweep(dtype: str) -> Callable[..., None]:
     """Machine code of the pass over counts of one type, "int32" or "int64".
@@ -283,14 +299,11 @@ def sweep(dtype: str) -> Callable[..., None]:
     vector = kind.Array(kind.float64, 1, "C", readonly=True)
     whole, sums = kind.int64[:, ::1], kind.float64[:, ::1]
     flags = kind.boolean
-    compiled = _jit(
-        _sweep,
-        [
-            kind.void(
-                *(counts, flags, vector, vector, vector, vector),
-                *(whole, sums, whole, whole),
-            )
-        ],
+    compiled = _compile(
+        kind.void(
+            *(counts, flags, vector, vector, vector, vector),
+            *(whole, sums, whole, whole),
+        )
     )
 
     def run(matrices: npt.NDArray[Any], diagonal: bool, *out: npt.NDArray[Any]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -77,23 +80,22 @@ def test_it_is_what_the_measures_are(shape, middle, diagonal):
             )
 
 
+# each type compiles for itself, which takes long the first time
+KINDS = [np.int32, pytest.param(np.int64, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "middle"), SHAPES)
 @pytest.mark.parametrize("diagonal", [True, False])
-def test_whoever_counts_counts_the_same_bits(shape, middle, diagonal):
+def test_whoever_counts_counts_the_same_bits(shape, middle, diagonal, kind):
     pytest.importorskip("numba")
     if not diagonal and shape[1] != shape[2]:
         shape = (shape[0], shape[1], shape[1])
-    counts = drawn(shape, middle)
-    compiled = matrix_statistics(counts, diagonal=diagonal, way="numba")
-    assert_same_bits(
-        compiled, matrix_statistics(counts, diagonal=diagonal, way="numpy")
-    )
-    if counts.max() < 2**31:
-        narrow = counts.astype(np.int32)
-        for way in ("numba", "numpy"):
-            assert_same_bits(
-                compiled, matrix_statistics(narrow, diagonal=diagonal, way=way)
-            )
+    counts = np.minimum(drawn(shape, middle), np.iinfo(kind).max // 2)
+    plain = matrix_statistics(counts, diagonal=diagonal, way="numpy")
+    given = counts.astype(kind)
+    assert_same_bits(plain, matrix_statistics(given, diagonal=diagonal, way="numba"))
+    assert_same_bits(plain, matrix_statistics(given, diagonal=diagonal, way="numpy"))
 
 
 @pytest.mark.parametrize("way", ["numba", "numpy"])
@@ -130,7 +132,7 @@ def test_threads_chunks_and_memory_order_change_nothing(way, monkeypatch):
     st.booleans(),
 )
 def test_any_small_counts(counts, gini):
-    found = matrix_statistics(counts, gini=gini)
+    found = matrix_statistics(counts, gini=gini, way="numpy")
     of = {"axis": (-2, -1)}
     np.testing.assert_allclose(found.entropy, skew.entropy(counts, **of), atol=1e-12)
     np.testing.assert_allclose(
@@ -161,6 +163,40 @@ def test_bytes_past_a_square_in_64_bits_are_still_exact():
     assert found.entropy == pytest.approx(skew.entropy([3, 1]), abs=1e-12)
     even = matrix_statistics(np.full((1, 64, 64), 123_456_789))
     assert even.cv.tolist() == [0] == even.gini.tolist()
+
+
+def test_bytes_of_whole_rows_are_counted_in_rows():
+    rows = drawn((3, 12, 12), 40)
+    whole = matrix_statistics(rows * 4096, diagonal=False, unit=4096)
+    plain = matrix_statistics(rows * 4096, diagonal=False)
+    for field in dataclasses.fields(whole):
+        a, b = getattr(whole, field.name), getattr(plain, field.name)
+        assert np.allclose(a, b, rtol=1e-12, atol=1e-12, equal_nan=True), field.name
+    with pytest.raises(AnalysisError, match="multiples"):
+        matrix_statistics([[4096, 4095]], unit=4096)
+    with pytest.raises(AnalysisError, match="from 1 on"):
+        matrix_statistics([[4096]], unit=0)
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_the_compilation_only(tmp_path):
+    pytest.importorskip("numba")
+    code = (
+        "import numba.core.caching as kept\n"
+        "def full(*_): raise OSError(28, 'No space left on device')\n"
+        "kept.IndexDataCacheFile.save = full\n"
+        "from moetraffic.analysis.kernel import matrix_statistics\n"
+        "print(matrix_statistics([[1, 1]], way='numba').entropy.tolist())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ran.stdout.strip() == "[1.0]"
 
 
 def test_a_long_matrix_and_a_wide_one():
