@@ -262,7 +262,7 @@ def _stack(counts: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
 
 def _divided(part: npt.NDArray[Any], unit: int) -> npt.NDArray[Any]:
     """Counts of units."""
-    units = part // part.dtype.type(unit)
+    units: npt.NDArray[Any] = part // part.dtype.type(unit)
     if not np.array_equal(units * part.dtype.type(unit), part):
         raise AnalysisError(
             f"counts must be whole multiples of their unit, but some are none of "
