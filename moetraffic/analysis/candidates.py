@@ -338,8 +338,9 @@ class Block:
     def _borders(self) -> Int64:
         """Borders ``[S + 1]`` of the stretches that fits are put together of."""
         train, every = self.split.train_end, self.split.refit_every
-        reach = min(train, self.memory)
-        before = train - np.arange(0, reach + every, every)[::-1]
+        if self.split.steps <= self.memory:  # no fit ever forgets
+            return np.concatenate(([0], self.split.refits()))
+        before = train - np.arange(0, min(train, self.memory) + every, every)[::-1]
         return np.concatenate((np.maximum(before, 0)[:-1], self.split.refits()))
 
     @cached_property

@@ -56,7 +56,11 @@ def simplex(columns: npt.ArrayLike) -> Float64:
 
 
 def fit_transition(
-    before: npt.ArrayLike, after: npt.ArrayLike, *, ridge: float = 1e-3
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    *,
+    ridge: float = 1e-3,
+    tolerance: float = 1e-9,
 ) -> Float64:
     """Fit column-stochastic maps, many at once.
 
@@ -69,6 +73,8 @@ def fit_transition(
     ridge
         Pull towards the map that forgets, as a share of the mean of the eigenvalues of
         the moments of x about its mean.  0 wants at least m iterations that differ.
+    tolerance
+        The solver stops when no cell moves by more in a step.
 
     Returns
     -------
@@ -104,7 +110,7 @@ def fit_transition(
     y = y.reshape(-1, *y.shape[-2:])
     count = used.reshape(len(x), -1).sum(axis=1)
     mean_y = y.sum(axis=1) / np.maximum(count, 1)[:, None]
-    maps = _fit(x, y, mean_y, count, ridge)
+    maps = _fit(x, y, mean_y, count, ridge, tolerance)
     maps[count == 0] = np.nan
     return maps.reshape(*outer, y.shape[-1], x.shape[-1])
 
@@ -150,6 +156,7 @@ def _fit(
     mean_y: Float64,
     count: npt.NDArray[np.int64],
     ridge: float,
+    tolerance: float,
 ) -> Float64:
     """Maps ``[L, n, m]`` of shares ``[L, T, m]`` and ``[L, T, n]``."""
     size = x.shape[-1]
@@ -176,6 +183,7 @@ def _fit(
             turned[again],
             values[again],
             vectors[again],
+            tolerance,
         )
     return np.asarray(np.maximum(maps, 0.0), np.float64)
 
@@ -186,6 +194,7 @@ def _projected(
     turned: Float64,
     values: Float64,
     vectors: Float64,
+    tolerance: float,
 ) -> Float64:
     """Least squares under the constraints, by alternating directions (ADMM).
 
@@ -207,7 +216,7 @@ def _projected(
         apart = np.abs(free - moved).max(axis=(1, 2))
         change = np.abs(moved - feasible).max(axis=(1, 2))
         feasible = moved
-        if max(float(apart.max()), float(change.max())) < 1e-9:
+        if max(float(apart.max()), float(change.max())) < tolerance:
             break
         if turn % 25 == 24:
             factor = np.where(apart > 10 * change, 2.0, 1.0)

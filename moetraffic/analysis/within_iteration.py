@@ -19,7 +19,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 
 from .accuracy import hot_recall, total_variation
-from .candidates import Block, Candidate, candidates, find_period
+from .candidates import Candidate, candidates, find_period
 from .origins import Split, gain, split
 from .transition import apply_transition, fit_transition
 from .tuning import block_of, slices, tune
@@ -28,8 +28,11 @@ from .verdict import TOLERANCES, Verdict, unknown_verdict
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
-VALUES = 1 << 23
+VALUES = 1 << 22
 """Values of the first dispatch and of a target that are looked at: the last ones."""
+
+CELLS = 2048
+"""Cells of a target, and of the first dispatch, that forecasts are made of."""
 
 WIDEST_MAP = 256
 """Cells up to which a column-stochastic map is tried."""
@@ -41,7 +44,7 @@ RIDGES = (0.01, 0.1, 1.0, 10.0)
 """Ridges that are tried, relative to the mean eigenvalue."""
 
 EARLY = 1 - 1e-9
-"""A rival has to have less than this share of the error of what is simpler."""
+"""A rival has to have less than this share of the error of what came before it."""
 
 PAST = "the past"
 
@@ -53,6 +56,7 @@ class Sight:
     target: str
     steps: int  # iterations that were looked at
     origins: int  # of the test part
+    cells: int  # of the target that were forecast
     same: float  # share of iterations in which the target is the first, exactly
     transposed: float  # or its transpose; NaN where the shapes do not allow it
     best: str  # chosen on the validation part: "same", "transposed", "map", ...
@@ -114,6 +118,7 @@ def within_iteration(
     parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
     max_origins: int = 2048,
     hot: int | None = None,
+    seed: int = 0,
 ) -> tuple[Sight, ...]:
     r"""Judge what the first dispatch of an iteration tells of its later traffic.
 
@@ -134,6 +139,9 @@ def within_iteration(
         By name, seconds from when the first dispatch is known to the transfer.
     tolerances, max_order, parts, max_origins, hot
         As in :func:`moetraffic.analysis.forecasting.forecast`.
+    seed
+        Of the choice of :data:`CELLS` cells where there are more.  Identities are
+        looked for in all cells.
 
     Returns
     -------
@@ -173,6 +181,7 @@ def within_iteration(
                 parts=parts,
                 max_origins=max_origins,
                 hot=hot,
+                seed=seed,
             )
         )
     return tuple(found)
@@ -189,6 +198,7 @@ def _sight(
     parts: tuple[float, float, float],
     max_origins: int,
     hot: int | None,
+    seed: int,
 ) -> Sight:
     """One target."""
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
@@ -203,17 +213,20 @@ def _sight(
         return _unseen(name, keep, same, transposed, why, tolerances)
     flat_x = x.reshape(keep, int(np.prod(x.shape[1:])))
     flat_y = y.reshape(keep, int(np.prod(y.shape[1:])))
+    rng = np.random.default_rng(seed)
+    some_x, some_y = (_some(rng, f.shape[1]) for f in (flat_x, flat_y))
+    flat_y = flat_y[:, some_y]
     tried = candidates(cut, period=find_period(flat_y, cut), max_order=max_order)
     past_y, told = _past(flat_y, cut, tried, max_order)
     made: dict[str, Float64] = {PAST: past_y}
     if x.shape == y.shape:
-        made["same"] = np.asarray(flat_x, np.float64)
+        made["same"] = np.asarray(flat_x[:, some_y], np.float64)
         if np.isfinite(transposed):
-            turned = x.transpose(0, 2, 1).reshape(flat_y.shape)
+            turned = x.transpose(0, 2, 1).reshape(flat_x.shape)[:, some_y]
             made["transposed"] = np.asarray(turned, np.float64)
     real_y = np.asarray(flat_y, np.float64)
     if not _exact(real_y, made, cut):
-        made |= _learnt(flat_x, real_y, past_y, cut, max_order)
+        made |= _learnt(flat_x[:, some_x], real_y, past_y, cut, max_order)
     return _judged(
         real_y,
         made,
@@ -228,6 +241,13 @@ def _sight(
     )
 
 
+def _some(rng: np.random.Generator, cells: int) -> npt.NDArray[np.int64]:
+    """Which cells are looked at, in order: all of few, of many some at random."""
+    if cells <= CELLS:
+        return np.arange(cells)
+    return np.sort(rng.choice(cells, CELLS, replace=False))
+
+
 def _past(
     series: npt.NDArray[np.generic],
     cut: Split,
@@ -235,20 +255,15 @@ def _past(
     max_order: int,
 ) -> tuple[Float64, str]:
     """One-step forecasts ``[T, C]`` from the past, and by what."""
-    block: Block = block_of(series, slice(None), cut, max_order)
+    blocks = slices(cut, series.shape[1], max_order)
+    whole = block_of(series, blocks[0], cut, max_order) if len(blocks) == 1 else None
     scale = np.ones(series.shape[1])
-    single = len(slices(cut, series.shape[1], max_order)) == 1
-    best = tune(
-        series,
-        scale,
-        cut,
-        tried,
-        [1],
-        max_order=max_order,
-        whole=block if single else None,
-    )[1][0][0]
+    ranked = tune(series, scale, cut, tried, [1], max_order=max_order, whole=whole)
+    best = ranked[1][0][0]
     made = np.full(series.shape, np.nan)
-    made[1:] = block.forecast(best, np.arange(cut.steps - 1), 1).T
+    for part in blocks:
+        block = whole or block_of(series, part, cut, max_order)
+        made[1:, part] = block.forecast(best, np.arange(cut.steps - 1), 1).T
     return made, f"{best.family} ({best.setting})" if best.setting else best.family
 
 
@@ -291,11 +306,16 @@ def _learnt(
     simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
     past_x, _ = _past(x, cut, simple, max_order)
     surprise = np.asarray(x, np.float64) - past_x
+    least, regression = np.inf, {PAST: past_y}
     for ridge in RIDGES:
-        found[f"regression, ridge {ridge:g}"] = past_y + _corrected(
-            surprise, y - past_y, cut, ridge
-        )
-    return found
+        tries = {
+            PAST: past_y,
+            "": past_y + _corrected(surprise, y - past_y, cut, ridge),
+        }
+        error = _error(y, tries, "", cut)
+        if error < least * EARLY:
+            least, regression = error, {f"regression, ridge {ridge:g}": tries[""]}
+    return found | regression
 
 
 def _mapped(
@@ -313,7 +333,7 @@ def _mapped(
     whole = float(before[known].sum())
     if whole > 0:
         units = float(after[known].sum()) / whole  # of y to one of x
-        fitted = fit_transition(before, after, ridge=ridge)
+        fitted = fit_transition(before, after, ridge=ridge, tolerance=1e-5)
         told = apply_transition(fitted, np.asarray(x[begin:end], np.float64))
         made[begin:end] = units * told
     return made
@@ -406,6 +426,7 @@ def _judged(
         target=name,
         steps=cut.steps,
         origins=len(at),
+        cells=cells,
         same=same,
         transposed=transposed,
         best=best,
@@ -454,6 +475,7 @@ def _unseen(
         target=name,
         steps=steps,
         origins=0,
+        cells=0,
         same=same,
         transposed=transposed,
         best="",

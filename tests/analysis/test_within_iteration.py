@@ -103,6 +103,17 @@ def test_what_comes_does_not_change_what_was_forecast_of_it():
     assert np.ptp(forecasts) < 1e-6
 
 
+def test_of_many_cells_some_are_forecast_and_all_compared():
+    sent = np.random.default_rng(9).poisson(20, size=(32, 48, 48))
+    back = sent.transpose(0, 2, 1).copy()
+    (found,) = within_iteration(sent, {"combine": back})
+    assert found.cells == 2048
+    assert found.best == "transposed"
+    assert found.mse == 0
+    back[:, 47, 46] += 1
+    assert identities(sent, back) == (0, 0)
+
+
 def test_edges():
     assert np.isnan(identities(np.ones((3, 2)), np.ones((3, 4)))).all()
     assert np.isnan(identities(np.ones((0, 2, 2)), np.ones((0, 2, 2)))).all()
