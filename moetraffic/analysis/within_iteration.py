@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,16 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 
 from .accuracy import hot_recall, total_variation
-from .candidates import Candidate, candidates, find_period
+from .candidates import candidates, find_period
+from .correction import (
+    EARLY,
+    PAST,
+    learnt,
+    misses_nothing,
+    past_forecast,
+    validation_error,
+)
 from .origins import Split, gain, split
-from .transition import apply_transition, fit_transition
-from .tuning import block_of, slices, tune
 from .verdict import TOLERANCES, Verdict, unknown_verdict
 
 Float64 = npt.NDArray[np.float64]
@@ -33,20 +38,6 @@ VALUES = 1 << 22
 
 CELLS = 2048
 """Cells of a target, and of the first dispatch, that forecasts are made of."""
-
-WIDEST_MAP = 256
-"""Cells up to which a column-stochastic map is tried."""
-
-COMPONENTS = 32
-"""Directions in which the first dispatch's surprises are looked at."""
-
-RIDGES = (0.01, 0.1, 1.0, 10.0)
-"""Ridges that are tried, relative to the mean eigenvalue."""
-
-EARLY = 1 - 1e-9
-"""A rival has to have less than this share of the error of what came before it."""
-
-PAST = "the past"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +154,7 @@ def within_iteration(
     """
     x = np.asarray(first)
     found = []
+    surprises: dict[int, Float64] = {}  # of the first, by the steps looked at
     for name, target in later.items():
         y = np.asarray(target)
         if not x.ndim or not y.ndim or len(y) != len(x):
@@ -182,6 +174,7 @@ def within_iteration(
                 max_origins=max_origins,
                 hot=hot,
                 seed=seed,
+                surprises=surprises,
             )
         )
     return tuple(found)
@@ -199,6 +192,7 @@ def _sight(
     max_origins: int,
     hot: int | None,
     seed: int,
+    surprises: dict[int, Float64],
 ) -> Sight:
     """One target."""
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
@@ -214,10 +208,11 @@ def _sight(
     flat_x = x.reshape(keep, int(np.prod(x.shape[1:])))
     flat_y = y.reshape(keep, int(np.prod(y.shape[1:])))
     rng = np.random.default_rng(seed)
-    some_x, some_y = (_some(rng, f.shape[1]) for f in (flat_x, flat_y))
+    some_x = _some(rng, flat_x.shape[1])
+    some_y = _some(rng, flat_y.shape[1])
     flat_y = flat_y[:, some_y]
     tried = candidates(cut, period=find_period(flat_y, cut), max_order=max_order)
-    past_y, told = _past(flat_y, cut, tried, max_order)
+    past_y, told = past_forecast(flat_y, cut, tried, max_order)
     made: dict[str, Float64] = {PAST: past_y}
     if x.shape == y.shape:
         made["same"] = np.asarray(flat_x[:, some_y], np.float64)
@@ -225,8 +220,14 @@ def _sight(
             turned = x.transpose(0, 2, 1).reshape(flat_x.shape)[:, some_y]
             made["transposed"] = np.asarray(turned, np.float64)
     real_y = np.asarray(flat_y, np.float64)
-    if not _exact(real_y, made, cut):
-        made |= _learnt(flat_x[:, some_x], real_y, past_y, cut, max_order)
+    if not misses_nothing(real_y, made, cut):
+        part_x = flat_x[:, some_x]
+        if keep not in surprises:
+            # a correction needs no more than a good forecast of the first dispatch
+            simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
+            past_x, _ = past_forecast(part_x, cut, simple, max_order)
+            surprises[keep] = np.asarray(part_x, np.float64) - past_x
+        made |= learnt(part_x, surprises[keep], real_y, past_y, cut)
     return _judged(
         real_y,
         made,
@@ -248,128 +249,6 @@ def _some(rng: np.random.Generator, cells: int) -> npt.NDArray[np.int64]:
     return np.sort(rng.choice(cells, CELLS, replace=False))
 
 
-def _past(
-    series: npt.NDArray[np.generic],
-    cut: Split,
-    tried: Sequence[Candidate],
-    max_order: int,
-) -> tuple[Float64, str]:
-    """One-step forecasts ``[T, C]`` from the past, and by what."""
-    blocks = slices(cut, series.shape[1], max_order)
-    whole = block_of(series, blocks[0], cut, max_order) if len(blocks) == 1 else None
-    scale = np.ones(series.shape[1])
-    ranked = tune(series, scale, cut, tried, [1], max_order=max_order, whole=whole)
-    best = ranked[1][0][0]
-    made = np.full(series.shape, np.nan)
-    for part in blocks:
-        block = whole or block_of(series, part, cut, max_order)
-        made[1:, part] = block.forecast(best, np.arange(cut.steps - 1), 1).T
-    return made, f"{best.family} ({best.setting})" if best.setting else best.family
-
-
-def _error(y: Float64, made: Mapping[str, Float64], key: str, cut: Split) -> float:
-    """Squared error over the validation part; what is not told is left to the past."""
-    when = cut.validation(1) + 1
-    past = made[PAST][when]
-    f = np.where(np.isfinite(made[key][when]), made[key][when], past)
-    miss = np.where(np.isfinite(y[when]) & np.isfinite(past), f - y[when], 0.0)
-    return float((miss**2).sum())
-
-
-def _exact(y: Float64, made: Mapping[str, Float64], cut: Split) -> bool:
-    """Whether one of the forecasts misses nothing in the validation part."""
-    return any(_error(y, made, key, cut) == 0 for key in made)
-
-
-def _learnt(
-    x: npt.NDArray[np.generic], y: Float64, past_y: Float64, cut: Split, max_order: int
-) -> dict[str, Float64]:
-    """Forecasts by map and by regression, each with its best ridge."""
-    found: dict[str, Float64] = {}
-    rivals: dict[str, Float64] = {PAST: past_y}
-    if max(x.shape[1], y.shape[1]) <= WIDEST_MAP:
-        ends = (cut.train_end, cut.validation_end)
-        for ridge in RIDGES:
-            rivals[f"map, ridge {ridge:g}"] = _mapped(x, y, ends, cut, ridge)
-        best = min(
-            (key for key in rivals if key != PAST),
-            key=lambda key: _error(y, rivals, key, cut),
-        )
-        ridge = RIDGES[list(rivals).index(best) - 1]
-        later = (cut.validation_end, cut.steps)
-        found[best] = np.where(
-            np.arange(cut.steps)[:, None] < cut.validation_end,
-            rivals[best],
-            _mapped(x, y, later, cut, ridge),
-        )
-    # a correction needs no more than a good forecast of the first dispatch
-    simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
-    past_x, _ = _past(x, cut, simple, max_order)
-    surprise = np.asarray(x, np.float64) - past_x
-    least, regression = np.inf, {PAST: past_y}
-    for ridge in RIDGES:
-        tries = {
-            PAST: past_y,
-            "": past_y + _corrected(surprise, y - past_y, cut, ridge),
-        }
-        error = _error(y, tries, "", cut)
-        if error < least * EARLY:
-            least, regression = error, {f"regression, ridge {ridge:g}": tries[""]}
-    return found | regression
-
-
-def _mapped(
-    x: npt.NDArray[np.generic],
-    y: Float64,
-    ends: tuple[int, int],
-    cut: Split,
-    ridge: float,
-) -> Float64:
-    """Targets of the steps between by a column-stochastic map of all before them."""
-    begin, end = ends
-    made = np.full(y.shape, np.nan)
-    before, after = np.asarray(x[:begin], np.float64), y[:begin]
-    known = np.isfinite(before).all(axis=1) & np.isfinite(after).all(axis=1)
-    whole = float(before[known].sum())
-    if whole > 0:
-        units = float(after[known].sum()) / whole  # of y to one of x
-        fitted = fit_transition(before, after, ridge=ridge, tolerance=1e-5)
-        told = apply_transition(fitted, np.asarray(x[begin:end], np.float64))
-        made[begin:end] = units * told
-    return made
-
-
-def _corrected(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:
-    """What surprises ``[T, m]`` of the first dispatch say of those of the target."""
-    known = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
-    x = np.where(np.isfinite(x), x, 0.0)
-    usable = np.flatnonzero(known[: cut.train_end])
-    out = np.zeros(y.shape)
-    if len(usable) < 4:
-        return out
-    # Step 1: the main directions of the first dispatch's surprises in training.
-    number = max(1, min(COMPONENTS, x.shape[1], len(usable) // 4))
-    gram_wide = x.shape[1] <= len(usable)
-    part = x[usable]
-    _, vectors = np.linalg.eigh(part.T @ part if gram_wide else part @ part.T)
-    main = vectors[:, -number:] if gram_wide else part.T @ vectors[:, -number:]
-    z = x @ (main / np.maximum(np.sqrt((main**2).sum(axis=0)), 1e-300))
-    # Step 2: ridge at each refit, from all before it.
-    borders = [*cut.refits().tolist(), cut.steps]
-    held = np.where(known[:, None], np.nan_to_num(y), 0.0)
-    score = np.where(known[:, None], z, 0.0)
-    moments = score[: borders[0]].T @ score[: borders[0]]
-    cross = score[: borders[0]].T @ held[: borders[0]]
-    for begin, end in pairwise(borders):
-        size = float(np.trace(moments)) / number
-        if size > 0:
-            left = moments + (ridge + 1e-12) * size * np.eye(number)
-            out[begin:end] = z[begin:end] @ np.linalg.solve(left, cross)
-        moments = moments + score[begin:end].T @ score[begin:end]
-        cross = cross + score[begin:end].T @ held[begin:end]
-    return out
-
-
 def _judged(
     y: Float64,
     made: Mapping[str, Float64],
@@ -385,9 +264,9 @@ def _judged(
 ) -> Sight:
     """Choose on the validation part and score on the test part."""
     best = PAST
-    least = _error(y, made, PAST, cut)
+    least = validation_error(y, made, PAST, cut)
     for key in made:
-        error = _error(y, made, key, cut)
+        error = validation_error(y, made, key, cut)
         if error < least * EARLY:
             best, least = key, error
     at = cut.test(1) + 1
