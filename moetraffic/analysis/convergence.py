@@ -159,6 +159,7 @@ class Course:
     change: Float64  # [T], from the step before; the first is NaN
     change_floor: Float64  # [T], what counting alone makes of that
     beyond_counting: float  # mean change over mean floor, stable part; 1: only counting
+    wander: float  # mean distance over mean floor, stable part; 1: it stands still
     settling: Settling  # of the distance
     settled_at: int  # number of the step from which on it is stable; -1: never
     stable_trend: Trend  # of the distance in the stable part, a step number
@@ -169,6 +170,7 @@ class Course:
         Float64  # [T], Jain's index without counting noise: 1 even, 1/C one has all
     )
     evenness_trend: Trend
+    evenness_decay: Decay  # of the evenness, times in step numbers
     evenness_stages: Float64  # [3], mean of the early, middle and late third
     converged: bool | None  # settled, without trend or change since; None: not told
     why: str  # that it has, or why not, in words
@@ -184,7 +186,7 @@ class Convergence:
     hot_experts: HotSet
     hot_cells: HotSet
     load_alone: bool  # loads have converged, the matrix has not
-    loads_even_out: bool  # the loads' evenness rises
+    loads_even_out: bool  # the loads' evenness rises, steadily or as it settles
     matrix_stays_sparse: bool  # while its own, at the end, is below half of theirs
     notes: tuple[str, ...]  # what could not be told, and why
 
@@ -290,7 +292,7 @@ def convergence_of(
         copy_size=cell_size,
         seed=seed,
     )
-    evening = _rises(load.evenness_trend)
+    evening = _rises(load)
     sparse = bool(cell.evenness_stages[2] < SPARSE * load.evenness_stages[2])
     return Convergence(
         at=when.astype(np.int64),
@@ -305,8 +307,12 @@ def convergence_of(
     )
 
 
-def _rises(found: Trend) -> bool:
-    return bool(found.p < SIGNIFICANT and found.tau > 0)
+def _rises(load: Course) -> bool:
+    """A trend misses what is over soon, an approach what goes on steadily."""
+    steady, settling_down = load.evenness_trend, load.evenness_decay
+    rises = bool(steady.p < SIGNIFICANT and steady.tau > 0)
+    told = bool(settling_down.p < SIGNIFICANT)
+    return rises or (told and bool(settling_down.end > settling_down.start))
 
 
 def course(
@@ -380,15 +386,17 @@ def course(
     converged, why = _verdict(settled, late, index, begin, when, distance)
     # Step 3: evenness, counting noise taken off.
     evenness = _evenness(shares, count, k)
+    floor = distance_floor(count, end, experts_per_token=k)
+    floor = floor * np.sqrt(1 + 1 / max(held, 1))
     both = np.isfinite(change) & np.isfinite(change_floor)
     both &= np.arange(len(x)) > begin
     return Course(
         distance=distance,
-        distance_floor=distance_floor(count, end, experts_per_token=k)
-        * np.sqrt(1 + 1 / max(held, 1)),
+        distance_floor=floor,
         change=change,
         change_floor=change_floor,
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
+        wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         settling=settled,
         settled_at=int(when[begin]) if still and len(x) else -1,
         stable_trend=late,
@@ -397,6 +405,7 @@ def course(
         changed_at=when[index].astype(np.int64),
         evenness=evenness,
         evenness_trend=trend(evenness, at=when),
+        evenness_decay=decay(evenness, at=when),
         evenness_stages=stage_means(evenness),
         converged=converged,
         why=why,
@@ -427,7 +436,7 @@ def _verdict(
 
 def _mean(shares: Float64) -> Float64:
     """Mean of the steps that have shares; NaN where none has."""
-    known: Bool = np.isfinite(shares).all(axis=1)
+    known: Bool = np.isfinite(np.asarray(shares.sum(axis=1)))
     if not known.any():
         return np.full(shares.shape[1], np.nan)
     mean: Float64 = shares.mean(axis=0, where=known[:, None])

@@ -157,7 +157,7 @@ def decay(
     gain = (whole_squares - least) / least * freedom / (count + 1)
     p = float(fisher.sf(gain, count + 1, freedom)) if least > 0 else 0.0
     p = min(_TOLD_APART * p, 1.0)
-    explained = 1 - least / whole_squares
+    explained = 1 - float(_left(centred, t - t0, tau).sum() / total.sum())
     if not p <= 1 - confidence:
         return Decay(
             half_life=np.nan,

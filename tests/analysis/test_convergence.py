@@ -1,122 +1,16 @@
-"""Convergence: trends against another library and by simulation, settling, thirds."""
+"""Convergence: settling, thirds, and loads and matrices of known course."""
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from scipy.signal import lfilter
-from scipy.stats import kendalltau, theilslopes
 
-from moetraffic.analysis.convergence import settling, stage_means, trend
+from moetraffic.analysis.convergence import convergence_of, settling, stage_means
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@given(hnp.arrays(np.int64, st.integers(4, 40), elements=st.integers(0, 9)))
-def test_slope_interval_and_tau_are_those_of_scipy(x):
-    found = trend(x, serial=False)
-    slopes = theilslopes(x)
-    assert found.slope == pytest.approx(slopes.slope)
-    if x.min() < x.max():
-        assert found.tau == pytest.approx(kendalltau(np.arange(len(x)), x).statistic)
-        assert found.low == pytest.approx(slopes.low_slope)
-        assert found.high == pytest.approx(slopes.high_slope)
-    else:
-        assert np.isnan(found.tau)
-        assert np.isnan(found.p)
-
-
-def test_mann_kendall_of_a_worked_case():
-    # S = 28 - 2 pairs that fall = 26; Var S = 8 * 7 * 21 / 18
-    found = trend([1, 2, 3, 5, 4, 6, 7, 8], serial=False)
-    assert found.z == pytest.approx(25 / np.sqrt(8 * 7 * 21 / 18), abs=1e-6)
-    assert found.tau == pytest.approx(26 / 28, abs=1e-6)
-    # with one tie, Var S loses 2 * 1 * 9 / 18, and one pair no longer counts
-    tied = trend([1, 2, 3, 4, 4, 6, 7, 8], serial=False)
-    assert tied.z == pytest.approx(26 / np.sqrt(8 * 7 * 21 / 18 - 1), abs=1e-6)
-
-
-@given(
-    hnp.arrays(np.float64, st.integers(4, 30), elements=st.integers(-50, 50)),
-    st.sampled_from([-2.0, 0.5, 4.0]),
-    st.integers(-3, 3),
-)
-def test_a_line_added_is_a_slope_added(x, factor, slope):
-    t = np.arange(len(x))
-    once, again = trend(x), trend(factor * x + slope * t)
-    assert again.slope == pytest.approx(factor * once.slope + slope, abs=1e-9)
-    mirrored = trend(-x)
-    assert mirrored.z == pytest.approx(-once.z, nan_ok=True)
-    assert mirrored.low == pytest.approx(-once.high)
-
-
-def test_curves_side_by_side_do_not_touch_each_other():
-    x = np.random.default_rng(0).normal(size=(60, 2, 3))
-    together = trend(x)
-    assert together.p.shape == (2, 3)
-    alone = trend(x[:, 1, 2])
-    for name in ("tau", "z", "p", "slope", "low", "high", "inflation"):
-        assert getattr(together, name)[1, 2] == pytest.approx(getattr(alone, name))
-
-
-@pytest.mark.parametrize("phi", [0.0, 0.7])
-def test_a_curve_without_trend_is_called_one_in_five_percent(phi):
-    noise = np.random.default_rng(1).normal(size=(250, 600))
-    x = lfilter([1], [1, -phi], noise, axis=0)[100:]
-    found = trend(x)
-    assert 0.02 < (found.p < 0.05).mean() < 0.09
-    assert 0.91 < ((found.low <= 0) & (found.high >= 0)).mean() < 0.98
-    if phi:  # what the classical test makes of it
-        assert (trend(x, serial=False).p < 0.05).mean() > 0.25
-
-
-def test_the_interval_covers_a_true_slope():
-    noise = np.random.default_rng(2).normal(size=(80, 600))
-    t = np.arange(80)[:, None]
-    found = trend(0.05 * t + noise)
-    assert found.slope.mean() == pytest.approx(0.05, rel=0.05)
-    assert 0.9 < ((found.low <= 0.05) & (found.high >= 0.05)).mean() < 0.99
-    assert (found.p < 0.05).mean() > 0.99
-
-
-def test_missing_steps_are_left_out():
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=40)
-    kept = np.sort(rng.choice(40, 25, replace=False))
-    holed = np.full(40, np.nan)
-    holed[kept] = x[kept]
-    found, alone = trend(holed, serial=False), trend(x[kept], at=kept, serial=False)
-    for name in ("tau", "z", "p", "slope", "low", "high"):
-        assert getattr(found, name) == pytest.approx(getattr(alone, name))
-
-
-def test_long_curves_keep_their_slope_a_step():
-    t = np.arange(5000)
-    x = 3 + 0.002 * t + np.random.default_rng(4).normal(size=5000)
-    found = trend(x, at=t * 10)
-    assert found.slope == pytest.approx(0.0002, rel=0.05)
-    assert found.low < 0.0002 < found.high
-    assert trend(t * 1.0).slope == pytest.approx(1)
-
-
-def test_too_few_points_have_no_trend():
-    for x in ([], [1.0], [1.0, 2.0], np.full(9, np.nan)):
-        found = trend(x)
-        assert np.isnan([found.tau, found.z, found.p, found.slope, found.low]).all()
-    assert trend(np.zeros((9, 0))).p.shape == (0,)
-
-
-def test_steps_must_increase_and_be_as_many():
-    with pytest.raises(AnalysisError, match="increase"):
-        trend([1, 2, 3], at=[0, 2, 2])
-    with pytest.raises(AnalysisError, match="increase"):
-        trend([1, 2, 3], at=[0, 1])
-    with pytest.raises(AnalysisError, match="3 points"):
-        trend([1, 2, 3], max_points=2)
 
 
 def test_thirds():
@@ -160,3 +54,159 @@ def test_settling_skips_what_is_missing_and_needs_four_steps():
     assert not settling([1, 1, 1]).settled
     assert np.isnan(settling(np.full(6, np.nan)).mean)
     assert not settling([]).settled
+
+
+def scene(steps, ranks, experts, tokens, tau, wander, seed=0):
+    """Counts ``[T, W, E]``: loads even out with ``tau``, ranks keep their likings.
+
+    The likings go as a random walk; each step's loads are set exactly by
+    scaling columns and rows.
+    """
+    rng = np.random.default_rng(seed)
+    liking = 2 * rng.normal(size=(ranks, experts))
+    skew = np.linspace(-1, 1, experts)
+    moved = np.zeros((ranks, experts))
+    counts = []
+    for t in range(steps):
+        moved = moved + wander * rng.normal(size=moved.shape)
+        p = np.exp(liking + moved)
+        wanted = np.exp(skew * np.exp(-t / tau))
+        wanted /= wanted.sum()
+        for _ in range(40):
+            p *= wanted / p.mean(axis=0)
+            p /= p.sum(axis=1, keepdims=True)
+        counts.append([rng.multinomial(tokens, row) for row in p])
+    return np.array(counts)
+
+
+@pytest.fixture(scope="module")
+def still():
+    counts = scene(90, 8, 8, 2000, 8, 0.0)
+    return counts.sum(axis=1), counts.reshape(90, -1)
+
+
+@pytest.fixture(scope="module")
+def wandering():
+    counts = scene(90, 8, 8, 2000, 8, 0.15)
+    return counts.sum(axis=1), counts.reshape(90, -1)
+
+
+def test_loads_and_matrix_that_settle_together(still):
+    loads, cells = still
+    found = convergence_of(loads, cells, at=np.arange(90) * 10)
+    assert found.load.converged
+    assert found.cells.converged
+    assert not found.load_alone
+    assert found.loads_even_out
+    # 2 exp(-t/8) has gone under the noise by then
+    assert 100 < found.load.settled_at < 450
+    for course in (found.load, found.cells):
+        # a skew that fades as exp(-t/8), 10 iterations a step
+        assert course.decay.half_life == pytest.approx(80 * np.log(2), rel=0.1)
+        assert course.decay.low < course.decay.half_life < course.decay.high
+        assert course.beyond_counting == pytest.approx(1, abs=0.15)
+        assert course.wander == pytest.approx(1, abs=0.15)
+        late = course.distance[60:] / course.distance_floor[60:]
+        assert late.mean() == pytest.approx(1, abs=0.15)
+        assert course.distance[0] > 5 * course.distance_floor[0]
+    assert found.load.evenness_stages[0] < 0.97
+    assert found.load.evenness_stages[2] == pytest.approx(1, abs=0.005)
+
+
+def test_loads_that_even_out_while_the_matrix_wanders_and_stays_sparse(wandering):
+    found = convergence_of(*wandering)
+    assert found.load.converged
+    assert found.cells.converged is False
+    assert found.load_alone
+    assert found.loads_even_out
+    assert found.matrix_stays_sparse
+    assert found.cells.beyond_counting > 1.3
+    assert found.cells.wander > 2
+    assert found.load.wander == pytest.approx(1, abs=0.2)
+
+
+def test_a_jump_late_in_the_run_is_no_convergence():
+    rng = np.random.default_rng(1)
+    p = np.array([[0.4, 0.3, 0.2, 0.1]] * 80 + [[0.1, 0.3, 0.2, 0.4]] * 20)
+    loads = np.array([rng.multinomial(4000, row) for row in p])
+    found = convergence_of(loads, loads, at=np.arange(100) * 5)
+    assert found.load.changed_at.tolist() == [400]
+    assert found.load.changes.index.tolist() == [80]
+    assert found.load.converged is False
+    assert "step 400" in found.load.why
+
+
+def test_evenness_has_no_counting_noise():
+    rng = np.random.default_rng(2)
+    loads = rng.multinomial(60, np.full(16, 1 / 16), 300)
+    found = convergence_of(loads, loads, find_changes=False)
+    plain = (loads.sum(axis=1) ** 2 / (16 * (loads**2).sum(axis=1))).mean()
+    assert plain < 0.85
+    assert found.load.evenness.mean() > 0.93
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    skewed = rng.multinomial(200, p, 2000)
+    found = convergence_of(skewed, skewed, find_changes=False)
+    exact = 1 / (4 * (p**2).sum())
+    assert found.load.evenness.mean() == pytest.approx(exact, rel=0.01)
+
+
+def test_bytes_and_copies_say_the_same(still):
+    loads, cells = still
+    one = convergence_of(loads, cells, find_changes=False)
+    two = convergence_of(
+        loads * 512, cells * 64, load_size=512, cell_size=64, find_changes=False
+    )
+    assert one.load.change_floor == pytest.approx(two.load.change_floor, nan_ok=True)
+    assert one.cells.distance_floor == pytest.approx(two.cells.distance_floor)
+    assert one.hot_cells.counting_overlap == two.hot_cells.counting_overlap
+
+
+def test_it_is_the_same_every_time(still):
+    loads = still[0][:40]
+    one, two = convergence_of(loads, loads), convergence_of(loads, loads)
+    assert one.load.changes.penalty == two.load.changes.penalty
+    assert one.hot_experts.counting_jaccard == two.hot_experts.counting_jaccard
+
+
+@pytest.mark.parametrize(("t", "e", "c"), [(0, 3, 3), (1, 1, 1), (3, 4, 2), (30, 2, 3)])
+def test_nothing_sent_or_nothing_known(t, e, c):
+    for filler in (0.0, np.nan):
+        found = convergence_of(np.full((t, e), filler), np.full((t, c), filler))
+        assert found.load.converged is None
+        assert found.load_alone is False
+        assert found.load.settled_at == -1
+        assert np.isnan(found.load.distance).all()
+        assert np.isnan(found.cells.decay.half_life)
+
+
+def test_holes_are_left_out(still):
+    loads, cells = (x.astype(np.float64) for x in still)
+    loads[[3, 40]], cells[7] = np.nan, 0
+    found = convergence_of(loads, cells)
+    assert found.load.converged
+    assert np.flatnonzero(np.isnan(found.load.distance)).tolist() == [3, 40]
+    assert np.flatnonzero(np.isnan(found.cells.distance)).tolist() == [7]
+    assert np.flatnonzero(np.isnan(found.cells.change)).tolist() == [0, 7, 8]
+
+
+def test_without_ruptures_the_rest_is_told(still, monkeypatch):
+    real = importlib.import_module
+
+    def missing(name, *rest):
+        if name == "ruptures":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    found = convergence_of(*still)
+    assert found.load.changes is None
+    assert found.load.converged
+    assert any("moetraffic[analysis]" in note for note in found.notes)
+    assert len(found.notes) == 1
+
+
+def test_what_must_fit_together():
+    with pytest.raises(AnalysisError, match="same steps"):
+        convergence_of(np.ones((4, 2)), np.ones((5, 2)))
+    with pytest.raises(AnalysisError, match="same steps"):
+        convergence_of(np.ones((4, 2)), np.ones((4, 2)), at=[0, 1, 1, 2])
