@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from moetraffic.analysis.periodicity import (
     autocorrelation,
     fundamental_share,
+    harmonic_shares,
     period,
     period_jitter,
     spectral_share,
@@ -192,3 +193,31 @@ def test_bad_lags_and_windows_are_refused():
         autocorrelation([1, 2, 3], 2)
     with pytest.raises(AnalysisError, match="at least one cycle"):
         fundamental_share([0, 10], [5, 15], period_ns=10, cycles=0)
+
+
+@pytest.mark.parametrize("duty", [0.5, 0.25, 0.1])
+def test_the_harmonics_of_a_square_wave(duty):
+    start, end = square(duty)
+    shares = harmonic_shares(start, end, period_ns=4000, harmonics=9)
+    n = np.arange(1, 10)
+    exact = 2 * np.sin(np.pi * n * duty) ** 2 / (np.pi**2 * n**2 * duty * (1 - duty))
+    assert shares == pytest.approx(exact, abs=1e-9)
+    assert shares.sum() <= 1
+    with pytest.raises(AnalysisError, match="first harmonic"):
+        harmonic_shares(start, end, period_ns=4000, harmonics=0)
+
+
+def test_unknown_steps_are_left_out_of_the_autocorrelation():
+    rng = np.random.default_rng(7)
+    series = np.sin(2 * np.pi * np.arange(300) / 20) + rng.normal(0, 0.3, 300)
+    series[rng.random(300) < 0.2] = np.nan
+    series[80:130] = np.nan
+    acf = autocorrelation(series, 60)
+    for lag in (1, 7, 20, 60):
+        early, late = series[: 300 - lag], series[lag:]
+        both = np.isfinite(early) & np.isfinite(late)
+        expected = np.corrcoef(early[both], late[both])[0, 1]
+        assert acf[lag] == pytest.approx(expected, abs=1e-9)
+    assert period(series).length == pytest.approx(20, rel=0.01)
+    # what is known of nothing says nothing
+    assert np.isnan(autocorrelation([1, np.nan, np.nan, np.nan, 2], 2)[1:]).all()

@@ -7,7 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from moetraffic.analysis.rhythm import MOST_BINS, peak_to_mean, rhythm
+from moetraffic.analysis.rhythm import (
+    AGREEMENT,
+    MOST_BINS,
+    agreement,
+    peak_to_mean,
+    rhythm,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -89,3 +95,109 @@ def test_peak_to_mean_of_many_series():
     series = np.array([[1.0, 0, 2], [3, 0, 2]])
     assert peak_to_mean(series) == pytest.approx([1.5, np.nan, 1], nan_ok=True)
     assert np.isnan(peak_to_mean([]))
+
+
+def test_a_square_wave_in_full():
+    start = np.arange(60) * 8 * MS
+    found = rhythm(start, start + 2 * MS, size=np.full(60, 1000))
+    assert found.agreement == "agree"
+    assert found.sine_period_ns == pytest.approx(8 * MS, rel=2e-3)
+    assert found.sine_power == pytest.approx(0.54038, rel=0.05)
+    assert found.sine_false_alarm < 1e-6
+    assert found.acf == pytest.approx(1)
+    n = np.arange(1, 6)
+    exact = 2 * np.sin(np.pi * n / 4) ** 2 / (np.pi**2 * n**2 * 3 / 16)
+    assert found.harmonics == pytest.approx(exact, abs=1e-6)
+    assert (found.cycles, found.cycle_bursts, found.regular) == (59, 1, 1)
+    assert found.likeness == pytest.approx(1)
+    assert found.cycle_ns == 8 * MS
+    assert found.burst_lengths is not None
+    assert found.burst_lengths.quantiles_ns == pytest.approx(np.full(5, 2 * MS))
+    assert found.gap_lengths is not None
+    assert found.gap_lengths.mean_ns == 6 * MS
+    assert found.length_steady is not None
+    assert (found.length_steady.kpss, found.length_steady.p) == (0, 0.1)
+    assert found.observed_ns == 59 * 8 * MS
+    told = found.weighted
+    assert told is not None
+    assert told.amount == 60_000
+    assert told.mean_s == pytest.approx(1000 / 8e-3, rel=1e-6)
+    assert told.on_mean_s == pytest.approx(1000 / 2e-3, rel=1e-6)
+    assert told.peak_to_mean == pytest.approx(4)
+    assert told.fundamental_share == pytest.approx(0.54038, rel=0.05)
+    assert told.burst_cv == pytest.approx(0, abs=1e-9)
+
+
+def test_bursts_that_carry_more_show_in_the_rate():
+    # every fourth burst carries ten times as much
+    start = np.arange(200) * 2 * MS
+    size = np.where(np.arange(200) % 4 == 0, 10_000, 1000)
+    found = rhythm(start, start + MS, size=size)
+    assert found.period_ns == 2 * MS
+    assert found.acf == pytest.approx(1)
+    told = found.weighted
+    assert told is not None
+    assert told.burst_cv == pytest.approx(size.std() / size.mean(), rel=1e-6)
+    assert told.peak_to_mean == pytest.approx(10_000 / 1625, rel=0.02)
+    assert found.peak_to_mean == pytest.approx(0.5 / 0.25, rel=0.02)
+    assert told.acf < 0.2  # the bytes do not come again with the next burst
+    assert told.fundamental_share < 0.5 < found.fundamental_share
+
+
+def test_what_was_not_observed_is_neither_on_nor_off():
+    start = np.arange(100) * 10 * MS
+    start[50:] += 5003 * MS  # a long evaluation, out of step with the period
+    end = start + 3 * MS
+    pause = (int(start[49]) + 10 * MS, int(start[50]))
+    span = (0, int(start[-1]) + 10 * MS)
+    blind = rhythm(start, end, span=span)
+    assert blind.duty == pytest.approx(0.3 * 1000 / 6003, rel=1e-6)
+    assert blind.gap_cv > 1
+    seen = rhythm(
+        start, end, span=span, observed=([span[0], pause[1]], [pause[0], span[1]])
+    )
+    assert seen.duty == pytest.approx(0.3)
+    assert seen.gap_cv == 0
+    assert seen.observed_ns == 1000 * MS
+    assert seen.period_ns == pytest.approx(10 * MS, rel=1e-3)
+    assert seen.strength == pytest.approx(1, abs=0.05)  # bins fall unevenly after it
+    assert seen.agreement == "agree"
+    assert seen.fundamental_share == pytest.approx(
+        2 * np.sin(0.3 * np.pi) ** 2 / (np.pi**2 * 0.21), rel=1e-3
+    )
+
+
+def test_marks_tell_the_cycles_where_no_lag_does():
+    rng = np.random.default_rng(3)
+    length = rng.uniform(60, 140, 150) * MS
+    begin = np.cumsum(length) - length
+    offsets = np.array([0.2, 0.5, 0.7])
+    start = np.rint((begin[:, None] + length[:, None] * offsets).ravel())
+    end = start + np.rint(np.repeat(length, 3) * 0.1)
+    found = rhythm(
+        start.astype(np.int64),
+        end.astype(np.int64),
+        marks=np.rint(begin).astype(np.int64),
+    )
+    assert found.likeness > 0.95
+    assert found.cycle_ns == pytest.approx(100 * MS, rel=0.1)
+    assert found.position == pytest.approx(offsets, rel=0.05)
+    assert found.jitter == pytest.approx(0.8 / 12**0.5, rel=0.15)
+    assert found.strength < 0.5 or np.isnan(found.strength)
+
+
+@pytest.mark.parametrize(
+    ("period", "sine", "word"),
+    [
+        (100, 101, "agree"),
+        (100, 50.2, "harmonic"),
+        (100, 25, "harmonic"),
+        (50, 100, "multiple"),
+        (100, 71, "differ"),
+        (np.nan, 71, ""),
+        (100, np.nan, ""),
+    ],
+)
+def test_two_periods_agree_or_do_not(period, sine, word):
+    assert agreement(period, sine, extent_ns=10_000) == word
+    assert word in (*AGREEMENT, "")
