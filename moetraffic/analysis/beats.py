@@ -40,6 +40,9 @@ SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
 
 LINKS = 8
 
+MOST = 64
+"""Ranks, and NICs, that are told if nothing is asked for: each takes some 0.1 s."""
+
 BINS_A_STEP = 32
 """Of the on-off series in which the period is sought."""
 
@@ -74,6 +77,7 @@ def beats(
     iterations: range | None = None,
     links: int | Sequence[tuple[int, int]] = LINKS,
     nic_of: Sequence[int] | None = None,
+    most: int = MOST,
 ) -> Beats:
     """Tell the rhythm of each source of traffic in a trace.
 
@@ -91,6 +95,8 @@ def beats(
         How many, those with the most bytes; or which, as (source, destination).
     nic_of
         The NIC of each world rank; None: each has its own.
+    most
+        Of ranks and of NICs, those with the most bytes.
 
     Returns
     -------
@@ -122,7 +128,7 @@ def beats(
         found, weighs = readable, True
         notes.append("rhythms are of the all-to-alls whose bytes are known")
     found = bounded(trace, found, notes)
-    keys = chosen_keys(trace, found, by, links, nics, weighs, notes)
+    keys = chosen_keys(trace, found, by, links, nics, most, weighs, notes)
     events = collected(trace, found, keys, nics, weighs)
     told: list[Beat] = []
     error = error_ns(trace.clocks)

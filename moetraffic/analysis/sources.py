@@ -76,6 +76,7 @@ def chosen_keys(
     by: Sequence[str],
     links: int | Sequence[tuple[int, int]],
     nics: Int64,
+    most: int,
     weighs: bool,
     notes: list[str],
 ) -> list[Key]:
@@ -96,11 +97,13 @@ def chosen_keys(
             for layer, phase in sorted(pairs, key=lambda p: p[0])
         ]
     sent = np.zeros((trace.meta.world, trace.meta.world), np.int64)
-    busy = {"rank", "nic"} & set(by) and len(everybody) > room
+    busy = {"rank", "nic"} & set(by) and len(everybody) > min(room, most)
     if weighs and (busy or "link" in by):
         sent = link_bytes(trace, found)
     if "rank" in by:
-        busiest = sorted(everybody, key=lambda r: (-int(sent[r].sum()), r))[:room]
+        busiest = sorted(everybody, key=lambda r: (-int(sent[r].sum()), r))[
+            : min(room, most)
+        ]
         _left(notes, "ranks", len(everybody), len(busiest))
         keys += [("rank", (r,), f"rank {r}") for r in sorted(busiest)]
     if "link" in by:
@@ -112,10 +115,10 @@ def chosen_keys(
         behind: dict[int, list[int]] = {}
         for rank in everybody:
             behind.setdefault(int(nics[rank]), []).append(rank)
-        fit = max(1, room // max(map(len, behind.values()), default=1))
-        most = sorted(behind, key=lambda n: (-int(sent[behind[n]].sum()), n))[:fit]
-        _left(notes, "NICs", len(behind), len(most))
-        keys += [("nic", tuple(behind[n]), f"NIC {n}") for n in sorted(most)]
+        fit = min(most, max(1, room // max(map(len, behind.values()), default=1)))
+        told = sorted(behind, key=lambda n: (-int(sent[behind[n]].sum()), n))[:fit]
+        _left(notes, "NICs", len(behind), len(told))
+        keys += [("nic", tuple(behind[n]), f"NIC {n}") for n in sorted(told)]
     return keys
 
 
@@ -126,10 +129,7 @@ def _once(values: Iterable[Named]) -> list[Named]:
 
 def _left(notes: list[str], what: str, every: int, kept: int) -> None:
     if kept < every:
-        notes.append(
-            f"rhythms are of the {kept} busiest of {every} {what}: more events than "
-            f"{EVENTS} are not kept"
-        )
+        notes.append(f"rhythms are of the {kept} busiest of {every} {what} alone")
 
 
 def _busiest(sent: Int64, number: int) -> list[tuple[int, int]]:

@@ -147,6 +147,8 @@ def test_of_too_many_events_the_busiest_and_the_middle_are_told(
         ranks = [b.ranks[0] for b in told.found if b.by == "rank"]
         assert ranks == sorted(np.argsort(-sent)[:2].tolist())
         assert any("2 busiest of 4 ranks" in note for note in told.notes)
+        told = beats(trace, by=["rank", "nic"], most=1)
+        assert [b.ranks for b in told.found] == [(int(np.argmax(sent)),)] * 2
         monkeypatch.setattr(sources, "EVENTS", len(found) // 3)
         told = beats(trace, by=["phase"])
         assert any("iterations 8 to 15 alone" in note for note in told.notes)
