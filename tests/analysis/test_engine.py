@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from moetraffic.analysis import analyze, cv, normalised_entropy
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report import summary
-from moetraffic.trace import ALL_TO_ALL, ROUTING, Meta, Trace
+from moetraffic.report import plain, summary
+from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Meta, Trace
 
 
 def test_a_capture_is_analysed_whole(captured: Path) -> None:
     with Trace.open(captured) as trace:
-        found = analyze(trace)
-        assert found.notes == ()
+        found = analyze(trace, horizons=(1,))
         assert [e.layer for e in found.exchanges] == [1, 3]
         for exchange in found.exchanges:
             assert exchange.iterations.tolist() == list(range(24))
@@ -28,17 +29,35 @@ def test_a_capture_is_analysed_whole(captured: Path) -> None:
                 "expert_load",
                 "demand",
                 "wire",
+                "received",
             ]
             for subject in exchange.subjects:
-                assert tuple(subject.curves) == SKEW
-                for curve in subject.curves.values():
+                assert set(SKEW) <= set(subject.curves)
+                for name in SKEW:
+                    curve = subject.curves[name]
                     assert curve.values.shape == (24,)
                     assert np.isfinite(curve.values).all()
                     assert curve.floor is not None
                     assert (curve.floor.mean > 0).all()
-                scores = subject.scores
-                assert float(scores["persistence"].skill) == 0
-                assert set(scores) >= {"persistence", "window_mean", "ema"}
+                assert subject.followed == subject.cells
+                assert subject.forecasts is not None
+                (verdict,) = subject.forecasts.verdicts
+                assert verdict.reason or 0 <= verdict.within[0] <= verdict.within[-1]
+                assert subject.limits is not None
+            net = exchange.network
+            assert net is not None
+            assert np.array_equal(
+                net.bottleneck_bytes, exchange_bottleneck(trace, exchange.layer)
+            )
+            assert exchange.convergence is not None
+            assert exchange.complexity is not None
+            assert 0 < exchange.complexity.product <= 1.2
+        # a later layer of the same iteration, from the first one's dispatch
+        assert [s.target for s in found.sights] == ["layer 3"]
+        measured = found.exchanges[1].subjects[0].curves
+        # real text is not a balanced gate: far out of the noise
+        assert measured["cv"].floor is not None
+        assert measured["cv"].floor.z_score(measured["cv"].values).mean() > 5
         # curves are of the micro-batches of a step together
         routed = trace.find(operation=ROUTING, layer=3)
         load = np.zeros((24, 8), np.int64)
@@ -61,21 +80,39 @@ def test_a_capture_is_analysed_whole(captured: Path) -> None:
         assert measured["cv"].floor.z_score(measured["cv"].values).mean() > 5
 
 
-def test_rhythm_is_of_every_rank(captured: Path) -> None:
+def exchange_bottleneck(trace: Trace, layer: int) -> np.ndarray:
+    """Largest sent or received by a rank in each iteration, from matrices alone."""
+    most = []
+    for iteration in trace.iterations.tolist():
+        wire = trace.matrix(iteration, layer, "dispatch", of="wire").values.copy()
+        np.fill_diagonal(wire, 0)
+        most.append(max(wire.sum(axis=0).max(), wire.sum(axis=1).max()))
+    return np.array(most)
+
+
+def test_rhythm_is_of_phases_layers_and_ranks(captured: Path) -> None:
     with Trace.open(captured) as trace:
-        found = analyze(trace)
+        found = analyze(trace, parts=["rhythm"])
         exchanges = trace.find(operation=ALL_TO_ALL)
         labelled = [
             o for o in exchanges if trace.sites[trace.occurrences.site[o]].phase
         ]
-        assert set(found.rhythms) == {0, 1, 2, 3}
+        of_rank = [b for b in found.beats.found if b.by == "rank"]
+        assert {b.ranks[0] for b in of_rank} == {0, 1, 2, 3}
+        assert {b.name for b in found.beats.found if b.by == "phase"} == set(PHASES)
         counted = "all-to-alls with a phase, layers 1, 3; 96 others are left out"
-        assert found.rhythm_of == f"{counted} (count_exchange)"
-        for told in found.rhythms.values():
+        assert found.beats.about == f"{counted} (count_exchange)"
+        for beat in of_rank:
+            told = beat.rhythm
             assert 0 < told.duty < 1
             assert told.bursts <= len(labelled)
             assert told.burst_ns > 0
             assert told.gap_ns > 0
+        # what was not asked for was not computed
+        assert all(not s.curves for e in found.exchanges for s in e.subjects)
+        assert found.leads.iteration_s > 0
+        order = [found.leads.offset_s[1, phase] for phase in PHASES]
+        assert order[0] < order[1] < order[2] < order[3]
 
 
 def test_layers_and_iterations_are_chosen(captured: Path) -> None:
@@ -83,8 +120,9 @@ def test_layers_and_iterations_are_chosen(captured: Path) -> None:
         found = analyze(trace, layers=[3], iterations=range(4, 10))
         (exchange,) = found.exchanges
         assert exchange.iterations.tolist() == [4, 5, 6, 7, 8, 9]
-        assert exchange.subjects[0].scores == {}
-        assert any("no predictability" in note for note in found.notes)
+        forecasts = exchange.subjects[0].forecasts
+        assert forecasts is not None
+        assert all(v.reason for v in forecasts.verdicts)
         with pytest.raises(AnalysisError, match=r"\[2\] are none"):
             analyze(trace, layers=[2])
 
@@ -103,38 +141,81 @@ def test_what_is_missing_is_said(captured: Path) -> None:
                 assert all(c.floor is None for c in subject.curves.values())
         demand_only = trace.select(np.flatnonzero(routes[sites]))
         found = analyze(demand_only)
-        assert [len(e.subjects) for e in found.exchanges] == [2, 2]
+        assert [[s.name for s in e.subjects] for e in found.exchanges] == [
+            ["expert_load", "demand"]
+        ] * 2
         assert any("dispatch was not seen" in note for note in found.notes)
         assert any("no rhythm" in note for note in found.notes)
         dense = trace.select(np.flatnonzero((phases[sites] == "") & ~routes[sites]))
         found = analyze(dense)
-        assert len(found.rhythms) == 4 or found.notes
+        assert found.beats.found or found.notes
 
 
 def test_what_capacity_drops_was_wanted_and_not_sent() -> None:
     with Trace.open(path("golden-v1.h5")) as trace:
         found = analyze(trace)
         for exchange in found.exchanges:
-            load, _, wire = exchange.subjects
+            load, _, wire, _ = exchange.subjects
             # what was dropped was wanted, and not sent
             assert load.curves["cv"].values.mean() > wire.curves["cv"].values.mean()
 
 
-def test_an_analysis_is_told_as_plain_data_and_as_tables(captured: Path) -> None:
+def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
+    captured: Path, tmp_path: Path
+) -> None:
     from rich.console import Console
 
     with Trace.open(captured) as trace:
-        found = analyze(trace)
-    told = summary.as_dict(found)
+        found = analyze(trace, horizons=(1,))
+    told = plain.as_dict(found)
     first = told["exchanges"][0]["statistics"]["expert_load"]["skew"]["cv"]
     assert len(first["values"]) == 24
     assert first["early"] != first["late"]
     assert first["noise_floor"] < first["mean"]
-    paper = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    paper = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     paper.print(summary.tables(found))
     text = paper.export_text()
-    for word in ("normalised entropy", "persistence", "duty", "MAPE floor"):
+    for word in ("normalised entropy", "hot set kept", "duty", "line efficiency"):
         assert word in text
+    rows = plain.records(found, file="run.h5")
+    mine = [
+        r for r in rows if (r.layer, r.subject, r.statistic) == (1, "expert_load", "cv")
+    ]
+    assert [r.value for r in mine] == first["values"]
+    assert [r.iteration for r in mine] == list(range(24))
+    assert mine[0].z == pytest.approx(
+        (mine[0].value - mine[0].floor) / mine[0].floor_std
+    )
+    for name in ("figures.csv", "figures.parquet"):
+        plain.write_records(rows, tmp_path / name)
+    table = pandas.read_csv(tmp_path / "figures.csv")
+    assert table.columns.tolist() == list(plain.COLUMNS)
+    assert len(table) == len(rows)
+    again = pandas.read_parquet(tmp_path / "figures.parquet")
+    assert np.allclose(again["value"], table["value"], equal_nan=True)
+
+
+def test_results_do_not_depend_on_threads_or_on_a_cluster(captured: Path) -> None:
+    from distributed import Client, LocalCluster
+
+    from moetraffic.analysis.cluster import on_cluster
+
+    parts = ["skew", "convergence", "forecasts"]
+    with Trace.open(captured) as trace:
+        told = [
+            json.dumps(plain.as_dict(analyze(trace, parts=parts, threads=threads)))
+            for threads in (1, 3)
+        ]
+        with (
+            LocalCluster(
+                n_workers=1, threads_per_worker=2, processes=False, dashboard_address=""
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            mapper = on_cluster(client, captured)
+            far = analyze(trace, parts=parts, mapper=mapper)
+        told.append(json.dumps(plain.as_dict(far)))
+    assert told[0] == told[1] == told[2]
 
 
 def test_a_trace_without_any_moe_layer_says_so() -> None:

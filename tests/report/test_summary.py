@@ -6,8 +6,10 @@ import io
 
 from rich.console import Console
 
-from moetraffic.analysis import Analysis, Rhythm
-from moetraffic.report.summary import as_dict, replay_table, tables
+from moetraffic.analysis import Analysis, Beat, Beats, Rhythm
+from moetraffic.analysis.leads import Leads
+from moetraffic.report.plain import as_dict
+from moetraffic.report.summary import replay_table, tables
 
 NAN = float("nan")
 RHYTHM = Rhythm(
@@ -34,13 +36,27 @@ def printed(table: object) -> str:
 
 def test_what_is_not_known_is_blank() -> None:
     about = "all-to-alls with a phase, layers 1; 3 others are left out (count_exchange)"
-    analysis = Analysis(exchanges=(), rhythms={0: RHYTHM}, rhythm_of=about)
+    beat = Beat(
+        by="rank",
+        name="rank 0",
+        ranks=(0,),
+        events=1,
+        amount=-1,
+        rhythm=RHYTHM,
+        clock_error_ns=0,
+    )
+    analysis = Analysis(
+        exchanges=(),
+        beats=Beats(about=about, found=(beat,), notes=()),
+        leads=Leads(iteration_s=NAN, offset_s={}),
+        sights=(),
+    )
     shown = printed(tables(analysis))
     assert "nan" not in shown
     assert "25.0%" in shown
     assert "2.00" in shown
     assert "count_exchange" in shown
-    assert as_dict(analysis)["rhythm_of"] == about
+    assert as_dict(analysis)["rhythm"]["about"] == about
 
 
 def test_a_replay_on_one_rank_has_no_busbw() -> None:
