@@ -23,10 +23,10 @@ Float64 = npt.NDArray[np.float64]
 BINS = 256
 """Frequencies that are told apart; higher ones are averaged in ever wider bins."""
 
-GRID = 41
+GRID = 33
 """Values of each parameter at a time; the grid closes in on the maximum."""
 
-ZOOMS = 5
+ZOOMS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +167,12 @@ def fit_decay(
         )
     power, weight, owner = _periodogram(x)
     likelihood = _Likelihood(power, weight, owner, len(x), x.shape[1])
-    # Step 1: the maximum, each series counting in full.
-    found = _maximum(likelihood, 1.0, noise_share, confidence)
-    # Step 2: what the series are worth together, and the intervals with it.
-    worth = _worth(x, found[0], 1 - found[1])
+    # Step 1: what the series are worth together, which asks for a first estimate.
+    worth = 1.0
+    if x.shape[1] > 1:
+        rough = _maximum(likelihood, 1.0, noise_share, confidence, zooms=2)
+        worth = _worth(x, rough[0], 1 - rough[1])
+    # Step 2: the maximum, and the intervals.
     found = _maximum(likelihood, worth / x.shape[1], noise_share, confidence)
     phi, noise, phi_range, noise_range, rise = found
     if rise < float(chi2.ppf(confidence, 1)) / 2:
@@ -292,6 +294,7 @@ def _maximum(
     share: float,
     noise: float | None,
     confidence: float,
+    zooms: int = ZOOMS,
 ) -> tuple[float, float, Range, Range, float]:
     """phi, noise, their intervals, and how far above white noise the likelihood is."""
     drop = float(chi2.ppf(confidence, 1)) / 2
@@ -300,7 +303,7 @@ def _maximum(
     if noise is not None:
         low[1] = high[1] = 1 - noise
     floor = float(likelihood.at(np.zeros(1), np.zeros(1))[0, 0])
-    for _ in range(ZOOMS):
+    for _ in range(zooms):
         turned = np.linspace(low[0], high[0], GRID)
         a = np.linspace(low[1], high[1], GRID if noise is None else 1)
         value = likelihood.at(np.tanh(turned / 2), a) * share

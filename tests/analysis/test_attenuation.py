@@ -31,13 +31,13 @@ def simulate(phi, noise, shape, runs, seed=0):
     [(0.9, 0.5, (1000, 1)), (0.7, 0.3, (1000, 2)), (0.9, 0.8, (500, 8))],
 )
 def test_a_known_memory_is_found_without_bias_and_covered(phi, noise, shape):
-    found = simulate(phi, noise, shape, 40)
+    found = simulate(phi, noise, shape, 25)
     assert np.mean([f.phi for f in found]) == pytest.approx(phi, rel=0.05)
     assert np.mean([f.noise_share for f in found]) == pytest.approx(noise, abs=0.05)
     inside = [f.phi_low <= phi <= f.phi_high for f in found]
-    assert np.mean(inside) >= 0.85
+    assert np.mean(inside) >= 0.8
     inside = [f.noise_low <= noise <= f.noise_high for f in found]
-    assert np.mean(inside) >= 0.85
+    assert np.mean(inside) >= 0.8
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_best_forecast_is_as_good_as_the_fit_says():
 
 def test_white_noise_has_no_memory_to_tell():
     rng = np.random.default_rng(4)
-    found = [fit_decay(rng.normal(size=(500, 4))) for _ in range(20)]
+    found = [fit_decay(rng.normal(size=(500, 4))) for _ in range(12)]
     assert np.mean([bool(f.reason) for f in found]) >= 0.75
     assert all("white noise" in f.reason for f in found if f.reason)
 
