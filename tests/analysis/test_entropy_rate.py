@@ -8,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.analysis.entropy_rate import (
-    chain_guess,
-    chain_rate,
     entropy_rate,
-    fano_limit,
     guessed_share,
     lempel_ziv_rate,
     markov_order,
     markov_rate,
     new_lengths,
 )
+from moetraffic.analysis.guessing import chain_guess, chain_rate, fano_limit
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
