@@ -38,6 +38,14 @@ Int64 = npt.NDArray[np.int64]
 
 SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
 
+NAMELESS = {
+    "phase": "the trace names no phase of its all-to-alls",
+    "layer": "the trace tells no layer of its all-to-alls",
+    "exchange": "the trace tells no layer and phase of its all-to-alls",
+}
+
+NOT_SENT = "no rank sent another anything at a known time"
+
 LINKS = 8
 
 MOST = 64
@@ -163,7 +171,11 @@ def beats(
                 clock_error_ns=across,
             )
         )
-    if not told:
+    if told or (len(found) and not keys):
+        for kind in by:
+            if not any(key[0] == kind for key in keys):
+                notes.append(f"no rhythm by {kind}: {NAMELESS.get(kind, NOT_SENT)}")
+    else:
         notes.append("no rhythm: the trace has no all-to-all whose times are known")
     return Beats(about=about, found=tuple(told), notes=tuple(dict.fromkeys(notes)))
 

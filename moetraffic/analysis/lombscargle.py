@@ -34,6 +34,8 @@ OVERSAMPLED = 4
 
 _AT_ONCE = 1 << 22  # products in memory
 
+_LONG = 1 << 18  # steps of a series above which frequencies are not oversampled
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
@@ -161,7 +163,8 @@ def strongest_of_series(
     x = x[at[0] : at[-1] + 1]
     there = np.isfinite(x)
     y = np.where(there, x - x[there].mean(), 0.0)
-    padded = 1 << int(np.ceil(np.log2(OVERSAMPLED * len(x))))
+    finer = OVERSAMPLED if len(x) <= _LONG else 1
+    padded = 1 << int(np.ceil(np.log2(finer * len(x))))
     turn = np.fft.rfft(there.astype(np.float64), padded) / len(at)
     # e^(-2i w t) at frequency k is the transform at 2k; above the middle it folds back
     twice = 2 * np.arange(len(turn))

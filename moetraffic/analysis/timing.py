@@ -47,10 +47,10 @@ def on_the_wire(
     """
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
     site = trace.occurrences.site[found]
-    named = np.array([bool(s.phase) and s.layer in layers for s in trace.sites], bool)
-    if not layers or not named.any():
+    phased = np.array([bool(s.phase) for s in trace.sites], bool)
+    if not layers or not phased[site].any():
         return found, "all all-to-alls"
-    mine = named[site]
+    mine = phased[site] & np.array([s.layer in layers for s in trace.sites], bool)[site]
     others = sorted(
         {
             trace.sites[s].label or trace.sites[s].phase or "without a name"

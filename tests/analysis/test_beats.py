@@ -196,6 +196,22 @@ def test_without_times_there_is_no_rhythm(captured: Path) -> None:
         assert "virtual" in found.notes[0]
 
 
+def test_calls_without_a_name_have_the_rhythm_of_ranks_alone(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        counts = [
+            o
+            for o in trace.find(operation=ALL_TO_ALL)
+            if not trace.sites[trace.occurrences.site[o]].phase
+        ]
+        nameless = trace.select(np.array(counts, np.int64))
+        found = beats(nameless, by=SOURCES)
+        assert found.about == "all all-to-alls"
+        assert {b.by for b in found.found} == {"rank", "link", "nic"} | (
+            {"layer"} if any(s.layer >= 0 for s in nameless.sites) else set()
+        )
+        assert any("no rhythm by phase" in note for note in found.notes)
+
+
 def test_a_clock_that_is_hardly_known_is_said(captured: Path) -> None:
     trace = clocked(captured)
     clocks = np.array([(1, 0, 0, 0), (1, 10**12, 0, 5 * MS)], CLOCK)

@@ -6,6 +6,8 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moetraffic.analysis.rhythm import (
     AGREEMENT,
@@ -201,3 +203,36 @@ def test_marks_tell_the_cycles_where_no_lag_does():
 def test_two_periods_agree_or_do_not(period, sine, word):
     assert agreement(period, sine, extent_ns=10_000) == word
     assert word in (*AGREEMENT, "")
+
+
+events = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 30), st.integers(0, 9)), max_size=40
+)
+times = st.lists(st.integers(0, 450), max_size=12)
+
+
+@given(events, times, times, st.booleans())
+def test_whatever_happened_is_told_or_not_known(rows, marks, seen, by_marks):
+    start = np.array([r[0] for r in rows], np.int64)
+    seen = np.array(sorted(seen)[: len(seen) // 2 * 2], np.int64).reshape(-1, 2)
+    found = rhythm(
+        start,
+        start + np.array([r[1] for r in rows], np.int64),
+        size=np.array([r[2] for r in rows], np.int64),
+        marks=sorted(marks) if by_marks else None,
+        observed=(seen[:, 0], seen[:, 1]) if seen.size else None,
+    )
+    for value, low, high in (
+        (found.duty, 0, 1),
+        (found.strength, 0, 1),
+        (found.acf, -1, 1),
+        (found.sine_power, 0, 1),
+        (found.regular, 0, 1),
+        (found.likeness, -1, 1),
+        *((share, 0, 1) for share in found.harmonics),
+    ):
+        assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
+    assert found.weighted is not None
+    assert found.weighted.amount == sum(r[2] for r in rows)
+    assert len(found.position) == found.cycle_bursts
+    assert found.agreement in (*AGREEMENT, "")
