@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -162,7 +161,7 @@ def main() -> int:
             f"{size / 1e9:.2f} GB of demand, file {path.stat().st_size / 1e9:.3f}, ratio {size / path.stat().st_size:.2f}, written in {time.perf_counter() - begin:.1f} s"
         )
         from moetraffic.analysis.engine import observed
-        from moetraffic.analysis.exchange import sources, windows, read
+        from moetraffic.analysis.exchange import read, sources, windows
 
         begin = time.perf_counter()
         with Trace.open(path) as trace:

@@ -44,8 +44,11 @@ def connected(address: str) -> Iterator[Any]:
             "a cluster is spoken to through dask.distributed, which is not installed: "
             "pip install 'moetraffic[dask]'"
         ) from None
+    client: Any
     try:
-        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+        client = Client(  # type: ignore[no-untyped-call]
+            address, timeout=CONNECT_S, set_as_default=False
+        )
     except (OSError, ValueError) as error:
         raise AnalysisError(
             f"a dask scheduler listens at HOST:PORT, but {address!r} does not answer "

@@ -166,8 +166,12 @@ def _of_exchange(
             continue
         found.append(
             distance(
-                *(x, y, total_variation),
-                **{"layer": layer, "of": about, "measure": "total variation"},
+                x,
+                y,
+                total_variation,
+                layer=layer,
+                of=about,
+                measure="total variation",
                 unit="share of the bytes",
                 seed=seed,
             )
@@ -181,8 +185,11 @@ def _of_exchange(
         )
         found.append(
             distance(
-                *(x, y, relative_difference),
-                **{"layer": layer, "of": f"{kind} an iteration"},
+                x,
+                y,
+                relative_difference,
+                layer=layer,
+                of=f"{kind} an iteration",
                 measure="relative difference",
                 unit="token copies" if kind == "demand" else "bytes",
                 seed=seed,
@@ -196,8 +203,11 @@ def _of_exchange(
             )
             found.append(
                 distance(
-                    *(x, y, wasserstein),
-                    **{"layer": layer, "of": f"{measure.replace('_', ' ')} of {kind}"},
+                    x,
+                    y,
+                    wasserstein,
+                    layer=layer,
+                    of=f"{measure.replace('_', ' ')} of {kind}",
                     measure="Wasserstein-1",
                     unit="1",
                     seed=seed,
@@ -217,8 +227,11 @@ def _durations(
             notes.append(f"no durations: {trace.name} has no times of all-to-alls")
     return [
         distance(
-            *(told[0][name][:, None], told[1][name][:, None], relative_median),
-            **{"layer": -1, "of": f"duration of {name}"},
+            told[0][name][:, None],
+            told[1][name][:, None],
+            relative_median,
+            layer=-1,
+            of=f"duration of {name}",
             measure="relative difference",
             unit="s",
             seed=seed,

@@ -124,7 +124,8 @@ def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64
         return None
     # ranks differ by few where batches are even
     sent = np.asarray(rows["demand.sent"], np.float64)
-    return np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
+    number: Int64 = np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
+    return number
 
 
 def converged(
@@ -265,7 +266,7 @@ class _Run:
         """The measures of each matrix, as they were observed."""
         return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
 
-    def sampled(self, name: str) -> dict[str, int]:
+    def sampled(self, name: str) -> dict[str, Any]:
         """How many cells there are, and are followed."""
         chosen: Sample = samples(self.source)[name]
         return {"cells": chosen.of, "followed": len(chosen.index)}

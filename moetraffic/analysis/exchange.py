@@ -309,7 +309,8 @@ def read(trace: Trace, source: Source, window: range) -> Window:
 
 def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
     iteration = trace.occurrences.iteration[occurrences]
-    return occurrences[(iteration >= when[0]) & (iteration <= when[-1])]
+    chosen: Int64 = occurrences[(iteration >= when[0]) & (iteration <= when[-1])]
+    return chosen
 
 
 def _followed(trace: Trace, sent: Int64) -> Int64:
@@ -324,6 +325,6 @@ def _summed(trace: Trace, occurrences: Int64, when: Int64, matrices: Counts) -> 
     iteration = trace.occurrences.iteration[occurrences]
     if len(occurrences) == len(when) and np.array_equal(iteration, when):
         return matrices
-    out = np.zeros((len(when), *matrices.shape[1:]), np.int64)
+    out: Int64 = np.zeros((len(when), *matrices.shape[1:]), np.int64)
     np.add.at(out, np.searchsorted(when, iteration), matrices)
     return out

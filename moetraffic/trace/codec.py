@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_deflate: Any
 try:  # the same format, several times faster; optional
     from isal import isal_zlib as _deflate
 except ImportError:
