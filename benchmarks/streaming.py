@@ -7,7 +7,9 @@ run, so that they compress as captured ones do.
 from __future__ import annotations
 
 import argparse
+import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ from moetraffic.trace.model import (
     WireForm,
 )
 
+TOKENS = 32768  # copies of a rank in an iteration
 DRAWN = 1024  # matrices; longer traces are blocks of them in other orders
 
 
@@ -79,7 +82,7 @@ def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int)
     """Write a trace; returns the bytes of its demand."""
     rows = layers * iterations
     few = max(1, min(DRAWN, rows, (256 << 20) // (4 * ranks * experts)))
-    demand = Repeated(drawn(ranks, experts, 8192, few), rows, min(32, few))
+    demand = Repeated(drawn(ranks, experts, TOKENS, few), rows, min(32, few))
     routing = [
         Site(
             group=0,
@@ -142,51 +145,77 @@ def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int)
     return rows * ranks * experts * 4
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--gb", type=float, default=0.5)
-    parser.add_argument("--child", default="")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "big.h5")
-        begin = time.perf_counter()
-        size = write(
-            path,
-            ranks=64,
-            experts=64,
-            layers=8,
-            iterations=int(given.gb * 1e9 / 8 / 16384),
-        )
-        print(
-            f"{size / 1e9:.2f} GB of demand, file {path.stat().st_size / 1e9:.3f}, ratio {size / path.stat().st_size:.2f}, written in {time.perf_counter() - begin:.1f} s"
-        )
-        from moetraffic.analysis.engine import observed
-        from moetraffic.analysis.exchange import read, sources, windows
+def measured(path: Path, *, isal: bool, what: str) -> dict[str, float]:
+    """Read or analyse a file in a process of its own; seconds and peak memory."""
+    ran = subprocess.run(
+        [sys.executable, __file__, "--child", what, "--path", str(path)]
+        + ([] if isal else ["--plain"]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found
 
-        begin = time.perf_counter()
-        with Trace.open(path) as trace:
-            print("open", time.perf_counter() - begin)
-            every = sources(trace, [], of=("demand",))
-            print("sources", time.perf_counter() - begin)
-            begin = time.perf_counter()
-            from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(2) as pool:
-                list(
-                    pool.map(
-                        lambda a: read(trace, *a).demand.shape,
-                        [(s, w) for s in every for w in windows(s)],
-                    )
-                )
-            spent = time.perf_counter() - begin
-            print(f"read alone {size / spent / 1e9:.2f} GB/s")
-            begin = time.perf_counter()
-            for source in every:
+def child(path: Path, what: str, plain: bool) -> None:
+    """What runs in that process."""
+    if plain:
+        sys.modules["isal"] = None  # type: ignore[assignment]
+    from moetraffic.analysis import analyze, matrix_statistics
+    from moetraffic.analysis.engine import observed
+    from moetraffic.analysis.exchange import sources
+
+    # what is compiled is compiled once on a machine
+    matrix_statistics(np.ones((1, 4, 4), np.int32), way="numba")
+    matrix_statistics(np.ones((1, 4, 4), np.int32), way="numba", diagonal=False)
+    with Trace.open(path) as trace:
+        begin = time.perf_counter()
+        if what == "demand":
+            for source in sources(trace, [], of=("demand",)):
                 observed(trace, source)
-            spent = time.perf_counter() - begin
-            print(
-                f"observed at {size / spent / 1e9:.2f} GB/s, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"
-            )
+        else:
+            analyze(trace)
+        spent = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": spent, "peak_bytes": peak}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gb", type=float, default=0.6, help="of the longest trace")
+    parser.add_argument("--child", default="")
+    parser.add_argument("--path", default="")
+    parser.add_argument("--plain", action="store_true")
+    given = parser.parse_args()
+    if given.child:
+        child(Path(given.path), given.child, given.plain)
+        return 0
+    rates: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for gb in (0.2, given.gb):
+            path = Path(folder, "trace.h5")
+            iterations = int(gb * 1e9 / 8 / 16384)
+            size = write(path, ranks=64, experts=64, layers=8, iterations=iterations)
+            stored = path.stat().st_size
+            print(f"{gb} GB of demand, 64 ranks, compressed {size / stored:.2f} x")
+            for isal in (True, False):
+                found = measured(path, isal=isal, what="demand")
+                rate = size / found["seconds"] / 1e9
+                rates.append(rate)
+                print(
+                    f"  skew {'with isal' if isal else 'without  '}: {rate:.2f} GB/s, "
+                    f"peak {found['peak_bytes'] / 1e9:.2f} GB"
+                )
+            path.unlink()
+        print(f"  rate of the longer over the shorter: {rates[2] / rates[0]:.2f}")
+        path = Path(folder, "wide.h5")
+        size = write(path, ranks=1024, experts=256, layers=2, iterations=200)
+        found = measured(path, isal=True, what="everything")
+        print(
+            f"1024 ranks, 256 experts, {size / 1e9:.2f} GB: all of analyze in "
+            f"{found['seconds']:.1f} s, peak {found['peak_bytes'] / 1e9:.2f} GB"
+        )
     return 0
 
 

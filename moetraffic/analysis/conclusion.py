@@ -13,8 +13,9 @@ from moetraffic.trace import Meta
 
 from .convergence import Convergence, Settling, convergence_of, settling
 from .exchange import Rows, Source
-from .floors import NoiseFloor, noise_floor, simulated_floor
+from .floors import NoiseFloor
 from .forecasting import HORIZONS, Forecasts, forecast
+from .gate_floors import Floors, load_floors, matrix_floors
 from .leads import Leads
 from .limits import Limits, limits
 from .observation import MEASURED, SKEW, Sample, samples
@@ -35,11 +36,8 @@ PARTS = (
 )
 """What an analysis consists of."""
 
-FLOORED = (*SKEW, "entropy", "sparsity")
-"""Measures of a matrix whose noise floor is known."""
-
-FLOOR_DRAWS = 400
-"""Simulated draws behind a noise floor."""
+OF_LOADS = (*SKEW, "entropy", "sparsity")
+"""Measures of loads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +142,7 @@ def converged(
         name, load = "wire", "wire.received"
         if load not in rows:
             return None
-        unit = float(np.asarray(rows["wire.unit"])[0])
+        unit = float(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
     found = convergence_of(
         np.asarray(rows[load], np.float64),
         np.asarray(rows[f"{name}.cells"], np.float64),
@@ -178,10 +176,15 @@ class _Run:
         every = None if self.tokens is None else self.tokens * ranks
         skew = {
             name: np.asarray(MEASURES[name](load, axis=-1), np.float64)
-            for name in FLOORED
+            for name in OF_LOADS
         }
-        floors = {"experts": experts, "k": k}
-        of_matrix = {"experts": experts, "k": k, "sources": ranks}
+        floors: Floors = {}
+        of_matrix: Floors = {}
+        if every is not None and self.tokens is not None and "skew" in self.parts:
+            floors = load_floors(every, OF_LOADS, experts=experts, k=k)
+            of_matrix = matrix_floors(
+                self.tokens, MEASURED, experts=experts, k=k, sources=ranks
+            )
         counted = {"k": max(1, k), "experts": experts}
         return [
             Subject(
@@ -190,7 +193,7 @@ class _Run:
                 unit="token copies",
                 cells=experts,
                 followed=experts,
-                curves=self.curves(skew, every, floors),
+                curves=self.curves(skew, floors),
                 **self.ahead(load, "expert load", every, counted),
             ),
             Subject(
@@ -198,7 +201,7 @@ class _Run:
                 about="token copies that each rank routed to each expert",
                 unit="token copies",
                 **self.sampled("demand"),
-                curves=self.curves(self.measured("demand"), self.tokens, of_matrix),
+                curves=self.curves(self.measured("demand"), of_matrix),
                 **self.ahead(
                     np.asarray(self.rows["demand.cells"]),
                     "demand matrix",
@@ -214,12 +217,21 @@ class _Run:
         # chance moves bytes only where bytes follow the tokens
         follows = self.tokens is not None and self.meta.dispatch != "padded"
         tokens = self.tokens if follows else None
-        unit = int(np.asarray(self.rows["wire.unit"])[0])
+        unit = int(np.gcd.reduce(np.asarray(self.rows["wire.unit"], np.int64)))
         cells = np.asarray(self.rows["wire.cells"], np.int64) // unit
         received = np.asarray(self.rows["wire.received"], np.int64)
         even = experts > 0 and experts % ranks == 0
-        floors = {"experts": experts, "k": k, "ranks": ranks}
-        between = floors | {"sources": ranks, "diagonal": False}
+        floors: Floors = {}
+        if tokens is not None and even and "skew" in self.parts:
+            floors = matrix_floors(
+                tokens,
+                MEASURED,
+                experts=experts,
+                k=k,
+                sources=ranks,
+                ranks=ranks,
+                received=SKEW,
+            )
         counted = {
             "k": max(1, k),
             "experts": experts or None,
@@ -237,9 +249,7 @@ class _Run:
                 "other rank",
                 unit="bytes",
                 **self.sampled("wire"),
-                curves=self.curves(
-                    self.measured("wire"), tokens if even else None, between
-                ),
+                curves=self.curves(self.measured("wire"), floors),
                 **self.ahead(cells, "wire matrix", counts, counted, weight=unit),
             ),
             Subject(
@@ -250,7 +260,7 @@ class _Run:
                 cells=ranks,
                 followed=ranks,
                 curves=self.curves(
-                    skew, tokens if even else None, floors, of_received=True
+                    skew, {name: floors[f"received.{name}"] for name in SKEW if floors}
                 ),
                 **self.ahead(
                     received // unit,
@@ -272,32 +282,20 @@ class _Run:
         return {"cells": chosen.of, "followed": len(chosen.index)}
 
     def curves(
-        self,
-        skew: Mapping[str, Float64],
-        tokens: Int64 | None,
-        floors: Mapping[str, Any],
-        *,
-        of_received: bool = False,
+        self, skew: Mapping[str, Float64], floors: Mapping[str, NoiseFloor]
     ) -> dict[str, Curve]:
         """Measures over the iterations, with floors where tokens are known."""
         if "skew" not in self.parts:
             return {}
-        curves = {}
-        for name, values in skew.items():
-            floor = None
-            if tokens is not None and name in FLOORED:
-                floor = (
-                    received_floor(name, tokens, **floors)
-                    if of_received
-                    else noise_floor(name, tokens, draws=FLOOR_DRAWS, **floors)
-                )
-            curves[name] = Curve(
+        return {
+            name: Curve(
                 values=values,
-                floor=floor,
+                floor=floors.get(name),
                 trend=trend(values, at=self.source.iterations),
                 settling=settling(values),
             )
-        return curves
+            for name, values in skew.items()
+        }
 
     def ahead(
         self,
@@ -328,44 +326,3 @@ class _Run:
         if "limits" in self.parts:
             found["limits"] = limits(np.asarray(cells, np.float64))
         return found
-
-
-def received_floor(
-    measure: str, tokens: Int64, *, experts: int, k: int, ranks: int
-) -> NoiseFloor:
-    """Floor of the skew of what ranks receive from others under a balanced gate.
-
-    Parameters
-    ----------
-    measure
-        One of :data:`.skew.MEASURES`.
-    tokens
-        ``[T]`` of each rank.
-    experts, k, ranks
-        E, k and R, each rank with E/R experts.
-
-    Returns
-    -------
-    NoiseFloor
-        ``[T]``; simulated once for each count of tokens.
-    """
-
-    def of(counts: Int64) -> Float64:
-        own = np.diagonal(counts, axis1=-2, axis2=-1)
-        return np.asarray(MEASURES[measure](counts.sum(axis=-2) - own, axis=-1))
-
-    distinct, inverse = np.unique(tokens, return_inverse=True)
-    found = [
-        simulated_floor(
-            of,
-            np.full(ranks, number),
-            experts=experts,
-            k=k,
-            ranks=ranks,
-            draws=max(50, min(FLOOR_DRAWS, (1 << 24) // (ranks * experts))),
-        )
-        for number in distinct
-    ]
-    mean = np.array([float(f.mean) for f in found])[inverse]
-    std = np.array([float(f.std) for f in found])[inverse]
-    return NoiseFloor(mean=mean, std=std)

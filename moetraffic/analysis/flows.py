@@ -111,6 +111,9 @@ def nic_flows(
     carried = merged(array.sum(axis=-1), nics, -1)
     count = int(number.max(initial=-1)) + 1
     bits: Float64 = np.full((*array.shape[:-2], count), np.nan)
+    if np.array_equal(number, np.arange(ranks)):
+        bits[...] = entropy(array, axis=-1)
+        count = 0
     for nic in range(count):
         bits[..., nic] = entropy(array[..., number == nic, :], axis=(-2, -1))
     distinct: Float64 = np.full(flows.shape, np.nan)

@@ -42,7 +42,7 @@ Sweep = Callable[..., None]
 
 WAYS = ("auto", "numba", "numpy")
 
-PATIENCE = 1 << 26
+PATIENCE = 1 << 23
 """Cells that numpy counts in a process before compiling seems to be worth its seconds.
 
 Waiting until as much time was spent as compiling takes costs at most twice the best."""
