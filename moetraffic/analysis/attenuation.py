@@ -23,7 +23,7 @@ Float64 = npt.NDArray[np.float64]
 BINS = 256
 """Frequencies that are told apart; higher ones are averaged in ever wider bins."""
 
-GRID = 33
+GRID = 41
 """Values of each parameter at a time; the grid closes in on the maximum."""
 
 ZOOMS = 4
@@ -316,11 +316,12 @@ def _maximum(
         if noise is None:
             low[1] = a[max(columns[0] - 1, 0)]
             high[1] = a[min(columns[-1] + 1, GRID - 1)]
-    top, side = np.unravel_index(int(value.argmax()), value.shape)
-    phi = float(np.tanh(_vertex(turned, value.max(axis=1), int(top)) / 2))
-    reach = _interval(turned, value.max(axis=1), best - drop)
-    amount = _vertex(a, value.max(axis=0), int(side))
-    a_reach = _interval(a, value.max(axis=0), best - drop)
+    of_phi, of_a = _profile(value), _profile(value.T)
+    best = max(float(of_phi.max()), float(of_a.max()))
+    phi = float(np.tanh(_vertex(turned, of_phi, int(of_phi.argmax())) / 2))
+    reach = _interval(turned, of_phi, min(best - drop, float(of_phi.max())))
+    amount = _vertex(a, of_a, int(of_a.argmax()))
+    a_reach = _interval(a, of_a, min(best - drop, float(of_a.max())))
     return (
         phi,
         1 - amount,
@@ -328,6 +329,24 @@ def _maximum(
         (1 - a_reach[1], 1 - a_reach[0]),
         best - floor * share,
     )
+
+
+def _profile(value: Float64) -> Float64:
+    """The highest value of each row, by the parabola through its neighbours.
+
+    phi and a are known together far better than each: the likelihood is a ridge that is
+    narrower than the grid is fine.
+    """
+    at = value.argmax(axis=1)
+    rows = np.arange(len(value))
+    here = value[rows, at]
+    if value.shape[1] < 3:
+        return here
+    inside = np.clip(at, 1, value.shape[1] - 2)
+    before, after = value[rows, inside - 1], value[rows, inside + 1]
+    bend = np.minimum(before - 2 * here + after, -1e-12)
+    higher = here - (before - after) ** 2 / (8 * bend)
+    return np.asarray(np.where(inside == at, higher, here), np.float64)
 
 
 def _vertex(x: Float64, y: Float64, at: int) -> float:
