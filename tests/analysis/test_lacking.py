@@ -1,0 +1,226 @@
+"""Traces that lack something: what can be computed is, and the rest says why not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetraffic.analysis import Analysis, analyze
+from moetraffic.data import path
+from moetraffic.report import plain, summary
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Steps, Trace
+from moetraffic.trace.model import PLACEMENT, UNKNOWN_TIME, Presence
+from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+
+
+def made(demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,)) -> Trace:
+    """A trace of demand ``[T, R, E]``, the same in every layer."""
+    steps, ranks, experts = demand.shape
+    placements = np.zeros(len(layers) * experts, PLACEMENT)
+    placements["layer"] = np.repeat(layers, experts)
+    placements["expert"] = np.tile(np.arange(experts), len(layers))
+    placements["rank"] = placements["expert"] * ranks // experts
+    shape = (steps, ranks)
+    return trace_of_routing(
+        [
+            RoutedLayer(
+                layer=layer,
+                slot=0,
+                iteration=np.arange(steps),
+                demand=demand.astype(np.int32),
+                dropped=None,
+                row_bytes=64,
+                dtype="float32",
+            )
+            for layer in layers
+        ],
+        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
+        placements=placements,
+        meta=Meta(world=ranks, ep=ranks, experts=experts, k=k, dispatch="dropless"),
+        steps=Steps(
+            iteration=np.arange(steps),
+            kind=("train",) * steps,
+            loss=np.full(shape, np.nan),
+            tokens=np.full(shape, -1),
+            start=np.full(shape, UNKNOWN_TIME),
+            end=np.full(shape, UNKNOWN_TIME),
+        ),
+    )
+
+
+def told(found: Analysis) -> dict[str, object]:
+    """Both ways out hold, and nothing in them is infinite or no JSON."""
+    summary.tables(found)
+    value = plain.as_dict(found)
+    json.dumps(value)
+    rows = plain.records(found)
+    assert all(isinstance(r.value, float) for r in rows)
+    return value
+
+
+def drawn(steps: int, ranks: int, experts: int, tokens: int = 200) -> np.ndarray:
+    rng = np.random.default_rng(steps * 1000 + ranks * 10 + experts)
+    shares = rng.dirichlet(np.ones(experts) * 3, size=ranks)
+    return np.stack([rng.multinomial(tokens, shares) for _ in range(steps)])
+
+
+def test_one_iteration() -> None:
+    found = analyze(made(drawn(1, 4, 8)))
+    told(found)
+    (exchange,) = found.exchanges
+    curve = exchange.subjects[0].curves["cv"]
+    assert curve.values.shape == (1,)
+    assert np.isfinite(curve.values).all()
+    assert curve.floor is not None
+    assert np.isnan(curve.trend.slope)
+    for subject in exchange.subjects:
+        assert subject.forecasts is not None
+        assert all(v.reason for v in subject.forecasts.verdicts)
+
+
+def test_one_rank_has_loads_and_no_wire() -> None:
+    found = analyze(made(drawn(30, 1, 8)))
+    told(found)
+    assert [s.name for s in found.exchanges[0].subjects] == ["expert_load", "demand"]
+    assert any("sends nothing to another" in note for note in found.notes)
+    assert found.exchanges[0].network is None
+
+
+def test_one_expert_is_even_by_itself() -> None:
+    found = analyze(made(drawn(30, 1, 1)))
+    told(found)
+    load = found.exchanges[0].subjects[0]
+    assert (load.curves["max_over_mean"].values == 1).all()
+    assert (load.curves["cv"].values == 0).all()
+    # the only expert's entropy has nothing to be normalised by
+    assert np.isnan(load.curves["normalised_entropy"].values).all()
+
+
+def test_nothing_but_zeros() -> None:
+    found = analyze(made(np.zeros((30, 4, 8))))
+    told(found)
+    for subject in found.exchanges[0].subjects:
+        assert np.isnan(subject.curves["cv"].values).all()
+    assert any("no complexity" in note for note in found.notes)
+    empty = found.exchanges[0].subjects[1].curves["sparsity"].values
+    assert (empty == 1).all()
+
+
+def test_a_step_without_tokens_between_others() -> None:
+    demand = drawn(40, 4, 8)
+    demand[17] = 0
+    found = analyze(made(demand))
+    told(found)
+    values = found.exchanges[0].subjects[0].curves["cv"].values
+    assert np.flatnonzero(np.isnan(values)).tolist() == [17]
+    assert np.isfinite(found.exchanges[0].subjects[0].curves["cv"].trend.slope)
+
+
+def test_without_demand_without_wire_and_without_times() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        site = trace.occurrences.site
+        routes = np.array([s.operation == ROUTING for s in trace.sites])[site]
+        sends = np.array([s.operation == ALL_TO_ALL for s in trace.sites])[site]
+        only_demand = analyze(trace.select(np.flatnonzero(routes)))
+        assert any("no wire" in note for note in only_demand.notes)
+        assert any("no rhythm" in note for note in only_demand.notes)
+        assert only_demand.exchanges[0].complexity is not None
+        told(only_demand)
+        only_wire = analyze(trace, of=("wire",))
+        told(only_wire)
+        for exchange in only_wire.exchanges:
+            assert [s.name for s in exchange.subjects] == ["wire", "received"]
+            # a gate that was not seen has no floor
+            assert exchange.subjects[0].curves["cv"].floor is None
+            assert exchange.convergence is not None
+        unknown = {
+            width: np.full(trace.panels[f"issue_{width}"].shape, UNKNOWN_TIME)
+            for width in (2, 4)
+            if f"issue_{width}" in trace.panels
+        }
+        timeless = trace.replace(issue=unknown, start=unknown, end=unknown)
+        found = analyze(timeless)
+        assert found.beats.found == ()
+        assert any("no rhythm" in note for note in found.notes)
+        told(found)
+        assert sends.any()
+
+
+def test_a_rank_is_missing_now_and_then() -> None:
+    trace = made(drawn(40, 4, 8), layers=(0, 1))
+    name = "present_4"
+    present = trace.panels[name].read(0, trace.panels[name].shape[0]).copy()
+    layer = np.array([s.layer for s in trace.sites])[trace.occurrences.site]
+    gone = (trace.occurrences.iteration % 10 == 3) & (layer == 1)
+    present[gone, 2] = Presence.ABSENT
+    panels = {**trace.panels, name: ArrayPanel(present)}
+    holes = Trace(
+        meta=trace.meta,
+        groups=trace.groups,
+        sites=trace.sites,
+        occurrences=trace.occurrences,
+        panels=panels,
+        steps=trace.steps,
+        programs=trace.programs,
+        placements=trace.placements,
+    )
+    found = analyze(holes)
+    told(found)
+    first, second = found.exchanges
+    assert (first.left_out, second.left_out) == (0, 4)
+    assert len(second.iterations) == 36
+    assert 3 not in second.iterations
+    whole = analyze(trace)
+    kept = np.isin(whole.exchanges[1].iterations, second.iterations)
+    for mine, theirs in zip(second.subjects, whole.exchanges[1].subjects, strict=True):
+        assert np.array_equal(
+            mine.curves["cv"].values, theirs.curves["cv"].values[kept]
+        )
+
+
+def test_hosts_are_told_where_nodes_are_known() -> None:
+    trace = made(np.full((20, 8, 8), 5))
+    on_two = trace.replace(meta=replace(trace.meta, nodes=("a",) * 4 + ("b",) * 4))
+    net = analyze(on_two, parts=["skew"]).exchanges[0].network
+    assert net is not None
+    assert net.hosts == 2
+    # even traffic: 4 of the 7 other ranks are on the other host
+    assert np.allclose(net.inter_host, 4 / 7)
+    assert net.inter_host_uniform == pytest.approx(4 / 7)
+    assert net.host_entropy_bits + net.within_entropy_bits == pytest.approx(
+        math.log2(56)
+    )
+    assert np.allclose(net.line_efficiency, 1)
+    assert net.nic_flows == 7
+    assert net.nic_byte_entropy_bits == pytest.approx(math.log2(7))
+    assert net.elephant_share == pytest.approx(5 / 56)
+    alone = analyze(trace, parts=["skew"]).exchanges[0].network
+    assert alone is not None
+    assert np.isnan(alone.inter_host).all()
+
+
+@settings(max_examples=12)
+@given(
+    steps=st.integers(1, 40),
+    ranks=st.sampled_from([1, 2, 4]),
+    each=st.integers(1, 3),
+    k=st.integers(1, 3),
+    most=st.sampled_from([0, 1, 300, 2**31 - 1]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_trace_is_analysed(
+    steps: int, ranks: int, each: int, k: int, most: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    demand = rng.integers(0, most, (steps, ranks, ranks * each), endpoint=True)
+    found = analyze(made(demand, k=k, layers=(0, 2)))
+    told(found)
+    assert len(found.exchanges) == 2
