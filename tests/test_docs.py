@@ -120,14 +120,20 @@ def test_make_names_the_commands_of_the_readme() -> None:
         assert said in ran.stdout
 
 
-def test_example_prints_what_the_readme_says() -> None:
-    page = (ROOT / "README.md").read_text()
-    program, said = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S)[0]
-    assert len(program.splitlines()) <= 12
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(program, "README.md", "exec"), {})
-    assert printed.getvalue() == said
+PROGRAM = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.S)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if PROGRAM.search(p.read_text())], ids=lambda p: p.name
+)
+def test_programs_print_what_their_pages_say(page: Path) -> None:
+    for program, said in PROGRAM.findall(page.read_text()):
+        if page.name == "README.md":
+            assert len(program.splitlines()) <= 12
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program, page.name, "exec"), {})
+        assert printed.getvalue() == said
 
 
 def test_format_page_reads_a_file_without_the_library(captured: Path) -> None:

@@ -339,7 +339,7 @@ def _profile(value: Float64) -> Float64:
     """
     at = value.argmax(axis=1)
     rows = np.arange(len(value))
-    here = value[rows, at]
+    here: Float64 = value[rows, at]
     if value.shape[1] < 3:
         return here
     inside = np.clip(at, 1, value.shape[1] - 2)

@@ -82,21 +82,22 @@ def analyze(
     ahead = _horizons(horizons)
     if output is not None:
         _refuse(output, force)
-    found: dict[Path, Analysis] = {}
+    found: list[tuple[Path, Analysis]] = []
     for path in traces:
-        found[path] = _analysed(
+        one = _analysed(
             path, asked, parts, ahead, threads or os.cpu_count() or 1, dask, as_json
         )
-    told = [{"file": str(p), **plain.as_dict(a)} for p, a in found.items()]
+        found.append((path, one))
+    told = [{"file": str(p), **plain.as_dict(a)} for p, a in found]
     if output is not None and output.suffix == ".json":
         _write(output, json_text(told if len(told) > 1 else told[0]) + "\n")
     elif output is not None:
-        rows = [r for p, a in found.items() for r in plain.records(a, file=str(p))]
+        rows = [r for p, a in found for r in plain.records(a, file=str(p))]
         plain.write_records(rows, output, force=force)
     if as_json:
         print_json(told if len(told) > 1 else told[0])
         return
-    for path, analysis in found.items():
+    for path, analysis in found:
         if len(found) > 1:
             console.print(f"\n{path}")
         console.print(summary.tables(analysis))

@@ -42,7 +42,7 @@ def plot(
     force: Annotated[bool, typer.Option(help="Overwrite earlier pictures.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Draw demand heatmaps, traffic between ranks, the on-off timeline, entropy.
+    """Draw demand, traffic between ranks, the on-off timeline, entropy, complexity.
 
     Example: moetraffic plot run.h5 -o pictures --operations all_to_all,all_reduce
     """
@@ -60,7 +60,7 @@ def plot(
             )
         _refuse_earlier(output, force)
         shown = pictures.traffic(opened, chosen, operations=names, algorithm=algorithm)
-        found = analyze(opened)
+        found = analyze(opened, parts=["skew", "complexity", "rhythm"])
         output.mkdir(parents=False, exist_ok=True)
         drawn = [
             figures.save(shown, output / TRAFFIC),

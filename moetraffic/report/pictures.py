@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from moetraffic.analysis import Analysis, Exchange, Subject
+from moetraffic.analysis import Analysis, Complexity, Exchange, Subject
 from moetraffic.analysis.traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 from . import figures
+from .complexity import complexity_map
 from .units import rank_span
 
 AVERAGED = 10  # iterations in each heatmap
@@ -20,7 +21,7 @@ SHOWN = 3  # iterations in the timeline
 
 
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
-    """Draw what the trace can show: demand heatmaps, timeline, entropy curve.
+    """Draw what the trace can show: demand, timeline, entropy, complexity.
 
     Parameters
     ----------
@@ -43,7 +44,25 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
         drawn.append(figures.save(timeline(trace), folder / "timeline.png"))
     if any(_subject(e, "expert_load") for e in analysis.exchanges):
         drawn.append(figures.save(entropy(trace, analysis), folder / "entropy.png"))
+    several = len({e.group for e in analysis.exchanges}) > 1
+    packets = {
+        f"layer {e.layer}, {e.phase}"
+        + (f", ranks {rank_span(e.ranks)}" if several else ""): e.complexity
+        for e in analysis.exchanges
+        if e.complexity is not None and np.isfinite(e.complexity.product)
+    }
+    if packets:
+        shown = complexity_map(packets, source=f"{_about(trace)}. {_of(packets)}")
+        drawn.append(figures.save(shown, folder / "complexity.png"))
     return drawn
+
+
+def _of(packets: Mapping[str, Complexity]) -> str:
+    """What the packets are."""
+    one = next(iter(packets.values()))
+    return (
+        f"{one.records} packets of {one.quantum} each, {one.order} within an iteration"
+    )
 
 
 def heatmaps(trace: Trace, exchange: Exchange) -> Figure:

@@ -218,6 +218,44 @@ def test_results_do_not_depend_on_threads_or_on_a_cluster(captured: Path) -> Non
     assert told[0] == told[1] == told[2]
 
 
+def test_the_command_asks_a_cluster(
+    captured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from distributed import LocalCluster
+
+    from moetraffic.cli import main
+
+    asked = ["analyze", str(captured), str(captured), "--only", "skew", "--json"]
+    assert main(asked) == 0
+    here = json.loads(capsys.readouterr().out)
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=""
+    ) as cluster:
+        assert main([*asked, "--dask", cluster.scheduler_address]) == 0
+    assert json.loads(capsys.readouterr().out) == here
+    assert [one["file"] for one in here] == [str(captured)] * 2
+    assert main([*asked, "--dask", "127.0.0.1:1"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_an_output_is_refused_before_the_work(
+    captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moetraffic.cli import main
+
+    there = tmp_path / "figures.csv"
+    there.write_text("mine")
+    asked = ["analyze", str(captured), "--only", "skew", "-o"]
+    assert main([*asked, str(there)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert there.read_text() == "mine"
+    assert main([*asked, str(there), "--force"]) == 0
+    assert there.read_text().startswith("file,layer")
+    assert main([*asked, str(tmp_path / "x.xlsx")]) == 2
+    assert main([*asked, str(tmp_path / "x.json")]) == 0
+    assert json.loads((tmp_path / "x.json").read_text())["exchanges"]
+
+
 def test_a_trace_without_any_moe_layer_says_so() -> None:
     from moetraffic.trace import Group, Occurrences, Site, Steps, WireForm
     from moetraffic.trace.panel import ArrayPanel
