@@ -18,8 +18,9 @@ from .forecasting import HORIZONS, Forecasts, forecast
 from .gate_floors import Floors, load_floors, matrix_floors
 from .leads import Leads
 from .limits import Limits, limits
+from .memory import Memory, fit_memory
 from .observation import MEASURED, SKEW, Sample, samples
-from .skew import MEASURES
+from .skew import MEASURES, shares
 from .trends import Trend, trend
 
 Float64 = npt.NDArray[np.float64]
@@ -62,6 +63,7 @@ class Subject:
     curves: Mapping[str, Curve]  # by measure
     forecasts: Forecasts | None
     limits: Limits | None  # one step ahead
+    memory: Memory | None  # of the shares, under counting noise
 
 
 def conclude(
@@ -124,6 +126,14 @@ def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64
     sent = np.asarray(rows["demand.sent"], np.float64)
     number: Int64 = np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
     return number
+
+
+def sent_tokens(source: Source, rows: Rows, meta: Meta) -> Int64 | None:
+    """Tokens behind the wire, ``[T]``; None where bytes do not follow them.
+
+    A padded layer sends the same whatever is routed.
+    """
+    return None if meta.dispatch == "padded" else tokens_of(source, rows, meta, [])
 
 
 def converged(
@@ -214,9 +224,7 @@ class _Run:
     def of_wire(self) -> list[Subject]:
         """The bytes between different ranks, and what each of them receives."""
         ranks, k, experts = len(self.source.ranks), self.meta.k, self.source.experts
-        # chance moves bytes only where bytes follow the tokens
-        follows = self.tokens is not None and self.meta.dispatch != "padded"
-        tokens = self.tokens if follows else None
+        tokens = sent_tokens(self.source, self.rows, self.meta)
         unit = int(np.gcd.reduce(np.asarray(self.rows["wire.unit"], np.int64)))
         cells = np.asarray(self.rows["wire.cells"], np.int64) // unit
         received = np.asarray(self.rows["wire.received"], np.int64)
@@ -307,7 +315,7 @@ class _Run:
         weight: int = 1,
     ) -> dict[str, Any]:
         """Forecasts and limits of the cells."""
-        found: dict[str, Any] = {"forecasts": None, "limits": None}
+        found: dict[str, Any] = {"forecasts": None, "limits": None, "memory": None}
         if "forecasts" in self.parts:
             own = (self.source.layer, self.source.phase)
             at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
@@ -325,4 +333,5 @@ class _Run:
             )
         if "limits" in self.parts:
             found["limits"] = limits(np.asarray(cells, np.float64))
+            found["memory"] = fit_memory(shares(cells))
         return found

@@ -20,7 +20,7 @@ from moetraffic.trace import Trace
 
 from .beats import Beats, beats
 from .complexity import Complexity
-from .conclusion import PARTS, Subject, conclude, converged
+from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
 from .convergence import Convergence
 from .exchange import OF, Rows, Source, read, sources, windows
 from .forecasting import HORIZONS
@@ -74,6 +74,7 @@ def analyze(
     of: Sequence[str] = OF,
     parts: Sequence[str] = PARTS,
     horizons: Sequence[int] = HORIZONS,
+    rhythm_by: Sequence[str] = ("phase", "layer", "rank"),
     threads: int = 2,
     mapper: Mapper | None = None,
     tick: Tick | None = None,
@@ -99,6 +100,8 @@ def analyze(
         Some of :data:`PARTS`.
     horizons
         Iterations ahead, of the forecasts.
+    rhythm_by
+        Some of :data:`.beats.SOURCES`.
     threads
         That read and compute.  Results do not depend on it.
     mapper
@@ -164,13 +167,22 @@ def analyze(
                     if "complexity" in parts
                     else None
                 ),
-                network=network(source, rows) if "skew" in parts else None,
+                network=(
+                    network(
+                        source,
+                        rows,
+                        tokens=sent_tokens(source, rows, trace.meta),
+                        k=trace.meta.k,
+                    )
+                    if "skew" in parts
+                    else None
+                ),
             )
         )
         if "within" in parts:
             _gather(source, rows, every[0], first, later, early, when)
     told = (
-        beats(trace, layers=layers, iterations=iterations)
+        beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
         if "rhythm" in parts
         else Beats(about="", found=(), notes=())
     )

@@ -11,8 +11,10 @@ from moetraffic.trace import Trace
 
 from .complexity import Complexity, complexity
 from .exchange import Rows, Source, read
+from .floors import NoiseFloor
 from .flows import nic_flows
 from .information import host_entropy
+from .matrix_floors import inter_host_floor
 from .packets import packets
 from .tiers import tier_shares, uniform_inter_host_share
 
@@ -41,6 +43,9 @@ class Network:
     hosts: int  # nodes that the members are on; 0 where nodes are not known
     inter_host: Float64  # [T] share of the bytes between ranks that leave their host
     inter_host_uniform: float  # of even traffic on equal hosts
+    inter_host_floor: (
+        NoiseFloor | None
+    )  # [T] of a balanced gate, where tokens are known
     host_entropy_bits: float  # H of the pairs of hosts, of those looked at
     within_entropy_bits: float  # H of the pair of ranks, given that of hosts
     line_efficiency: Float64  # [T] 1: all lines as full as the fullest
@@ -53,8 +58,20 @@ class Network:
     seen: int  # iterations whose flows were looked at
 
 
-def network(source: Source, rows: Rows) -> Network | None:
-    """What the rows of an exchange say of its network; None where there is no wire."""
+def network(
+    source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
+) -> Network | None:
+    """What the rows of an exchange say of its network; None where there is no wire.
+
+    Parameters
+    ----------
+    source, rows
+        The exchange.
+    tokens
+        ``[T]`` of each rank, where bytes follow them: gives the floor.
+    k
+        Distinct experts of a token.
+    """
     if "wire.sent" not in rows:
         return None
     hosts = len(set(source.nodes)) if all(source.nodes) else 0
@@ -80,6 +97,16 @@ def network(source: Source, rows: Rows) -> Network | None:
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
         inter_host_uniform=even,
+        inter_host_floor=(
+            inter_host_floor(
+                tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
+            )
+            if tokens is not None
+            and hosts > 1
+            and width % hosts == 0
+            and source.experts % width == 0
+            else None
+        ),
         host_entropy_bits=told["host_entropy"],
         within_entropy_bits=told["within_entropy"],
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +47,12 @@ def analyze(
     horizons: Annotated[
         str, typer.Option(help="Iterations ahead of the forecasts.")
     ] = "1,10,100,1000",
+    rhythm_by: Annotated[
+        str,
+        typer.Option(
+            help="Sources of rhythm: phase, layer, exchange, rank, link, nic."
+        ),
+    ] = "phase,layer,rank",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -78,14 +83,21 @@ def analyze(
         "iterations": iteration_range(iterations),
         "of": ("demand", "wire") if of is None else (of,),
     }
-    parts = PARTS if only is None else tuple(only.split(","))
-    ahead = _horizons(horizons)
     if output is not None:
         _refuse(output, force)
     found: list[tuple[Path, Analysis]] = []
     for path in traces:
         one = _analysed(
-            path, asked, parts, ahead, threads or os.cpu_count() or 1, dask, as_json
+            path,
+            asked,
+            {
+                "parts": PARTS if only is None else tuple(only.split(",")),
+                "horizons": _horizons(horizons),
+                "rhythm_by": tuple(rhythm_by.split(",")),
+                "threads": threads or os.cpu_count() or 1,
+            },
+            dask,
+            quiet=as_json,
         )
         found.append((path, one))
     told = [{"file": str(p), **plain.as_dict(a)} for p, a in found]
@@ -108,10 +120,9 @@ def analyze(
 def _analysed(
     path: Path,
     asked: dict[str, Any],
-    parts: Sequence[str],
-    horizons: Sequence[int],
-    threads: int,
+    how: dict[str, Any],
     dask: str | None,
+    *,
     quiet: bool,
 ) -> Analysis:
     from moetraffic.analysis import analyze as analysed
@@ -126,9 +137,7 @@ def _analysed(
             return analysed(
                 trace,
                 **asked,
-                parts=parts,
-                horizons=horizons,
-                threads=threads,
+                **how,
                 mapper=None if dask is None else on_cluster(cluster, path, **asked),
                 tick=tick,
             )

@@ -80,6 +80,7 @@ def _subject(subject: Subject) -> dict[str, Any]:
         "skew": {name: _curve(curve) for name, curve in subject.curves.items()},
         "forecasts": forecasts,
         "limits": plain(subject.limits),
+        "memory": plain(subject.memory),
     }
 
 
@@ -218,6 +219,15 @@ def _of_subject(
         )
     if subject.forecasts is not None:
         yield from _of_forecasts(subject, here)
+    if subject.memory is not None:
+        yield Record(
+            **here,
+            subject=subject.name,
+            statistic="memory.phi",
+            value=subject.memory.phi,
+            low=subject.memory.phi_low,
+            high=subject.memory.phi_high,
+        )
     if subject.limits is not None:
         yield Record(
             **here,
@@ -285,6 +295,24 @@ def _unit(name: str) -> str:
     if name == "entropy" or name.endswith(("information", "conditional_entropy")):
         return "bits"
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+def frame(analysis: Analysis, *, file: str = "") -> Any:
+    """An analysis as a ``pandas.DataFrame`` with the columns of :class:`Record`.
+
+    Raises
+    ------
+    AnalysisError
+        If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise AnalysisError(
+            "data frames are made by pandas, which is not installed: pip install "
+            "'moetraffic[tables]'"
+        ) from None
+    return pandas.DataFrame(columns(records(analysis, file=file)))
 
 
 def columns(rows: list[Record]) -> dict[str, list[Any]]:

@@ -30,7 +30,7 @@ ZOOMS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decay:
+class Memory:
     """Memory and noise of a series; NaN and a reason where they cannot be told."""
 
     phi: float  # correlation of the true shares one step apart
@@ -99,12 +99,12 @@ def corrected_phi(acf1: npt.ArrayLike, noise_share: npt.ArrayLike) -> Float64:
     return out[()]
 
 
-def fit_decay(
+def fit_memory(
     series: npt.ArrayLike,
     *,
     noise_share: float | None = None,
     confidence: float = 0.95,
-) -> Decay:
+) -> Memory:
     r"""Fit the memory of shares that are seen through noise.
 
     The likelihood is Whittle's with the exact expectation of the periodogram of n steps
@@ -127,7 +127,7 @@ def fit_decay(
 
     Returns
     -------
-    Decay
+    Memory
         NaN where fewer than 16 steps are known, or where nothing tells the series from
         white noise: then there may be no memory, or too much noise to see it.
 
@@ -147,7 +147,7 @@ def fit_decay(
     >>> p = np.zeros((2000, 8))
     >>> for t in range(1, 2000):
     ...     p[t] = 0.9 * p[t - 1] + rng.normal(size=8)
-    >>> found = fit_decay(p + rng.normal(size=p.shape) * p.std())
+    >>> found = fit_memory(p + rng.normal(size=p.shape) * p.std())
     >>> abs(found.phi - 0.9) < 0.03, abs(found.noise_share - 0.5) < 0.05
     (True, True)
     """
@@ -180,7 +180,7 @@ def fit_decay(
             len(x), "nothing tells the series from white noise", series=worth
         )
     half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else float("nan")
-    return Decay(
+    return Memory(
         phi=phi,
         phi_low=phi_range[0],
         phi_high=phi_range[1],
@@ -194,9 +194,9 @@ def fit_decay(
     )
 
 
-def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Decay:
+def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Memory:
     nothing = float("nan")
-    return Decay(
+    return Memory(
         phi=nothing,
         phi_low=nothing,
         phi_high=nothing,

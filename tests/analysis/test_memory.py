@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.attenuation import corrected_phi, fit_decay
 from moetraffic.analysis.counting import counting_share
 from moetraffic.analysis.forecasting import forecast
+from moetraffic.analysis.memory import corrected_phi, fit_memory
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -23,7 +23,7 @@ def seen(phi, noise, shape, rng):
 
 def simulate(phi, noise, shape, runs, seed=0):
     rng = np.random.default_rng(seed)
-    return [fit_decay(seen(phi, noise, shape, rng)) for _ in range(runs)]
+    return [fit_memory(seen(phi, noise, shape, rng)) for _ in range(runs)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_of_real_counts_lag_one_alone_is_far_too_small():
     share = np.exp(0.02 * state)
     share /= share.sum(axis=1, keepdims=True)
     counts = np.stack([rng.multinomial(2000, p) for p in share])
-    found = fit_decay(counts)
+    found = fit_memory(counts)
     x = counts - counts.mean(axis=0)
     lag_one = float((x[1:] * x[:-1]).sum() / (x**2).sum())
     assert lag_one < 0.6
@@ -71,7 +71,7 @@ def test_of_real_counts_lag_one_alone_is_far_too_small():
     assert found.acf1 == pytest.approx(lag_one, abs=0.05)
     noise = counting_share(counts, 2000)
     assert found.noise_low <= noise <= found.noise_high
-    known = fit_decay(counts, noise_share=noise)
+    known = fit_memory(counts, noise_share=noise)
     assert known.phi == pytest.approx(0.95, rel=0.02)
     assert known.phi_high - known.phi_low < found.phi_high - found.phi_low
     assert corrected_phi(lag_one, noise) == pytest.approx(0.95, rel=0.05)
@@ -80,12 +80,12 @@ def test_of_real_counts_lag_one_alone_is_far_too_small():
 
 def test_the_best_forecast_is_as_good_as_the_fit_says():
     x = 50 + seen(0.9, 0.5, (12_000, 8), np.random.default_rng(2))
-    decay = fit_decay(x)
+    decay = fit_memory(x)
     scores = forecast(x, horizons=[1, 5], families=["ar"], max_order=12)
     for at, horizon in enumerate((1, 5)):
         nmse = scores.horizons[at].score("ar").nmse
         assert nmse == pytest.approx(decay.least_nmse(horizon), rel=0.05)
-    clean = fit_decay(seen(0.9, 0.0, (4000, 8), np.random.default_rng(3)))
+    clean = fit_memory(seen(0.9, 0.0, (4000, 8), np.random.default_rng(3)))
     assert clean.least_nmse() == pytest.approx(0.19, rel=0.05)
     assert clean.least_nmse(10) == pytest.approx(1 - 0.9**20, rel=0.05)
     assert clean.correlation(0) == 1
@@ -95,28 +95,28 @@ def test_the_best_forecast_is_as_good_as_the_fit_says():
 
 def test_white_noise_has_no_memory_to_tell():
     rng = np.random.default_rng(4)
-    found = [fit_decay(rng.normal(size=(500, 4))) for _ in range(12)]
+    found = [fit_memory(rng.normal(size=(500, 4))) for _ in range(12)]
     assert np.mean([bool(f.reason) for f in found]) >= 0.75
     assert all("white noise" in f.reason for f in found if f.reason)
 
 
 def test_the_unit_and_constant_cells_do_not_matter():
     x = seen(0.8, 0.2, (300, 3), np.random.default_rng(5))
-    plain = fit_decay(x)
+    plain = fit_memory(x)
     other = np.concatenate((x * [1, 100, 1e-6] + 7, np.full((300, 1), 3.0)), axis=1)
-    assert fit_decay(other).phi == pytest.approx(plain.phi, rel=1e-3)
+    assert fit_memory(other).phi == pytest.approx(plain.phi, rel=1e-3)
 
 
 def test_gaps_and_edges():
     x = seen(0.9, 0.2, (400, 2), np.random.default_rng(6))
     cut = x.copy()
     cut[100] = np.nan
-    assert fit_decay(cut).phi == pytest.approx(fit_decay(x[101:]).phi)
-    assert fit_decay(cut).steps == 299
+    assert fit_memory(cut).phi == pytest.approx(fit_memory(x[101:]).phi)
+    assert fit_memory(cut).steps == 299
     for short in (np.zeros((0, 2)), np.ones(5), np.full(60, np.nan), np.ones((60, 3))):
-        assert "too few" in fit_decay(short).reason
+        assert "too few" in fit_memory(short).reason
     assert np.isnan(corrected_phi(0.5, 1.0))
     with pytest.raises(AnalysisError, match="noise"):
-        fit_decay(x, noise_share=1.0)
+        fit_memory(x, noise_share=1.0)
     with pytest.raises(AnalysisError, match="confidence"):
-        fit_decay(x, confidence=95)
+        fit_memory(x, confidence=95)
