@@ -275,11 +275,12 @@ class _Likelihood:
         return np.asarray(np.add.reduceat(power, starts, axis=1) / self.weight)
 
     def at(self, phi: Float64, a: Float64) -> Float64:
-        """``[G, A]`` up to a constant."""
+        """Of phi ``[G]`` and, for each, some a ``[G, A]``; up to a constant."""
         number = float(self.weight.sum())
-        out = np.empty((len(phi), len(a)))
-        for row, shape in enumerate(self.shapes(phi)):
-            expected = np.maximum(a[:, None] * shape + (1 - a[:, None]), 1e-12)
+        out = np.empty(a.shape)
+        for row, (shape, amounts) in enumerate(zip(self.shapes(phi), a, strict=True)):
+            part = amounts[:, None]
+            expected = np.maximum(part * shape + (1 - part), 1e-12)
             scale = (1 / expected) @ self.power / number
             logs = np.log(expected) @ self.weight
             out[row] = -number * np.log(scale).sum(axis=1) - self.cells * logs
@@ -298,15 +299,19 @@ def _maximum(
 ) -> tuple[float, float, Range, Range, float]:
     """phi, noise, their intervals, and how far above white noise the likelihood is."""
     drop = float(chi2.ppf(confidence, 1)) / 2
-    # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi)
-    low, high = np.array([-4.6, 0.0]), np.array([9.0, 1.0])
-    if noise is not None:
-        low[1] = high[1] = 1 - noise
-    floor = float(likelihood.at(np.zeros(1), np.zeros(1))[0, 0])
+    # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi).  And a, by
+    # the logarithm of the noise over what is new in p in a step: of a slow series that
+    # ratio is known long before phi and a are, which would make a narrow ridge.
+    low, high = np.array([-4.6, -14.0]), np.array([9.0, 14.0])
+    floor = float(likelihood.at(np.zeros(1), np.zeros((1, 1)))[0, 0])
     for _ in range(zooms):
-        turned = np.linspace(low[0], high[0], GRID)
-        a = np.linspace(low[1], high[1], GRID if noise is None else 1)
-        value = likelihood.at(np.tanh(turned / 2), a) * share
+        turned, ratio = (np.linspace(low[i], high[i], GRID) for i in (0, 1))
+        phi = np.tanh(turned / 2)
+        if noise is None:
+            a = 1 / (1 + np.exp(ratio) * (1 - phi[:, None] ** 2))
+        else:
+            a = np.full((GRID, 1), 1 - noise)
+        value = likelihood.at(phi, a) * share
         best = float(value.max())
         # the grid closes in on all that is not ruled out, and one cell around it
         inside = value > best - 2 * drop - 0.5
@@ -314,39 +319,20 @@ def _maximum(
         low[0] = turned[max(rows[0] - 1, 0)]
         high[0] = turned[min(rows[-1] + 1, GRID - 1)]
         if noise is None:
-            low[1] = a[max(columns[0] - 1, 0)]
-            high[1] = a[min(columns[-1] + 1, GRID - 1)]
-    of_phi, of_a = _profile(value), _profile(value.T)
-    best = max(float(of_phi.max()), float(of_a.max()))
-    phi = float(np.tanh(_vertex(turned, of_phi, int(of_phi.argmax())) / 2))
-    reach = _interval(turned, of_phi, min(best - drop, float(of_phi.max())))
-    amount = _vertex(a, of_a, int(of_a.argmax()))
-    a_reach = _interval(a, of_a, min(best - drop, float(of_a.max())))
+            low[1] = ratio[max(columns[0] - 1, 0)]
+            high[1] = ratio[min(columns[-1] + 1, GRID - 1)]
+    row, column = np.unravel_index(int(value.argmax()), value.shape)
+    told = _vertex(turned, value[:, column], int(row))
+    reach = _interval(turned, value.max(axis=1), best - drop)
+    # of anything else, the interval is its range over all that is not ruled out
+    kept = 1 - a[value >= best - drop]
     return (
-        phi,
-        1 - amount,
+        float(np.tanh(told / 2)),
+        float(1 - a[row, column]),
         (float(np.tanh(reach[0] / 2)), float(np.tanh(reach[1] / 2))),
-        (1 - a_reach[1], 1 - a_reach[0]),
+        (float(kept.min()), float(kept.max())),
         best - floor * share,
     )
-
-
-def _profile(value: Float64) -> Float64:
-    """The highest value of each row, by the parabola through its neighbours.
-
-    phi and a are known together far better than each: the likelihood is a ridge that is
-    narrower than the grid is fine.
-    """
-    at = value.argmax(axis=1)
-    rows = np.arange(len(value))
-    here: Float64 = value[rows, at]
-    if value.shape[1] < 3:
-        return here
-    inside = np.clip(at, 1, value.shape[1] - 2)
-    before, after = value[rows, inside - 1], value[rows, inside + 1]
-    bend = np.minimum(before - 2 * here + after, -1e-12)
-    higher = here - (before - after) ** 2 / (8 * bend)
-    return np.asarray(np.where(inside == at, higher, here), np.float64)
 
 
 def _vertex(x: Float64, y: Float64, at: int) -> float:

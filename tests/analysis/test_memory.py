@@ -1,4 +1,4 @@
-"""Attenuation: the memory that counting noise hides is found again."""
+"""The memory that counting noise hides is found again."""
 
 from __future__ import annotations
 
