@@ -26,7 +26,10 @@ BINS = 256
 GRID = 41
 """Values of each parameter at a time; the grid closes in on the maximum."""
 
-ZOOMS = 4
+ZOOMS = 5
+
+MARGIN = 3
+"""Cells kept around what is not ruled out: a coarse grid may miss the ridge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,24 +316,28 @@ def _maximum(
             a = np.full((GRID, 1), 1 - noise)
         value = likelihood.at(phi, a) * share
         best = float(value.max())
-        # the grid closes in on all that is not ruled out, and one cell around it
+        # the grid closes in on all that is not ruled out, and MARGIN cells around it
         inside = value > best - 2 * drop - 0.5
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-        low[0] = turned[max(rows[0] - 1, 0)]
-        high[0] = turned[min(rows[-1] + 1, GRID - 1)]
+        low[0] = turned[max(rows[0] - MARGIN, 0)]
+        high[0] = turned[min(rows[-1] + MARGIN, GRID - 1)]
         if noise is None:
-            low[1] = ratio[max(columns[0] - 1, 0)]
-            high[1] = ratio[min(columns[-1] + 1, GRID - 1)]
+            low[1] = ratio[max(columns[0] - MARGIN, 0)]
+            high[1] = ratio[min(columns[-1] + MARGIN, GRID - 1)]
     row, column = np.unravel_index(int(value.argmax()), value.shape)
     told = _vertex(turned, value[:, column], int(row))
     reach = _interval(turned, value.max(axis=1), best - drop)
     # of anything else, the interval is its range over all that is not ruled out
-    kept = 1 - a[value >= best - drop]
+    left = value >= best - drop
+    kept = 1 - a[left]
+    # not ruled out at the border of the ratios: no noise, or nothing but noise
+    least = 0.0 if noise is None and left[:, 0].any() else float(kept.min())
+    most = 1.0 if noise is None and left[:, -1].any() else float(kept.max())
     return (
         float(np.tanh(told / 2)),
         float(1 - a[row, column]),
         (float(np.tanh(reach[0] / 2)), float(np.tanh(reach[1] / 2))),
-        (float(kept.min()), float(kept.max())),
+        (least, most),
         best - floor * share,
     )
 
