@@ -1,0 +1,196 @@
+"""The parameters of a model one by one: names, sizes and how tensor ranks split them.
+
+Sums of parameters do not tell what libraries send: buckets close at a tensor, an owner
+gets whole tensors, and a shard is padded to rows of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from .shape import RELATIVE_BUCKETS, ModelShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTensor:
+    """A parameter."""
+
+    name: str  # as ``moetraffic.models.GPT.named_parameters`` has it
+    sizes: tuple[int, ...]  # of the whole one: all experts of a layer, all tensor ranks
+    part: str = "dense"  # or "expert"
+    split: int = -1  # the axis that tensor-parallel ranks share; -1: whole on each
+    layer: int = -1  # global layer, -1 outside of the blocks
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return prod(self.sizes)
+
+    def on_rank(self, *, tp: int = 1, ep: int = 1) -> ModelTensor:
+        """What one rank holds of it.
+
+        Parameters
+        ----------
+        tp, ep
+            Ranks that share a matrix (of an expert: etp), and that share the experts.
+        """
+        sizes = list(self.sizes)
+        if self.part == "expert":
+            sizes[0] //= ep
+        if self.split >= 0:
+            sizes[self.split] //= tp
+        return replace(self, sizes=tuple(sizes))
+
+
+def model_tensors(
+    shape: ModelShape,
+    *,
+    layers: range | None = None,
+    vocabulary_split: int = 0,
+    gate: bool = True,
+) -> tuple[ModelTensor, ...]:
+    """The parameters that a rank's part of a model has, in the order of registration.
+
+    Parameters
+    ----------
+    shape
+        A sound shape.
+    layers
+        The blocks of a pipeline stage; None: all.  As in ``moetraffic.models`` the
+        embeddings come with the first layer, and norm and head, and a tied embedding
+        again, with the last.
+    vocabulary_split
+        Tensor-parallel ranks among which embedding and head are split by tokens, the
+        vocabulary padded to a multiple of 128 a rank (Megatron-LM,
+        ``_vocab_size_with_padding``); 0: they are whole on each rank.
+    gate
+        Whether the router has a matrix ``[E, h]``; a hash has none.
+
+    Returns
+    -------
+    tuple of ModelTensor
+        Whole tensors: :meth:`ModelTensor.on_rank` says what of them is where.
+    """
+    held = range(shape.layers) if layers is None else layers
+    return tuple(_all(shape, held, vocabulary_split, gate))
+
+
+def padded_vocabulary(vocabulary: int, ranks: int) -> int:
+    """The vocabulary made divisible by 128 a tensor-parallel rank, as Megatron-LM does.
+
+    Examples
+    --------
+    >>> padded_vocabulary(50257, 2)
+    50432
+    """
+    return ceil(vocabulary / (128 * ranks)) * 128 * ranks
+
+
+def _all(m: ModelShape, held: range, split: int, gate: bool) -> Iterator[ModelTensor]:
+    first, last = 0 in held, m.layers - 1 in held
+    h, post = m.hidden, m.norm_place == "post"
+    rows = padded_vocabulary(m.vocabulary, split) if split else m.vocabulary
+    table = ModelTensor(name="", sizes=(rows, h), split=0 if split else -1)
+    if last and m.masked and m.bias:
+        # a parameter of the model itself stands before those of its modules
+        yield replace(table, name="unembed_bias", sizes=(rows,))
+    if first or (last and m.tied):
+        yield replace(table, name="token.weight")
+    if first and m.positions == "learned":
+        yield ModelTensor(name="position.weight", sizes=(m.sequence, h))
+    if first and m.segments:
+        yield ModelTensor(name="segment.weight", sizes=(m.segments, h))
+    if first and post:
+        yield from _norm(m, "norm_embedding")
+    if first and m.two_stacks and not post:
+        yield from _norm(m, "norm_encoder")
+    if m.positions == "relative":
+        for name in ("relative_encoder", "relative"):
+            sizes = (RELATIVE_BUCKETS, m.heads)
+            yield ModelTensor(name=f"{name}.table.weight", sizes=sizes)
+    for layer in held:
+        for tensor in _block(m, layer, gate):
+            yield replace(tensor, name=f"blocks.{layer}.{tensor.name}", layer=layer)
+    if last and not post:
+        yield from _norm(m, "norm")
+    if last and m.masked:
+        yield from _linear("transform", h, h, bias=m.bias)
+        yield from _norm(m, "norm_transform")
+    if last and not m.tied:
+        yield replace(table, name="unembed.weight")
+
+
+def _block(m: ModelShape, layer: int, gate: bool) -> Iterator[ModelTensor]:
+    h = m.hidden
+    yield from _norm(m, "norm_1")
+    yield from _latent(m) if m.kv_rank else _attention(m, "attention")
+    if layer >= m.encoder_layers and m.two_stacks:
+        yield from _norm(m, "norm_cross")
+        yield from _attention(m, "cross")
+    yield from _norm(m, "norm_2")
+    if layer not in m.moe_layers:
+        yield from _feedforward(m, "mlp", m.ffn_width)
+        return
+    if gate:
+        yield ModelTensor(name="mlp.router.weight", sizes=(m.experts, h))
+    into, out = (m.experts, h, m.expert_width), (m.experts, m.expert_width, h)
+    expert = ModelTensor(name="mlp.experts.up", sizes=into, part="expert", split=2)
+    yield expert
+    yield replace(expert, name="mlp.experts.down", sizes=out, split=1)
+    if m.gated:
+        yield replace(expert, name="mlp.experts.gate")
+    if m.shared_ffn:
+        yield from _feedforward(m, "shared", m.shared_ffn)
+        if m.shared_gate:
+            yield from _linear("shared_gate", 1, h)
+
+
+def _attention(m: ModelShape, name: str) -> Iterator[ModelTensor]:
+    h, d = m.hidden, m.head_width
+    biased = m.bias or m.qkv_bias
+    for part, heads in (("q", m.heads), ("k", m.groups), ("v", m.groups)):
+        yield from _linear(f"{name}.{part}", heads * d, h, bias=biased, split=0)
+    yield from _linear(f"{name}.out", h, m.heads * d, bias=m.bias, split=1)
+    if m.qk_norm:
+        for part in ("q_norm", "k_norm"):
+            yield ModelTensor(name=f"{name}.{part}.weight", sizes=(d,))
+
+
+def _latent(m: ModelShape) -> Iterator[ModelTensor]:
+    """DeepSeek-V2's attention (arXiv 2405.04434, equations 9 to 19)."""
+    h, d, rope = m.hidden, m.head_width, m.rope_size
+    if m.query_rank:
+        yield from _linear("attention.q_down", m.query_rank, h)
+        yield ModelTensor(name="attention.q_norm.weight", sizes=(m.query_rank,))
+    rows = m.heads * (d + rope)
+    yield from _linear("attention.q", rows, m.query_rank or h, split=0)
+    yield from _linear("attention.kv_down", m.kv_rank + rope, h)
+    yield ModelTensor(name="attention.kv_norm.weight", sizes=(m.kv_rank,))
+    rows = m.heads * (d + m.value_width)
+    yield from _linear("attention.kv", rows, m.kv_rank, split=0)
+    yield from _linear("attention.out", h, m.heads * m.value_width, split=1)
+
+
+def _feedforward(m: ModelShape, name: str, width: int) -> Iterator[ModelTensor]:
+    h = m.hidden
+    for part in ("up", "gate") if m.gated else ("up",):
+        yield from _linear(f"{name}.{part}", width, h, bias=m.bias, split=0)
+    yield from _linear(f"{name}.down", h, width, bias=m.bias, split=1)
+
+
+def _linear(
+    name: str, rows: int, columns: int, *, bias: bool = False, split: int = -1
+) -> Iterator[ModelTensor]:
+    yield ModelTensor(name=f"{name}.weight", sizes=(rows, columns), split=split)
+    if bias:
+        # what a matrix split by input adds is added after its all-reduce: whole
+        place = 0 if split == 0 else -1
+        yield ModelTensor(name=f"{name}.bias", sizes=(rows,), split=place)
+
+
+def _norm(m: ModelShape, name: str) -> Iterator[ModelTensor]:
+    yield ModelTensor(name=f"{name}.weight", sizes=(m.hidden,))
+    if m.norm == "layer" and m.norm_bias:
+        yield ModelTensor(name=f"{name}.bias", sizes=(m.hidden,))
