@@ -1,0 +1,370 @@
+"""How copies of parameters are kept equal: what each library sends for it, and when.
+
+The volumes of ZeRO are one thing (Rajbhandari et al., arXiv 1910.02054, section 7), the
+calls that a library makes of them another: buckets, owners, padding.  Each way here has
+a name in SYNCHRONISATIONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import ceil
+
+from .pattern import Call
+from .tensors import ModelTensor
+
+Unit = tuple[str, int]
+"""What is gathered together: ("root", -1), ("block", layer) or ("experts", layer)."""
+
+ROOT: Unit = ("root", -1)
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """The parameters of a rank of which there are copies on a kind of group.
+
+    ``tensors`` are what this rank holds, in the order in which an optimiser has them.
+    """
+
+    tensors: Sequence[ModelTensor]
+    group: str  # kind of process group
+    ranks: int  # of it
+    dtype: str
+    element: int  # bytes of a parameter
+    gradient: int  # bytes of a gradient's element
+    gradient_dtype: str
+    label: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Parameters of this rank."""
+        return sum(t.elements for t in self.tensors)
+
+    def call(
+        self,
+        operation: str,
+        elements: int,
+        *,
+        gradients: bool,
+        layer: int = -1,
+        direction: str = "forward",
+        label: str = "",
+        root: int = 0,
+    ) -> Call:
+        """A collective over the copies."""
+        return Call(
+            traffic="DP",
+            group=self.group,
+            operation=operation,
+            size=elements * (self.gradient if gradients else self.element),
+            dtype=self.gradient_dtype if gradients else self.dtype,
+            layer=layer,
+            direction=direction,
+            label=label or self.label,
+            root=root,
+        )
+
+
+@dataclass(kw_only=True)
+class Synchronisation:
+    """What is called at each point of an iteration; here nothing.
+
+    ``copies`` are those of the dense parameters and of the experts, where there are
+    several; ``units`` in the order in which their forward passes end.
+    """
+
+    copies: Sequence[Copies]
+    units: Sequence[Unit] = ()
+    label: str = ""
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def before_forward(self, unit: Unit) -> list[Call]:
+        """Before a unit's forward pass."""
+        return []
+
+    def before_backward(self, unit: Unit) -> list[Call]:
+        """Before a unit's backward pass."""
+        return []
+
+    def after_backward(self, unit: Unit) -> list[Call]:
+        """When a unit's gradients are there."""
+        return []
+
+    def micro_batch(self) -> list[Call]:
+        """At the end of each backward pass."""
+        return []
+
+    def gradients(self) -> list[Call]:
+        """When all micro-batches' gradients are there."""
+        return []
+
+    def parameters(self) -> list[Call]:
+        """When the parameters have moved."""
+        return []
+
+
+class AllReduce(Synchronisation):
+    """One all-reduce of all gradients: ``moetraffic.models``, Megatron-LM."""
+
+    def gradients(self) -> list[Call]:
+        """When all micro-batches' gradients are there."""
+        return [
+            c.call("all_reduce", c.elements, gradients=True)
+            for c in self.copies
+            if c.elements
+        ]
+
+
+class Buckets(Synchronisation):
+    """torch's DistributedDataParallel: an all-reduce a bucket.
+
+    From the second iteration on buckets are filled in the order in which gradients
+    came, which is the reverse of registration, until one reaches its limit: 1 MiB for
+    the first, ``bucket_mib`` (25) for all others (torch, ``reducer.cpp``:
+    ``rebuild_buckets``, ``compute_bucket_assignment_by_size``).
+    """
+
+    def gradients(self) -> list[Call]:
+        """When all micro-batches' gradients are there."""
+        calls = []
+        for c in self.copies:
+            limit = min(1.0, self.options.get("bucket_mib", 25)) * MEBIBYTE
+            filled = 0
+            for at, tensor in enumerate(reversed(c.tensors)):
+                filled += tensor.elements
+                if filled * c.gradient >= limit or at == len(c.tensors) - 1:
+                    calls.append(c.call("all_reduce", filled, gradients=True))
+                    filled = 0
+                    limit = self.options.get("bucket_mib", 25) * MEBIBYTE
+        return calls
+
+
+class DistributedOptimizer(Synchronisation):
+    """Megatron-LM's: gradients reduce-scattered, parameters all-gathered.
+
+    The buffer is padded so that each rank's share is as long; ``align`` (1) is what its
+    length is a multiple of, which Megatron-LM has as 128 (``param_and_grad_buffer.py``).
+    """
+
+    def gradients(self) -> list[Call]:
+        """When all micro-batches' gradients are there."""
+        return [
+            c.call("reduce_scatter", self._padded(c), gradients=True)
+            for c in self.copies
+            if c.elements
+        ]
+
+    def parameters(self) -> list[Call]:
+        """When the parameters have moved."""
+        return [
+            c.call("all_gather", self._padded(c) // c.ranks, gradients=False)
+            for c in self.copies
+            if c.elements
+        ]
+
+    def _padded(self, c: Copies) -> int:
+        unit = c.ranks * int(self.options.get("align", 1))
+        return ceil(c.elements / unit) * unit
+
+
+class ShardedGradients(DistributedOptimizer):
+    """ZeRO's second stage as published: a reduce-scatter each micro-batch."""
+
+    def micro_batch(self) -> list[Call]:
+        """At the end of each backward pass."""
+        return [replace(c, direction="backward") for c in super().gradients()]
+
+    def gradients(self) -> list[Call]:
+        """They are where they belong already."""
+        return []
+
+
+class OwnedStates(AllReduce):
+    """fairscale's OSS: each tensor belongs to one rank, which broadcasts it moved.
+
+    A tensor goes to the rank that has least, matrices before vectors; a rank's tensors
+    are one buffer, sent in one broadcast (fairscale 0.4.13, ``oss.py``:
+    ``partition_parameters``, ``_broadcast_params``).
+    """
+
+    def parameters(self) -> list[Call]:
+        """When the parameters have moved."""
+        return [
+            c.call(
+                "broadcast",
+                sum(t.elements for t in mine),
+                gradients=False,
+                label=self.label,
+                root=owner,
+            )
+            for c in self.copies
+            for owner, mine in enumerate(owners(c))
+            if mine
+        ]
+
+
+class OwnedGradients(OwnedStates):
+    """fairscale's ShardedDataParallel over OSS, reducing in each micro-batch.
+
+    A rank's gradients are one buffer as far as they fit in (2^23 elements, or the
+    model's if these are fewer), smaller tensors first; others are reduced by
+    themselves (``sharded_ddp.py``: ``_setup_bucket_strategy``).
+    """
+
+    def micro_batch(self) -> list[Call]:
+        """At the end of each backward pass."""
+        model = sum(c.elements for c in self.copies)
+        model += int(self.options.get("alone", 0))  # tensors without a copy
+        most = min(1 << 23, model)
+        calls = []
+        for c in self.copies:
+            for owner, mine in enumerate(owners(c)):
+                together, by_itself = 0, []
+                for tensor in sorted(mine, key=lambda t: t.elements):
+                    if together + tensor.elements < most:
+                        together += tensor.elements
+                    else:
+                        by_itself.append(tensor.elements)
+                calls += [
+                    c.call(
+                        "reduce",
+                        elements,
+                        gradients=True,
+                        direction="backward",
+                        label=self.label,
+                        root=owner,
+                    )
+                    for elements in (together, *by_itself)
+                    if elements
+                ]
+        return calls
+
+    def gradients(self) -> list[Call]:
+        """They are where they belong already."""
+        return []
+
+
+class FullyShard(Synchronisation):
+    """torch's ``fully_shard`` (FSDP2): a part of each tensor on every rank.
+
+    A tensor is cut along its first axis, which is padded to a multiple of the ranks.  A
+    unit is gathered for its forward pass, and for its backward pass when the unit
+    before it in that order begins its own (``_fsdp_param_group.py``:
+    ``_backward_prefetch``); with ``keep`` set it is not freed in between, which is
+    ZeRO's second stage.
+    """
+
+    def before_forward(self, unit: Unit) -> list[Call]:
+        """Before a unit's forward pass."""
+        return self._gather(unit, "forward")
+
+    def before_backward(self, unit: Unit) -> list[Call]:
+        """Before a unit's backward pass: the next one's is prepared."""
+        if self.options.get("keep"):
+            return []
+        order = list(reversed(self.units))
+        at = order.index(unit)
+        due = order[: 2 if at == 0 else 0] or order[at + 1 : at + 2]
+        return list(chain(*(self._gather(u, "backward") for u in due)))
+
+    def after_backward(self, unit: Unit) -> list[Call]:
+        """When a unit's gradients are there."""
+        c, shard = self.part(unit)
+        return [
+            c.call(
+                "reduce_scatter",
+                shard * c.ranks,
+                gradients=True,
+                direction="backward",
+                label=self.label,
+            )
+        ]
+
+    def _gather(self, unit: Unit, direction: str) -> list[Call]:
+        c, shard = self.part(unit)
+        return [
+            c.call(
+                "all_gather",
+                shard,
+                gradients=False,
+                direction=direction,
+                label=self.label,
+            )
+        ]
+
+    def part(self, unit: Unit) -> tuple[Copies, int]:
+        """The copies that a unit belongs to, and the elements of a rank's shard."""
+        c, tensors = unit_tensors(self.copies, unit)
+        return c, sum(
+            ceil(t.sizes[0] / c.ranks) * (t.elements // t.sizes[0]) for t in tensors
+        )
+
+
+class FlatParameters(FullyShard):
+    """torch's FullyShardedDataParallel (FSDP1): a unit is one flat padded tensor.
+
+    The outermost unit is not freed between forward and backward pass
+    (``_runtime_utils.py``: ``_post_forward`` and its root).
+    """
+
+    def before_backward(self, unit: Unit) -> list[Call]:
+        """Before a unit's backward pass: the next one's is prepared."""
+        calls = super().before_backward(unit)
+        return calls[1:] if unit == ROOT else calls
+
+    def part(self, unit: Unit) -> tuple[Copies, int]:
+        """The copies that a unit belongs to, and the elements of a rank's shard."""
+        c, tensors = unit_tensors(self.copies, unit)
+        return c, ceil(sum(t.elements for t in tensors) / c.ranks)
+
+
+SYNCHRONISATIONS: Mapping[str, Callable[..., Synchronisation]] = {
+    "all-reduce": AllReduce,
+    "ddp": Buckets,
+    "distributed-optimizer": DistributedOptimizer,
+    "zero-2": ShardedGradients,
+    "oss": OwnedStates,
+    "sharded-ddp": OwnedGradients,
+    "fsdp1": FlatParameters,
+    "fsdp2": FullyShard,
+}
+"""By name, how libraries keep copies equal."""
+
+OF_STAGE = ("all-reduce", "distributed-optimizer", "zero-2", "fsdp2")
+"""What a ZeRO stage alone means."""
+
+IN_EACH_MICRO_BATCH = frozenset({"zero-2", "sharded-ddp", "fsdp1", "fsdp2"})
+"""Those that send in each micro-batch, which does not go with a pipeline."""
+
+
+def owners(copies: Copies) -> list[list[ModelTensor]]:
+    """Each rank's tensors, as fairscale's OSS gives them out.
+
+    Matrices and vectors are two groups of parameters (one decays, one does not); in
+    each a tensor goes to the first rank that has least.
+    """
+    mine: list[list[ModelTensor]] = [[] for _ in range(copies.ranks)]
+    sizes = [0] * copies.ranks
+    matrices = [t for t in copies.tensors if len(t.sizes) > 1]
+    vectors = [t for t in copies.tensors if len(t.sizes) == 1]
+    for tensor in (*matrices, *vectors):
+        rank = sizes.index(min(sizes))
+        mine[rank].append(tensor)
+        sizes[rank] += tensor.elements
+    return mine
+
+
+def unit_tensors(
+    copies: Sequence[Copies], unit: Unit
+) -> tuple[Copies, list[ModelTensor]]:
+    """The tensors of a unit, and the copies that they are of."""
+    what, layer = unit
+    part = "expert" if what == "experts" else "dense"
+    for c in copies:
+        found = [t for t in c.tensors if t.part == part and t.layer == layer]
+        if found:
+            return c, found
+    return copies[0], []
