@@ -12,67 +12,26 @@ MPICH", Int. J. High Perform. Comput. Appl. 19 (2005) 49: ring, pairwise exchang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 
+from . import gloo
+from .binomial import binomial_broadcast
+from .hierarchical import hierarchical_matrix
+from .recursive import (
+    halving_doubling_all_reduce,
+    halving_reduce_scatter,
+    recursive_doubling_all_gather,
+    recursive_doubling_all_reduce,
+)
+from .ring import chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from .trees import double_tree_all_reduce
+
 Int64 = npt.NDArray[np.int64]
-
-
-def chunks(size: int, ranks: int) -> Int64:
-    """``[n]`` int64: a buffer of ``size`` bytes in n parts, the first ones larger."""
-    base, rest = divmod(size, ranks)
-    return np.full(ranks, base, np.int64) + (np.arange(ranks) < rest)
-
-
-def ring_reduce_scatter(size: int, ranks: int) -> Int64:
-    """Each rank sends its neighbour every chunk but the neighbour's own predecessor's.
-
-    Parameters
-    ----------
-    size
-        Bytes of a rank's whole input, of which it keeps an n-th.
-    ranks
-        Number of ranks n.
-    """
-    out = np.zeros((ranks, ranks), np.int64)
-    parts = chunks(size, ranks)
-    for rank in range(ranks if ranks > 1 else 0):
-        # the chunk that a rank ends up with is the one that it never passes on
-        out[rank, (rank + 1) % ranks] = size - parts[rank]
-    return out
-
-
-def ring_all_gather(parts: Int64) -> Int64:
-    """Each rank passes on every part but the one that its neighbour began with.
-
-    Parameters
-    ----------
-    parts
-        ``[n]`` bytes that each rank contributes.
-    """
-    ranks = len(parts)
-    out = np.zeros((ranks, ranks), np.int64)
-    for rank in range(ranks if ranks > 1 else 0):
-        following = (rank + 1) % ranks
-        out[rank, following] = int(parts.sum()) - int(parts[following])
-    return out
-
-
-def ring_all_reduce(size: int, ranks: int) -> Int64:
-    """A ring reduce-scatter, then a ring all-gather: ``2 (n-1)/n size`` a rank.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer that is reduced.
-    ranks
-        Number of ranks n.
-    """
-    return ring_reduce_scatter(size, ranks) + ring_all_gather(chunks(size, ranks))
 
 
 def direct_all_reduce(size: int, ranks: int) -> Int64:
@@ -97,15 +56,8 @@ def direct_all_gather(parts: Int64) -> Int64:
     return out
 
 
-def binomial_broadcast(size: int, ranks: int, root: int = 0) -> Int64:
-    """A tree in which those who have the buffer double each round."""
-    out = np.zeros((ranks, ranks), np.int64)
-    have = 1
-    while have < ranks:
-        for source in range(min(have, ranks - have)):
-            out[(root + source) % ranks, (root + source + have) % ranks] = size
-        have *= 2
-    return out
+def _halving_reduce_scatter(size: int, ranks: int) -> Int64:
+    return halving_reduce_scatter(chunks(size, ranks))
 
 
 ALGORITHMS: dict[str, dict[str, Callable[..., Int64]]] = {
@@ -119,22 +71,55 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Int64]]] = {
         "reduce_scatter": direct_reduce_scatter,
         "all_gather": direct_all_gather,
     },
+    # trees reduce alone: NCCL, too, scatters and gathers round a ring
+    "double-tree": {
+        "all_reduce": double_tree_all_reduce,
+        "reduce_scatter": ring_reduce_scatter,
+        "all_gather": ring_all_gather,
+    },
+    "halving-doubling": {
+        "all_reduce": halving_doubling_all_reduce,
+        "reduce_scatter": _halving_reduce_scatter,
+        "all_gather": recursive_doubling_all_gather,
+    },
+    "recursive-doubling": {
+        "all_reduce": recursive_doubling_all_reduce,
+        "reduce_scatter": _halving_reduce_scatter,
+        "all_gather": recursive_doubling_all_gather,
+    },
+    "hierarchical": {},  # of the nodes too, see .hierarchical
+    "gloo": {
+        "all_reduce": lambda size, ranks: gloo.all_reduce(size, ranks).payload,
+        "reduce_scatter": lambda size, ranks: gloo.reduce_scatter(size, ranks).payload,
+        "all_gather": lambda parts: gloo.all_gather(parts).payload,
+    },
 }
 """By name, how the three collectives travel; a broadcast is a binomial tree in each."""
 
 
-def collective_matrix(operation: str, volumes: Int64, algorithm: str) -> Int64:
+def collective_matrix(
+    operation: str,
+    volumes: Int64,
+    algorithm: str,
+    *,
+    root: int = 0,
+    nodes: Sequence[int] | None = None,
+) -> Int64:
     """The matrix of one collective.
 
     Parameters
     ----------
     operation
-        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce" or
-        "barrier".
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
+        "scatter" or "barrier".
     volumes
         ``[n]`` bytes of each member's input.
     algorithm
         One of ALGORITHMS.
+    root
+        The member that broadcasts, or that a reduce ends at.
+    nodes
+        The node of each member, which "hierarchical" needs; None: all on one.
 
     Returns
     -------
@@ -144,25 +129,35 @@ def collective_matrix(operation: str, volumes: Int64, algorithm: str) -> Int64:
     Raises
     ------
     LayoutError
-        If the algorithm or the operation is not known.
+        If the algorithm or the operation is not known, or the nodes do not suit it.
     """
     if algorithm not in ALGORITHMS:
         raise LayoutError(
             f"the algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}: "
             "choose one"
         )
+    volumes = np.asarray(volumes, np.int64)
     ranks, size = len(volumes), int(volumes.max(initial=0))
     if operation == "barrier":
         return np.zeros((ranks, ranks), np.int64)
     if operation == "broadcast":
-        return binomial_broadcast(size, ranks)
+        return binomial_broadcast(size, ranks, root)
     if operation == "reduce":
-        return binomial_broadcast(size, ranks).T.copy()
-    made = ALGORITHMS[algorithm].get(operation)
+        if algorithm == "gloo":
+            return gloo.reduce(size, ranks, root).payload
+        return binomial_broadcast(size, ranks, root).T.copy()
+    if operation == "gather":
+        return gloo.to_or_from_root(volumes, root, gathers=True).payload
+    if operation == "scatter":
+        parts = chunks(size, ranks)
+        return gloo.to_or_from_root(parts, root, gathers=False).payload
+    if algorithm == "hierarchical" and operation in ALGORITHMS["ring"]:
+        return hierarchical_matrix(operation, volumes, nodes or [0] * ranks)
+    made = (ALGORITHMS[algorithm] or ALGORITHMS["ring"]).get(operation)
     if made is None:
         raise LayoutError(
             f"how {operation} travels is not known: leave it out of the operations"
         )
     if operation == "all_gather":
-        return made(np.asarray(volumes, np.int64))
+        return made(volumes)
     return made(size, ranks)

@@ -159,6 +159,11 @@ class MegatronGrid:
         return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
 
     @property
+    def sequence_ranks(self) -> int:
+        """Ranks among which sequence parallelism spreads a sequence."""
+        return self.tp * self.cp
+
+    @property
     def _dense_axes(self) -> dict[str, int]:
         return {
             axis: getattr(self, axis) for axis in self.order.split("-") if axis != "ep"

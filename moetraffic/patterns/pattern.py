@@ -123,7 +123,9 @@ class Pattern:
                 for group in self.groups(call.group, stage):
                     if call.group in ACROSS_STAGES:
                         # the first of its members counts it; a message, its source
-                        teller = group[call.peers[0]] if call.peers[0] >= 0 else group[0]
+                        teller = (
+                            group[call.peers[0]] if call.peers[0] >= 0 else group[0]
+                        )
                         if stages[teller] != stage:
                             continue
                     yield call, group, times

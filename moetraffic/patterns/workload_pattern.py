@@ -254,8 +254,8 @@ class _Stage:
         )
 
     def _counts(self, layer: int) -> Call:
-        size = 4 * self.work.model.experts
-        call = _scalar("dp", "all_reduce", size, "balance_counts")
+        size = 8 * self.work.model.experts
+        call = _scalar("dp", "all_reduce", size, "balance_counts", "int64")
         return replace(call, layer=layer)
 
     # ---- experts ---------------------------------------------------------------

@@ -46,7 +46,9 @@ def captured(trace: Trace, rank: int, iteration: int = 1) -> Called:
         if site.operation == "all_to_all":
             size = int(trace.wire(here)[0, mine].sum())
         else:
-            size = int(trace.volume(here)[0, mine if site.peers[0] < 0 else site.peers[0]])
+            size = int(
+                trace.volume(here)[0, mine if site.peers[0] < 0 else site.peers[0]]
+            )
         key = (group.kind, group.ranks, site.operation, site.peers)
         found.setdefault(key, []).append((site.phase or site.label, site.layer, size))
     return found
@@ -72,9 +74,7 @@ def agree(pattern: Pattern, trace: Trace) -> int:
 
 def holds(work: Workload, run_ranks: Run, folder: Path) -> int:
     path = folder / "run.h5"
-    run_ranks(
-        "training", work.layout.world, workload=work.to_json(), capture=str(path)
-    )
+    run_ranks("training", work.layout.world, workload=work.to_json(), capture=str(path))
     with Trace.open(path) as trace:
         return agree(workload_pattern(work), trace)
 
@@ -154,5 +154,3 @@ def test_every_option_calls_what_was_predicted(
     tmp_path: Path,
 ) -> None:
     holds(small(layout, **changes), run_ranks, tmp_path)
-
-

@@ -1,0 +1,173 @@
+"""How gloo sends collectives, as ``torch.distributed`` calls it.
+
+All-reduces go round a ring from each rank to the one *before* it, all-gathers to the
+one behind it.  A reduce-scatter is an all-reduce of which most is thrown away: it
+moves twice the bytes that it had to.  A reduce is a ring, too, whose parts all go to the
+root.
+
+Every message has a header of 48 bytes, is announced by another one, and asked for by
+one the other way, so that the bytes which the kernel counts are known as well
+(:func:`framing`).
+
+References
+----------
+gloo, ``allreduce.cc`` (ring; ``computeAllreduceOffsets`` for its segments),
+``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``alltoall.cc``,
+``transport/tcp/pair.cc`` (``Op``); torch, ``ProcessGroupGloo.cpp``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from .binomial import binomial_broadcast
+
+Int64 = npt.NDArray[np.int64]
+
+HEADER = 48
+"""Bytes of a message's header, of its announcement, and of asking for it."""
+
+SEGMENT = 1 << 20
+"""Bytes of a message at most, in rings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a collective sends between n members; row sends, column receives."""
+
+    payload: Int64  # [n, n] bytes
+    messages: Int64  # [n, n] their number
+
+    @property
+    def bytes(self) -> Int64:
+        """``[n, n]`` what the kernel counts in TCP's payload."""
+        return self.payload + framing(self.messages)
+
+
+def framing(messages: Int64) -> Int64:
+    """Bytes of headers: two to where a message goes, one the other way.
+
+    Parameters
+    ----------
+    messages
+        ``[n, n]`` how many each rank sends another.
+    """
+    return HEADER * (2 * messages + messages.T)
+
+
+def segments(size: int, ranks: int, element: int) -> Int64:
+    """``[n, s]`` bytes of the segments of a ring's buffer, s of each rank's part.
+
+    There are two at least of each part, so that one is added up while another travels,
+    and each is a megabyte at most.
+
+    Parameters
+    ----------
+    size
+        Bytes of the buffer.
+    ranks
+        Number of ranks n.
+    element
+        Bytes of an element.
+    """
+    most = element * max(1, SEGMENT // element)
+    each = ceil(max(ceil(size / most), 2 * ranks) / ranks)
+    length = ceil(size / (each * ranks))
+    length = ceil(length / element) * element
+    begins = length * np.arange(each * ranks)
+    return np.clip(size - begins, 0, length).reshape(ranks, each)
+
+
+def all_reduce(size: int, ranks: int, element: int = 4) -> Sent:
+    """A reduce-scatter and an all-gather round the ring, to the rank before."""
+    parts = segments(size, ranks, element)
+    payload, messages = _zeros(ranks), _zeros(ranks)
+    for rank in range(ranks if ranks > 1 else 0):
+        before = rank - 1
+        # the part that a rank ends up with, and the one that the next has already
+        kept, known = parts[rank - 1].sum(), parts[rank - 2].sum()
+        payload[rank, before] += 2 * size - int(kept) - int(known)
+        messages[rank, before] += 2 * (ranks - 1) * parts.shape[1]
+    return Sent(payload=payload, messages=messages)
+
+
+def reduce_scatter(size: int, ranks: int, element: int = 4) -> Sent:
+    """An all-reduce of the whole input."""
+    return all_reduce(size, ranks, element)
+
+
+def reduce(size: int, ranks: int, root: int = 0, element: int = 4) -> Sent:
+    """A ring's reduce-scatter, then each part to the root."""
+    parts = segments(size, ranks, element)
+    payload, messages = _zeros(ranks), _zeros(ranks)
+    for rank in range(ranks if ranks > 1 else 0):
+        kept = int(parts[rank - 1].sum())
+        payload[rank, rank - 1] += size - kept
+        messages[rank, rank - 1] += (ranks - 1) * parts.shape[1]
+        if rank != root:
+            payload[rank, root] += kept
+            messages[rank, root] += kept > 0
+    return Sent(payload=payload, messages=messages)
+
+
+def all_gather(parts: Int64) -> Sent:
+    """Each rank passes on every part but the next one's, two messages a part."""
+    ranks = len(parts)
+    payload, messages = _zeros(ranks), _zeros(ranks)
+    for rank in range(ranks if ranks > 1 else 0):
+        following = (rank + 1) % ranks
+        payload[rank, following] = int(parts.sum()) - int(parts[following])
+        messages[rank, following] = 2 * (ranks - 1)
+    return Sent(payload=payload, messages=messages)
+
+
+def broadcast(size: int, ranks: int, root: int = 0) -> Sent:
+    """A binomial tree."""
+    payload = binomial_broadcast(size, ranks, root)
+    edges = binomial_broadcast(1, ranks, root)
+    return Sent(payload=payload, messages=edges)
+
+
+def all_to_all(payload: Int64) -> Sent:
+    """Each pair by itself.
+
+    Parameters
+    ----------
+    payload
+        ``[n, n]`` bytes; the diagonal is not sent.
+    """
+    payload = payload.copy()
+    np.fill_diagonal(payload, 0)
+    return Sent(payload=payload, messages=_between_all(len(payload)))
+
+
+def to_or_from_root(sizes: Int64, root: int, *, gathers: bool) -> Sent:
+    """A gather or a scatter: the root with each other rank.
+
+    Parameters
+    ----------
+    sizes
+        ``[n]`` bytes of each rank's part.
+    root
+        A member.
+    gathers
+        Whether parts go to the root.
+    """
+    payload, messages = _zeros(len(sizes)), _zeros(len(sizes))
+    payload[:, root], messages[:, root] = sizes, 1
+    payload[root, root] = messages[root, root] = 0
+    if not gathers:
+        payload, messages = payload.T.copy(), messages.T.copy()
+    return Sent(payload=payload, messages=messages)
+
+
+def _zeros(ranks: int) -> Int64:
+    return np.zeros((ranks, ranks), np.int64)
+
+
+def _between_all(ranks: int) -> Int64:
+    return np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64)

@@ -1,0 +1,67 @@
+"""Collectives round a ring: each rank sends to the next one alone.
+
+References
+----------
+Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49; Patarasuk
+and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117: no all-reduce sends less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+
+def chunks(size: int, ranks: int) -> Int64:
+    """``[n]`` int64: a buffer of ``size`` bytes in n parts, the first ones larger."""
+    base, rest = divmod(size, ranks)
+    return np.full(ranks, base, np.int64) + (np.arange(ranks) < rest)
+
+
+def ring_reduce_scatter(size: int, ranks: int) -> Int64:
+    """Each rank sends its neighbour every chunk but the neighbour's own predecessor's.
+
+    Parameters
+    ----------
+    size
+        Bytes of a rank's whole input, of which it keeps an n-th.
+    ranks
+        Number of ranks n.
+    """
+    out = np.zeros((ranks, ranks), np.int64)
+    parts = chunks(size, ranks)
+    for rank in range(ranks if ranks > 1 else 0):
+        # the chunk that a rank ends up with is the one that it never passes on
+        out[rank, (rank + 1) % ranks] = size - parts[rank]
+    return out
+
+
+def ring_all_gather(parts: Int64) -> Int64:
+    """Each rank passes on every part but the one that its neighbour began with.
+
+    Parameters
+    ----------
+    parts
+        ``[n]`` bytes that each rank contributes.
+    """
+    ranks = len(parts)
+    out = np.zeros((ranks, ranks), np.int64)
+    for rank in range(ranks if ranks > 1 else 0):
+        following = (rank + 1) % ranks
+        out[rank, following] = int(parts.sum()) - int(parts[following])
+    return out
+
+
+def ring_all_reduce(size: int, ranks: int) -> Int64:
+    """A ring reduce-scatter, then a ring all-gather: ``2 (n-1)/n size`` a rank.
+
+    Parameters
+    ----------
+    size
+        Bytes of the buffer that is reduced.
+    ranks
+        Number of ranks n.
+    """
+    return ring_reduce_scatter(size, ranks) + ring_all_gather(chunks(size, ranks))

@@ -1,0 +1,173 @@
+"""How a model is trained in parallel, as far as it decides what is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moetraffic.errors import LayoutError
+
+from .element_types import element_bytes
+from .grid import MegatronGrid
+from .layout import ZERO_STAGES
+from .routers import Gating
+from .schedules import passes
+from .shape import ModelShape, unmet_in_parallel
+from .synchronisation import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONISATIONS
+
+RECOMPUTATIONS = ("none", "full")
+CONTEXTS = ("ring", "all-gather", "all-to-all")
+"""How attention sees the whole sequence: keys and values round a ring (Liu et al., arXiv
+2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for tokens
+exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """Layout, batch, precision and the libraries' ways, of a training in Megatron's.
+
+    Raises
+    ------
+    LayoutError
+        If a field is out of range.
+    """
+
+    grid: MegatronGrid = field(default_factory=MegatronGrid)
+    micro_batch: int = 1  # sequences of a replica in one forward pass b
+    accumulation: int = 1  # micro-batches of an iteration m
+    virtual: int = 1  # chunks of layers on each pipeline stage v
+    zero: int = 0  # ZeRO stage
+    # one of SYNCHRONISATIONS, in place of what the ZeRO stage means by itself
+    synchronisation: str = ""
+    bucket_mib: float = 25.0  # of the synchronisation "ddp"
+    sequence_parallel: bool = False
+    recompute: str = "none"  # one of RECOMPUTATIONS
+    context: str = "ring"  # one of CONTEXTS
+    dtype: str = "bfloat16"  # of parameters and activations
+    gradient_dtype: str = ""  # empty: float32 for bfloat16, as Megatron-LM, else dtype
+    tied: bool | None = None  # whether the head is the embedding; None: as the model
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "accumulation", "virtual"):
+            if getattr(self, name) < 1:
+                raise LayoutError(
+                    f"{name.replace('_', '-')} must be at least 1, but is "
+                    f"{getattr(self, name)}: give a positive number"
+                )
+        known = {
+            "zero": ZERO_STAGES,
+            "recompute": RECOMPUTATIONS,
+            "context": CONTEXTS,
+            "synchronisation": ("", *SYNCHRONISATIONS),
+        }
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise LayoutError(
+                    f"{name} is one of {', '.join(str(v) for v in values if v != '')}, "
+                    f"not {getattr(self, name)!r}: choose one of them"
+                )
+        if not self.bucket_mib > 0:
+            raise LayoutError(
+                f"a bucket has more than 0 MiB, but bucket-mib is {self.bucket_mib}: "
+                "raise it"
+            )
+        element_bytes(self.dtype)
+        element_bytes(self.gradients)
+        if self.grid.pp > 1 and self.synchronised in IN_EACH_MICRO_BATCH:
+            raise LayoutError(
+                "a pipeline goes with gradients that wait for all micro-batches, but pp "
+                f"is {self.grid.pp} and {self.synchronised} sends in each: use --zero "
+                "1, another --synchronisation or --pp 1"
+            )
+        passes(0, self.grid.pp, self.accumulation, self.virtual)
+
+    @property
+    def synchronised(self) -> str:
+        """How copies are kept equal, one of SYNCHRONISATIONS."""
+        return self.synchronisation or OF_STAGE[self.zero]
+
+    @property
+    def gradients(self) -> str:
+        """Element type in which gradients are reduced."""
+        wide = "float32" if self.dtype == "bfloat16" else self.dtype
+        return self.gradient_dtype or wide
+
+
+def check(shape: ModelShape, gating: Gating, strategy: Strategy) -> None:
+    """Refuse a model that a strategy cannot spread.
+
+    Raises
+    ------
+    LayoutError
+        With the rule, its values and the remedy.
+    """
+    s, g = strategy, strategy.grid
+    spread = g.sequence_ranks if s.sequence_parallel else g.cp
+    rules = [
+        (
+            shape.heads % g.tp == 0,
+            f"tp must divide the attention heads, but there are {shape.heads} heads "
+            f"for tp {g.tp}",
+            "change --tp",
+        ),
+        *(
+            (False, rule, remedy)
+            for rule, remedy in unmet_in_parallel(shape, tp=1, pp=g.pp)
+        ),
+        (
+            shape.groups % g.tp == 0 or g.tp % shape.groups == 0,
+            "tp must divide the key and value heads, or they tp, but there are "
+            f"{shape.groups} for tp {g.tp}",
+            "change --tp",
+        ),
+        (
+            not any(width % g.tp for width in shape.widths),
+            f"tp must divide every feed-forward width, but for tp {g.tp} they are "
+            f"{', '.join(map(str, shape.widths))}",
+            "change --tp",
+        ),
+        (
+            shape.layers >= g.pp * s.virtual,
+            "every chunk of a pipeline holds a layer, but there are "
+            f"{shape.layers} layers for pp x virtual = {g.pp} x {s.virtual}",
+            "lower --pp or --virtual",
+        ),
+        (
+            shape.sequence % spread == 0 and shape.targets % spread == 0,
+            f"ranks that share a sequence must divide it, but it has {shape.sequence} "
+            f"tokens for {spread} ranks",
+            "change --cp or --tp, or leave out --sequence-parallel",
+        ),
+        (
+            shape.experts > 0 or (g.ep == 1 and g.etp in (0, 1, g.tp)),
+            f"a dense model has no experts to spread, but ep is {g.ep} and etp is "
+            f"{g.etp}",
+            "set --ep 1",
+        ),
+        (
+            shape.experts % g.ep == 0,
+            f"ep must divide the experts, but there are {shape.experts} experts for "
+            f"ep {g.ep}",
+            "change --ep",
+        ),
+        (
+            not shape.experts or shape.expert_width % g.expert_tp == 0,
+            f"etp must divide an expert's width, but it is {shape.expert_width} for "
+            f"etp {g.expert_tp}",
+            "change --etp",
+        ),
+        (
+            not shape.experts or g.tp == 1 or s.sequence_parallel,
+            "experts under tensor parallelism have each token once with sequence "
+            f"parallelism alone, but tp is {g.tp}",
+            "give --sequence-parallel",
+        ),
+        (
+            gating.k <= max(1, shape.experts) or not shape.experts,
+            f"a token's k experts are distinct, but k is {gating.k} and there are "
+            f"{shape.experts} experts",
+            "lower --k",
+        ),
+    ]
+    for kept, rule, remedy in rules:
+        if not kept:
+            raise LayoutError(f"{rule}: {remedy}")

@@ -1,0 +1,113 @@
+"""Who sends whom how much in an iteration: a pattern under an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .algorithms import chunks, collective_matrix
+from .pattern import TRAFFIC, Call, Pattern
+
+Int64 = npt.NDArray[np.int64]
+
+
+def call_matrix(
+    call: Call, members: int, algorithm: str, nodes: Sequence[int] | None = None
+) -> Int64:
+    """Bytes between the members of one collective.
+
+    Parameters
+    ----------
+    call
+        The collective.
+    members
+        Ranks n of its group.
+    algorithm
+        One of :data:`~moetraffic.patterns.algorithms.ALGORITHMS`.
+    nodes
+        The node of each member, which "hierarchical" needs.
+
+    Returns
+    -------
+    ndarray
+        ``[n, n]`` int64; row sends, column receives; nothing on the diagonal.
+    """
+    if call.operation == "send_recv":
+        out = np.zeros((members, members), np.int64)
+        for source, destination in call.messages(members):
+            out[source, destination] += call.size
+    elif call.operation == "all_to_all":
+        row = call.row_bytes or 1
+        out = np.tile(chunks(call.size // row, members) * row, (members, 1))
+        if call.phase in ("combine", "dispatch_grad"):
+            out = out.T.copy()
+    else:
+        volumes = np.full(members, call.size, np.int64)
+        return collective_matrix(
+            call.operation, volumes, algorithm, root=call.root, nodes=nodes
+        )
+    np.fill_diagonal(out, 0)
+    return np.asarray(out, np.int64)
+
+
+def traffic_matrix(
+    pattern: Pattern,
+    *,
+    traffic: Sequence[str] | None = None,
+    algorithm: str = "ring",
+    gpus_per_node: int = 0,
+) -> Int64:
+    """Bytes between all ranks in one iteration.
+
+    Parameters
+    ----------
+    pattern
+        The collectives.
+    traffic
+        Kinds of traffic that count; None takes all.
+    algorithm
+        How collectives travel.
+    gpus_per_node
+        Ranks of a node, consecutive; 0: all are on one.
+
+    Returns
+    -------
+    ndarray
+        ``[R, R]`` int64; row sends, column receives.
+
+    Raises
+    ------
+    LayoutError
+        If the algorithm is not known, or does not suit the nodes.
+    """
+    world = pattern.grid.world
+    out = np.zeros((world, world), np.int64)
+    each = gpus_per_node or world
+    known: dict[tuple[object, ...], Int64] = {}
+    for call, group, times in pattern.calls(traffic):
+        nodes = tuple(rank // each for rank in group)
+        shape = tuple(nodes.index(n) for n in nodes)
+        key = (
+            *(call.operation, call.size, call.root, call.peers, call.shift),
+            *(call.phase, call.row_bytes, len(group), shape),
+        )
+        if key not in known:
+            known[key] = call_matrix(call, len(group), algorithm, nodes)
+        out[np.ix_(group, group)] += times * known[key]
+    return out
+
+
+def traffic_matrices(
+    pattern: Pattern, *, algorithm: str = "ring", gpus_per_node: int = 0
+) -> Mapping[str, Int64]:
+    """:func:`traffic_matrix` of each kind of traffic that there is, by kind."""
+    there = {e.call.traffic for program in pattern.programs for e in program}
+    return {
+        kind: traffic_matrix(
+            pattern, traffic=[kind], algorithm=algorithm, gpus_per_node=gpus_per_node
+        )
+        for kind in TRAFFIC
+        if kind in there
+    }
