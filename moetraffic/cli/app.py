@@ -20,6 +20,7 @@ from . import (
     info,
     merge,
     models,
+    pattern,
     place,
     plot,
     replay,
@@ -51,6 +52,7 @@ app.command("fabric")(fabric.fabric)
 app.command("schedule")(schedule.schedule)
 app.command("tolerance")(tolerance.tolerance)
 app.command("models")(models.models)
+app.command("pattern")(pattern.pattern)
 
 
 def _version(asked: bool) -> None:

@@ -12,6 +12,9 @@ from .pattern import TRAFFIC, Call, Pattern
 
 Int64 = npt.NDArray[np.int64]
 
+TRANSPOSED = ("combine", "dispatch_grad")
+"""Phases of an expert exchange that send a dispatch back."""
+
 
 def call_matrix(
     call: Call, members: int, algorithm: str, nodes: Sequence[int] | None = None
@@ -39,10 +42,7 @@ def call_matrix(
         for source, destination in call.messages(members):
             out[source, destination] += call.size
     elif call.operation == "all_to_all":
-        row = call.row_bytes or 1
-        out = np.tile(chunks(call.size // row, members) * row, (members, 1))
-        if call.phase in ("combine", "dispatch_grad"):
-            out = out.T.copy()
+        out = exchange_matrix(call, members)
     else:
         volumes = np.full(members, call.size, np.int64)
         return collective_matrix(
@@ -50,6 +50,27 @@ def call_matrix(
         )
     np.fill_diagonal(out, 0)
     return np.asarray(out, np.int64)
+
+
+def exchange_matrix(call: Call, members: int) -> Int64:
+    """Bytes of an all-to-all in which each member sends all as many rows.
+
+    Parameters
+    ----------
+    call
+        The all-to-all; where rows do not divide, the first members get one more.
+    members
+        Ranks n of its group.
+
+    Returns
+    -------
+    ndarray
+        ``[n, n]`` int64, what a member keeps for itself on the diagonal.
+    """
+    row = call.row_bytes or 1
+    out = np.tile(chunks(call.size // row, members) * row, (members, 1))
+    # what was dispatched comes back
+    return out.T.copy() if call.phase in TRANSPOSED else out
 
 
 def traffic_matrix(
