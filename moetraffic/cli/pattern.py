@@ -66,7 +66,10 @@ def pattern(
             show_default="by ZeRO stage",
         ),
     ] = "",
-    bucket_mib: Annotated[float, typer.Option(help="Size of DDP's buckets.")] = 25.0,
+    bucket_mib: Annotated[
+        float,
+        typer.Option(help="Size of DDP's buckets.", show_default="1, then 25"),
+    ] = 0.0,
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel", help="Spread tokens over tp ranks.")
     ] = False,

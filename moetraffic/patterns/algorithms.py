@@ -88,13 +88,12 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Int64]]] = {
         "all_gather": recursive_doubling_all_gather,
     },
     "hierarchical": {},  # of the nodes too, see .hierarchical
-    "gloo": {
-        "all_reduce": lambda size, ranks: gloo.all_reduce(size, ranks).payload,
-        "reduce_scatter": lambda size, ranks: gloo.reduce_scatter(size, ranks).payload,
-        "all_gather": lambda parts: gloo.all_gather(parts).payload,
-    },
+    "gloo": {},  # of elements and roots too, see .gloo
 }
 """By name, how the three collectives travel; a broadcast is a binomial tree in each."""
+
+
+KNOWN = (*ALGORITHMS["ring"], "broadcast", "reduce", "gather", "scatter")
 
 
 def collective_matrix(
@@ -104,6 +103,7 @@ def collective_matrix(
     *,
     root: int = 0,
     nodes: Sequence[int] | None = None,
+    element: int = 4,
 ) -> Int64:
     """The matrix of one collective.
 
@@ -120,6 +120,8 @@ def collective_matrix(
         The member that broadcasts, or that a reduce ends at.
     nodes
         The node of each member, which "hierarchical" needs; None: all on one.
+    element
+        Bytes of an element, at which gloo cuts its messages.
 
     Returns
     -------
@@ -140,17 +142,14 @@ def collective_matrix(
     ranks, size = len(volumes), int(volumes.max(initial=0))
     if operation == "barrier":
         return np.zeros((ranks, ranks), np.int64)
+    if algorithm == "gloo" and operation in KNOWN:
+        return gloo.collective(operation, volumes, root=root, element=element).payload
     if operation == "broadcast":
         return binomial_broadcast(size, ranks, root)
     if operation == "reduce":
-        if algorithm == "gloo":
-            return gloo.reduce(size, ranks, root).payload
         return binomial_broadcast(size, ranks, root).T.copy()
-    if operation == "gather":
-        return gloo.to_or_from_root(volumes, root, gathers=True).payload
-    if operation == "scatter":
-        parts = chunks(size, ranks)
-        return gloo.to_or_from_root(parts, root, gathers=False).payload
+    if operation in ("gather", "scatter"):  # with the root, in every algorithm
+        return gloo.collective(operation, volumes, root=root).payload
     if algorithm == "hierarchical" and operation in ALGORITHMS["ring"]:
         return hierarchical_matrix(operation, volumes, nodes or [0] * ranks)
     made = (ALGORITHMS[algorithm] or ALGORITHMS["ring"]).get(operation)

@@ -2,12 +2,12 @@
 
 All-reduces go round a ring from each rank to the one *before* it, all-gathers to the
 one behind it.  A reduce-scatter is an all-reduce of which most is thrown away: it
-moves twice the bytes that it had to.  A reduce is a ring, too, whose parts all go to the
-root.
+moves twice the bytes that it had to.  A reduce is a ring, too, whose parts all go to
+the root.
 
-Every message has a header of 48 bytes, is announced by another one, and asked for by
-one the other way, so that the bytes which the kernel counts are known as well
-(:func:`framing`).
+Every message has a header of 48 bytes, is announced by another one (unless it is asked
+for already), and asked for by one the other way, so that the bytes which the kernel
+counts are known as well (:func:`framing`).
 
 References
 ----------
@@ -23,6 +23,8 @@ from math import ceil
 
 import numpy as np
 import numpy.typing as npt
+
+from moetraffic.errors import LayoutError
 
 from .binomial import binomial_broadcast
 
@@ -49,7 +51,7 @@ class Sent:
 
 
 def framing(messages: Int64) -> Int64:
-    """Bytes of headers: two to where a message goes, one the other way.
+    """Bytes of headers: two to where a message goes, one the other way, at most.
 
     Parameters
     ----------
@@ -85,13 +87,14 @@ def segments(size: int, ranks: int, element: int) -> Int64:
 def all_reduce(size: int, ranks: int, element: int = 4) -> Sent:
     """A reduce-scatter and an all-gather round the ring, to the rank before."""
     parts = segments(size, ranks, element)
+    filled = (parts > 0).sum(axis=1).tolist()  # nothing is not sent
     payload, messages = _zeros(ranks), _zeros(ranks)
     for rank in range(ranks if ranks > 1 else 0):
         before = rank - 1
-        # the part that a rank ends up with, and the one that the next has already
-        kept, known = parts[rank - 1].sum(), parts[rank - 2].sum()
+        # the part that a rank ends up with, and the one that the next ended up with
+        kept, known = parts[rank].sum(), parts[rank - 1].sum()
         payload[rank, before] += 2 * size - int(kept) - int(known)
-        messages[rank, before] += 2 * (ranks - 1) * parts.shape[1]
+        messages[rank, before] += 2 * sum(filled) - filled[rank] - filled[rank - 1]
     return Sent(payload=payload, messages=messages)
 
 
@@ -103,11 +106,12 @@ def reduce_scatter(size: int, ranks: int, element: int = 4) -> Sent:
 def reduce(size: int, ranks: int, root: int = 0, element: int = 4) -> Sent:
     """A ring's reduce-scatter, then each part to the root."""
     parts = segments(size, ranks, element)
+    filled = (parts > 0).sum(axis=1).tolist()  # nothing is not sent
     payload, messages = _zeros(ranks), _zeros(ranks)
     for rank in range(ranks if ranks > 1 else 0):
-        kept = int(parts[rank - 1].sum())
+        kept = int(parts[rank].sum())
         payload[rank, rank - 1] += size - kept
-        messages[rank, rank - 1] += (ranks - 1) * parts.shape[1]
+        messages[rank, rank - 1] += sum(filled) - filled[rank]
         if rank != root:
             payload[rank, root] += kept
             messages[rank, root] += kept > 0
@@ -163,6 +167,49 @@ def to_or_from_root(sizes: Int64, root: int, *, gathers: bool) -> Sent:
     if not gathers:
         payload, messages = payload.T.copy(), messages.T.copy()
     return Sent(payload=payload, messages=messages)
+
+
+def collective(
+    operation: str, volumes: Int64, *, root: int = 0, element: int = 4
+) -> Sent:
+    """What a collective sends, by its name.
+
+    Parameters
+    ----------
+    operation
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather" or
+        "scatter".
+    volumes
+        ``[n]`` bytes of each member's input.
+    root
+        The member that broadcasts, reduces, gathers or scatters.
+    element
+        Bytes of an element.
+
+    Raises
+    ------
+    LayoutError
+        If gloo has no such collective.
+    """
+    ranks, size = len(volumes), int(volumes.max(initial=0))
+    if operation == "all_reduce":
+        return all_reduce(size, ranks, element)
+    if operation == "reduce_scatter":
+        return reduce_scatter(size, ranks, element)
+    if operation == "all_gather":
+        return all_gather(volumes)
+    if operation == "broadcast":
+        return broadcast(size, ranks, root)
+    if operation == "reduce":
+        return reduce(size, ranks, root, element)
+    if operation == "gather":
+        return to_or_from_root(volumes, root, gathers=True)
+    if operation == "scatter":
+        each = np.full(ranks, size // max(1, ranks), np.int64)
+        return to_or_from_root(each, root, gathers=False)
+    raise LayoutError(
+        f"how gloo sends {operation} is not known: choose another collective"
+    )
 
 
 def _zeros(ranks: int) -> Int64:

@@ -38,7 +38,7 @@ class Strategy:
     zero: int = 0  # ZeRO stage
     # one of SYNCHRONISATIONS, in place of what the ZeRO stage means by itself
     synchronisation: str = ""
-    bucket_mib: float = 25.0  # of the synchronisation "ddp"
+    bucket_mib: float = 0.0  # of the synchronisation "ddp"; 0: torch's 1, then 25
     sequence_parallel: bool = False
     recompute: str = "none"  # one of RECOMPUTATIONS
     context: str = "ring"  # one of CONTEXTS
@@ -65,10 +65,10 @@ class Strategy:
                     f"{name} is one of {', '.join(str(v) for v in values if v != '')}, "
                     f"not {getattr(self, name)!r}: choose one of them"
                 )
-        if not self.bucket_mib > 0:
+        if not self.bucket_mib >= 0:
             raise LayoutError(
-                f"a bucket has more than 0 MiB, but bucket-mib is {self.bucket_mib}: "
-                "raise it"
+                "a bucket has some MiB, or 0 for what torch does, but bucket-mib is "
+                f"{self.bucket_mib}: raise it"
             )
         element_bytes(self.dtype)
         element_bytes(self.gradients)

@@ -20,6 +20,7 @@ Unit = tuple[str, int]
 
 ROOT: Unit = ("root", -1)
 MEBIBYTE = 1 << 20
+FIRST_MIB, BUCKET_MIB = 1, 25  # of DistributedDataParallel, where nothing is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +123,24 @@ class Buckets(Synchronisation):
     """torch's DistributedDataParallel: an all-reduce a bucket.
 
     From the second iteration on buckets are filled in the order in which gradients
-    came, which is the reverse of registration, until one reaches its limit: 1 MiB for
-    the first, ``bucket_mib`` (25) for all others (torch, ``reducer.cpp``:
-    ``rebuild_buckets``, ``compute_bucket_assignment_by_size``).
+    came, which is the reverse of registration, until one reaches its limit: that of
+    ``bucket_mib``, or, where it is 0, 1 MiB for the first and 25 for all others (torch,
+    ``reducer.cpp``: ``rebuild_buckets``, ``compute_bucket_assignment_by_size``;
+    ``nn/parallel/distributed.py``: ``BucketCapacityConfig``).
     """
 
     def gradients(self) -> list[Call]:
         """When all micro-batches' gradients are there."""
         calls = []
         for c in self.copies:
-            limit = min(1.0, self.options.get("bucket_mib", 25)) * MEBIBYTE
-            filled = 0
+            asked = self.options.get("bucket_mib", 0)
+            limit, filled = (asked or FIRST_MIB) * MEBIBYTE, 0
             for at, tensor in enumerate(reversed(c.tensors)):
                 filled += tensor.elements
                 if filled * c.gradient >= limit or at == len(c.tensors) - 1:
                     calls.append(c.call("all_reduce", filled, gradients=True))
                     filled = 0
-                    limit = self.options.get("bucket_mib", 25) * MEBIBYTE
+                    limit = (asked or BUCKET_MIB) * MEBIBYTE
         return calls
 
 
@@ -146,7 +148,8 @@ class DistributedOptimizer(Synchronisation):
     """Megatron-LM's: gradients reduce-scattered, parameters all-gathered.
 
     The buffer is padded so that each rank's share is as long; ``align`` (1) is what its
-    length is a multiple of, which Megatron-LM has as 128 (``param_and_grad_buffer.py``).
+    length is a multiple of, which Megatron-LM has as 128
+    (``param_and_grad_buffer.py``).
     """
 
     def gradients(self) -> list[Call]:

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .algorithms import chunks, collective_matrix
+from . import gloo
+from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
 
 Int64 = npt.NDArray[np.int64]
@@ -46,7 +48,12 @@ def call_matrix(
     else:
         volumes = np.full(members, call.size, np.int64)
         return collective_matrix(
-            call.operation, volumes, algorithm, root=call.root, nodes=nodes
+            call.operation,
+            volumes,
+            algorithm,
+            root=call.root,
+            nodes=nodes,
+            element=ELEMENT_BYTES.get(call.dtype, 8),
         )
     np.fill_diagonal(out, 0)
     return np.asarray(out, np.int64)
@@ -112,7 +119,7 @@ def traffic_matrix(
         shape = tuple(nodes.index(n) for n in nodes)
         key = (
             *(call.operation, call.size, call.root, call.peers, call.shift),
-            *(call.phase, call.row_bytes, len(group), shape),
+            *(call.phase, call.row_bytes, call.dtype, len(group), shape),
         )
         if key not in known:
             known[key] = call_matrix(call, len(group), algorithm, nodes)
@@ -132,3 +139,37 @@ def traffic_matrices(
         for kind in TRAFFIC
         if kind in there
     }
+
+
+def gloo_matrix(pattern: Pattern) -> Int64:
+    """What the kernel counts between ranks in an iteration on gloo, headers included.
+
+    Parameters
+    ----------
+    pattern
+        The collectives.
+
+    Returns
+    -------
+    ndarray
+        ``[R, R]`` int64 bytes of TCP's payload.
+    """
+    world = pattern.grid.world
+    out = np.zeros((world, world), np.int64)
+    for call, group, times in pattern.calls():
+        members = len(group)
+        if call.operation in ("send_recv", "all_to_all"):
+            payload = call_matrix(call, members, "gloo")
+            messages = np.asarray(payload > 0, np.int64)
+            if call.operation == "all_to_all":
+                messages = 1 - np.eye(members, dtype=np.int64)
+            sent = gloo.Sent(payload=payload, messages=messages)
+        else:
+            sent = gloo.collective(
+                call.operation,
+                np.full(members, call.size, np.int64),
+                root=call.root,
+                element=ELEMENT_BYTES.get(call.dtype, 8),
+            )
+        out[np.ix_(group, group)] += times * sent.bytes
+    return out

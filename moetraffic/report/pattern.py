@@ -139,7 +139,9 @@ def heatmaps(
     whole = sum(shown.values(), np.zeros_like(next(iter(matrices.values()))))
     if len(shown) != 1:
         shown = {"all": np.asarray(whole, np.int64), **shown}
-    columns = min(MOST_COLUMNS, max(1, len(shown)))
+    columns = max(1, len(shown))
+    if columns > MOST_COLUMNS:  # two full rows rather than one and a rest
+        columns = min(MOST_COLUMNS, ceil(columns / 2))
     lines = ceil(len(shown) / columns)
     figure = Figure(
         figsize=(max(6.4, 3.1 * columns + 1.0), 3.1 * lines + 1.1),

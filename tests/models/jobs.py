@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import traceback
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
@@ -415,7 +416,11 @@ if __name__ == "__rank__":
                 world_size=world,
             )
             try:
-                result = globals()[job](rank, world, **arguments)
+                play = globals().get(job)
+                if play is None:  # it is one of the other file
+                    beside = Path(__file__).with_name("libraries.py")
+                    play = runpy.run_path(str(beside))[job]
+                result = play(rank, world, **arguments)
             finally:
                 dist.destroy_process_group()
         torch.save(result, folder / f"{rank}.pt")
