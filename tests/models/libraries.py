@@ -132,7 +132,7 @@ def wrapped(
             from torch.distributed.fsdp import FullyShardedDataParallel
 
             def sharded(module: torch.nn.Module) -> torch.nn.Module:
-                return FullyShardedDataParallel(module, device_id=None)
+                return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
 
             for name, block in list(model.blocks.items()):
                 model.blocks[name] = sharded(block)
@@ -164,8 +164,10 @@ def interleaved(
     sizes, stages = ModelShape(**shape), []
     chunks = chunk_layers(sizes.layers, world, virtual)
     like = torch.empty(1, sizes.sequence, device="meta", dtype=torch.int64)
-    between = torch.empty(1, sizes.sequence, sizes.hidden, device="meta")
-    logits = torch.empty(1, sizes.sequence, sizes.vocabulary, device="meta")
+    between, logits = (
+        torch.empty(1, sizes.sequence, width, device="meta", requires_grad=True)
+        for width in (sizes.hidden, sizes.vocabulary)
+    )
     with Recorder(capture, groups={"pp": dist.group.WORLD}) as recorder:
         for number in range(rank, world * virtual, world):
             last = number == world * virtual - 1
@@ -175,7 +177,7 @@ def interleaved(
                     number,
                     world * virtual,
                     torch.device("cpu"),
-                    input_args=(like if number == 0 else between.requires_grad_(),),
+                    input_args=(like if number == 0 else between,),
                     output_args=(logits if last else between,),
                     group=dist.group.WORLD,
                 )

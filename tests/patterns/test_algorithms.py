@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns import gloo
 from moetraffic.patterns.algorithms import (
     ALGORITHMS,
-    binomial_broadcast,
-    chunks,
     collective_matrix,
     direct_all_reduce,
-    ring_all_gather,
-    ring_all_reduce,
 )
+from moetraffic.patterns.binomial import binomial_broadcast
+from moetraffic.patterns.ring import chunks, ring_all_gather, ring_all_reduce
+from moetraffic.patterns.trees import parents
 
 SIZES = st.integers(0, 10_000)
 RANKS = st.integers(1, 9)
@@ -26,17 +26,23 @@ def test_an_all_reduce_sends_twice_all_but_an_nth_a_rank(
     algorithm: str, size: int, ranks: int
 ) -> None:
     matrix = collective_matrix("all_reduce", np.full(ranks, size), algorithm)
+    assert np.trace(matrix) == 0
+    if algorithm in ("halving-doubling", "recursive-doubling") and _folds(ranks):
+        return
+    if algorithm == "recursive-doubling":
+        rounds = ranks.bit_length() - 1
+        assert (matrix.sum(1) == rounds * size).all()
+        return
     # no algorithm without redundancy sends less, and these send no more
     assert matrix.sum() == 2 * (ranks - 1) * size
-    assert np.trace(matrix) == 0
-    if size % ranks == 0:
+    if size % ranks == 0 and algorithm not in ("double-tree", "gloo"):
         each = 2 * (ranks - 1) * size // ranks
         assert (matrix.sum(0) == each).all()
         assert (matrix.sum(1) == each).all()
 
 
 @given(size=SIZES, ranks=RANKS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "hierarchical"])
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
     algorithm: str, size: int, ranks: int
 ) -> None:
@@ -67,8 +73,109 @@ def test_a_broadcast_reaches_everyone_once(size: int, ranks: int, root: int) -> 
     assert received.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_powers_of_two_exchange_along_a_hypercube(ranks: int) -> None:
+    size = 64 * ranks
+    for algorithm in ("halving-doubling", "recursive-doubling"):
+        matrix = collective_matrix("all_reduce", np.full(ranks, size), algorithm)
+        assert all((s ^ d).bit_count() == 1 for s, d in np.argwhere(matrix).tolist())
+    halving = collective_matrix("all_reduce", np.full(ranks, size), "halving-doubling")
+    assert (halving.sum(1) == 2 * (ranks - 1) * size // ranks).all()
+    # half of the buffer goes to the farthest partner, there and back
+    assert halving[0, ranks // 2] == size
+
+
+@given(size=SIZES, ranks=RANKS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_rank_gets_what_it_has_not(algorithm: str, size: int, ranks: int) -> None:
+    parts = chunks(size, ranks)
+    gathered = collective_matrix("all_gather", parts, algorithm)
+    assert (gathered.sum(0) >= size - parts).all()
+    scattered = collective_matrix("reduce_scatter", np.full(ranks, size), algorithm)
+    if algorithm == "gloo":  # an all-reduce of which most is thrown away
+        whole = collective_matrix("all_reduce", np.full(ranks, size), algorithm)
+        assert (scattered == whole).all()
+    elif not _folds(ranks):
+        assert gathered.sum() == scattered.sum() == (ranks - 1) * size
+
+
+@given(ranks=st.integers(1, 70))
+def test_of_two_trees_a_rank_is_inside_one(ranks: int) -> None:
+    inside = []
+    for tree in (0, 1):
+        above = parents(ranks, tree)
+        assert above.count(-1) == 1
+        for rank in range(ranks):  # everyone hangs on the root
+            seen = set()
+            while above[rank] >= 0:
+                assert rank not in seen
+                seen.add(rank)
+                rank = above[rank]
+            assert above[rank] == -1
+        counts = [above.count(rank) for rank in range(ranks)]
+        assert max(counts, default=0) <= 2
+        inside.append({rank for rank in range(ranks) if counts[rank]})
+    if ranks % 2 == 0 and ranks > 2:
+        roots = {parents(ranks, tree).index(-1) for tree in (0, 1)}
+        assert inside[0] & inside[1] <= roots
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 4), (4, 2), (1, 8), (8, 1)])
+def test_two_levels_cross_nodes_with_a_share(nodes: int, each: int) -> None:
+    ranks, size = nodes * each, 960
+    node = [rank // each for rank in range(ranks)]
+    matrix = collective_matrix(
+        "all_reduce", np.full(ranks, size), "hierarchical", nodes=node
+    )
+    apart = np.not_equal.outer(node, node)
+    between = matrix[apart].sum() / ranks
+    assert between == pytest.approx(2 * (nodes - 1) / nodes * size / each)
+    within = matrix[~apart].sum() / ranks
+    assert within == pytest.approx(2 * (each - 1) / each * size)
+
+
+def test_nodes_have_as_many_ranks() -> None:
+    with pytest.raises(LayoutError, match="as many ranks on each"):
+        collective_matrix(
+            "all_reduce", np.ones(3, np.int64), "hierarchical", nodes=[0, 0, 1]
+        )
+
+
+def test_gloo_goes_the_other_way_round() -> None:
+    assert gloo.all_reduce(1200, 3).payload[0].tolist() == [0, 0, 1600]
+    assert gloo.all_gather(np.full(3, 400)).payload[0].tolist() == [0, 800, 0]
+    # a reduce's parts end at the root
+    assert gloo.reduce(1200, 3, root=1).payload.sum(0).tolist() == [800, 1600, 800]
+    # nothing is not sent: of four bytes one rank's part has something
+    assert gloo.all_reduce(4, 3).messages.sum() == 4
+
+
+@given(size=SIZES, ranks=RANKS, element=st.sampled_from([2, 4, 8]))
+def test_segments_are_the_buffer(size: int, ranks: int, element: int) -> None:
+    size -= size % element
+    parts = gloo.segments(size, ranks, element)
+    assert parts.sum() == size
+    assert parts.shape[1] >= 2
+    assert (parts % element == 0).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_root_has_what_it_gathers_and_scatters(algorithm: str) -> None:
+    gathered = collective_matrix("gather", np.full(3, 10), algorithm, root=1)
+    assert gathered.tolist() == [[0, 10, 0], [0, 0, 0], [0, 10, 0]]
+    scattered = collective_matrix("scatter", np.array([0, 30, 0]), algorithm, root=1)
+    assert scattered.tolist() == [[0, 0, 0], [10, 0, 10], [0, 0, 0]]
+    reduced = collective_matrix("reduce", np.full(4, 8), algorithm, root=2)
+    assert reduced[2].sum() <= reduced[:, 2].sum()
+    assert not collective_matrix("barrier", np.full(4, 8), algorithm).any()
+
+
+def _folds(ranks: int) -> bool:
+    return ranks & (ranks - 1) != 0
+
+
 def test_unknown() -> None:
-    with pytest.raises(LayoutError, match="one of ring, direct, not 'star'"):
+    with pytest.raises(LayoutError, match=r"one of ring, direct, .*, not 'star'"):
         collective_matrix("all_reduce", np.ones(2, np.int64), "star")
     with pytest.raises(LayoutError, match="how gossip travels is not known"):
         collective_matrix("gossip", np.ones(2, np.int64), "ring")
