@@ -1,0 +1,1 @@
+"""Published studies of training's traffic, computed again: a file a study."""

@@ -1,0 +1,31 @@
+"""What a published study gives when it is computed again: tables, and what cannot be.
+
+A file a study in this folder has one function ``reproduce() -> Study``.  It computes
+and returns; it prints, plots and writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Published values and ours side by side, a row a cell of the study's table."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]  # a value a column; None where there is none
+    unit: str = ""  # of the values that are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study's tables and figures, recomputed."""
+
+    name: str  # as ``moetraffic reproduce NAME`` has it
+    title: str
+    source: str  # authors, venue, year
+    tables: tuple[Table, ...]
+    not_reproducible: tuple[str, ...]  # what, because of what
+    notes: tuple[str, ...]  # what a reader of the tables must know
