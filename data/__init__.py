@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .published import Published, published
+
 _HERE = Path(__file__).resolve().parent
 
 
@@ -22,4 +24,4 @@ def path(name: str) -> Path:
     return found
 
 
-__all__ = ["path"]
+__all__ = ["Published", "path", "published"]
