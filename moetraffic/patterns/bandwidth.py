@@ -189,7 +189,7 @@ class BandwidthTable:
         if not ((n >= 2).all() and (size > 0).all()):
             raise AnalysisError(
                 "bandwidth is asked for 2 ranks or more and positive sizes, but ranks "
-                f"are {n.min():g} and up, and sizes {size.min():g} and up: leave these out"
+                f"begin at {n.min():g} and sizes at {size.min():g}: leave these out"
             )
         curves = self._chosen(collective, platform, protocol, span)
         shape, n, size = n.shape, n.ravel(), size.ravel()

@@ -1,1 +1,45 @@
-"""Published studies of training's traffic, computed again: a file a study."""
+"""Published studies of training's traffic, computed again: a file a study.
+
+A study is a module of this folder with a function ``reproduce() -> Study``;
+:data:`STUDIES` names them in the order in which they are told.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable
+
+from moetraffic.errors import LayoutError
+
+from .study import Study, Table
+
+STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
+
+
+def there() -> tuple[str, ...]:
+    """The studies whose module is installed."""
+    return tuple(n for n in STUDIES if importlib.util.find_spec(f"{__name__}.{n}"))
+
+
+def reproduce(name: str) -> Study:
+    """Compute a study again.
+
+    Raises
+    ------
+    LayoutError
+        If there is no study of that name.
+    """
+    names = there()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        perhaps = f"did you mean {near[0]}, or " if near else ""
+        raise LayoutError(
+            f"a study is one of {', '.join(names)}, not {name!r}: {perhaps}give all"
+        )
+    made: Callable[[], Study] = importlib.import_module(f"{__name__}.{name}").reproduce
+    return made()
+
+
+__all__ = ["STUDIES", "Study", "Table", "reproduce", "there"]
