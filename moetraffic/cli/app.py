@@ -24,6 +24,7 @@ from . import (
     place,
     plot,
     replay,
+    reproduce,
     run,
     schedule,
     tolerance,
@@ -44,6 +45,7 @@ app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("compare")(compare.compare)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
+app.command("reproduce")(reproduce.reproduce)
 app.command("import")(import_.import_)
 app.command("merge")(merge.merge)
 app.command("plot")(plot.plot)

@@ -251,8 +251,8 @@ def _measurements() -> Table:
     return Table(
         title="All-reduce: each size, and fitted without it",
         columns=(
-            *("size [B]", "of", "published", "ours, fitted", "error"),
-            *("error, size left out", "", "busbw, printed [GB/s]"),
+            *("size [B]", "of", "published", "ours, fitted", "residual"),
+            *("residual, size left out", "", "busbw, printed [GB/s]"),
             "busbw, from time [GB/s]",
         ),
         rows=tuple(rows),

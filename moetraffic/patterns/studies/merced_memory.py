@@ -3,11 +3,11 @@
 The poster names no GPU, so the question is turned round: with what a run of a workload
 must hold, is there a capacity that fits every run that ran and none that did not?
 
-A rank of data parallelism holds 16 B a parameter (fp16 weight and gradient, fp32 weight
-and Adam's two moments; Rajbhandari et al., arXiv 1910.02054, section 3.1) and, for a
-micro-batch of b samples, ``s b h (34 + 5 a s / h)`` B a layer and ``4 s b (h + V)`` B at
-the end (Korthikanti et al., arXiv 2205.05198, equation 2 and section 4.3); an attention
-that does not keep its scores has no ``5 a s / h``.
+A rank of data parallelism holds 16 B a parameter (fp16 weight and gradient, fp32
+weight and Adam's two moments; Rajbhandari et al., arXiv 1910.02054, section 3.1) and,
+for a micro-batch of b samples, ``s b h (34 + 5 a s / h)`` B a layer and
+``4 s b (h + V)`` B at the end (Korthikanti et al., arXiv 2205.05198, equation 2 and
+section 4.3); an attention that does not keep its scores has no ``5 a s / h``.
 """
 
 from __future__ import annotations
