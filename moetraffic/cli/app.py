@@ -12,6 +12,7 @@ from moetraffic.report import terminal
 
 from . import (
     analyze,
+    bench,
     capture,
     compare,
     demo,
@@ -45,6 +46,7 @@ app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("compare")(compare.compare)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
+app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("reproduce")(reproduce.reproduce)
 app.command("import")(import_.import_)
 app.command("merge")(merge.merge)

@@ -239,7 +239,8 @@ def _draw_rows(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -> No
         [", ".join(written(table.rows[row][n]) for n in head) for row in rows],
     )
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(left=min(0.0, *(v for p in pairs for v in p[2:])))
+    every = [v for p in pairs for v in p[2:]]
+    axes.set_xlim(min(0.0, *every), 1.04 * max(every))
     axes.set_xlabel(axis)
     axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 

@@ -1,0 +1,281 @@
+"""``python -m moetraffic.replay.bench``: the parent of the ranks, or one of them.
+
+Without a rank in the environment it starts the ranks on this host; under torchrun,
+srun or our own launcher it is one.  Exit codes: 0, 2 for an error or wrong bytes, 130
+after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from moetraffic.errors import Interrupted, MoetrafficError, ReplayError
+from moetraffic.launch import Event, Seat, current_rank, heartbeat
+from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
+from moetraffic.replay.failure import RankError, first_line
+from moetraffic.report.terminal import refuse, run, say
+from moetraffic.trace.durable import refuse_output
+
+from .local import measure
+from .result import ENDINGS, Bench, lines
+from .sweep import Sweep, matrix_rows, refuse_sweep, size_range
+
+_FAILED = 2
+_RANKS = 2
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def command(
+    collectives: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"{', '.join(COLLECTIVES)}, or all.", show_default="all_reduce"
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("-b", "--begin", help="Smallest size.", show_default="8"),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("-e", "--end", help="Largest size.", show_default="1M"),
+    ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option("-f", "--factor", help="Between sizes.", show_default="2"),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("-i", "--step", help="Between sizes, instead of -f.")
+    ] = None,
+    iterations: Annotated[int, typer.Option("-n", "--iterations", help="Timed.")] = 20,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Not timed.")] = 5,
+    check: Annotated[
+        int, typer.Option("-c", "--check", help="Checked to the last element.")
+    ] = 1,
+    dtype: Annotated[
+        str, typer.Option("-d", "--dtype", help="float32, float64, int32 or int64.")
+    ] = "float32",
+    nproc: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start here.", show_default="2, or the matrix's"),
+    ] = None,
+    backend: Annotated[str, typer.Option(help="gloo or nccl.")] = "gloo",
+    matrix: Annotated[
+        Path | None,
+        typer.Option(help="CSV of bytes a pair, for all_to_all_v: row sends."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Trace whose all-to-alls are the matrix, with --iteration."),
+    ] = None,
+    iteration: Annotated[
+        int | None, typer.Option(help="Of the trace.", show_default="its first")
+    ] = None,
+    platform: Annotated[str, typer.Option(help="What to call this system.")] = "",
+    protocol: Annotated[str, typer.Option(help="What to call its protocol.")] = "",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="CSV or JSON to write.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that an operation may take.")
+    ] = 60.0,
+    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    asked: Annotated[Path | None, typer.Option("--sweep", hidden=True)] = None,
+    result: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Measure collectives as nccl-tests does: sizes, algbw, busbw, wrong elements.
+
+    Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
+    """
+    seat = current_rank()
+    try:
+        if output is not None:
+            _refuse(output, force, seat)
+        if asked is not None:
+            sweep = Sweep.from_json(asked.read_text())
+        else:
+            cells = _matrix(matrix, trace, iteration)
+            sweep = Sweep(
+                collectives=_collectives(collectives, bool(cells)),
+                sizes=_sizes(begin, end, factor, step, bool(cells)),
+                warmup=warmup,
+                iterations=iterations,
+                check=check,
+                dtype=dtype,
+                backend=backend,
+                timeout_s=timeout,
+                matrix=cells,
+                platform=platform,
+                protocol=protocol,
+            )
+        if seat is None:
+            ranks = nproc or len(sweep.matrix) or _RANKS
+            refuse_sweep(sweep, ranks)
+            told: Bench | None = measure(sweep, ranks, on_event=_progress(as_json))
+        else:
+            # torch takes seconds to import, and the parent of the ranks needs none
+            from .rank import run_rank
+
+            told = run_rank(sweep, seat)
+    except Interrupted:
+        raise  # nobody failed
+    except MoetrafficError as error:
+        _tell(error)
+        if seat is None:
+            raise
+        return _give_up(error, seat)
+    except KeyboardInterrupt:
+        return _leave(128 + signal.SIGINT)
+    except Exception as error:
+        text = f"{type(error).__name__}: {first_line(error)}"
+        heartbeat.beat("error", message=text, cause="own")
+        if seat is None:
+            raise
+        traceback.print_exc()
+        return _leave(1)
+    if told is None:
+        return 0  # rank 0 tells
+    if result is not None:
+        result.write_text(told.to_json())
+        return 0
+    if output is not None:
+        told.save(output)
+    print(told.to_json() if as_json else "\n".join(lines(told)))
+    if output is not None and not as_json:
+        print(f"{output}: written")
+    if told.wrong:
+        sys.stdout.flush()
+        return refuse(
+            f"every element must arrive right, but {told.wrong} did not: check the "
+            "network and the backend"
+        )
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(app, arguments, "moetraffic bench")
+
+
+def _collectives(given: list[str] | None, uneven: bool) -> tuple[str, ...]:
+    if not given:
+        return (UNEVEN,) if uneven else ("all_reduce",)
+    if given == ["all"]:
+        return tuple(c for c in COLLECTIVES if uneven or c != UNEVEN)
+    return tuple(dict.fromkeys(given))
+
+
+def _sizes(
+    begin: str | None,
+    end: str | None,
+    factor: float | None,
+    step: str | None,
+    uneven: bool,
+) -> tuple[int, ...]:
+    if uneven and begin is None and end is None:
+        return ()  # the matrix as it is
+    first = begin or "8"
+    return size_range(
+        first, end or (first if begin else "1M"), factor=factor, step=step
+    )
+
+
+def _matrix(
+    path: Path | None, trace: Path | None, iteration: int | None
+) -> tuple[tuple[int, ...], ...]:
+    if path is not None and trace is not None:
+        raise ReplayError(
+            "the matrix is one file's, but --matrix and --trace name two: give one"
+        )
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+            rows = [r for r in csv.reader(text.splitlines()) if r and r[0][:1] != "#"]
+            cells = [[float(cell) for cell in row] for row in rows]
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ReplayError(
+                f"{path} is no CSV of numbers ({why}): give n rows of n bytes"
+            ) from None
+        return matrix_rows(cells, str(path))
+    if trace is None:
+        return ()
+    from moetraffic.analysis.traffic import world_matrix
+    from moetraffic.trace import Trace
+
+    with Trace.open(trace) as opened:
+        steps = opened.steps.iteration.tolist()
+        if iteration is None and steps:
+            iteration = steps[0]
+        found = world_matrix(opened, iteration or 0, operations=("all_to_all",))
+    return matrix_rows(found.tolist(), f"iteration {iteration} of {trace}")
+
+
+def _refuse(output: Path, force: bool, seat: Seat | None) -> None:
+    """Refuse an output before the work, not after it."""
+    if output.suffix not in ENDINGS:
+        raise ReplayError(
+            f"a benchmark is written as {' or '.join(ENDINGS)}, but {output.name} is "
+            "neither: choose an ending"
+        )
+    if seat is None or seat.rank == 0:
+        refuse_output(output, force=force, error=ReplayError)
+
+
+def _progress(quiet: bool) -> Callable[[Event], None] | None:
+    """About ten lines on standard error, from rank 0's heartbeats."""
+
+    def note(event: Event) -> None:
+        done, of = event.fields.get("done"), event.fields.get("of")
+        if event.rank or not isinstance(done, int) or not isinstance(of, int):
+            return
+        if of >= 10 and done % (of // 10) == 0:
+            say(f"measured {done} of {of}")
+
+    return None if quiet else note
+
+
+def _tell(error: MoetrafficError) -> None:
+    """Tell the supervisor what went wrong here."""
+    if isinstance(error, RankError):
+        heartbeat.beat(
+            "error",
+            error.operation,
+            message=error.reason,
+            cause=error.cause,
+            blames=error.rank,
+        )
+    else:
+        heartbeat.beat("error", message=str(error), cause="own")
+
+
+def _give_up(error: MoetrafficError, seat: Seat) -> int:
+    """Say what this rank alone knows; what all ranks meet, the first of a host says."""
+    if not isinstance(error, RankError):
+        refuse(str(error))
+    elif error.cause != "peer" or seat.rank == 0:
+        say(f"moetraffic: {error}")
+    return _leave(_FAILED)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: torch may abort or hang where it takes down groups of lost ranks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""A process that is one rank of a benchmark."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import torch
+import torch.distributed as dist
+
+import moetraffic
+from moetraffic.launch import Seat, heartbeat
+from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
+from moetraffic.replay.backends import BACKENDS
+from moetraffic.replay.failure import at
+
+from .operations import ROOT, Operation
+from .result import Bench, Row
+from .sweep import REDUCTIONS, ROOTED, Call, Sweep, refuse_sweep
+
+_NODE_BYTES = 64
+
+
+def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
+    """Be one rank; the result is on rank 0, None on the others.
+
+    Raises
+    ------
+    MoetrafficError
+        If it cannot start, or a rank failed.
+    """
+    heartbeat.beat("start")
+    refuse_sweep(sweep, seat.world)
+    torch.set_num_threads(1)
+    moves = BACKENDS[sweep.backend]()
+    with at(seat.rank, "the meeting of the ranks"):
+        moves.start(seat, [tuple(range(seat.world))], sweep.timeout_s)
+        nodes = _nodes(seat, moves.device)
+    heartbeat.beat("ready")
+    counter = heartbeat.counter()
+    rows = []
+    calls = sweep.calls(seat.world)
+    for number, call in enumerate(calls):
+        with at(seat.rank, str(call)):
+            rows.append(_measure(call, sweep, seat, moves.device, counter, nodes))
+        heartbeat.beat("step", stage="bench", done=number + 1, of=len(calls))
+    moves.stop()
+    heartbeat.beat("done")
+    if seat.rank:
+        return None
+    return Bench(
+        backend=sweep.backend,
+        ranks=seat.world,
+        nodes=nodes,
+        warmup=sweep.warmup,
+        iterations=sweep.iterations,
+        check=sweep.check,
+        moetraffic=moetraffic.__version__,
+        torch=torch.__version__,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        rows=tuple(rows),
+    )
+
+
+def _measure(
+    call: Call,
+    sweep: Sweep,
+    seat: Seat,
+    device: torch.device,
+    counter: memoryview,
+    nodes: Sequence[str],
+) -> Row:
+    operation = Operation(call, sweep, seat.rank, seat.world, device)
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def times(number: int) -> None:
+        for _ in range(number):
+            counter[0] += 1
+            operation.run()
+            counter[0] += 1
+
+    # Step 1: check, before anything is timed: wrong bytes need no bandwidth.
+    wrong = torch.zeros(1, dtype=torch.int64, device=device)
+    for salt in range(sweep.check):
+        counter[0] += 1
+        wrong += operation.wrong(salt)
+        counter[0] += 1
+    # Step 2: warm up, meet, and time the whole loop.
+    times(sweep.warmup)
+    settle()
+    dist.barrier()
+    begin = time.perf_counter_ns()
+    times(sweep.iterations)
+    settle()
+    took = (time.perf_counter_ns() - begin) / sweep.iterations
+    # Step 3: the slowest rank's time is the operation's.
+    slowest = torch.tensor([took], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    dist.all_reduce(wrong)
+    nanoseconds = float(slowest.item())
+    kind, size = call.collective, call.size_bytes
+    if kind == UNEVEN:
+        wire = uneven_bytes(sweep.scaled(size))[1]
+    else:
+        wire = round(float(wire_bytes(kind, seat.world, size)))
+    return Row(
+        collective=kind,
+        platform=sweep.platform,
+        protocol=sweep.protocol,
+        ranks=seat.world,
+        span=len(set(nodes)),
+        place=call.place,
+        size_bytes=size,
+        wire_bytes=wire,
+        count=operation.count,
+        dtype=sweep.dtype,
+        redop="sum" if kind in REDUCTIONS else "none",
+        root=ROOT if kind in ROOTED else -1,
+        time_us=nanoseconds / 1e3,
+        algbw_gbs=size / nanoseconds,
+        busbw_gbs=wire / nanoseconds,
+        wrong=int(wrong.item()) if sweep.check else -1,
+    )
+
+
+def _nodes(seat: Seat, device: torch.device) -> tuple[str, ...]:
+    """Each rank's host."""
+    name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
+    own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
+    every = [torch.empty_like(own) for _ in range(seat.world)]
+    dist.all_gather(every, own)
+    return tuple(
+        bytes(e.cpu().tolist()).rstrip(b"\0").decode(errors="replace") for e in every
+    )

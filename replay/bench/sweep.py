@@ -1,0 +1,265 @@
+"""What to measure: collectives, sizes, repetitions.
+
+Sizes, their rounding, warm-up and defaults are those of nccl-tests (README,
+"Arguments"): from ``-b`` to ``-e`` by a factor ``-f`` or a step ``-i``, K, M, G are
+powers of 1024, and a size is rounded down to whole elements a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import ReplayError
+from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, uneven_bytes
+
+Int64 = npt.NDArray[np.int64]
+
+DTYPES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+"""Element types in which the check is exact, and their bytes."""
+
+DIVIDED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""Collectives whose size holds a part for each rank."""
+
+ONLY_OUT = frozenset({"all_to_all", UNEVEN, "send_recv", "gather", "scatter"})
+"""Collectives without an in-place form, as in nccl-tests or in torch."""
+
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+BACKENDS = ("gloo", "nccl")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGkmg]?)i?[Bb]?")
+_MOST_SIZES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One thing that is timed: a collective at a size, into this or that buffer."""
+
+    collective: str
+    size_bytes: int
+    place: str  # "out" or "in"
+
+    def __str__(self) -> str:
+        place = "in place" if self.place == "in" else "out of place"
+        return f"{self.collective} of {self.size_bytes} B, {place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What to measure, the same on all ranks."""
+
+    collectives: tuple[str, ...] = ("all_reduce",)
+    sizes: tuple[int, ...] = ()  # bytes; as asked for, not yet rounded
+    warmup: int = 5
+    iterations: int = 20
+    check: int = 1  # iterations whose every element is checked; 0: none
+    dtype: str = "float32"
+    backend: str = "gloo"
+    timeout_s: float = 60.0
+    matrix: tuple[tuple[int, ...], ...] = ()  # bytes, of an uneven all-to-all
+    platform: str = ""
+    protocol: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = [c for c in self.collectives if c not in COLLECTIVES]
+        if wrong or not self.collectives:
+            raise ReplayError(
+                f"collectives are {', '.join(COLLECTIVES)} or all, not "
+                f"{', '.join(wrong) or 'none'}: choose among these"
+            )
+        if self.dtype not in DTYPES:
+            raise ReplayError(
+                f"elements are {', '.join(DTYPES)}, in which sums are exact, not "
+                f"{self.dtype!r}: choose one"
+            )
+        if self.iterations < 1 or self.warmup < 0 or self.check < 0:
+            raise ReplayError(
+                "1 iteration or more is timed and 0 or more warm up and are checked, "
+                f"but they are {self.iterations}, {self.warmup} and {self.check}: "
+                "raise them"
+            )
+        if not 0 < self.timeout_s < float("inf"):
+            raise ReplayError(
+                f"the timeout must be a number above 0 s, but is {self.timeout_s:g}: "
+                "raise --timeout"
+            )
+        if self.backend not in BACKENDS:
+            raise ReplayError(
+                f"collectives are measured with {', '.join(BACKENDS)}, not "
+                f"{self.backend!r}: choose one"
+            )
+        if (UNEVEN in self.collectives) != bool(self.matrix):
+            raise ReplayError(
+                f"{UNEVEN} and a matrix belong together, but there is "
+                f"{'no' if not self.matrix else 'only a'} matrix: give --matrix or "
+                f"--trace with {UNEVEN}"
+            )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype]
+
+    def calls(self, ranks: int) -> tuple[Call, ...]:
+        """What is timed on so many ranks, in order."""
+        found = []
+        for collective in self.collectives:
+            for size in dict.fromkeys(self.rounded(collective, ranks)):
+                for place in ("out", "in"):
+                    if place == "out" or collective not in ONLY_OUT:
+                        found.append(
+                            Call(collective=collective, size_bytes=size, place=place)
+                        )
+        return tuple(found)
+
+    def rounded(self, collective: str, ranks: int) -> list[int]:
+        """Sizes in whole elements a rank; those that hold none are left out."""
+        if collective == UNEVEN:
+            sizes = self.sizes or (uneven_bytes(self.matrix)[0],)
+            made = [uneven_bytes(self.scaled(size))[0] for size in sizes]
+        else:
+            unit = self.element_bytes * (ranks if collective in DIVIDED else 1)
+            made = [size // unit * unit for size in self.sizes]
+        return [size for size in made if size]
+
+    def scaled(self, size: int) -> Int64:
+        """The matrix in bytes, scaled so that its largest row or column sum is size.
+
+        Entries are whole elements, so it may be a little less.
+        """
+        cells = np.array(self.matrix, np.float64)
+        largest = max(cells.sum(axis=0).max(), cells.sum(axis=1).max())
+        elements = np.floor(cells * (size / largest) / self.element_bytes + 1e-9)
+        return np.asarray(elements, np.int64) * self.element_bytes
+
+    def to_json(self) -> str:
+        """The sweep for a rank's command line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Sweep:
+        """What :meth:`to_json` wrote."""
+        said: dict[str, Any] = json.loads(text)
+        for name in ("collectives", "sizes"):
+            said[name] = tuple(said[name])
+        said["matrix"] = tuple(tuple(row) for row in said["matrix"])
+        return Sweep(**said)
+
+
+def refuse_sweep(sweep: Sweep, ranks: int) -> None:
+    """Refuse what so many ranks cannot measure.
+
+    Raises
+    ------
+    ReplayError
+        If there is one rank, no size is large enough, or the
+        matrix is of another number of ranks.
+    """
+    if ranks < 2:
+        raise ReplayError(
+            f"collectives need 2 ranks or more, but there is {ranks}: give --nproc 2"
+        )
+    if sweep.matrix and len(sweep.matrix) != ranks:
+        raise ReplayError(
+            f"the matrix is of {len(sweep.matrix)} ranks, but {ranks} are to be "
+            f"started: give --nproc {len(sweep.matrix)}"
+        )
+    for collective in sweep.collectives:
+        if not sweep.rounded(collective, ranks):
+            raise ReplayError(
+                f"a size holds a whole element of {sweep.element_bytes} B for each of "
+                f"{ranks} ranks, but none does for {collective}: raise -e"
+            )
+
+
+def size_range(
+    begin: str, end: str, *, factor: float | None, step: str | None
+) -> tuple[int, ...]:
+    """Sizes from begin to end, both included where they are met.
+
+    Raises
+    ------
+    ReplayError
+        If these are no sizes, or are endless or too many.
+
+    Examples
+    --------
+    >>> size_range("1K", "4K", factor=2, step=None)
+    (1024, 2048, 4096)
+    >>> size_range("8", "20", factor=None, step="8")
+    (8, 16)
+    """
+    first, last = size_bytes(begin), size_bytes(end)
+    adding = size_bytes(step) if step is not None else 0
+    times = factor if factor is not None else (0.0 if adding else 2.0)
+    grows = bool(adding) != bool(times) and (bool(adding) or times > 1)
+    if not (grows and first <= last):
+        raise ReplayError(
+            "sizes go from -b up to -e by a factor -f above 1 or a step -i, but are "
+            f"from {begin} to {end} by factor {factor} and step {step}: correct them"
+        )
+    found = [first]
+    while len(found) <= _MOST_SIZES:
+        following = found[-1] + adding if adding else int(found[-1] * times)
+        following = max(following, found[-1] + 1)
+        if following > last:
+            return tuple(found)
+        found.append(following)
+    raise ReplayError(
+        f"at most {_MOST_SIZES} sizes are measured, but from {begin} to {end} there "
+        "are more: raise -f or -i"
+    )
+
+
+def size_bytes(text: str) -> int:
+    """A size as nccl-tests takes it: K, M, G are powers of 1024.
+
+    Raises
+    ------
+    ReplayError
+        If it is none, or 0.
+
+    Examples
+    --------
+    >>> size_bytes("8"), size_bytes("1.5K"), size_bytes("32M")
+    (8, 1536, 33554432)
+    """
+    found = _SIZE.fullmatch(text)
+    power = {"": 0, "k": 1, "m": 2, "g": 3}
+    size = int(float(found[1]) * 1024 ** power[found[2].lower()]) if found else 0
+    if size < 1:
+        raise ReplayError(
+            f"a size is a positive number with K, M or G for powers of 1024, not "
+            f"{text!r}: give such as 8, 64K or 32M"
+        )
+    return size
+
+
+def matrix_rows(
+    cells: Sequence[Sequence[float]], name: str
+) -> tuple[tuple[int, ...], ...]:
+    """A matrix of bytes, if it is one.
+
+    Raises
+    ------
+    ReplayError
+        If it is not square, has a negative or broken entry, or is all zero.
+    """
+    flat = list(chain.from_iterable(cells))
+    square = all(len(row) == len(cells) for row in cells)
+    sound = all(0 <= v < 2**46 and v == int(v) for v in flat if v == v)
+    if not (square and len(cells) > 1 and sound and sum(flat) > 0):
+        raise ReplayError(
+            f"{name} is no matrix of bytes: give n rows of n whole numbers of 0 or "
+            "more, row sends, column receives"
+        )
+    return tuple(tuple(int(v) for v in row) for row in cells)
