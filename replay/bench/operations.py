@@ -163,7 +163,7 @@ class Operation:
 
         def summed(first: int, count: int) -> Int64:
             every = [self._values(r, first, count, salt) for r in range(ranks)]
-            return np.sum(every, axis=0, dtype=np.int64)
+            return np.asarray(np.sum(every, axis=0), np.int64)
 
         if kind in ("all_reduce", "reduce"):
             return summed(0, whole)

@@ -1,0 +1,260 @@
+"""Occupation: what each rank's time went into, with overlap resolved.
+
+A step's time parts into compute only, communication only, both at once (overlapped),
+and idle; the four sum up to the step exactly.  The communication fraction is
+(communication only + overlapped) / step, what an iteration would gain at most from a
+perfect network is communication only / step.
+
+Where compute is known (the kernels of a profile), that is interval arithmetic.  A
+captured trace knows no kernels, but when each collective was called: a program that
+calls again runs, so until its last call before a collective ends the rank computes
+beside it, and from then on it waits for it.  For calls that block, and for gradients
+that are reduced during backward and awaited at its end, this is exact; a program that
+computes on after its last call and waits later overlaps more than is said here.
+
+References
+----------
+S. Cheng et al., "Thorough Characterization and Analysis of Large Transformer Model
+Training At-Scale", Proc. ACM Meas. Anal. Comput. Syst. 8 (SIGMETRICS'24), figure on
+converting a profile with overlapping kernels into the distribution of execution time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.trace.clock import to_common
+
+from .intervals import merge_intervals
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+Events = tuple[npt.ArrayLike, npt.ArrayLike]
+
+AT_ONCE = 1 << 20
+"""Times that are read at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupation:
+    """What ranks' time went into, in training steps, ``[S, R]`` int64 ns each."""
+
+    iteration: Int64  # [S]
+    compute: Int64  # compute alone
+    communication: Int64  # communication alone
+    overlapped: Int64  # both
+    idle: Int64  # neither
+    known: Bool  # whether the rank's step has times; what has none is 0
+    inferred: bool  # compute was told from calls, not from kernels
+
+    @property
+    def total(self) -> Int64:
+        """Length of the steps, ``[S, R]`` ns."""
+        return self.compute + self.communication + self.overlapped + self.idle
+
+    @property
+    def shares(self) -> Float64:
+        """Of each rank's time over all steps, ``[R, 4]``: in the fields' order."""
+        parts = (self.compute, self.communication, self.overlapped, self.idle)
+        sums = np.stack([p.sum(axis=0) for p in parts], axis=1).astype(np.float64)
+        total = sums.sum(axis=1, keepdims=True)
+        shares = np.full_like(sums, np.nan)
+        np.divide(sums, total, out=shares, where=total > 0)
+        return shares
+
+    @property
+    def communication_fraction(self) -> Float64:
+        """Of each rank's time, ``[R]``: communication, overlapped or not."""
+        return np.asarray(self.shares[:, 1] + self.shares[:, 2], np.float64)
+
+    @property
+    def hidden_fraction(self) -> Float64:
+        """Of each rank's communication, ``[R]``: what compute hides."""
+        both, every = self.shares[:, 2], self.communication_fraction
+        hidden = np.full_like(both, np.nan)
+        np.divide(both, every, out=hidden, where=every > 0)
+        return hidden
+
+
+def distribution(
+    compute: Events, communication: Events, start: npt.ArrayLike, end: npt.ArrayLike
+) -> tuple[Int64, Int64, Int64, Int64]:
+    """Part spans of time by what is on in them.
+
+    Parameters
+    ----------
+    compute, communication
+        Starts and ends of events, ``[n]`` integers in ns, overlapping or not.
+    start, end
+        ``[S]`` of the spans.
+
+    Returns
+    -------
+    compute, communication, overlapped, idle
+        int64 ``[S]`` ns: compute alone, communication alone, both, neither.
+
+    Examples
+    --------
+    >>> [int(part[0]) for part in distribution(([0], [6]), ([4], [9]), [0], [10])]
+    [4, 3, 2, 1]
+    """
+    first, last = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    busy, sending = merge_intervals(*compute), merge_intervals(*communication)
+    either = merge_intervals(
+        np.concatenate([busy[0], sending[0]]), np.concatenate([busy[1], sending[1]])
+    )
+    k, c, u = (_within(on, first, last) for on in (busy, sending, either))
+    return u - c, u - k, c + k - u, last - first - u
+
+
+def occupation(
+    trace: Trace,
+    *,
+    iterations: range | None = None,
+    kernels: Mapping[int, Events] | None = None,
+    waiting: str = "idle",
+) -> Occupation:
+    """What each rank's training steps were spent on.
+
+    Parameters
+    ----------
+    trace
+        With times of steps and calls.
+    iterations
+        Which; None for all.
+    kernels
+        Starts and ends of compute, ns of rank 0's clock, of each rank; None: told from
+        the calls, as above.
+    waiting
+        What a rank does that has called while another member has not: it is "idle", or
+        takes part in the "communication", as NCCL's kernels make it look in a profile.
+
+    Raises
+    ------
+    AnalysisError
+        If no training step has times, kernels are missing for a rank, or ``waiting`` is
+        neither.
+    """
+    if waiting not in ("idle", "communication"):
+        raise AnalysisError(
+            f'a rank that waits for others is "idle" or in "communication", not '
+            f"{waiting!r}: choose one"
+        )
+    world = trace.meta.world
+    if kernels is not None and set(kernels) != set(range(world)):
+        raise AnalysisError(
+            f"kernels are needed of all ranks 0 to {world - 1}, but are of "
+            f"{sorted(kernels)}: give those of every rank, or none"
+        )
+    iteration, start, end = _steps(trace, iterations)
+    known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end >= start)
+    if not known.any():
+        raise AnalysisError(
+            "the parts of a step's time need steps with a start and an end, but "
+            f"{trace.name} has none: capture a run that marks its steps"
+        )
+    start, end = np.where(known, start, 0), np.where(known, end, 0)
+    parts = np.zeros((4, len(iteration), world), np.int64)
+    every = _calls(trace, waiting == "idle")
+    for rank in range(world):
+        issue, begin, finish = every[rank]
+        spans = start[:, rank], end[:, rank]
+        busy = kernels[rank] if kernels else _running(issue, finish, *spans)
+        parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
+    return Occupation(
+        iteration=iteration,
+        compute=parts[0],
+        communication=parts[1],
+        overlapped=parts[2],
+        idle=parts[3],
+        known=known,
+        inferred=kernels is None,
+    )
+
+
+def _running(issue: Int64, end: Int64, first: Int64, last: Int64) -> Events:
+    """When the program runs: not from the last call before a call's end until then."""
+    order = np.sort(issue)
+    latest = order[np.searchsorted(order, end, side="left") - 1] if len(order) else end
+    # a call of no length has no earlier call than itself to wait from
+    waits = merge_intervals(np.clip(latest, issue, end), end)
+    low = min(int(first.min(initial=0)), int(waits[0].min(initial=0)))
+    high = max(int(last.max(initial=0)), int(waits[1].max(initial=0)))
+    return np.concatenate([[low], waits[1]]), np.concatenate([waits[0], [high]])
+
+
+def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
+    """How long disjoint, ordered events are on inside of each span."""
+    start, end = on
+    if not len(start):
+        return np.zeros(len(first), np.int64)
+    before = np.concatenate([[0], np.cumsum(end - start)])
+
+    def until(time: Int64) -> Int64:
+        at = np.searchsorted(start, time, side="right")
+        # of the last event that has begun, only what is before the time counts
+        over = np.where(at > 0, np.maximum(end[at - 1] - time, 0), 0)
+        return np.asarray(before[at] - over, np.int64)
+
+    return until(last) - until(first)
+
+
+def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]:
+    """Training steps: iteration ``[S]``, start and end ``[S, R]`` of rank 0's clock."""
+    steps = trace.steps
+    keep = np.array([kind == "train" for kind in steps.kind], bool)
+    if iterations is not None:
+        keep &= (steps.iteration >= iterations.start) & (
+            steps.iteration < iterations.stop
+        )
+    start, end = steps.start[keep], steps.end[keep]
+    ranks = np.broadcast_to(np.arange(start.shape[1]), start.shape)
+    return (
+        np.asarray(steps.iteration[keep], np.int64),
+        to_common(trace.clocks, ranks, start),
+        to_common(trace.clocks, ranks, end),
+    )
+
+
+def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, Int64, Int64]]:
+    """Issue, begin and end of each rank's collectives, of rank 0's clock."""
+    sending = np.array([s.operation != ROUTING for s in trace.sites], bool)
+    site = trace.occurrences.site
+    chosen = np.flatnonzero(sending[site]) if len(site) else np.zeros(0, np.int64)
+    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    found: list[list[tuple[Int64, Int64, Int64]]] = [
+        [] for _ in range(trace.meta.world)
+    ]
+    for size in np.unique(width[site[chosen]]).tolist():
+        of = chosen[width[site[chosen]] == size]
+        for low in range(0, len(of), max(1, AT_ONCE // size)):
+            part = of[low : low + max(1, AT_ONCE // size)]
+            issue, start, end = trace.times(part)
+            known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+            begin = np.where(start != UNKNOWN_TIME, start, issue)
+            if until_all:  # an unknown time is the least int64: it is never the latest
+                begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
+            # clocks differ by their error: nothing ends before it began
+            begin, issue = np.minimum(begin, end), np.minimum(issue, end)
+            ranks = trace.members(part)
+            for rank in np.unique(ranks[known]).tolist():
+                mine = known & (ranks == rank)
+                found[rank].append((issue[mine], begin[mine], end[mine]))
+    nothing = (np.zeros(0, np.int64),) * 3
+    return [
+        (
+            np.concatenate([part[0] for part in parts]),
+            np.concatenate([part[1] for part in parts]),
+            np.concatenate([part[2] for part in parts]),
+        )
+        if parts
+        else nothing
+        for parts in found
+    ]
