@@ -12,6 +12,7 @@ from moetraffic.report import terminal
 
 from . import (
     analyze,
+    bandwidth,
     bench,
     capture,
     compare,
@@ -47,6 +48,7 @@ app.command("analyze")(analyze.analyze)
 app.command("compare")(compare.compare)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
+app.command("bandwidth")(bandwidth.bandwidth)
 app.command("reproduce")(reproduce.reproduce)
 app.command("import")(import_.import_)
 app.command("merge")(merge.merge)
