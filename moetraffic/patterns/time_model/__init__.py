@@ -1,0 +1,61 @@
+"""The time of a training iteration from its configuration: the published formulas.
+
+:func:`estimate` takes one configuration or arrays of them.
+"""
+
+from __future__ import annotations
+
+from .architecture import Architecture
+from .calibration import Calibration, HalfSplits, calibrate, half_splits
+from .configuration import Configuration, refuse_unsound, unmet
+from .conventions import APNET24, CHOICES, SC21, Conventions
+from .estimation import Estimate, estimate
+from .links import MeasuredLinks, NodeLinks
+from .memory import Memory, memory
+from .operations import Operations, model_operations, operations
+from .projection import implied_share, projected_speedup
+from .search import Search, search
+from .sensitivity import Sensitivity, sensitivity
+from .sweeps import SCALINGS, Sweep, sweep, zero_stages
+from .system import Effective, Links, System
+from .traffic import KINDS, Traffic, traffic
+
+__all__ = [
+    "APNET24",
+    "CHOICES",
+    "KINDS",
+    "SC21",
+    "SCALINGS",
+    "Architecture",
+    "Calibration",
+    "Configuration",
+    "Conventions",
+    "Effective",
+    "Estimate",
+    "HalfSplits",
+    "Links",
+    "MeasuredLinks",
+    "Memory",
+    "NodeLinks",
+    "Operations",
+    "Search",
+    "Sensitivity",
+    "Sweep",
+    "System",
+    "Traffic",
+    "calibrate",
+    "estimate",
+    "half_splits",
+    "implied_share",
+    "memory",
+    "model_operations",
+    "operations",
+    "projected_speedup",
+    "refuse_unsound",
+    "search",
+    "sensitivity",
+    "sweep",
+    "traffic",
+    "unmet",
+    "zero_stages",
+]

@@ -1,0 +1,193 @@
+"""A configuration: how a model is spread, batched and stored.  Fields may be arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import LayoutError
+
+from .architecture import Architecture
+from .values import Float64, Values, numbers
+
+Bool = npt.NDArray[np.bool_]
+
+SIZES = ("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "global_batch")
+
+RECOMPUTE = ("none", "selective", "full")
+"""What is computed again in backward; selective: the attention matrices alone
+(Korthikanti et al., arXiv 2205.05198, section 5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Parallel sizes, batch and storage; numbers or arrays that broadcast together.
+
+    What peers disagree about is a field here, or of
+    :class:`~moetraffic.patterns.time_model.Conventions`; nothing is assumed silently.
+    """
+
+    model: Architecture
+    pp: Values = 1  # pipeline stages p
+    tp: Values = 1  # tensor-parallel ranks t
+    dp: Values = 1  # data-parallel ranks d, those of ep included
+    ep: Values = 1  # expert-parallel ranks, a divisor of dp
+    cp: Values = 1  # context-parallel ranks of a sequence
+    virtual: Values = 1  # pipeline stages a rank holds v (interleaved schedule)
+    micro_batch: Values = 1  # b sequences of a rank in one pass
+    global_batch: Values = 1  # B sequences of an iteration
+    element_bytes: Values = 2  # e of weights and activations
+    gradient_bytes: Values = 2  # g as reduced: 2 in fp16, 4 in Megatron's bf16
+    recompute: Values = "none"  # one of RECOMPUTE
+    sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
+    scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
+    zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
+    capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
+    imbalance: Values = 1  # busiest expert-parallel rank over the mean
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name == "recompute":
+                given = _levels(given)
+            if field.name != "model":
+                object.__setattr__(self, field.name, numbers(field.name, given))
+        _ = self.shape  # refuses arrays that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all fields together."""
+        parts = [getattr(self, f.name) for f in fields(self) if f.name != "model"]
+        parts += [getattr(self.model, f.name) for f in fields(self.model)]
+        try:
+            return np.broadcast_shapes(*(part.shape for part in parts))
+        except ValueError:
+            shapes = sorted({str(part.shape) for part in parts if part.shape})
+            raise LayoutError(
+                "the arrays of a configuration broadcast together, but have the shapes "
+                f"{', '.join(shapes)}: give them one"
+            ) from None
+
+    @property
+    def world(self) -> Values:
+        """Ranks."""
+        return self.pp * self.tp * self.dp * self.cp
+
+    @property
+    def micro_batches(self) -> Values:
+        """``m = B/(b d)``; not whole where :func:`unmet` says so."""
+        return self.global_batch / (self.micro_batch * self.dp)
+
+    @property
+    def tokens(self) -> Values:
+        """Of a micro-batch on a rank, ``b s`` over the context-parallel ranks."""
+        return self.micro_batch * self.model.sequence / self.cp
+
+    @property
+    def held(self) -> Values:
+        """Parameters of a rank without experts, ``N/(p t)``: a mean stage's."""
+        return self.model.parameters / (self.pp * self.tp)
+
+    @property
+    def experts_held(self) -> Values:
+        """Parameters of a rank's experts."""
+        return self.model.expert_parameters / (self.pp * self.tp * self.ep)
+
+
+def _levels(given: Values) -> Float64:
+    """Names of RECOMPUTE, or their places in it, as places."""
+    made = np.asarray(given)
+    if made.dtype.kind in "US":
+        unknown = set(made.ravel().tolist()) - set(RECOMPUTE)
+        if unknown:
+            raise LayoutError(
+                f"recompute is one of {', '.join(RECOMPUTE)}, not "
+                f"{sorted(unknown)[0]!r}: choose one"
+            )
+        return np.select([made == name for name in RECOMPUTE], [0.0, 1.0, 2.0])
+    return np.where(made, 2.0, 0.0) if made.dtype == bool else made
+
+
+def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
+    """The rules of a configuration, and where it breaks them.
+
+    Returns
+    -------
+    list of (ndarray, str, str)
+        Of each rule: bool, of the configuration's shape, true where it is broken; the
+        rule; the remedy.
+    """
+    c, m = config, config.model
+    positive = [(getattr(c, n) < 1, f"{n} is at least 1", f"raise {n}") for n in SIZES]
+    batches = c.micro_batches
+    rules = [
+        *positive,
+        (
+            batches != np.round(batches),
+            "micro_batch times dp divides the global batch",
+            "change the global batch, micro_batch or dp",
+        ),
+        (m.heads % c.tp != 0, "tp divides the attention heads", "change tp"),
+        (m.hidden % c.tp != 0, "tp divides the hidden size", "change tp"),
+        (
+            m.layers % (c.pp * c.virtual) != 0,
+            "pp times the virtual stages divides the layers",
+            "change pp, virtual or layers",
+        ),
+        ((c.virtual > 1) & (c.pp < 2), "virtual stages need a pipeline", "raise pp"),
+        (
+            (c.virtual > 1) & (batches % c.pp != 0),
+            "an interleaved schedule has a multiple of pp micro-batches (SC'21, 2.2)",
+            "change the global batch or virtual",
+        ),
+        (c.dp % c.ep != 0, "ep divides dp", "change ep or dp"),
+        (
+            (c.ep > 1) & (m.experts % np.maximum(c.ep, 1) != 0),
+            "ep divides the experts",
+            "change ep",
+        ),
+        (
+            (c.ep > 1) & (m.experts < 1),
+            "a dense model has no experts to spread",
+            "set ep to 1",
+        ),
+        (m.sequence % c.cp != 0, "cp divides the sequence", "change cp"),
+        (~np.isin(c.zero, (0, 1, 2, 3)), "the ZeRO stage is 0 to 3", "change zero"),
+        (
+            (c.pp > 1) & (c.zero > 1),
+            "a pipeline goes with ZeRO stage 0 or 1",
+            "lower zero or pp",
+        ),
+        (
+            ~np.isin(c.recompute, (0, 1, 2)),
+            "recompute is 0, 1 or 2",
+            "change recompute",
+        ),
+    ]
+    return [
+        (np.broadcast_to(np.asarray(broken), c.shape), rule, remedy)
+        for broken, rule, remedy in rules
+    ]
+
+
+def refuse_unsound(config: Configuration) -> None:
+    """Refuse a configuration with any element that cannot exist.
+
+    Raises
+    ------
+    LayoutError
+        If a rule is broken anywhere.
+    """
+    for broken, rule, remedy in unmet(config):
+        if broken.any():
+            where = ", ".join(
+                f"{name} {_first(getattr(config, name), broken):g}" for name in SIZES
+            )
+            raise LayoutError(f"{rule}, but not with {where}: {remedy}")
+
+
+def _first(values: Float64, broken: Bool) -> float:
+    """Of the first element that breaks a rule."""
+    return float(np.broadcast_to(values, broken.shape)[broken].flat[0])

@@ -1,0 +1,51 @@
+"""What published models of time disagree about: each choice is an input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from moetraffic.errors import LayoutError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """How FLOP, volumes and the bubble are counted.
+
+    Raises
+    ------
+    LayoutError
+        If a choice is not one of :data:`CHOICES`.
+    """
+
+    flops: str = "layers"  # SC'21 equation 3; "parameters": 8 N/(p t) b s of APNet'24
+    stage: str = "mean"  # "last": the stage that holds the head, which others wait for
+    gathers: str = "megatron"  # sequence parallel: 6 all-gathers a layer; "paper": 4
+    reduced: str = "held"  # N/(p t) a rank; "whole": N, as APNet'24 prints it
+    ends: str = "left-out"  # all-reduces of vocabulary-parallel ends; "counted"
+    bubble: str = "with-communication"  # APNet'24; "compute": SC'21's ideal time
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            chosen = getattr(self, field.name)
+            if chosen not in CHOICES[field.name]:
+                raise LayoutError(
+                    f"{field.name} is one of {', '.join(CHOICES[field.name])}, not "
+                    f"{chosen!r}: choose one"
+                )
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "flops": ("layers", "parameters"),
+    "stage": ("mean", "last"),
+    "gathers": ("megatron", "paper"),
+    "reduced": ("held", "whole"),
+    "ends": ("left-out", "counted"),
+    "bubble": ("with-communication", "compute"),
+}
+"""By field of Conventions, what it may be."""
+
+APNET24 = Conventions(flops="parameters")
+"""'Understanding Communication Characteristics of Distributed Training', APNet'24."""
+
+SC21 = Conventions()
+"""Narayanan et al., SC'21, arXiv 2104.04473."""

@@ -1,0 +1,220 @@
+"""The time of an iteration, term by term, of one configuration or of many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .configuration import Configuration, refuse_unsound, unmet
+from .conventions import SC21, Conventions
+from .memory import Memory, memory
+from .operations import model_operations, operations
+from .system import System
+from .traffic import IN_DP, KINDS, Traffic, traffic
+from .values import Float64, Values
+
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An iteration's time, seen from a rank of the first stage.
+
+    Arrays have the configuration's shape, float64 and seconds where not told
+    otherwise; NaN where the configuration cannot exist (``sound`` is false).
+    """
+
+    config: Configuration
+    sound: Bool  # bool: no rule of a configuration is broken
+    compute: Float64  # T_comp
+    communication: dict[str, Float64]  # by kind of KINDS, whether hidden or not
+    wire: dict[str, Float64]  # bytes that the rank sends, by kind
+    hidden: Float64  # of communication, under computing
+    overhead: Float64  # of layers and of the iteration
+    optimizer: Float64
+    bubble: Float64  # T_bubble
+    iteration: Float64  # T_iter, the sum
+    bubble_share: Float64  # T_bubble of T_iter: APNet'24's R_bubble
+    bubble_of_ideal: Float64  # (p - 1)/(v m): SC'21's, of the time without it
+    memory: Memory  # bytes of the rank that needs most
+    fits: Bool  # bool: into the memory that is not reserved
+
+    @property
+    def tp(self) -> Float64:
+        """T_TP, ends included."""
+        return self.communication["tp"] + self.communication["ends"]
+
+    @property
+    def pp(self) -> Float64:
+        """T_PP."""
+        return self.communication["pp"]
+
+    @property
+    def dp(self) -> Float64:
+        """T_DP: gradients and parameters of data parallelism, the tied embedding."""
+        return np.asarray(sum(self.communication[kind] for kind in IN_DP))
+
+    @property
+    def ep(self) -> Float64:
+        """T_EP: all-to-alls of experts."""
+        return self.communication["ep"]
+
+    @property
+    def cp(self) -> Float64:
+        """Of context parallelism."""
+        return self.communication["cp"]
+
+    @property
+    def all_communication(self) -> Float64:
+        """Of all kinds, whether hidden or not."""
+        return np.asarray(sum(self.communication.values()))
+
+    @property
+    def comm_share(self) -> Float64:
+        """R_comm: what is exposed of communication, of T_iter; no bubble in it."""
+        return np.asarray((self.all_communication - self.hidden) / self.iteration)
+
+    @property
+    def waiting_share(self) -> Float64:
+        """R_comm as others count it: the bubble is communication too."""
+        return self.comm_share + self.bubble_share
+
+    @property
+    def tokens_s(self) -> Float64:
+        """Tokens a second of all ranks."""
+        c = self.config
+        return np.asarray(c.global_batch * c.model.sequence / self.iteration)
+
+    @property
+    def flops_gpu(self) -> Float64:
+        """FLOP/s of a GPU that the model asks for, recomputation not counted."""
+        return model_operations(self.config) / self.iteration / self.config.world
+
+
+def estimate(
+    config: Configuration,
+    system: System,
+    *,
+    conventions: Conventions = SC21,
+    strict: bool = True,
+) -> Estimate:
+    """Estimate the time of an iteration.
+
+    ``T_iter = T_comp + T_TP + T_CP + T_PP + T_EP + T_DP + T_bubble + overheads +
+    T_optimizer - hidden`` with ``T_comp = m FLOP/(u F)``, each communication ``bytes a
+    rank sends / effective bandwidth + messages x latency``, and ``T_bubble`` of
+    ``(p - 1)/v`` times what a micro-batch takes: computing and overhead, and with the
+    convention of APNet'24 its communication too.
+
+    Overlap: of a kind's time the share of ``system.overlap`` may hide, and no more than
+    there is of what it can hide under: all computing for what every micro-batch sends
+    and for ZeRO 2 and 3; the last micro-batch's backward pass for what comes once.
+
+    Parameters
+    ----------
+    config
+        Numbers, or arrays that broadcast: 100,000 take a fraction of a second.
+    system
+        What it runs on.
+    conventions
+        What published models disagree about.
+    strict
+        Refuse configurations that cannot exist; otherwise they are NaN.
+
+    Raises
+    ------
+    LayoutError
+        If ``strict`` and a rule is broken, or a bandwidth is missing.
+
+    References
+    ----------
+    Narayanan et al., SC'21, arXiv 2104.04473; 'Understanding Communication
+    Characteristics of Distributed Training', APNet'24.
+    """
+    c, s = config, system
+    if strict:
+        refuse_unsound(c)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        batches = c.micro_batches
+        work = operations(c, conventions)
+        compute = batches * work.all / (s.utilisation * s.peak_flops)
+        layers = batches * (c.model.layers / c.pp) * s.layer_overhead_s
+        moved = traffic(c, conventions)
+        times, wire, micro = _sent(moved, s, c.shape)
+        last = (work.backward + work.recomputed) / work.all * compute / batches
+        hidden = _hidden(c, s, times, compute, last)
+        beat = (compute + layers) / batches
+        if conventions.bubble == "with-communication":
+            beat = beat + micro / batches
+        bubble = (c.pp - 1) / c.virtual * beat
+        updated = (c.held + c.experts_held) / np.where(c.zero > 0, c.dp * c.cp, 1.0)
+        optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
+        overhead = layers + s.iteration_overhead_s
+        whole = compute + sum(times.values()) - hidden + bubble + overhead + optimizer
+        needed = memory(c)
+        room = s.memory_bytes - s.reserved_bytes
+        fits = np.asarray(needed.total <= room)
+        ideal = (c.pp - 1) / (c.virtual * batches)
+        share = bubble / whole
+    shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
+    sound = np.ones(shape, bool)
+    for broken, _rule, _remedy in unmet(c):
+        sound = sound & ~broken
+    return Estimate(
+        config=c,
+        sound=sound,
+        compute=_where(sound, compute),
+        communication={kind: _where(sound, value) for kind, value in times.items()},
+        wire={kind: _where(sound, value) for kind, value in wire.items()},
+        hidden=_where(sound, hidden),
+        overhead=_where(sound, overhead),
+        optimizer=_where(sound, optimizer),
+        bubble=_where(sound, bubble),
+        iteration=_where(sound, whole),
+        bubble_share=_where(sound, share),
+        bubble_of_ideal=_where(sound, ideal),
+        memory=needed,
+        fits=fits & sound,
+    )
+
+
+def _where(sound: Bool, value: Values) -> Float64:
+    return np.where(sound, value, np.nan)
+
+
+def _sent(
+    moved: list[Traffic], system: System, shape: tuple[int, ...]
+) -> tuple[dict[str, Float64], dict[str, Float64], Values]:
+    """Times and bytes by kind, and the time of what every micro-batch sends."""
+    times: dict[str, Float64] = {kind: np.zeros(shape) for kind in KINDS}
+    wire: dict[str, Float64] = {kind: np.zeros(shape) for kind in KINDS}
+    micro: Values = np.zeros(shape)
+    for calls in moved:
+        if not np.any(calls.calls) or not np.any(calls.ranks > 1):
+            continue  # no bandwidth is asked for what nobody sends
+        sent = calls.wire
+        spent = sent / system.speed(calls) + calls.steps * system.latency_s
+        spent = np.where(calls.calls > 0, spent, 0.0)
+        times[calls.kind] = times[calls.kind] + spent
+        wire[calls.kind] = wire[calls.kind] + sent
+        if calls.every_micro_batch:
+            micro = micro + spent
+    return times, wire, micro
+
+
+def _hidden(
+    c: Configuration,
+    s: System,
+    times: dict[str, Float64],
+    compute: Values,
+    last: Values,
+) -> Values:
+    """Communication that is over before the computing that it hides under."""
+    found: Values = 0.0
+    for kind, share in s.overlap.items():
+        once = kind in ("dp", "edp", "embedding")
+        window = np.where(once & (c.zero < 2), last, compute) if once else compute
+        found = found + np.minimum(np.asarray(share) * times[kind], window)
+    return np.minimum(found, compute)

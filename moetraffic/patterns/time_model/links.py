@@ -1,0 +1,85 @@
+"""Effective bandwidth of groups: from what nodes have, or from what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.patterns.bandwidth import BandwidthTable
+
+from .traffic import Traffic
+from .values import Float64, Values, numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLinks:
+    """Nodes of GPUs that are fast inside and share what their NICs give.
+
+    A ring over nodes leaves each node once: ``q`` members of a group in a node of
+    ``G`` GPUs share its NICs with ``G/q`` other groups, so that a rank's ring gets
+    ``q/G`` of them.  All-to-all: each rank sends ``(n - q)/(n - 1)`` of its bytes out
+    over a ``G``-th of the NICs.  A group inside a node, and anything at most, gets
+    ``inside_bytes_s``.
+    """
+
+    gpus: Values  # G of a node
+    inside_bytes_s: Values  # of a GPU, each way
+    nic_bytes_s: Values  # of all NICs of a node, each way
+    efficiency: Values = 1.0  # of what is sold, that a collective gets
+
+    def speed(self, calls: Traffic) -> Float64:
+        """Bytes/s that a rank of this group sends."""
+        gpus = numbers("gpus", self.gpus)
+        nic = numbers("nic_bytes_s", self.nic_bytes_s)
+        inside = numbers("inside_bytes_s", self.inside_bytes_s)
+        near = np.clip(np.floor(gpus / calls.stride), 1, calls.ranks)
+        out = nic * near / gpus
+        if calls.collective == "send_recv":
+            out = nic / np.minimum(calls.stride, gpus)
+        elif calls.collective == "all_to_all":
+            leaving = np.maximum(calls.ranks - near, 1e-9)
+            out = nic / gpus * (calls.ranks - 1) / leaving
+        within = calls.stride * calls.ranks <= gpus
+        return np.asarray(
+            np.where(within, inside, np.minimum(inside, out)) * self.efficiency
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLinks:
+    """What ``moetraffic bench`` measured, asked by the nodes that a group lies on.
+
+    A group of ``n`` ranks, every ``stride``-th one, lies on ``ceil(n stride/G)`` nodes
+    of ``G`` GPUs, or ``n`` if that is fewer.  Measurements are of one group at a time:
+    those that share a node's NICs share its bandwidth, which ``together`` divides by.
+    """
+
+    table: BandwidthTable
+    gpus: int  # of a node
+    platform: str | None = None  # which measurements; None: the only ones there are
+    protocol: str | None = None
+    together: bool = False  # divide by the groups beside each other on a node
+
+    def speed(self, calls: Traffic) -> Float64:
+        """Bytes/s that a rank of this group sends; those of one rank send nothing."""
+        ranks, stride, size, times = np.broadcast_arrays(
+            calls.ranks, calls.stride, calls.buffer, calls.calls
+        )
+        nodes = np.minimum(np.ceil(ranks * stride / self.gpus), ranks)
+        found = np.full(ranks.shape, np.inf)
+        asked = (ranks > 1) & (size > 0) & (times > 0)
+        for span in np.unique(nodes[asked]):
+            mine = asked & (nodes == span)
+            found[mine] = self.table.effective(
+                calls.collective,
+                2 if calls.collective == "send_recv" else ranks[mine],
+                size[mine],
+                span=2 if calls.collective == "send_recv" and span > 1 else int(span),
+                platform=self.platform,
+                protocol=self.protocol,
+            ).bytes_s
+        if self.together:
+            near = np.clip(np.floor(self.gpus / stride), 1, ranks)
+            found = np.where(nodes > 1, found * near / self.gpus, found)
+        return found

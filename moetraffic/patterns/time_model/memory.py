@@ -1,0 +1,97 @@
+"""Memory of a rank: does it fit?
+
+Weights, gradients and optimizer states: Rajbhandari et al., arXiv 1910.02054, section
+3.1 and figure 1 (Adam in mixed precision: 2 + 2 + 12 bytes a parameter; each stage
+shards one more of them).  Activations: Korthikanti et al., arXiv 2205.05198, equations
+1, 2, 4, 5 and table 2, in fp16 with a byte a mask, for any element size here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .configuration import Configuration
+from .values import Float64
+
+OPTIMIZER_BYTES = 12
+"""A parameter: master copy, first and second moment in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of the rank that needs most: of the first stage under 1F1B."""
+
+    weights: Float64
+    gradients: Float64
+    optimizer: Float64
+    activations: Float64
+
+    @property
+    def total(self) -> Float64:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def memory(
+    config: Configuration, *, optimizer_bytes: float = OPTIMIZER_BYTES
+) -> Memory:
+    """Bytes that a rank of the first stage holds.
+
+    Activations of a layer are ``s b h (34 + 5 a s/h)`` bytes in fp16; tensor
+    parallelism divides 24 of the 34 and the attention matrices, sequence parallelism
+    all.  Recomputing the attention matrices (or never storing them) leaves
+    ``34 s b h``, full recomputation the layer's input ``2 s b h`` and one layer that
+    is being computed again.  1F1B keeps ``min(p, m)`` micro-batches of a stage in
+    flight, an interleaved schedule ``1 + (p - 1)/(p v)`` of all layers.  A last stage
+    has the logits in fp32; a stage alone is the last one.  Weights are a mean stage's.
+
+    Parameters
+    ----------
+    config
+        Any.
+    optimizer_bytes
+        Of states a parameter.
+    """
+    c = config
+    replicas = c.dp * c.cp
+    parts = []
+    for held, copies in ((c.held, replicas), (c.experts_held, replicas / c.ep)):
+        cut = [np.where(c.zero >= stage, copies, 1.0) for stage in (3, 2, 1)]
+        sizes = (c.element_bytes, c.gradient_bytes, optimizer_bytes)
+        parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])
+    weights, gradients, optimizer = (sum(pair) for pair in zip(*parts, strict=True))
+    return Memory(
+        weights=np.asarray(weights),
+        gradients=np.asarray(gradients),
+        optimizer=np.asarray(optimizer),
+        activations=_activations(c),
+    )
+
+
+def _activations(c: Configuration) -> Float64:
+    m = c.model
+    half = c.element_bytes / 2  # the paper counts 2 bytes an element
+    row = c.tokens * m.hidden
+    apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    # Step 1: one layer.  10 of the 34 are norms, masks of dropout and inputs, which
+    # tensor parallelism alone leaves whole; 16 of the 24 are the feed-forward's width.
+    padded = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+    share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
+    copies = (1 - share) + share * np.maximum(m.k * padded, 1)
+    wide = 8 + 4 * m.ffn / m.hidden
+    core = 5 * m.heads * m.sequence * c.tokens * half / c.tp
+    layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)
+    kept = np.select(
+        [c.recompute == 2, c.recompute == 1],
+        [2 * row * half / apart, layer],
+        layer + core,
+    )
+    # Step 2: layers in flight on the first stage.
+    flight = np.minimum(c.pp, c.micro_batches) / c.pp
+    flight = np.where(c.virtual > 1, 1 + (c.pp - 1) / (c.pp * c.virtual), flight)
+    again = np.where(c.recompute == 2, layer + core, 0.0)
+    # Step 3: the ends, of a stage alone.
+    logits = (4 * c.tokens * m.vocabulary / c.tp + 4 * row * half / apart) * (c.pp == 1)
+    return np.asarray(m.layers * kept * flight + again + logits)

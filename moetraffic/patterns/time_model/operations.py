@@ -1,0 +1,77 @@
+"""Floating-point operations of a micro-batch on a rank, and of a whole iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .configuration import Configuration
+from .conventions import SC21, Conventions
+from .values import Float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """FLOP of one micro-batch on one rank; a multiplication and addition are two."""
+
+    forward: Float64
+    backward: Float64
+    recomputed: Float64  # forward again, before backward
+
+    @property
+    def all(self) -> Float64:
+        """All three."""
+        return self.forward + self.backward + self.recomputed
+
+
+def operations(config: Configuration, conventions: Conventions = SC21) -> Operations:
+    """FLOP of a micro-batch of ``b s`` tokens on a rank.
+
+    ``flops="layers"``: a layer takes ``2 w b s`` for its ``w`` weights and
+    ``4 b s^2 h`` for attention without the causal half, the head ``2 b s h V``;
+    backward is twice that.  A GPT's iteration is then
+    ``96 B s l h^2 (1 + s/6h + V/16lh)`` with full recomputation (SC'21, equation 3),
+    ``72 ... V/12lh`` without.
+    ``flops="parameters"``: ``8 N/(p t) b s``, of which forward is 2 (APNet'24).
+
+    Experts count with the busiest rank's load (``imbalance``), or with their padded
+    buffers.
+
+    Parameters
+    ----------
+    config
+        Any; with ``stage="last"`` of ``conventions`` the rank is one that has the head.
+    conventions
+        How it is counted.
+    """
+    c, m = config, config.model
+    again = np.where(c.recompute == 2, 1.0, 0.0)
+    spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+    routed = 2 * m.k * m.expert_weights * m.moe_layers * spread * c.tokens
+    split = c.tp * c.pp
+    if conventions.flops == "parameters":
+        whole = (2 * m.parameters * c.tokens + routed) / split
+        return Operations(forward=whole, backward=2 * whole, recomputed=again * whole)
+    core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
+    layers = (2 * m.layers * m.weights * c.tokens + routed) / split + core
+    head = 2 * c.tokens * m.hidden * m.vocabulary / c.tp
+    if conventions.stage == "mean":
+        head = head / c.pp
+    return Operations(
+        forward=layers + head,
+        backward=2 * (layers + head),
+        recomputed=again * layers + np.where(c.recompute == 1, core, 0.0),
+    )
+
+
+def model_operations(config: Configuration) -> Float64:
+    """FLOP that an iteration's tokens ask of the model: nothing is computed again.
+
+    ``72 B s l h^2 (1 + s/6h + V/12lh)`` of a GPT; what model FLOP utilisation counts.
+    """
+    c, m = config, config.model
+    a_token = m.layers * (2 * m.weights + 4 * m.sequence * m.attention)
+    a_token = a_token + 2 * m.k * m.expert_weights * m.moe_layers
+    a_token = a_token + 2 * m.hidden * m.vocabulary
+    return np.asarray(3 * a_token * c.global_batch * m.sequence)

@@ -1,0 +1,110 @@
+"""Scaling: the same model on more GPUs, with one batch, one a rank, or larger ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import LayoutError
+
+from .configuration import Configuration
+from .conventions import SC21, Conventions
+from .estimation import Estimate, estimate
+from .system import System
+from .values import Float64, numbers
+
+SCALINGS = ("strong", "weak", "large-batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A configuration at several sizes, the first of which others are compared with."""
+
+    scaling: str  # one of SCALINGS
+    estimate: Estimate  # arrays [n]
+
+    @property
+    def gpus(self) -> Float64:
+        """``[n]``."""
+        config = self.estimate.config
+        return np.broadcast_to(config.world, config.shape)
+
+    @property
+    def speedup(self) -> Float64:
+        """``[n]`` throughput over the first one's."""
+        return np.asarray(self.estimate.tokens_s / self.estimate.tokens_s[0])
+
+    @property
+    def efficiency(self) -> Float64:
+        """``[n]`` throughput a GPU over the first one's."""
+        return np.asarray(self.speedup * self.gpus[0] / self.gpus)
+
+
+def sweep(
+    config: Configuration,
+    system: System,
+    scaling: str,
+    sizes: npt.ArrayLike,
+    *,
+    conventions: Conventions = SC21,
+) -> Sweep:
+    """Scale one configuration.
+
+    Parameters
+    ----------
+    config
+        Of numbers, no arrays.
+    system, conventions
+        As of :func:`estimate`.
+    scaling
+        ``strong``: the global batch stays and ``sizes`` are dp.  ``weak``: the same,
+        with as many sequences a data-parallel rank as before.  ``large-batch``: ranks
+        stay and ``sizes`` are global batches.
+    sizes
+        ``[n]`` ascending.
+
+    Returns
+    -------
+    Sweep
+        Sizes that cannot be (a batch that does not divide) are NaN.
+
+    Raises
+    ------
+    LayoutError
+        If the scaling is none of :data:`SCALINGS`, or the configuration an array.
+    """
+    if scaling not in SCALINGS:
+        raise LayoutError(
+            f"a scaling is one of {', '.join(SCALINGS)}, not {scaling!r}: choose one"
+        )
+    if config.shape:
+        raise LayoutError(
+            "a sweep scales one configuration, but this one is an array of shape "
+            f"{config.shape}: give numbers"
+        )
+    steps = numbers("sizes", sizes)
+    if scaling == "large-batch":
+        scaled = replace(config, global_batch=steps)
+    else:
+        batch = config.global_batch
+        if scaling == "weak":
+            batch = batch / config.dp * steps
+        # experts stay where they are: their groups get no larger
+        scaled = replace(config, dp=steps, global_batch=batch)
+    told = estimate(scaled, system, conventions=conventions, strict=False)
+    return Sweep(scaling=scaling, estimate=told)
+
+
+def zero_stages(
+    config: Configuration, system: System, *, conventions: Conventions = SC21
+) -> Estimate:
+    """One configuration under ZeRO 0, 1, 2 and 3: arrays ``[4]``.
+
+    Volumes of a rank, of ``Psi = N e`` and each ``(d-1)/d``: 2 Psi, 2 Psi, and under
+    accumulation of m micro-batches ``(m + 1)`` Psi and ``3 m`` Psi
+    (arXiv 1910.02054, section 7).
+    """
+    staged = replace(config, zero=np.arange(4.0))
+    return estimate(staged, system, conventions=conventions, strict=False)

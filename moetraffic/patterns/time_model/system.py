@@ -1,0 +1,137 @@
+"""What a configuration runs on: speeds, overheads, memory, and what overlaps.
+
+Every number may be an array that broadcasts with the configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from moetraffic.errors import LayoutError
+
+from .traffic import KINDS, Traffic
+from .values import Float64, Values, numbers
+
+
+@runtime_checkable
+class Effective(Protocol):
+    """Effective bandwidth as C(collective, ranks, size)."""
+
+    def bandwidth(self, collective: str, ranks: Float64, size: Float64) -> Values:
+        """Bytes/s that a rank sends on the wire (nccl-tests' busbw) for a buffer of
+        ``size`` bytes in a group of ``ranks``."""
+        ...
+
+
+@runtime_checkable
+class Links(Protocol):
+    """Bandwidth that knows more of the calls than their sizes."""
+
+    def speed(self, calls: Traffic) -> Float64:
+        """Bytes/s that a rank of this group sends."""
+        ...
+
+
+Bandwidth: TypeAlias = Values | Effective | Links | Mapping[str, Values]
+"""Bytes/s: a number or array, a table, links, or one of these by kind of traffic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """GPUs and what joins them.
+
+    Raises
+    ------
+    LayoutError
+        If a number is negative, or a kind of traffic is not one of KINDS.
+    """
+
+    peak_flops: Values  # F of a GPU in this precision, FLOP/s
+    utilisation: Values = 0.4  # u of F while computing
+    bandwidth: Bandwidth = np.inf  # effective, bytes/s of the wire
+    latency_s: Values = 0.0  # of one message of a collective, alpha
+    layer_overhead_s: Values = 0.0  # of a layer and micro-batch, all passes together
+    iteration_overhead_s: Values = 0.0  # of an iteration
+    optimizer_bytes: Values = 28.0  # of memory traffic a parameter; Adam in mixed
+    # precision reads gradient 2, reads and writes master copy and moments 8 each, and
+    # writes the weight 2
+    memory_bytes_s: Values = np.inf  # of a GPU; the optimizer's speed
+    memory_bytes: Values = np.inf  # of a GPU
+    reserved_bytes: Values = 0.0  # of it: context, buffers of collectives, fragments
+    overlap: Mapping[str, Values] = field(default_factory=dict)  # share of a kind's
+    # time that may hide under computing, 0 to 1; others hide nothing
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.name in ("bandwidth", "overlap"):
+                continue
+            made = numbers(one.name, getattr(self, one.name))
+            if (made < 0).any():
+                raise LayoutError(
+                    f"{one.name} is at least 0, but is {made.min():g}: raise it"
+                )
+            object.__setattr__(self, one.name, made)
+        named = set(self.overlap)
+        if isinstance(self.bandwidth, Mapping):
+            named |= set(self.bandwidth) - {"other"}
+        if not named <= set(KINDS):
+            raise LayoutError(
+                f"a kind of traffic is one of {', '.join(KINDS)}, not "
+                f"{sorted(named - set(KINDS))[0]!r}: change it"
+            )
+        for kind, share in self.overlap.items():
+            made = numbers(f"overlap of {kind}", share)
+            if ((made < 0) | (made > 1)).any():
+                raise LayoutError(
+                    f"the overlap of a kind is a share from 0 to 1, but of {kind} it "
+                    f"is {made.max():g}: change it"
+                )
+
+    def speed(self, calls: Traffic) -> Float64:
+        """Effective bandwidth of some calls, bytes/s that a rank sends.
+
+        Raises
+        ------
+        LayoutError
+            If nothing is known for their kind, or it is not above 0.
+        """
+        told = self.bandwidth
+        if isinstance(told, Mapping):
+            # what is not told apart goes the way that gradients go
+            for name in (calls.kind, *ALIKE.get(calls.kind, ()), "other"):
+                if name in told:
+                    told = told[name]
+                    break
+            else:
+                raise LayoutError(
+                    f"the bandwidth of {calls.kind} is needed, but only "
+                    f"{', '.join(told)} are given: add it, or 'other'"
+                )
+        if isinstance(told, Links):
+            made = told.speed(calls)
+        elif isinstance(told, Effective):
+            made = numbers(
+                f"the bandwidth of {calls.kind}",
+                told.bandwidth(calls.collective, calls.ranks, calls.buffer),
+            )
+        else:
+            made = numbers(f"the bandwidth of {calls.kind}", told)
+        if (made <= 0).any():
+            raise LayoutError(
+                f"a bandwidth is above 0, but of {calls.kind} it is {made.min():g}: "
+                "raise it"
+            )
+        return made
+
+
+ALIKE: Mapping[str, tuple[str, ...]] = {
+    "edp": ("dp",),
+    "embedding": ("dp",),
+    "ends": ("tp",),
+    "cp": ("tp",),
+}
+"""Kinds whose bandwidth is another's, where it is not given."""

@@ -1,0 +1,39 @@
+"""Numbers of a configuration: each may be one, or an array that broadcasts."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import LayoutError
+
+Float64 = npt.NDArray[np.float64]
+
+Values: TypeAlias = Any
+"""A number, or anything that numpy makes an array of; all broadcast together."""
+
+
+def numbers(name: str, given: Values) -> Float64:
+    """What was given as float64, any shape.
+
+    Raises
+    ------
+    LayoutError
+        If it is no number.
+    """
+    try:
+        made = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise LayoutError(
+            f"{name} is a number or an array of numbers, but is {given!r}: change it"
+        ) from None
+    if np.isnan(made).any():
+        raise LayoutError(f"{name} must be known, but some of it is NaN: change it")
+    return made
+
+
+def shared(before: Float64, ranks: Float64) -> Float64:
+    """``(n - 1)/n x before``: what each of n ranks sends in one turn of a ring."""
+    return np.asarray(before * (ranks - 1) / ranks)
