@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -101,31 +102,61 @@ def calibrate(
         raise LayoutError(
             f"measured times are above 0 s, but one is {times.min():g}: leave it out"
         )
-    # Step 1: what the known part takes, and each unknown by itself at 1.
+    terms = _terms(config, system, unknowns, conventions)
+    values, rank = _fit(terms, times, unknowns)
+    return Calibration(
+        system=_with(system, values),
+        fitted=values,
+        measured=times,
+        predicted=_predicted(terms, values),
+        rank=rank,
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """An iteration's time as ``known + columns @ coefficients``, s."""
+
+    known: Float64  # [n]
+    columns: Float64  # [n, k], of each unknown at 1
+
+    def of(self, rows: npt.NDArray[np.int64]) -> _Terms:
+        return _Terms(self.known[rows], self.columns[rows])
+
+
+def _terms(
+    config: Configuration,
+    system: System,
+    unknowns: Sequence[str],
+    conventions: Conventions,
+) -> _Terms:
     silent = _with(system, dict.fromkeys(unknowns, np.inf))
     known = _total(config, silent, conventions)
     columns = [
         _total(config, _with(silent, {name: 1.0}), conventions) - known
         for name in unknowns
     ]
-    matrix = np.stack(columns, axis=1) / times[:, None]
-    # Step 2: relative least squares; columns of one size, as speeds and times are not.
+    return _Terms(known, np.stack(columns, axis=1))
+
+
+def _fit(
+    terms: _Terms, times: Float64, unknowns: Sequence[str]
+) -> tuple[dict[str, float], int]:
+    """Relative least squares; columns of one size, as speeds and times are not."""
+    matrix = terms.columns / times[:, None]
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    found, _norm = nnls(matrix / scale, 1 - known / times)
-    found = found / scale
-    values = {
-        name: _value(name, float(one))
-        for name, one in zip(unknowns, found, strict=True)
-    }
-    fitted = _with(system, values)
-    return Calibration(
-        system=fitted,
-        fitted=values,
-        measured=times,
-        predicted=known + matrix @ found * times,
-        rank=int(np.linalg.matrix_rank(matrix / scale)),
-    )
+    found, _norm = nnls(matrix / scale, 1 - terms.known / times)
+    pairs = zip(unknowns, (found / scale).tolist(), strict=True)
+    rank = int(np.linalg.matrix_rank(matrix / scale))
+    return {name: _value(name, one) for name, one in pairs}, rank
+
+
+def _predicted(terms: _Terms, values: Mapping[str, float]) -> Float64:
+    coefficients = [
+        value if name in OVERHEADS else 1 / value for name, value in values.items()
+    ]
+    return np.asarray(terms.known + terms.columns @ np.array(coefficients))
 
 
 def _value(name: str, coefficient: float) -> float:
@@ -135,7 +166,7 @@ def _value(name: str, coefficient: float) -> float:
 
 
 def _with(system: System, values: Mapping[str, float]) -> System:
-    """The system with these numbers; an overhead of inf is one of 0."""
+    """The system with these numbers; inf is nothing, of an overhead too."""
     new: dict[str, Values] = {}
     told = system.bandwidth
     every = dict(told) if isinstance(told, Mapping) else {"other": told}
@@ -180,23 +211,16 @@ def half_splits(
     system, unknowns, conventions
         As of :func:`calibrate`.
     """
-    from itertools import combinations
-
     times = np.asarray(measured, np.float64)
     number = times.size
+    calibrate(config, times, system, unknowns, conventions=conventions)  # or refuse
+    terms = _terms(config, system, unknowns, conventions)
     errors = []
     for half in combinations(range(number), number // 2):
         seen = np.array(half)
         others = np.setdiff1d(np.arange(number), seen)
-        fit = calibrate(
-            taken(config, seen),
-            times[seen],
-            system,
-            unknowns,
-            conventions=conventions,
-        )
-        told = _total(taken(config, others), fit.system, conventions)
-        errors.append(told / times[others] - 1)
+        values, _rank = _fit(terms.of(seen), times[seen], unknowns)
+        errors.append(_predicted(terms.of(others), values) / times[others] - 1)
     found = np.stack(errors)
     return HalfSplits(
         errors=found,
@@ -204,22 +228,3 @@ def half_splits(
         worst=float(np.abs(found).max()),
         splits=len(errors),
     )
-
-
-def taken(config: Configuration, elements: npt.NDArray[np.int64]) -> Configuration:
-    """Some elements of a configuration of one dimension."""
-    from dataclasses import fields
-
-    def part(value: Values) -> Values:
-        return value[elements] if value.ndim else value
-
-    model = replace(
-        config.model,
-        **{f.name: part(getattr(config.model, f.name)) for f in fields(config.model)},
-    )
-    new = {
-        f.name: part(getattr(config, f.name))
-        for f in fields(config)
-        if f.name != "model"
-    }
-    return replace(config, model=model, **new)

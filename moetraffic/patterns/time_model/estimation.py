@@ -90,7 +90,8 @@ class Estimate:
     @property
     def flops_gpu(self) -> Float64:
         """FLOP/s of a GPU that the model asks for, recomputation not counted."""
-        return model_operations(self.config) / self.iteration / self.config.world
+        a_gpu = model_operations(self.config) / self.config.world
+        return np.asarray(a_gpu / self.iteration)
 
 
 def estimate(
