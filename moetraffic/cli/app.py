@@ -17,6 +17,7 @@ from . import (
     capture,
     compare,
     demo,
+    estimate,
     fabric,
     import_,
     info,
@@ -55,6 +56,7 @@ app.command("merge")(merge.merge)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)
 app.command("fabric")(fabric.fabric)
+app.command("estimate")(estimate.estimate)
 app.command("schedule")(schedule.schedule)
 app.command("tolerance")(tolerance.tolerance)
 app.command("models")(models.models)

@@ -166,9 +166,7 @@ def _splits(config: Configuration, times: Float64) -> Table:
         FITTED,
     ):
         found = half_splits(config, times, system(), unknowns)
-        names = ", ".join(
-            name.removesuffix("_s").replace("_", " ") for name in unknowns
-        )
+        words = (name.removesuffix("_s").replace("_", " ") for name in unknowns)
         rows.append(
             (
                 ", ".join(words),

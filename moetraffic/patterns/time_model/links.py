@@ -40,7 +40,7 @@ class NodeLinks:
         elif calls.collective == "all_to_all":
             leaving = np.maximum(calls.ranks - near, 1e-9)
             out = nic / gpus * (calls.ranks - 1) / leaving
-        within = calls.stride * calls.ranks <= gpus
+        within = (calls.stride * calls.ranks <= gpus) | (calls.ranks <= 1)
         return np.asarray(
             np.where(within, inside, np.minimum(inside, out)) * self.efficiency
         )

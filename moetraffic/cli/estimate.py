@@ -1,0 +1,390 @@
+"""``moetraffic estimate``: an iteration's time from its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import preset
+from moetraffic.report.units import bytes_per_second, seconds
+from moetraffic.trace.durable import refuse_output
+
+from .output import console, json_text, print_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moetraffic.patterns.time_model import Configuration, Conventions, System
+
+SHOWN = 12
+"""Of the best configurations."""
+
+
+def estimate(
+    model: Annotated[
+        str, typer.Option(help="A preset, see moetraffic models.")
+    ] = "gpt-1.3b",
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence.", show_default="its own")
+    ] = None,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
+    dp: Annotated[int, typer.Option(help="Data-parallel ranks, ep included.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel ranks.")] = 1,
+    cp: Annotated[int, typer.Option(help="Context-parallel ranks.")] = 1,
+    virtual: Annotated[int, typer.Option(help="Pipeline stages a rank holds.")] = 1,
+    micro_batch: Annotated[int, typer.Option(help="Sequences a pass.")] = 1,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences an iteration.", show_default="8 a pass and dp"),
+    ] = None,
+    zero: Annotated[int, typer.Option(help="ZeRO stage.")] = 0,
+    recompute: Annotated[str, typer.Option(help="none, selective or full.")] = "none",
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Megatron's, over tp.")
+    ] = False,
+    gradient_bytes: Annotated[
+        float, typer.Option(help="Of a gradient as it is reduced.")
+    ] = 2.0,
+    imbalance: Annotated[
+        float, typer.Option(help="Busiest expert-parallel rank over the mean.")
+    ] = 1.0,
+    platform: Annotated[
+        str, typer.Option(help="A published system, such as polaris.")
+    ] = "",
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(help="Of a GPU.", show_default="the platform's, or 312"),
+    ] = None,
+    utilisation: Annotated[float, typer.Option(help="Of it while computing.")] = 0.4,
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            help="Effective: 25GB/s, or by kind tp=300GB/s,dp=25GB/s,other=10GB/s, or "
+            "a file of moetraffic bench.",
+            show_default="the platform's",
+        ),
+    ] = "",
+    gpus_per_node: Annotated[
+        int, typer.Option(help="Of a file's measurements: ranks on a node.")
+    ] = 8,
+    latency: Annotated[str, typer.Option(help="Of a message.")] = "0us",
+    layer_overhead: Annotated[
+        str, typer.Option(help="Of a layer and micro-batch.")
+    ] = "0us",
+    iteration_overhead: Annotated[str, typer.Option(help="Of an iteration.")] = "0us",
+    overlap: Annotated[
+        str,
+        typer.Option(help="Shares that may hide: dp=0.8,tp=0.2.", show_default="none"),
+    ] = "",
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(help="Of a GPU.", show_default="the platform's, or no limit"),
+    ] = None,
+    convention: Annotated[
+        list[str] | None,
+        typer.Option(help="name=choice, such as flops=parameters or ends=counted."),
+    ] = None,
+    sweep: Annotated[
+        str, typer.Option(help="strong, weak or large-batch, over --sizes.")
+    ] = "",
+    sizes: Annotated[
+        str, typer.Option(help="dp, or batches, with commas.")
+    ] = "1,2,4,8,16,32,64",
+    zero_stages: Annotated[
+        bool, typer.Option("--zero-stages", help="ZeRO 0 to 3 side by side.")
+    ] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="What the time depends on.")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The fastest way to use --gpus.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(help="For --best.", show_default="pp tp dp cp")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write (PNG).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="JSON to write.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Overwrite outputs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Estimate an iteration's time, a sweep of it, or the best configuration.
+
+    Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
+    """
+    for path in (plot, output):
+        if path is not None:
+            refuse_output(path, force=force)
+    if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
+        raise LayoutError(
+            "one of --sweep, --zero-stages, --sensitivity and --best is asked for at a "
+            "time, but there are several: leave out the others"
+        )
+    from moetraffic.patterns.time_model import Architecture, Configuration, System
+
+    found = preset(model)
+    k = found.gating.k if found.model.experts else 0
+    shape = found.model
+    if sequence is not None:
+        from dataclasses import replace
+
+        shape = replace(shape, sequence=sequence)
+    config = Configuration(
+        model=Architecture.of(shape, k=k),
+        pp=pp,
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        cp=cp,
+        virtual=virtual,
+        micro_batch=micro_batch,
+        global_batch=8 * micro_batch * dp if global_batch is None else global_batch,
+        zero=zero,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        gradient_bytes=gradient_bytes,
+        imbalance=imbalance,
+    )
+    told = _nominal(platform)
+    if bandwidth:
+        told["bandwidth"] = _bandwidth(bandwidth, gpus_per_node)
+    if "bandwidth" not in told and (config.world > 1 or best or sweep):
+        raise LayoutError(
+            "more than one GPU needs a network, but neither platform nor bandwidth is "
+            "given: give --platform polaris or --bandwidth 25GB/s"
+        )
+    if peak_tflops is not None:
+        told["peak_flops"] = peak_tflops * 1e12
+    if memory_gb is not None:
+        told["memory_bytes"] = memory_gb * 1e9
+    system = System(
+        **{"peak_flops": 312e12, **told},
+        utilisation=utilisation,
+        latency_s=seconds(latency),
+        layer_overhead_s=seconds(layer_overhead),
+        iteration_overhead_s=seconds(iteration_overhead),
+        overlap=_shares(overlap),
+    )
+    conventions = _conventions(convention or [])
+    source = f"{model} on {platform or 'a system as told'}, u = {utilisation:g}"
+    if best:
+        shown = _best(config, system, conventions, gpus, global_batch, source)
+    elif sweep:
+        shown = _sweep(config, system, conventions, sweep, _sizes(sizes), source)
+    else:
+        what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
+        shown = _one(config, system, conventions, what, source)
+    tables, figure, data = shown
+    data = {"model": model, "conventions": vars(conventions), **data}
+    if plot is not None:
+        from moetraffic.report import figures
+
+        figures.save(figure, plot)
+    if output is not None:
+        output.write_text(json_text(data) + "\n")
+    if as_json:
+        print_json(data)
+        return
+    for one in tables:
+        console.print(one)
+    for path in (plot, output):
+        if path is not None:
+            console.print(str(path))
+
+
+Shown = tuple[list[Any], "Figure", dict[str, Any]]
+"""Tables, the picture, and plain data."""
+
+
+def _one(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    what: str,
+    source: str,
+) -> Shown:
+    from moetraffic.patterns import time_model
+    from moetraffic.report import time_model as report
+
+    layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
+    if what == "zero":
+        stages = time_model.zero_stages(config, system, conventions=conventions)
+        names = [f"ZeRO {stage}" for stage in range(4)]
+        return (
+            [report.several(stages, names, "stage", f"{layout}, {source}")],
+            report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
+            {"zero_stages": report.as_dict(stages)},
+        )
+    found = time_model.estimate(config, system, conventions=conventions)
+    tables = [report.table(found, f"{layout}, {source}")]
+    data = {"estimate": report.as_dict(found)}
+    if what == "sensitivity":
+        moved = time_model.sensitivity(config, system, conventions=conventions)
+        tables.append(report.sensitivity_table(moved, "What it depends on"))
+        data["elasticities"] = {n: v.tolist() for n, v in moved.elasticities.items()}
+        data["other_conventions"] = {
+            name: value.tolist() for name, value in moved.conventions.items()
+        }
+    return tables, report.figure(found, [layout], source=source), data
+
+
+def _sweep(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    scaling: str,
+    sizes: list[int],
+    source: str,
+) -> Shown:
+    from moetraffic.patterns import time_model
+    from moetraffic.report import time_model as report
+
+    found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
+    unit = "sequences" if scaling == "large-batch" else "GPUs"
+    counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
+    names = [f"{count} {unit}" for count in counts]
+    title = f"{scaling} scaling"
+    return (
+        [report.sweep_table(found, names, f"{title}: {source}")],
+        report.figure(found.estimate, names, title=title.capitalize(), source=source),
+        {
+            "scaling": scaling,
+            "sizes": sizes,
+            "gpus": found.gpus.tolist(),
+            "speedup": found.speedup.tolist(),
+            "efficiency": found.efficiency.tolist(),
+            "estimate": report.as_dict(found.estimate),
+        },
+    )
+
+
+def _best(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    gpus: int | None,
+    batch: int | None,
+    source: str,
+) -> Shown:
+    from moetraffic.patterns import time_model
+    from moetraffic.report import time_model as report
+
+    number = int(config.world) if gpus is None else gpus
+    whole = 8 * number if batch is None else batch
+    found = time_model.search(
+        config.model,
+        system,
+        gpus=number,
+        global_batch=whole,
+        conventions=conventions,
+        gradient_bytes=float(config.gradient_bytes),
+    )
+    if not len(found.order):
+        least = float(found.estimate.memory.total.min()) / 1e9
+        raise LayoutError(
+            f"no configuration of {number} GPUs fits into their memory, of which the "
+            f"least needs {least:.1f} GB: give more GPUs or --memory-gb"
+        )
+    names = report.search_names(found, SHOWN)
+    title = f"Best of {number} GPUs, {whole} sequences an iteration"
+    rows = found.rows(SHOWN)
+    times = found.estimate.iteration[found.order[: len(rows)]].tolist()
+    data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
+    return (
+        [report.search_table(found, SHOWN, f"{title}: {source}")],
+        report.figure(
+            found.estimate,
+            names,
+            at=found.order[: len(names)],
+            title=title,
+            source=source,
+        ),
+        {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
+    )
+
+
+def _nominal(platform: str) -> dict[str, Any]:
+    """What a platform's source says of it, as fields of a system."""
+    if not platform:
+        return {}
+    from math import isfinite
+
+    from moetraffic.patterns.platforms import platform as named
+    from moetraffic.patterns.time_model import NodeLinks
+
+    found = named(platform)
+    told: dict[str, Any] = {
+        "peak_flops": found.peak_tflops * 1e12,
+        "memory_bytes": found.gpu_memory_gb * 1e9,
+        "memory_bytes_s": found.gpu_memory_gbs * 1e9,
+    }
+    told = {name: value for name, value in told.items() if isfinite(value)}
+    links = (found.p2p_bytes_s, found.nic_bytes_s)
+    if found.gpus_per_node and all(map(isfinite, links)):
+        told["bandwidth"] = NodeLinks(
+            gpus=found.gpus_per_node, inside_bytes_s=links[0], nic_bytes_s=links[1]
+        )
+    return told
+
+
+def _bandwidth(text: str, gpus_per_node: int) -> Any:
+    """A rate, rates by kind, or a measured table."""
+    if "=" in text:
+        return {n: bytes_per_second(v) for n, v in _pairs(text, "bandwidth").items()}
+    if text[0].isdigit():
+        return bytes_per_second(text)
+    from moetraffic.patterns.measurements import read_table
+    from moetraffic.patterns.time_model import MeasuredLinks
+
+    return MeasuredLinks(table=read_table(text), gpus=gpus_per_node)
+
+
+def _shares(text: str) -> dict[str, float]:
+    try:
+        return {n: float(v) for n, v in _pairs(text, "overlap").items()}
+    except ValueError:
+        raise LayoutError(
+            f"the overlap of a kind is a number, but is {text!r}: write dp=0.8"
+        ) from None
+
+
+def _pairs(text: str, what: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise LayoutError(
+                f"{what} is name=value with commas between, not {text!r}: write for "
+                "example dp=..."
+            )
+        found[name] = value
+    return found
+
+
+def _conventions(given: list[str]) -> Conventions:
+    from moetraffic.patterns.time_model import CHOICES, Conventions
+
+    chosen = _pairs(",".join(given), "a convention")
+    for name in sorted(set(chosen) - set(CHOICES)):
+        raise LayoutError(
+            f"a convention is one of {', '.join(CHOICES)}, not {name!r}: choose one"
+        )
+    return Conventions(**chosen)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise LayoutError(
+            f"sizes are whole numbers above 0 with commas between, not {text!r}: give "
+            "--sizes 1,2,4"
+        )
+    return found
