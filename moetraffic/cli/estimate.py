@@ -245,13 +245,19 @@ def _sweep(
     from moetraffic.report import time_model as report
 
     found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
-    unit = "sequences" if scaling == "large-batch" else "GPUs"
+    unit = "sequence" if scaling == "large-batch" else "GPU"
     counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
-    names = [f"{count} {unit}" for count in counts]
+    names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
     return (
         [report.sweep_table(found, names, f"{title}: {source}")],
-        report.figure(found.estimate, names, title=title.capitalize(), source=source),
+        report.figure(
+            found.estimate,
+            names,
+            shares=True,
+            title=f"{title.capitalize()}: where an iteration's time goes",
+            source=source,
+        ),
         {
             "scaling": scaling,
             "sizes": sizes,

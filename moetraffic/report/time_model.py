@@ -186,7 +186,7 @@ def search_table(found: Search, number: int, title: str) -> Table:
             *(f"{value:.0f}" for value in values[:8]),
             RECOMPUTE[int(values[8])],
             "yes" if values[9] else "no",
-            duration(float(told.iteration[at])),
+            f"{told.iteration[at]:.4g} s",
             f"{told.tokens_s[at]:,.0f}",
             f"{told.comm_share[at]:.1%}",
             f"{told.bubble_share[at]:.1%}",
@@ -246,6 +246,7 @@ def figure(
     names: Sequence[str],
     *,
     at: npt.ArrayLike | None = None,
+    shares: bool = False,
     title: str = "Where an iteration's time goes",
     source: str = "",
 ) -> Figure:
@@ -259,6 +260,8 @@ def figure(
         Of the bars.
     at
         Which of the flattened elements; all if None.
+    shares
+        Draw percents of each bar's sum instead of seconds.
     title, source
         Headline, and what it was computed from.
     """
@@ -269,10 +272,16 @@ def figure(
     axes = fig.add_subplot()
     places = np.arange(len(names))
     left = np.zeros(len(names))
-    for term, words in TERMS.items():
-        value = np.nan_to_num(
+    parts = {
+        term: np.nan_to_num(
             np.broadcast_to(getattr(found, term), found.iteration.shape).ravel()[every]
         )
+        for term in TERMS
+    }
+    total = np.asarray(sum(parts.values()))
+    unit = np.where(total > 0, total, 1) / 100 if shares else np.ones(len(names))
+    for term, words in TERMS.items():
+        value = parts[term] / unit
         if not value.any():
             continue
         axes.barh(
@@ -285,15 +294,21 @@ def figure(
     whole = np.nan_to_num(found.iteration.ravel()[every])
     if hidden.any():
         axes.plot(
-            whole, places, "|", color="black", markersize=14, label="T_iter, overlapped"
+            whole / unit,
+            places,
+            "|",
+            color="black",
+            markersize=14,
+            label="T_iter, overlapped",
         )
-    for place, one, end in zip(places, whole, left, strict=True):
-        text = f" {duration(float(one))}" if one else " cannot be"
+    ends = zip(places.tolist(), whole.tolist(), left.tolist(), strict=True)
+    for place, one, end in ends:
+        text = f" {one:.4g} s" if one else " cannot be"
         axes.text(end, place, text, va="center", fontsize="small")
     axes.set_xlim(0, 1.12 * max(float(left.max()), 1e-12))
     axes.set_yticks(places, names, fontsize="small")
     axes.invert_yaxis()
-    axes.set_xlabel("time of an iteration [s]")
+    axes.set_xlabel("of all terms' time [%]" if shares else "time of an iteration [s]")
     axes.spines[["top", "right"]].set_visible(False)
     fig.legend(loc="outside lower left", ncols=6, frameon=False, fontsize="small")
     fig.suptitle(title, x=0.01, ha="left", weight="bold")

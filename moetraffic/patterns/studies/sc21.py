@@ -127,8 +127,8 @@ def _iterations(
     splits = half_splits(config, times, system(), FITTED)
     fit = calibrate(config, times, system(), FITTED)
     held: list[list[float]] = [[] for _ in times]
-    for at, errors in zip(_others(len(times)), splits.errors, strict=True):
-        for row, error in zip(at, errors, strict=True):
+    for unseen, errors in zip(_others(len(times)), splits.errors, strict=True):
+        for row, error in zip(unseen, errors, strict=True):
             held[row].append(float(error))
     rows = []
     for at, time in enumerate(times):

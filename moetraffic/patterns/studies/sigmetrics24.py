@@ -149,7 +149,7 @@ def _throughput() -> Table:
     growth = _claim("comm_time_increase_low_bw_system_DP")
     said = _claim("throughput_reduction_low_bw_system_DP") / 100
     share = implied_share(1 / (1 - said), growth)
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             "R_comm on the fast system that both claims imply",
             None,

@@ -119,10 +119,19 @@ def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
         Of each rule: bool, of the configuration's shape, true where it is broken; the
         rule; the remedy.
     """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rules = _rules(config)
+    return [
+        (np.broadcast_to(np.asarray(broken), config.shape), rule, remedy)
+        for broken, rule, remedy in rules
+    ]
+
+
+def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
     c, m = config, config.model
     positive = [(getattr(c, n) < 1, f"{n} is at least 1", f"raise {n}") for n in SIZES]
     batches = c.micro_batches
-    rules = [
+    return [
         *positive,
         (
             batches != np.round(batches),
@@ -165,10 +174,6 @@ def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
             "recompute is 0, 1 or 2",
             "change recompute",
         ),
-    ]
-    return [
-        (np.broadcast_to(np.asarray(broken), c.shape), rule, remedy)
-        for broken, rule, remedy in rules
     ]
 
 

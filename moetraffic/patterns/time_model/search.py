@@ -104,7 +104,7 @@ def search(
         if e == 1 or float(model.experts) % e == 0
     ]
     levels = [("none", "selective", "full").index(name) for name in recompute]
-    rest = product(micro_batches, virtual, zero, levels, map(float, sequence_parallel))
+    rest = product(virtual, micro_batches, zero, levels, map(float, sequence_parallel))
     grid = np.array(list(rest), np.float64)
     ranks = np.array(spread, np.float64).reshape(-1, 5)
     if not len(ranks):
@@ -113,11 +113,12 @@ def search(
         )
     left, right = np.repeat(ranks, len(grid), axis=0), np.tile(grid, (len(ranks), 1))
     every = np.concatenate([left, right], axis=1)
-    # what is the same twice is looked at once
-    alone = (every[:, 1] == 1) & (every[:, 9] > 0) | (every[:, 0] == 1) & (
-        every[:, 6] > 1
-    )
-    every = every[~alone & ~((every[:, 2] * every[:, 4] == 1) & (every[:, 7] > 0))]
+    # what makes no difference is looked at once
+    column = dict(zip(COLUMNS, every.T, strict=True))
+    twice = (column["tp"] == 1) & (column["sequence_parallel"] > 0)
+    twice |= (column["pp"] == 1) & (column["virtual"] > 1)
+    twice |= (column["dp"] * column["cp"] == 1) & (column["zero"] > 0)
+    every = every[~twice]
     tried = len(every)
 
     def made(rows: npt.NDArray[np.float64]) -> Estimate:

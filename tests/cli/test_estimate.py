@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moetraffic.cli import main
+
+GRID = ("--model", "gpt-3b", "--pp", "4", "--tp", "2", "--dp", "4")
+
+
+def told(
+    capsys: pytest.CaptureFixture[str], *arguments: object
+) -> dict[str, dict[str, object]]:
+    assert main(["estimate", *map(str, arguments), "--json"]) == 0
+    found: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_one_configuration_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, *GRID, "--platform", "polaris", "--overlap", "dp=1")[
+        "estimate"
+    ]
+    names = ("compute", "tp", "cp", "ep", "pp", "dp", "bubble", "overhead", "optimizer")
+    whole = sum(float(found[f"{name}_s"]) for name in names) - float(found["hidden_s"])
+    assert found["iteration_s"] == pytest.approx(whole)
+    assert float(found["hidden_s"]) > 0
+    assert found["fits"] is True
+
+
+def test_every_question_has_a_table_and_a_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = {
+        "T_iter": GRID,
+        "efficiency": ("--sweep", "strong", "--global-batch", "64", "--sizes", "1,3,8"),
+        "cannot be": ("--sweep", "strong", "--global-batch", "64", "--sizes", "1,3,8"),
+        "ZeRO 3": ("--dp", "8", "--zero-stages"),
+        "percent of T_iter": (*GRID, "--sensitivity"),
+        "configurations tried": ("--best", "--gpus", "8", "--model", "gpt-3b"),
+    }
+    for number, (words, arguments) in enumerate(asked.items()):
+        picture, written = tmp_path / f"{number}.png", tmp_path / f"{number}.json"
+        outputs = ("--plot", str(picture), "-o", str(written))
+        given = ["estimate", "--platform", "tg40", *arguments, *outputs]
+        assert main(given) == 0
+        assert words in capsys.readouterr().out
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert json.loads(written.read_text())["model"].startswith("gpt-")
+        # nothing is overwritten unasked
+        assert main(given) == 2
+        assert "give --force" in capsys.readouterr().err
+
+
+def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flat = told(capsys, "--dp", 4, "--bandwidth", "10GB/s")["estimate"]
+    kinds = told(capsys, "--dp", 4, "--bandwidth", "tp=1GB/s,dp=10GB/s")["estimate"]
+    assert flat["dp_s"] == kinds["dp_s"]
+    table = tmp_path / "bench.csv"
+    lines = ["collective,ranks,size_bytes,time_us"]
+    lines += [
+        f"all_reduce,4,{size},{size * 1.5 / 10e9 * 1e6}" for size in (10**6, 10**10)
+    ]
+    table.write_text("\n".join(lines) + "\n")
+    measured = told(capsys, "--dp", 4, "--bandwidth", table)["estimate"]
+    assert measured["dp_s"] == pytest.approx(flat["dp_s"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dp", "2"), "more than one GPU needs a network"),
+        (("--platform", "nowhere"), "nowhere"),
+        ((*GRID, "--pp", "5", "--platform", "tg40"), "divides the layers"),
+        (("--model", "gpt-9b"), "gpt-9b"),
+        (("--best", "--zero-stages", "--platform", "tg40"), "at a time"),
+        (("--convention", "colour=red"), "a convention is one of"),
+        (("--convention", "flops=few"), "flops is one of"),
+        (("--overlap", "dp"), "name=value"),
+        (("--overlap", "dp=much"), "is a number"),
+        (
+            ("--sweep", "strong", "--sizes", "1,x", "--platform", "tg40"),
+            "whole numbers",
+        ),
+        (("--best", "--platform", "tg40", "--memory-gb", "0.01"), "fits into"),
+        (("--recompute", "half"), "recompute is one of"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert main(["estimate", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.strip().splitlines()) == 1

@@ -1,0 +1,74 @@
+"""SC'21, APNet'24 and SIGMETRICS'24 held against what they published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.patterns.studies import apnet24, sc21, sigmetrics24
+from moetraffic.patterns.studies.study import Study
+from moetraffic.patterns.time_model import half_splits
+
+
+@pytest.mark.parametrize("study", [sc21, apnet24, sigmetrics24])
+def test_a_study_is_whole(study: object) -> None:
+    found = study.reproduce()  # type: ignore[attr-defined]
+    assert isinstance(found, Study)
+    assert found.name == study.__name__.rsplit(".", 1)[-1]  # type: ignore[attr-defined]
+    assert found.tables
+    assert found.not_reproducible
+    assert all(" because " in reason for reason in found.not_reproducible)
+    for table in found.tables:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+        plain = (str, int, float, bool, type(None))
+        assert all(type(cell) in plain for row in table.rows for cell in row)
+
+
+def test_half_of_megatrons_table_tells_the_other() -> None:
+    config, times, column = sc21.table()
+    assert len(times) == 10
+    assert column["t"] * column["p"] * column["d"] == pytest.approx(column["gpus"])
+    found = half_splits(config, times, sc21.system(), sc21.FITTED)
+    assert found.splits == 252
+    assert found.errors.shape == (252, 5)
+    assert found.median <= sc21.TARGET
+    assert found.worst <= 0.3
+    # what is fitted matters: utilisation alone is worse
+    alone = half_splits(config, times, sc21.system(), sc21.FITTED[:1])
+    assert alone.median > 2 * found.median
+
+
+def test_equations_2_and_3_give_the_tables_columns() -> None:
+    study = sc21.reproduce()
+    (sizes,) = [t for t in study.tables if t.title.startswith("Parameters")]
+    errors = np.array([[row[3], row[6]] for row in sizes.rows], float)
+    assert np.abs(errors[:, 0]).max() < 0.03  # 1.7B is 1.65
+    assert np.abs(errors[:, 1]).max() < 2e-4
+    assert max(float(row[7]) for row in sizes.rows) < 80  # they were run
+
+
+def test_groups_and_stripes_are_the_figures() -> None:
+    study = apnet24.reproduce()
+    same = [row[-1] for row in study.tables[0].rows]
+    assert same == [True] * 3
+    stripes = [t for t in study.tables if t.title.startswith("Stripes")]
+    assert len(stripes) == 3
+    assert all(row[3] is True for table in stripes for row in table.rows)
+    (bubbles,) = [t for t in study.tables if t.title == "R_bubble"]
+    assert all(abs(row[3]) < 1e-6 for row in bubbles.rows)
+
+
+def test_argonnes_claims_follow_from_table_4() -> None:
+    study = sigmetrics24.reproduce()
+    grown = {row[0]: row[2] for row in study.tables[0].rows}
+    assert grown["16 GPUs, ring"] == pytest.approx(8.0)
+    # 2 (3/4)(1/80.5 + 1/25) over 2 (7/8)/277.6 + 2 (1/2)/200
+    low = 1.5 / 80.5 + 1.5 / 25
+    high = 1.75 / 277.6 + 1 / 200
+    assert grown["16 GPUs, hierarchical"] == pytest.approx(low / high, abs=0.01)
+    low_bound, high_bound = min(grown.values()), max(grown.values())
+    assert low_bound < 7.35 < high_bound
+    share = study.tables[1].rows[0][2]
+    assert 1 / (1 - share + 7.35 * share) == pytest.approx(1 - 0.5925, abs=1e-3)
+    assert all(row[3] for row in study.tables[2].rows)
