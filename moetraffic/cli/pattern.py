@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
 from moetraffic.errors import LayoutError
@@ -133,11 +136,11 @@ def pattern(
             f"{gpus_per_node}: raise it"
         )
     found = preset(model)
-    given = {
-        "dispatch": dispatch,
-        "capacity_factor": capacity_factor,
-    }
-    gating = replace(found.gating, **{n: v for n, v in given.items() if v is not None})
+    gating = found.gating
+    if dispatch is not None:
+        gating = replace(gating, dispatch=dispatch)
+    if capacity_factor is not None:
+        gating = replace(gating, capacity_factor=capacity_factor)
     strategy = Strategy(
         grid=MegatronGrid(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order),
         micro_batch=found.micro_batch if micro_batch is None else micro_batch,
@@ -154,6 +157,11 @@ def pattern(
         tied=tied,
     )
     made = _made(library, found.model, strategy, gating)
+    if not made.kinds:
+        raise LayoutError(
+            "ranks send each other something where there are several, but tp x cp x dp "
+            f"x pp is {tp} x {cp} x {dp} x {pp}: raise one of them"
+        )
     matrices = traffic_matrices(made, algorithm=algorithm, gpus_per_node=gpus_per_node)
     if output is not None:
         from moetraffic.analysis.pattern_trace import pattern_trace
@@ -220,7 +228,7 @@ def _made(
 
 def _tell(
     made: Pattern,
-    matrices: dict[str, object] | object,
+    matrices: Mapping[str, npt.NDArray[np.int64]],
     strategy: Strategy,
     algorithm: str,
     plot: Path | None,
@@ -230,7 +238,6 @@ def _tell(
     from moetraffic.report import figures
     from moetraffic.report import pattern as report
 
-    assert isinstance(matrices, dict)
     g = strategy.grid
     sizes = {
         "PP": g.pp,

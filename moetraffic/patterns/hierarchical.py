@@ -64,17 +64,17 @@ def hierarchical_matrix(operation: str, volumes: Int64, nodes: Sequence[int]) ->
     across = [[m[place] for m in inside] for place in range(each)]
     parts = chunks(size, each) if each else np.zeros(0, np.int64)
     if operation == "all_gather":
-        for place in across:
-            out[np.ix_(place, place)] += ring_all_gather(volumes[place])
-        columns = np.array([volumes[place].sum() for place in across], np.int64)
-        for node in inside:
-            out[np.ix_(node, node)] += ring_all_gather(columns)
+        for same in across:
+            out[np.ix_(same, same)] += ring_all_gather(volumes[same])
+        columns = np.array([volumes[same].sum() for same in across], np.int64)
+        for alike in inside:
+            out[np.ix_(alike, alike)] += ring_all_gather(columns)
         return out
-    for node in inside:
-        out[np.ix_(node, node)] += ring_reduce_scatter(size, each)
+    for alike in inside:
+        out[np.ix_(alike, alike)] += ring_reduce_scatter(size, each)
         if operation == "all_reduce":
-            out[np.ix_(node, node)] += ring_all_gather(parts)
-    for place, part in zip(across, parts.tolist(), strict=True):
+            out[np.ix_(alike, alike)] += ring_all_gather(parts)
+    for same, part in zip(across, parts.tolist(), strict=True):
         between = ring_all_reduce if operation == "all_reduce" else ring_reduce_scatter
-        out[np.ix_(place, place)] += between(part, len(place))
+        out[np.ix_(same, same)] += between(part, len(same))
     return out

@@ -1,7 +1,7 @@
 """What Megatron-LM's parallelism sends in an iteration, call by call.
 
-Tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3) with embedding, head and
-cross-entropy split by vocabulary; sequence parallelism (Korthikanti et al., arXiv
+Tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3) with embedding, head
+and cross-entropy split by vocabulary; sequence parallelism (Korthikanti et al., arXiv
 2205.05198, section 4.2.2), whose backward pass gathers the inputs of the matrices that
 are split by output once more; pipelines with and without virtual stages; experts whose
 tokens go through an all-to-all and, where they are split, an all-gather and a
@@ -117,7 +117,7 @@ class _Stage:
         return Event(call, slot)
 
     def _end(self) -> list[Call]:
-        """Behind the last backward pass: finalize_model_grads.py, then the optimiser."""
+        """Behind the last backward pass (``finalize_model_grads.py``)."""
         plan, grid = self.plan, self.plan.grid
         gradient = element_bytes(plan.gradients)
         calls = self.sync.gradients()
@@ -256,7 +256,7 @@ class _Stage:
         return [self._tensor("all_gather", size, label, layer)]
 
     def _summed(self, sequence: int, label: str, layer: int = -1) -> list[Call]:
-        """The sum over tensor ranks; of sequence parallelism each one's tokens of it."""
+        """The sum over tensor ranks, or each one's tokens of it."""
         if self.plan.grid.tp == 1:
             return []
         one = "reduce_scatter" if self.plan.sequence_parallel else "all_reduce"

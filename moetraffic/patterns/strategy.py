@@ -16,9 +16,9 @@ from .synchronisation import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONISATIONS
 
 RECOMPUTATIONS = ("none", "full")
 CONTEXTS = ("ring", "all-gather", "all-to-all")
-"""How attention sees the whole sequence: keys and values round a ring (Liu et al., arXiv
-2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for tokens
-exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
+"""How attention sees the whole sequence: keys and values round a ring (Liu et al.,
+arXiv 2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for
+tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ class Strategy:
         element_bytes(self.gradients)
         if self.grid.pp > 1 and self.synchronised in IN_EACH_MICRO_BATCH:
             raise LayoutError(
-                "a pipeline goes with gradients that wait for all micro-batches, but pp "
-                f"is {self.grid.pp} and {self.synchronised} sends in each: use --zero "
-                "1, another --synchronisation or --pp 1"
+                "a pipeline goes with gradients that wait for all micro-batches, but "
+                f"pp is {self.grid.pp} and {self.synchronised} sends in each: use "
+                "--zero 1, another --synchronisation or --pp 1"
             )
         passes(0, self.grid.pp, self.accumulation, self.virtual)
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .algorithms import chunks, collective_matrix
+from moetraffic.errors import LayoutError
+
 from . import gloo
+from .algorithms import ALGORITHMS, collective_matrix
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
+from .ring import chunks
 
 Int64 = npt.NDArray[np.int64]
 
@@ -110,6 +113,11 @@ def traffic_matrix(
     LayoutError
         If the algorithm is not known, or does not suit the nodes.
     """
+    if algorithm not in ALGORITHMS:
+        raise LayoutError(
+            f"the algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}: "
+            "choose one"
+        )
     world = pattern.grid.world
     out = np.zeros((world, world), np.int64)
     each = gpus_per_node or world
