@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 from .dropping import Dropping
+from .grid import MegatronGrid
 from .layout import ParallelLayout
+from .megatron import megatron_pattern
 from .model_card import Preset
 from .parameters import ParameterCount, parameter_count
+from .pattern import Call, Pattern
 from .presets import PRESETS, preset
 from .router_table import ROUTERS
 from .routers import Gating
 from .scaling import scaled
 from .shape import ModelShape
+from .strategy import Strategy
+from .traffic import traffic_matrices, traffic_matrix
 from .training import Training
 from .workload import Workload
+from .workload_pattern import workload_pattern
 
 __all__ = [
     "PRESETS",
     "ROUTERS",
+    "Call",
     "Dropping",
     "Gating",
+    "MegatronGrid",
     "ModelShape",
     "ParallelLayout",
     "ParameterCount",
+    "Pattern",
     "Preset",
+    "Strategy",
     "Training",
     "Workload",
+    "megatron_pattern",
     "parameter_count",
     "preset",
     "scaled",
+    "traffic_matrices",
+    "traffic_matrix",
+    "workload_pattern",
 ]

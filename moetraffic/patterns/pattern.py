@@ -82,20 +82,23 @@ class Pattern:
         return stage_of(self.grid)
 
     @cached_property
-    def _groups(self) -> dict[str, Groups]:
-        return {kind: self.grid.groups(kind) for kind in self.kinds}
+    def _groups(self) -> dict[tuple[str, int], Groups]:
+        """Groups by kind and stage."""
+        found: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+        for kind in self.kinds:
+            for group in self.grid.groups(kind):
+                for stage in {self.stage_of[rank] for rank in group}:
+                    found.setdefault((kind, stage), []).append(group)
+        return {place: tuple(groups) for place, groups in found.items()}
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of groups that communicate."""
         return tuple(sorted({e.call.group for p in self.programs for e in p}))
 
     def groups(self, kind: str, stage: int) -> Groups:
         """The groups of a kind with a member on a stage."""
-        stages = self.stage_of
-        return tuple(
-            g for g in self._groups[kind] if any(stages[rank] == stage for rank in g)
-        )
+        return self._groups.get((kind, stage), ())
 
     def program(self, rank: int) -> tuple[Event, ...]:
         """What a rank calls, in order."""
