@@ -139,6 +139,12 @@ def test_a_run_calls_what_was_predicted(
             {"dtype": "float32", "precision": "bfloat16", "dispatch": "padded"},
         ),
         ({"dp": 2}, {"clip": 0.0, "experts": 0}),
+        ({"dp": 4, "ep": 2, "zero": 3}, {**PADDED, "recompute": True}),
+        ({"dp": 4, "ep": 2, "zero": 2}, {**PADDED, "recompute": True}),
+        ({"dp": 2, "tp": 2, "ep": 1, "zero": 3}, {"recompute": True, "experts": 0}),
+        ({"dp": 2, "ep": 2}, {"balance_scope": "global", "recompute": True, **PADDED}),
+        ({"dp": 2, "ep": 2, "tp": 2}, {"router": "expert-choice", **PADDED}),
+        ({"dp": 2, "ep": 2}, {"router": "sinkhorn", "balance": 0.0, **PADDED}),
         (
             {"dp": 2, "ep": 2, "tp": 2},
             {"encoder_layers": 2, "positions": "sinusoidal", **PADDED},
