@@ -6,11 +6,15 @@ and idle; the four sum up to the step exactly.  The communication fraction is
 perfect network is communication only / step.
 
 Where compute is known (the kernels of a profile), that is interval arithmetic.  A
-captured trace knows no kernels, but when each collective was called: a program that
-calls again runs, so until its last call before a collective ends the rank computes
-beside it, and from then on it waits for it.  For calls that block, and for gradients
-that are reduced during backward and awaited at its end, this is exact; a program that
-computes on after its last call and waits later overlaps more than is said here.
+captured trace knows no kernels, but when each collective was called, and a program that
+calls runs.  A collective within which no other was called is waited for; so are all
+where calls block, and nothing else needs to be known.  Where another was called within,
+there are two readings, and they bound what is true:
+
+- "each" collective is awaited, from the last call before its end on: the least overlap,
+  exact where what is fetched ahead is awaited in turn (FSDP);
+- only the "last" is, within which no other was called: the most overlap, exact for
+  gradients that are reduced during backward and awaited at its end (DDP).
 
 References
 ----------
@@ -120,6 +124,7 @@ def occupation(
     iterations: range | None = None,
     kernels: Mapping[int, Events] | None = None,
     waiting: str = "idle",
+    awaited: str = "each",
 ) -> Occupation:
     """What each rank's training steps were spent on.
 
@@ -135,17 +140,24 @@ def occupation(
     waiting
         What a rank does that has called while another member has not: it is "idle", or
         takes part in the "communication", as NCCL's kernels make it look in a profile.
+    awaited
+        Without kernels: which collectives a program waits for, "each" or the "last".
 
     Raises
     ------
     AnalysisError
-        If no training step has times, kernels are missing for a rank, or ``waiting`` is
-        neither.
+        If no training step has times, kernels are missing for a rank, or ``waiting`` or
+        ``awaited`` is none of these words.
     """
     if waiting not in ("idle", "communication"):
         raise AnalysisError(
             f'a rank that waits for others is "idle" or in "communication", not '
             f"{waiting!r}: choose one"
+        )
+    if awaited not in ("each", "last"):
+        raise AnalysisError(
+            f'what a program waits for is "each" collective or the "last", not '
+            f"{awaited!r}: choose one"
         )
     world = trace.meta.world
     if kernels is not None and set(kernels) != set(range(world)):
@@ -166,7 +178,11 @@ def occupation(
     for rank in range(world):
         issue, begin, finish = every[rank]
         spans = start[:, rank], end[:, rank]
-        busy = kernels[rank] if kernels else _running(issue, finish, *spans)
+        if kernels is None:
+            waits = _waits(issue, finish, each=awaited == "each")
+            busy = _between(waits, *spans)
+        else:
+            busy = kernels[rank]
         parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
     return Occupation(
         iteration=iteration,
@@ -179,12 +195,22 @@ def occupation(
     )
 
 
-def _running(issue: Int64, end: Int64, first: Int64, last: Int64) -> Events:
-    """When the program runs: not from the last call before a call's end until then."""
+def _waits(issue: Int64, end: Int64, *, each: bool) -> tuple[Int64, Int64]:
+    """When the program waits: from the last call before a collective's end until then.
+
+    Unless each is awaited, those within which another was called are not.
+    """
+    if not len(issue):
+        return issue, end
     order = np.sort(issue)
-    latest = order[np.searchsorted(order, end, side="left") - 1] if len(order) else end
     # a call of no length has no earlier call than itself to wait from
-    waits = merge_intervals(np.clip(latest, issue, end), end)
+    latest = np.clip(order[np.searchsorted(order, end, side="left") - 1], issue, end)
+    chosen = np.ones(len(issue), bool) if each else latest == issue
+    return merge_intervals(latest[chosen], end[chosen])
+
+
+def _between(waits: tuple[Int64, Int64], first: Int64, last: Int64) -> Events:
+    """All time around the waits, beyond every span."""
     low = min(int(first.min(initial=0)), int(waits[0].min(initial=0)))
     high = max(int(last.max(initial=0)), int(waits[1].max(initial=0)))
     return np.concatenate([[low], waits[1]]), np.concatenate([waits[0], [high]])

@@ -4,12 +4,16 @@ What a collective gets of a network is measured, not computed: it depends on how
 ranks take part, on how many nodes they lie, on the message's size, on the platform and
 on the protocol.  A :class:`BandwidthTable` holds measurements and answers in between:
 
-- between two measured sizes, log(time) is linear in log(size);
-- outside of the measured sizes, time follows the Hockney fit of that curve, scaled so
-  that it meets the outermost measurement;
+- between two measured sizes, time is the Hockney fit of that curve times the residuals,
+  whose logarithm is linear in log(size): measurements are met exactly, and what follows
+  the model is exact in between too;
+- outside of the measured sizes the outermost residual stays;
 - between two measured numbers of ranks, log(bus bandwidth) is linear in log(ranks);
-- outside of them, time follows the nearest curve's Hockney fit in steps and wire bytes,
-  scaled likewise.
+- outside of them, time follows the nearest curve's fit in steps and wire bytes, with
+  that curve's residuals.
+
+With fewer than three sizes, or times that do not grow with size, the model is the bus
+bandwidth of the largest message.
 
 A span (number of nodes), platform or protocol that was not measured has no answer: one
 topology says nothing about another.
@@ -88,21 +92,19 @@ class Curve:
 
     @property
     def model(self) -> Hockney:
-        """The fit's, or the bandwidth of the largest message where there is none."""
-        if self.fit is not None:
+        """The fit's, or the bandwidth of the largest message where it tells none."""
+        if self.fit is not None and np.isfinite(self.fit.model.beta_bytes_s):
             return self.fit.model
         wire = float(wire_bytes(self.collective, self.ranks, self.size[-1]))
         return Hockney(alpha_s=0.0, beta_bytes_s=wire / float(self.time_s[-1]))
 
-    def at(self, size: Float64) -> Float64:
-        """Time of messages of any positive size, s."""
-        inner = np.clip(size, self.size[0], self.size[-1])
-        time = np.exp(np.interp(np.log(inner), np.log(self.size), np.log(self.time_s)))
-        far = inner != size
-        if far.any():
-            model, of = self.model, (self.collective, self.ranks)
-            time[far] *= model.time_s(*of, size[far]) / model.time_s(*of, inner[far])
-        return time
+    def at(self, size: Float64, ranks: npt.ArrayLike | None = None) -> Float64:
+        """Time of messages of any positive size, s; on other ranks by the model."""
+        of, model = self.collective, self.model
+        log = np.log(self.time_s / model.time_s(of, self.ranks, self.size))
+        residual = np.exp(np.interp(np.log(size), np.log(self.size), log))
+        n = self.ranks if ranks is None else ranks
+        return np.asarray(residual * model.time_s(of, n, size), np.float64)
 
 
 class BandwidthTable:
@@ -211,9 +213,7 @@ class BandwidthTable:
         for which in np.unique(low[beyond]):
             mine = beyond & (low == which)
             curve = curves[which]
-            then = curve.model.time_s(collective, n[mine], size[mine])
-            now = curve.model.time_s(collective, curve.ranks, size[mine])
-            time[mine] = curve.at(size[mine]) * then / now
+            time[mine] = curve.at(size[mine], n[mine])
         inside = ~beyond
         for which in (low, high):
             least = np.array([c.size[0] for c in curves])[which]

@@ -1,0 +1,170 @@
+"""What a rank's time went into: exact cases, sums, and captured runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetraffic.analysis.occupation import distribution, occupation
+from moetraffic.errors import AnalysisError
+from moetraffic.report import occupation as report
+from moetraffic.trace import Trace
+from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
+from moetraffic.trace.panel import ArrayPanel
+
+
+def events(draw_from: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [a for a, _ in draw_from], [a + n for a, n in draw_from]
+
+
+SOME = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(compute=SOME, communication=SOME, low=st.integers(0, 40), n=st.integers(0, 60))
+def test_each_nanosecond_is_counted_where_it_belongs(compute, communication, low, n):
+    k, c = events(compute), events(communication)
+    got = [int(p[0]) for p in distribution(k, c, [low], [low + n])]
+
+    def on(at, of):
+        return any(a <= at < b for a, b in zip(*of, strict=True))
+
+    want = [0, 0, 0, 0]
+    for at in range(low, low + n):
+        which = {(1, 0): 0, (0, 1): 1, (1, 1): 2, (0, 0): 3}
+        want[which[on(at, k), on(at, c)]] += 1
+    assert got == want
+
+
+def made(calls, *, world=2, steps=((0, 100),)):
+    """A trace of all-reduces, each ``(iteration, [(issue, start, end) a rank])``."""
+    many = range(len(calls))
+    times = np.array([c for _, c in calls], np.int64).reshape(len(calls), world, 3)
+    bounds = np.array(steps, np.int64)
+    panels = {
+        f"{name}_{world}": ArrayPanel(times[:, :, at].copy())
+        for at, name in enumerate(("issue", "start", "end"))
+    }
+    present = np.ones((len(calls), world), np.uint8)
+    panels[f"present_{world}"] = ArrayPanel(present)
+    return Trace(
+        meta=Meta(world=world, dp=world),
+        groups=[Group(kind="dp", ranks=tuple(range(world)))],
+        sites=[Site(group=0, operation="all_reduce", slot=n) for n in many],
+        occurrences=Occurrences(
+            iteration=np.array([i for i, _ in calls], np.int64),
+            site=np.array(many, np.int32),
+            sequence=np.full(len(calls), -1, np.int64),
+        ),
+        panels=panels if calls else {},
+        steps=Steps(
+            iteration=np.arange(len(steps)),
+            kind=("train",) * len(steps),
+            loss=np.full((len(steps), world), np.nan),
+            tokens=np.full((len(steps), world), -1, np.int64),
+            start=np.repeat(bounds[:, :1], world, axis=1),
+            end=np.repeat(bounds[:, 1:], world, axis=1),
+        ),
+    )
+
+
+def parts(found, rank=0, step=0):
+    return [
+        int(part[step, rank])
+        for part in (found.compute, found.communication, found.overlapped, found.idle)
+    ]
+
+
+def test_a_call_that_blocks_is_communication_and_waiting_for_others_is_not():
+    trace = made([(0, [(10, 10, 40), (30, 30, 40)])])
+    found = occupation(trace)
+    assert parts(found, 0) == [70, 10, 0, 20]  # called 20 ns before the other
+    assert parts(found, 1) == [90, 10, 0, 0]
+    as_nccl = occupation(trace, waiting="communication")
+    assert parts(as_nccl, 0) == [70, 30, 0, 0]
+    assert as_nccl.communication_fraction.tolist() == [0.3, 0.1]
+
+
+def test_gradients_that_are_reduced_during_backward_overlap_until_the_last_call():
+    # buckets called at 20, 40 and 60 and awaited at 90: it computes up to 60
+    called = ((20, 50), (40, 70), (60, 90))
+    trace = made([(0, [(at, at, end)] * 2) for at, end in called])
+    found = occupation(trace, awaited="last")
+    assert parts(found) == [30, 30, 40, 0]
+    assert found.hidden_fraction[0] == pytest.approx(4 / 7)
+
+
+def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
+    # the first is awaited from 1 on, computed with from 10 to 15; then the second
+    called = ((0, 10), (1, 20), (15, 30))
+    trace = made([(0, [(at, at, end)] * 2) for at, end in called], steps=((0, 40),))
+    assert parts(occupation(trace)) == [10, 24, 6, 0]
+    assert parts(occupation(trace, awaited="last"))[2] == 15
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=6))
+def test_the_two_readings_bound_each_other_and_add_up(calls):
+    trace = made([(0, [(a, a, a + n)] * 2) for a, n in calls])
+    least, most = (occupation(trace, awaited=w) for w in ("each", "last"))
+    assert (least.total == 100).all()
+    assert (most.total == 100).all()
+    assert (least.overlapped <= most.overlapped).all()
+    assert least.communication_fraction == pytest.approx(most.communication_fraction)
+
+
+def test_kernels_of_a_profile_are_taken_where_they_are_known():
+    trace = made([(0, [(10, 10, 40), (10, 10, 40)])])
+    kernels = {0: ([0, 50], [30, 60]), 1: ([], [])}
+    found = occupation(trace, kernels=kernels)
+    assert not found.inferred
+    assert parts(found, 0) == [20, 10, 20, 50]
+    assert parts(found, 1) == [0, 30, 0, 70]
+    with pytest.raises(AnalysisError, match="kernels are needed of all ranks 0 to 1"):
+        occupation(trace, kernels={0: ([], [])})
+
+
+def test_what_lies_across_the_border_of_steps_is_shared_between_them():
+    trace = made(
+        [(0, [(90, 90, 130), (90, 90, 130)])], steps=((0, 100), (100, 200), (300, 310))
+    )
+    found = occupation(trace)
+    assert [parts(found, 0, step)[1] for step in range(3)] == [10, 30, 0]
+    assert parts(found, 0, 2) == [10, 0, 0, 0]
+    only = occupation(trace, iterations=range(1, 2))
+    assert only.iteration.tolist() == [1]
+
+
+def test_a_step_without_times_is_refused_or_left_out():
+    unknown = np.iinfo(np.int64).min
+    with pytest.raises(AnalysisError, match="steps with a start and an end"):
+        occupation(made([], steps=((unknown, unknown),)))
+    found = occupation(made([], steps=((unknown, unknown), (0, 5))))
+    assert found.known.tolist() == [[False, False], [True, True]]
+    assert found.total.tolist() == [[0, 0], [5, 5]]
+    with pytest.raises(AnalysisError, match="choose one"):
+        occupation(made([]), waiting="perhaps")
+
+
+def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
+    from moetraffic.report import figures
+
+    with Trace.open(captured) as trace:
+        found = occupation(trace)
+        step = trace.steps.end - trace.steps.start
+        train = np.array([kind == "train" for kind in trace.steps.kind])
+    assert found.known.all()
+    assert (found.total == step[train]).all()
+    assert found.shares.sum(axis=1) == pytest.approx(1)
+    # its collectives block: nothing overlaps, and some of the time is spent in them
+    assert (found.overlapped == 0).all()
+    assert (found.communication.sum(axis=0) > 0).all()
+    fraction = found.communication_fraction
+    assert ((fraction > 0) & (fraction < 1)).all()
+    with Trace.open(captured) as trace:
+        assert (occupation(trace, awaited="last").shares == found.shares).all()
+    picture = figures.save(report.figure(found, "a captured run"), tmp_path / "o.png")
+    assert picture.stat().st_size > 5000
+    assert report.table(found).row_count == len(fraction)

@@ -1,0 +1,106 @@
+"""Studies told: cells as written, pictures of what can be drawn, the commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from moetraffic.cli import main
+from moetraffic.patterns.studies import Study, Table, reproduce, there
+from moetraffic.report import figures
+from moetraffic.report import study as report
+
+
+@pytest.fixture(scope="module")
+def small() -> Study:
+    rows = tuple((f"case {n}", n % 3, 0.1 * n, 0.1 * n + 0.01, 0.01) for n in range(5))
+    columns = ("case", "kind", "published", "ours", "error")
+    many = tuple((f"{n % 2}", 1.0 * n, 1.1 * n) for n in range(1, 30))
+    return Study(
+        name="small",
+        title="A small one",
+        source="somebody, 2024",
+        tables=(
+            Table(title="By row", columns=columns, rows=rows, unit="s"),
+            Table(title="Many", columns=("of", "published", "ours"), rows=many),
+            Table(
+                title="Over size",
+                columns=("size", "published", "ours, one", "ours, two"),
+                rows=tuple((10**n, n + 1.0, n + 1.1, None) for n in range(5)),
+            ),
+            Table(title="Nothing", columns=("of", "ours"), rows=(("a", 1),)),
+        ),
+        not_reproducible=("this, because of that",),
+        notes=(),
+    )
+
+
+def test_every_cell_of_a_study_is_told(small):
+    paper = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    paper.print(report.text(small))
+    said = paper.export_text()
+    for word in ("case 4", "0.41", "+0.01", "somebody, 2024", "this, because of that"):
+        assert word in said
+    assert report.as_dict(small)["tables"][0]["rows"][4][0] == "case 4"
+
+
+def test_what_has_published_values_is_drawn_each_in_its_way(small, tmp_path):
+    drawn = [t for t in small.tables if report.drawable(t)]
+    assert [t.title for t in drawn] == ["By row", "Many", "Over size"]
+    seen = []
+    for table in drawn:
+        fig = report.figure(small, table)
+        (axes,) = fig.axes
+        seen.append((axes.get_xscale(), len(axes.get_yticks())))
+        path = figures.save(fig, tmp_path / f"{report.slug(table.title)}.png")
+        assert path.stat().st_size > 5000
+    assert [scale for scale, _ in seen] == ["linear", "linear", "log"]
+    assert seen[0][1] == 5
+
+
+def test_reproduce_prints_writes_and_does_not_overwrite(tmp_path, capsys):
+    out = tmp_path / "studies"
+    assert main(["reproduce", "gpt350m", "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    for word in ("9.879", "105", "32 MiB, 64 MiB", "not reproducible", "11.29"):
+        assert word in said
+    told = json.loads((out / "gpt350m.json").read_text())
+    assert told["name"] == "gpt350m"
+    assert len(list(out.glob("gpt350m-*.png"))) == 4
+    assert main(["reproduce", "gpt350m", "-o", str(out)]) == 2
+    assert "is not overwritten" in capsys.readouterr().err
+    assert main(["reproduce", "gpt35m"]) == 2
+    assert "did you mean gpt350m" in capsys.readouterr().err
+
+
+def test_reproduce_merced_prints_json(capsys):
+    assert main(["reproduce", "merced", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tables"][0]["rows"][0][2] == pytest.approx(2.486, abs=0.001)
+
+
+def test_every_study_can_be_told_and_drawn():
+    for name in there():
+        study = reproduce(name)
+        drawn = [report.figure(study, t) for t in study.tables if report.drawable(t)]
+        assert drawn, name
+
+
+def test_bandwidths_are_read_asked_and_drawn(tmp_path, capsys):
+    picture = tmp_path / "bw.png"
+    asked = ["bandwidth", "big-red-200", "--collective", "all_reduce", "--ranks", "8"]
+    more = ["--span", "2", "--size", "16777216", "--plot", str(picture)]
+    assert main([*asked, *more, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["answer"]["time_us"] == pytest.approx(2990.5)
+    assert told["answer"]["measured_around"] is True
+    assert [c["outlier_bytes"] for c in told["curves"]] == [[2**25, 2**26], []]
+    assert picture.stat().st_size > 5000
+    assert main(["bandwidth"]) == 0
+    assert "polaris" in capsys.readouterr().out
+    assert main([*asked, *more]) == 2  # the picture is not overwritten
+    assert main(asked) == 2
+    assert "choose collective, platform" in capsys.readouterr().err
+    assert main(["bandwidth", str(tmp_path / "none.csv")]) == 2
