@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 
-from .collective import convention, wire_bytes
+from .collective import UNEVEN, convention, wire_bytes
 from .hockney import Hockney, HockneyFit, hockney_fit
 
 Float64 = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ class Sample:
     @property
     def wire(self) -> float:
         """Bytes over the busiest link."""
-        if self.wire_bytes >= 0:
+        if self.collective == UNEVEN and self.wire_bytes >= 0:
             return float(self.wire_bytes)
         return float(wire_bytes(self.collective, self.ranks, self.size_bytes))
 
@@ -88,23 +88,30 @@ class Curve:
         """Hockney's model; None with fewer than three sizes."""
         if len(self.size) < 3:
             return None
-        return hockney_fit(self.collective, self.ranks, self.size, self.time_s)
+        even = self.even(self.size)
+        return hockney_fit(self.collective, self.ranks, even, self.time_s)
 
     @property
     def model(self) -> Hockney:
         """The fit's, or the bandwidth of the largest message where it tells none."""
         if self.fit is not None and np.isfinite(self.fit.model.beta_bytes_s):
             return self.fit.model
-        wire = float(wire_bytes(self.collective, self.ranks, self.size[-1]))
+        wire = self.factor * float(self.size[-1])
         return Hockney(alpha_s=0.0, beta_bytes_s=wire / float(self.time_s[-1]))
+
+    def even(self, size: Float64) -> Float64:
+        """Sizes at which the convention gives the wire bytes of an uneven matrix."""
+        own = float(wire_bytes(self.collective, self.ranks, 1.0))
+        return np.asarray(size * (self.factor / own), np.float64)
 
     def at(self, size: Float64, ranks: npt.ArrayLike | None = None) -> Float64:
         """Time of messages of any positive size, s; on other ranks by the model."""
         of, model = self.collective, self.model
-        log = np.log(self.time_s / model.time_s(of, self.ranks, self.size))
+        fitted = model.time_s(of, self.ranks, self.even(self.size))
+        log = np.log(self.time_s / fitted)
         residual = np.exp(np.interp(np.log(size), np.log(self.size), log))
         n = self.ranks if ranks is None else ranks
-        return np.asarray(residual * model.time_s(of, n, size), np.float64)
+        return np.asarray(residual * model.time_s(of, n, self.even(size)), np.float64)
 
 
 class BandwidthTable:

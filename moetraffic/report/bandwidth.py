@@ -105,7 +105,8 @@ def figure(table: BandwidthTable, source: str = "") -> Figure:
             label=f"{name}, {curve.ranks} ranks, {node}",
         )
         sizes = np.geomspace(curve.size[0], curve.size[-1], 200)
-        time = curve.model.time_s(curve.collective, curve.ranks, sizes)
+        even = curve.even(sizes)
+        time = curve.model.time_s(curve.collective, curve.ranks, even)
         axes.plot(sizes, curve.factor * sizes / time / 1e9, color=colour, linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")

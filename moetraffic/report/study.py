@@ -62,10 +62,15 @@ def sheet(table: Table) -> Sheet:
     for number, name in enumerate(table.columns):
         cells = [row[number] for row in table.rows]
         figures = any(_number(cell) is not None for cell in cells)
-        made.add_column(name.strip(), justify="right" if figures else "left")
+        # as text: [us] would be taken for markup
+        head = Text(name.strip())
+        made.add_column(head, justify="right" if figures else "left")
     for row in table.rows:
         made.add_row(
-            *(written(v, name) for v, name in zip(row, table.columns, strict=True))
+            *(
+                Text(written(value, name))
+                for value, name in zip(row, table.columns, strict=True)
+            )
         )
     return made
 

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import numpy as np
+
 from moetraffic.errors import ReplayError
+from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.hockney import HockneyFit, hockney_fit
 from moetraffic.trace.durable import remedy, write_whole
 
@@ -113,12 +116,13 @@ def fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
     for key in dict.fromkeys((row.collective, row.place) for row in rows):
         mine = [row for row in rows if (row.collective, row.place) == key]
         if len({row.size_bytes for row in mine}) >= 3:
-            found[key] = hockney_fit(
-                mine[0].collective,
-                mine[0].ranks,
-                [row.size_bytes for row in mine],
-                [row.time_us * 1e-6 for row in mine],
-            )
+            name, ranks = mine[0].collective, mine[0].ranks
+            # an uneven matrix has no factor: fitted as the even one of its wire bytes
+            wire = np.array([row.wire_bytes for row in mine], np.float64)
+            even = wire / float(wire_bytes(name, ranks, 1.0))
+            took = [row.time_us * 1e-6 for row in mine]
+            if wire.min() > 0:
+                found[key] = hockney_fit(name, ranks, even, took)
     return found
 
 

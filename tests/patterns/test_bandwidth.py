@@ -181,6 +181,8 @@ def test_an_uneven_matrix_keeps_its_own_share_of_wire_bytes():
     got = table.effective(UNEVEN, 4, 2000)
     assert float(got.time_s) == pytest.approx(2e-6)
     assert float(got.bytes_s) == pytest.approx(0.5e9)
+    ((curve,),) = table.curves.values()
+    assert curve.model.beta_bytes_s == pytest.approx(0.5e9)
 
 
 def test_another_topology_is_no_answer():

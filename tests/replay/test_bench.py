@@ -6,17 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from moetraffic.analysis.traffic import world_matrix
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.backends import Gloo
+from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
+from moetraffic.trace import Trace
 
 MATRIX = ((400, 0, 4000), (80, 0, 0), (0, 12, 400))
 
@@ -63,6 +67,14 @@ def test_a_matrix_is_scaled_to_the_size_in_whole_elements():
 def test_a_sweep_survives_its_way_to_a_rank():
     asked = everything(platform="here", protocol="TCP/IP")
     assert Sweep.from_json(asked.to_json()) == asked
+
+
+def test_a_trace_gives_the_matrix_of_its_all_to_alls(toy_file):
+    with Trace.open(toy_file(world=3)) as trace:
+        cells = world_matrix(trace, 1, operations=("all_to_all",))
+        found = bench._matrix(None, Path(trace.name), 1)
+        assert found == tuple(map(tuple, cells.tolist()))
+        assert bench._matrix(None, Path(trace.name), None) != found
 
 
 @pytest.mark.parametrize(

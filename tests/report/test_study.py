@@ -16,7 +16,7 @@ from moetraffic.report import study as report
 @pytest.fixture(scope="module")
 def small() -> Study:
     rows = tuple((f"case {n}", n % 3, 0.1 * n, 0.1 * n + 0.01, 0.01) for n in range(5))
-    columns = ("case", "kind", "published", "ours", "error")
+    columns = ("case", "kind", "published [us]", "ours", "error")
     many = tuple((f"{n % 2}", 1.0 * n, 1.1 * n) for n in range(1, 30))
     return Study(
         name="small",
@@ -41,7 +41,14 @@ def test_every_cell_of_a_study_is_told(small):
     paper = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     paper.print(report.text(small))
     said = paper.export_text()
-    for word in ("case 4", "0.41", "+0.01", "somebody, 2024", "this, because of that"):
+    for word in (
+        "case 4",
+        "published [us]",
+        "0.41",
+        "+0.01",
+        "somebody, 2024",
+        "this, because of that",
+    ):
         assert word in said
     assert report.as_dict(small)["tables"][0]["rows"][4][0] == "case 4"
 
