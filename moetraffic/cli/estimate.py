@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,10 @@ def estimate(
         typer.Option(help="Of a GPU.", show_default="the platform's, or 312"),
     ] = None,
     utilisation: Annotated[float, typer.Option(help="Of it while computing.")] = 0.4,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Model, batch and speeds of a captured run."),
+    ] = None,
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -127,15 +132,24 @@ def estimate(
         )
     from moetraffic.patterns.time_model import Architecture, Configuration, System
 
-    found = preset(model)
-    k = found.gating.k if found.model.experts else 0
-    shape = found.model
-    if sequence is not None:
-        from dataclasses import replace
-
-        shape = replace(shape, sequence=sequence)
-    config = Configuration(
-        model=Architecture.of(shape, k=k),
+    if calibrate is None:
+        found = preset(model)
+        k = found.gating.k if found.model.experts else 0
+        shape = found.model
+        if sequence is not None:
+            shape = replace(shape, sequence=sequence)
+        config = Configuration(model=Architecture.of(shape, k=k))
+        told = _nominal(platform)
+        tables = []
+    else:
+        config, told, tables = _measured(calibrate)
+        model = str(calibrate)
+        micro_batch = int(config.micro_batch)
+        each = int(config.global_batch / config.dp)
+        global_batch = each * dp if global_batch is None else global_batch
+        utilisation = float(told.pop("utilisation"))
+    config = replace(
+        config,
         pp=pp,
         tp=tp,
         dp=dp,
@@ -147,10 +161,9 @@ def estimate(
         zero=zero,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
-        gradient_bytes=gradient_bytes,
+        gradient_bytes=config.gradient_bytes if calibrate else gradient_bytes,
         imbalance=imbalance,
     )
-    told = _nominal(platform)
     if bandwidth:
         told["bandwidth"] = _bandwidth(bandwidth, gpus_per_node)
     if "bandwidth" not in told and (config.world > 1 or best or sweep):
@@ -158,7 +171,7 @@ def estimate(
             "more than one GPU needs a network, but neither platform nor bandwidth is "
             "given: give --platform polaris or --bandwidth 25GB/s"
         )
-    if peak_tflops is not None:
+    if peak_tflops is not None and calibrate is None:
         told["peak_flops"] = peak_tflops * 1e12
     if memory_gb is not None:
         told["memory_bytes"] = memory_gb * 1e9
@@ -171,7 +184,9 @@ def estimate(
         overlap=_shares(overlap),
     )
     conventions = _conventions(convention or [])
-    source = f"{model} on {platform or 'a system as told'}, u = {utilisation:g}"
+    where = "its own ranks" if calibrate else platform or "a system as told"
+    share = "" if calibrate else f", u = {utilisation:g}"
+    source = f"{model} on {where}{share}"
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
     elif sweep:
@@ -179,7 +194,8 @@ def estimate(
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = _one(config, system, conventions, what, source)
-    tables, figure, data = shown
+    more, figure, data = shown
+    tables += more
     data = {"model": model, "conventions": vars(conventions), **data}
     if plot is not None:
         from moetraffic.report import figures
@@ -195,6 +211,22 @@ def estimate(
     for path in (plot, output):
         if path is not None:
             console.print(str(path))
+
+
+def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
+    """Configuration and system of a captured run, and how well they tell it."""
+    from moetraffic.analysis.calibration import calibrated
+    from moetraffic.report import time_model as report
+    from moetraffic.trace import Trace
+
+    with Trace.open(path) as trace:
+        found = calibrated(trace)
+    told = {
+        "peak_flops": found.system.peak_flops,
+        "utilisation": found.system.utilisation,
+        "bandwidth": found.system.bandwidth,
+    }
+    return found.config, told, [report.calibration_table(found, str(path))]
 
 
 Shown = tuple[list[Any], "Figure", dict[str, Any]]

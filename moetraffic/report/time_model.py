@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from moetraffic.analysis.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 
@@ -118,6 +119,36 @@ def table(found: Estimate, title: str) -> Table:
     out.add_row("tokens/s", "", "", f"{float(found.tokens_s):,.0f}")
     rate = float(found.flops_gpu) / 1e12
     out.add_row("model TFLOP/s a GPU", "", "", f"{rate:.1f}")
+    return out
+
+
+def calibration_table(found: FromTrace, title: str) -> Table:
+    """A captured run beside what the model says of it."""
+    out = _table(f"Calibrated on {title}")
+    for column in ("", "measured", "model", "effective bandwidth"):
+        out.add_column(column, justify="left" if not column else "right")
+    took, told = found.measured, found.predicted
+    rows = {
+        "computing": (took.compute_s, float(told.compute)),
+        "iteration": (took.iteration_s, float(told.iteration)),
+    }
+    for kind, moving in took.moving.items():
+        mean = float(np.median(moving.mean(axis=1)))
+        ours = told.communication.get(kind)
+        speed = took.bandwidth(kind)
+        out.add_row(
+            f"{kind} moves",
+            duration(mean),
+            duration(float(ours)) if ours is not None else "",
+            f"{byte_size(speed)}/s" if np.isfinite(speed) else "",
+        )
+    for name, (measured, modelled) in rows.items():
+        out.add_row(name, duration(measured), duration(modelled), "")
+    out.caption = (
+        f"residual {found.residual:+.1%}: what is between are ranks that wait for each "
+        "other, and what has no bytes"
+    )
+    out.caption_justify = "left"
     return out
 
 

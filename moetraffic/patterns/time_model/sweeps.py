@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 
-from .configuration import Configuration
+from .configuration import Configuration, refuse_unsound
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System
@@ -73,7 +73,8 @@ def sweep(
     Raises
     ------
     LayoutError
-        If the scaling is none of :data:`SCALINGS`, or the configuration an array.
+        If the scaling is none of :data:`SCALINGS`, the configuration an array, or no
+        size can be.
     """
     if scaling not in SCALINGS:
         raise LayoutError(
@@ -94,6 +95,8 @@ def sweep(
         # experts stay where they are: their groups get no larger
         scaled = replace(config, dp=steps, global_batch=batch)
     told = estimate(scaled, system, conventions=conventions, strict=False)
+    if not told.sound.any():
+        refuse_unsound(scaled)
     return Sweep(scaling=scaling, estimate=told)
 
 

@@ -71,9 +71,12 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     whole = c.tokens * row  # bytes of a micro-batch's activations between layers
     split = np.where((c.sequence_parallel > 0) | (c.scatter_gather > 0), c.tp, 1)
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+    # experts are split over tp too: what is reduced behind them has a row a copy
+    share = m.moe_layers / m.layers
+    rows = 0.5 + 0.5 * ((1 - share) + share * m.k * spread)
     routed = m.k * whole * spread / np.where(c.sequence_parallel > 0, c.tp, 1)
     found = [
-        *_tensor(c, conventions, whole, batches * layers),
+        *_tensor(c, conventions, whole, rows, batches * layers),
         Traffic(
             kind="cp",  # keys and values go round: arXiv 2310.01889, section 3
             collective="send_recv",
@@ -122,7 +125,11 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
 
 
 def _tensor(
-    c: Configuration, conventions: Conventions, whole: Values, calls: Values
+    c: Configuration,
+    conventions: Conventions,
+    whole: Values,
+    rows: Values,
+    calls: Values,
 ) -> list[Traffic]:
     """Of layers, 2 all-reduces forward and 2 backward, and those of the ends."""
     full = np.where(c.recompute == 2, 1.0, 0.0)
@@ -135,7 +142,9 @@ def _tensor(
         "reduce_scatter": apart * (4 + 2 * full),
     }
     found = [
-        Traffic(kind="tp", collective=name, buffer=whole, calls=calls * number, **one)
+        Traffic(
+            kind="tp", collective=name, buffer=whole * rows, calls=calls * number, **one
+        )
         for name, number in numbers.items()
     ]
     if conventions.ends == "counted":

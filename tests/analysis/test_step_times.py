@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic import Trace
+from moetraffic.analysis.calibration import calibrated, configuration_of
+from moetraffic.analysis.step_times import _Calls, _union, step_times
+from moetraffic.analysis.traffic import world_matrices
+from moetraffic.cli import main
+from moetraffic.errors import AnalysisError
+from moetraffic.patterns import ParallelLayout, Training, Workload
+
+
+def test_calls_that_overlap_count_once() -> None:
+    second = 10**9
+    calls = _Calls(
+        step=np.array([0, 0, 0, 1, 0]),
+        rank=np.array([0, 0, 0, 0, 1]),
+        issue=np.array([0, 2, 8, 20, 5]) * second,
+        moved=np.array([1, 3, 9, 22, 5]) * second,
+        end=np.array([4, 6, 9, 25, 6]) * second,
+        kind=np.array(["dp", "ep", "ep", "ep", "dp"]),
+    )
+    assert _union(calls, (2, 2), "issue").tolist() == [[7, 1], [5, 0]]
+    assert _union(calls, (2, 2), "moved").tolist() == [[5, 1], [3, 0]]
+    assert _union(calls, (2, 2), "issue", "dp").tolist() == [[4, 1], [0, 0]]
+
+
+def test_steps_of_a_capture_are_taken_apart(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        found = step_times(trace, warm_up=4)
+        assert found.steps.tolist() == list(range(4, 24))
+        assert found.whole.shape == (20, 4)
+        assert (found.communicating > 0).all()
+        assert (found.communicating < found.whole).all()
+        assert found.computing + found.communicating == pytest.approx(found.whole)
+        assert 0 < found.comm_share < 1
+        for kind, moving in found.moving.items():
+            assert (moving <= found.communicating + 1e-9).all()
+            sent = world_matrices(trace, found.steps.tolist(), kinds=[kind])
+            assert found.sent_bytes[kind] == pytest.approx(sent.sum(axis=2))
+        with pytest.raises(AnalysisError, match="no training step"):
+            step_times(trace, [1000])
+
+
+def test_a_run_calibrates_the_model_of_itself(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        found = calibrated(trace)
+    took, told = found.measured, found.predicted
+    assert float(told.compute) == pytest.approx(took.compute_s)
+    # gradients of all dense parameters over four ranks, to the byte
+    assert float(told.wire["dp"]) == np.median(took.sent_bytes["dp"].mean(axis=1))
+    # what routers chose varies: uniform routing is its mean to a few percent
+    routed = took.sent_bytes["ep"].mean()
+    assert float(told.wire["ep"]) == pytest.approx(routed, rel=0.1)
+    for kind in ("dp", "ep"):
+        time = took.moving[kind].sum() / took.moving[kind].size
+        mean = took.sent_bytes[kind].mean() / took.bandwidth(kind)
+        assert mean == pytest.approx(time)
+    assert found.residual == pytest.approx(float(told.iteration) / took.iteration_s - 1)
+
+
+def test_workloads_are_configurations() -> None:
+    work = Workload(
+        layout=ParallelLayout(dp=4, ep=2, tp=2, pp=2),
+        training=Training(micro_batch=3, accumulation=4, recompute=True),
+    )
+    found = configuration_of(work)
+    assert float(found.world) == 16
+    assert float(found.micro_batches) == 4
+    assert float(found.element_bytes) == 4
+    assert float(found.recompute) == 2
+
+
+def test_estimate_goes_on_from_a_capture(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    asked = ["estimate", "--calibrate", str(captured), "--dp", "8", "--ep", "8"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "Calibrated on" in said
+    assert "measured" in said
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["estimate"]
+    with Trace.open(captured) as trace:
+        found = calibrated(trace)
+    # twice the ranks, each with its batch: they compute as long
+    assert told["compute_s"] == pytest.approx(found.measured.compute_s)
