@@ -1,0 +1,79 @@
+"""How long many configurations take to estimate, in one call.
+
+Terms, bytes, memory and rules of each; half of them cannot exist, as in a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+import numpy as np
+
+from moetraffic.patterns import preset
+from moetraffic.patterns.time_model import (
+    Architecture,
+    Configuration,
+    NodeLinks,
+    System,
+    estimate,
+    search,
+)
+
+SYSTEM = System(
+    peak_flops=312e12,
+    utilisation=0.5,
+    bandwidth=NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9),
+    latency_s=5e-6,
+    memory_bytes=80e9,
+    memory_bytes_s=2e12,
+    overlap={"dp": 0.8},
+)
+
+
+def measure(number: int) -> dict[str, float]:
+    drawn = np.random.default_rng(0)
+    model = Architecture.of(preset("mixtral-8x7b").model, k=2)
+
+    def powers(least: int, most: int) -> np.ndarray:
+        return 2.0 ** drawn.integers(least, most, number)
+
+    began = time.perf_counter()
+    config = Configuration(
+        model=model,
+        pp=powers(0, 6),
+        tp=powers(0, 4),
+        dp=powers(0, 7),
+        ep=powers(0, 4),
+        virtual=powers(0, 3),
+        micro_batch=powers(0, 4),
+        global_batch=1024,
+        zero=drawn.integers(0, 4, number),
+        recompute=drawn.integers(0, 3, number),
+        sequence_parallel=drawn.integers(0, 2, number),
+    )
+    found = estimate(config, SYSTEM, strict=False)
+    once = time.perf_counter() - began
+    began = time.perf_counter()
+    looked = search(model, SYSTEM, gpus=1024, global_batch=4096)
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "configurations": number,
+        "seconds": round(once, 3),
+        "can_exist": int(found.sound.sum()),
+        "fit": int(found.fits.sum()),
+        "best_of_1024_gpus_tried": looked.tried,
+        "best_of_1024_gpus_seconds": round(time.perf_counter() - began, 3),
+    }
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--configurations", type=int, default=100_000)
+    print(json.dumps(measure(asked.parse_args().configurations), indent=1))
+
+
+if __name__ == "__main__":
+    main()
