@@ -291,19 +291,10 @@ class Trace:
     ) -> tuple[npt.NDArray[np.integer], int] | None:
         """Token copies that all-to-alls sent, from a demand that was read already.
 
-        Parameters
-        ----------
-        occurrences
-            All-to-alls of one layer, group and phase.
-        demand
-            ``[n, W, E]`` of the routing occurrences that they follow
-            (:meth:`routing_of`), in the same order.
-
-        Returns
-        -------
-        ndarray, int
-            ``[n, W, W]`` copies (times the int: :meth:`wire`), and the bytes of one;
-            None where the wire is not told by demand, or copies differ in size.
+        ``[n, W, W]`` copies and the bytes of one, whose product is :meth:`wire`, of
+        all-to-alls of one layer, group and phase; ``demand`` ``[n, W, E]`` is that of
+        their :meth:`routing_of`.  None where no demand tells the wire, or copies
+        differ in size.
         """
         return wire.rows_sent(self, occurrences, demand)
 
