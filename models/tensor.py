@@ -145,10 +145,15 @@ def _split_linears(
         setattr(module, name, row)
         slices.append(row.weight)
 
-    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _copied(inputs[0], layer), *inputs[1:]
+    def enter(
+        _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs = _copied(inputs[0], layer), *inputs[1:]
+        if named.get("memory") is not None:  # keys and values are split too
+            named = {**named, "memory": _copied(named["memory"], layer)}
+        return inputs, named
 
-    module.register_forward_pre_hook(enter)
+    module.register_forward_pre_hook(enter, with_kwargs=True)
     return slices
 
 

@@ -191,8 +191,10 @@ class _Stage:
 
     def _block(self, layer: int, *, gathers: bool = True) -> list[Call]:
         sequence, calls = self._sequence(layer), []
-        for _ in range(1 + self._crosses(layer)):
+        for crosses in range(1 + self._crosses(layer)):
             calls += self._gathered(sequence, "attention", layer)
+            if crosses:  # keys and values are of what the encoder read
+                calls += self._gathered(self.shape.sequence, "attention", layer)
             calls += self._context(layer, backward=False)
             calls += self._summed(sequence, "attention", layer)
         if layer not in self.shape.moe_layers:
@@ -218,9 +220,11 @@ class _Stage:
             calls += self._split_experts(layer, ("all_gather", "reduce_scatter"))
             calls += self._experts_unit(layer, self.sync.after_backward)
             calls += self._exchange(layer, "dispatch_grad")
-        for _ in range(1 + self._crosses(layer)):
+        for asked in reversed(range(1 + self._crosses(layer))):
             calls += self._gathered(sequence, "attention", layer)
             calls += self._context(layer, backward=True)
+            if asked:  # the encoder's output again, and its gradient
+                calls += self._matrices(self.shape.sequence, "attention", layer)
             # the input of query, key and value again, then its gradient
             calls += self._gathered(sequence, "attention", layer)
             calls += self._summed(sequence, "attention", layer)

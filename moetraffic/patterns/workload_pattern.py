@@ -215,7 +215,11 @@ class _Stage:
         shape = self.work.model
         crosses = shape.two_stacks and layer >= shape.encoder_layers
         tokens, own = self._tokens(layer), self.work.training.dtype
-        attention = [self._reduced(layer, tokens, own) for _ in range(1 + crosses)]
+        attention = [self._reduced(layer, tokens, own)]
+        if crosses:  # what it asks, before what asks
+            read = self.work.training.micro_batch * shape.sequence
+            asked = self._reduced(layer, read, own)
+            attention = [asked, *attention, *attention]
         if layer not in shape.moe_layers:
             calls = [self._reduced(layer, tokens, own), *attention]
             return [replace(c, direction="backward") for c in self._if_split(calls)]

@@ -81,3 +81,16 @@ def test_biases_are_split_with_their_outputs(run_ranks: Run) -> None:
         torch.testing.assert_close(result["x_grad"], result["expected_grad"])
         # two slices of up (its weight and bias), one of down (its bias is whole)
         assert result["slices"] == [(6,), (6, 4), (4, 6)]
+
+
+def test_what_a_decoder_asks_gets_its_whole_gradient(
+    run_ranks: Run, small: Small
+) -> None:
+    changes = {"encoder_layers": 2, "positions": "sinusoidal", "experts": 0}
+    losses = []
+    for tp in (1, 2):
+        work = small({"tp": tp}, **changes)
+        ranks = run_ranks("training", tp, workload=work.to_json())
+        losses += [result["losses"] for result in ranks]
+    assert losses[1] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
