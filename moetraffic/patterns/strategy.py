@@ -133,8 +133,9 @@ def check(shape: ModelShape, gating: Gating, strategy: Strategy) -> None:
         ),
         (
             shape.sequence % spread == 0 and shape.targets % spread == 0,
-            f"ranks that share a sequence must divide it, but it has {shape.sequence} "
-            f"tokens for {spread} ranks",
+            "ranks that share a sequence must divide it, but it has "
+            f"{' and '.join(map(str, sorted({shape.sequence, shape.targets})))} tokens "
+            f"for {spread} ranks",
             "change --cp or --tp, or leave out --sequence-parallel",
         ),
         (

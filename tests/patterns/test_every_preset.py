@@ -1,0 +1,32 @@
+"""Every preset's pattern can be computed, under all kinds of parallelism together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moetraffic.patterns import PRESETS, MegatronGrid, Strategy, megatron_pattern
+from moetraffic.patterns.traffic import traffic_matrices
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_kind_of_traffic_is_there(name: str) -> None:
+    preset = PRESETS[name]
+    shape = replace(preset.model, target_sequence=128 * preset.model.two_stacks)
+    one_stack = not (shape.two_stacks or shape.masked)
+    ep = 2 if shape.experts else 1
+    pp = 2 if one_stack else 1
+    tp = 1 if shape.heads % 2 else 2
+    grid = MegatronGrid(tp=tp, cp=2, dp=2, pp=pp, ep=ep)
+    plan = Strategy(grid=grid, accumulation=pp, sequence_parallel=True, zero=1)
+    matrices = traffic_matrices(megatron_pattern(shape, plan, preset.gating))
+    expected = {"DP", "CP", "control"} | ({"TP"} if tp > 1 else set())
+    if pp > 1:
+        expected |= {"PP"} | ({"EmbTableSync"} if shape.tied else set())
+    if ep > 1:
+        expected.add("EP")
+    assert set(matrices) == expected
+    for kind, matrix in matrices.items():
+        assert matrix.any(), kind
+        assert not matrix.diagonal().any()
