@@ -1,0 +1,277 @@
+"""Does the time model, calibrated on 2 ranks, tell the iteration time of 4?
+
+Each rank lives in a network namespace whose link a token bucket limits (veth, tc tbf);
+namespaces meet at a bridge.  Ranks are pinned so that each has half a core, with 2 as
+with 4 ranks.  At each rate: collectives are measured on 2 and 4 ranks, a training run
+of 2 ranks is captured, the model takes computing and the constant overhead from that
+run and bandwidths from the measurement, and its prediction stands beside a captured
+run of 4 ranks.
+
+Without the rights to make namespaces it says so and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moetraffic import Trace
+from moetraffic.analysis.calibration import calibrated
+from moetraffic.analysis.step_times import StepTimes
+from moetraffic.patterns.bandwidth import BandwidthTable, Sample
+from moetraffic.patterns.time_model import Configuration, MeasuredLinks, estimate
+
+NAME = f"moetraffic{os.getpid()}"
+BUCKET = ("burst", "256kb", "latency", "400ms")
+SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
+REPEATS = 5
+QUIET = 0.2
+DENSE = (
+    *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "64"),
+    *("--micro-batch", "2", "--experts", "0"),
+)
+SPARSE = (
+    *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "128"),
+    *("--micro-batch", "4", "--experts", "4", "--ffn", "128"),
+)
+WORKLOADS = {"data parallel": DENSE, "expert parallel": SPARSE}
+
+
+def measure_collectives() -> None:
+    """What a rank of the measurement does; rank 0 prints."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    rows = []
+    for collective in ("all_reduce", "all_to_all"):
+        for size in SIZES:
+            given = torch.ones(size // 4)
+            taken = torch.empty_like(given)
+            times = []
+            for _ in range(REPEATS + 1):
+                dist.barrier()
+                began = time.perf_counter()
+                if collective == "all_reduce":
+                    dist.all_reduce(given)
+                else:
+                    dist.all_to_all_single(taken, given)
+                times.append(time.perf_counter() - began)
+            # one connects and fills the bucket
+            spent = torch.tensor(times[1:], dtype=torch.float64)
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            rows.append((collective, world, size, float(spent.median()) * 1e6))
+    if rank == 0:
+        print(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def command(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextmanager
+def namespaces(number: int) -> Iterator[list[str]]:
+    """Ranks' namespaces, at one bridge; 10.77.0.1 and on."""
+    hub, made = f"{NAME}hub", [f"{NAME}r{rank}" for rank in range(number)]
+    try:
+        command("ip", "netns", "add", hub)
+        command("ip", "-n", hub, "link", "add", "br0", "type", "bridge")
+        command("ip", "-n", hub, "link", "set", "br0", "up")
+        for rank, name in enumerate(made):
+            command("ip", "netns", "add", name)
+            pair = ("name", "eth0", "netns", name, "type", "veth")
+            command(
+                *("ip", "link", "add", *pair),
+                *("peer", "name", f"p{rank}", "netns", hub),
+            )
+            command("ip", "-n", hub, "link", "set", f"p{rank}", "master", "br0", "up")
+            command(
+                *("ip", "-n", name, "addr", "add", f"10.77.0.{rank + 1}/24"),
+                *("dev", "eth0"),
+            )
+            for link in ("eth0", "lo"):
+                command("ip", "-n", name, "link", "set", link, "up")
+        yield made
+    finally:
+        for name in (*made, hub):
+            subprocess.run(
+                ["ip", "netns", "del", name], capture_output=True, check=False
+            )
+
+
+def limit(names: Sequence[str], rate_mbps: int) -> None:
+    """Limit each rank's link, each way."""
+    for rank, name in enumerate(names):
+        for space, link in ((name, "eth0"), (f"{NAME}hub", f"p{rank}")):
+            command(
+                *("tc", "-n", space, "qdisc", "replace", "dev", link, "root"),
+                *("tbf", "rate", f"{rate_mbps}mbit", *BUCKET),
+            )
+
+
+def ranks(names: Sequence[str], program: Sequence[str], port: int) -> str:
+    """Run one rank a namespace, two on a core; what the first one prints."""
+    cores = sorted(os.sched_getaffinity(0))
+    started = []
+    for rank, name in enumerate(names):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(names)),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(len(names)),
+            "MASTER_ADDR": "10.77.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+        }
+        core = cores[rank // 2 % len(cores)]
+        words = ["ip", "netns", "exec", name, "taskset", "-c", str(core), *program]
+        started.append(
+            subprocess.Popen(
+                words,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [one.communicate(timeout=500) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    for one, (_out, err) in zip(started, said, strict=True):
+        if one.returncode:
+            raise OSError(f"a rank ended with {one.returncode}: {err[-2000:]}")
+    return said[0][0]
+
+
+def table(names: Sequence[str], port: int) -> list[Sample]:
+    """Measured collectives of 2 and 4 ranks."""
+    program = [sys.executable, __file__, "--measure"]
+    found = []
+    for number in (2, 4):
+        for row in json.loads(ranks(names[:number], program, port + number)):
+            collective, world, size, time_us = row
+            found.append(
+                Sample(
+                    collective=collective,
+                    ranks=world,
+                    span=world,  # a rank is a node here
+                    size_bytes=size,
+                    time_us=time_us,
+                )
+            )
+    return found
+
+
+def captured(
+    names: Sequence[str], options: Sequence[str], path: Path, steps: int, port: int
+) -> None:
+    """Train, one rank a namespace, and capture it."""
+    words = [sys.executable, "-m", "moetraffic", "capture", "-o", str(path)]
+    grid = ["--nproc", str(len(names)), "--iterations", str(steps)]
+    ranks(names, [*words, *grid, *options], port)
+
+
+def quiet(measured: StepTimes) -> dict[str, float]:
+    """Times of the quietest fifth of the steps: other processes only add to them."""
+    return {
+        "iteration": float(np.quantile(measured.whole.max(axis=1), QUIET)),
+        "computing": float(np.quantile(measured.computing.mean(axis=1), QUIET)),
+    }
+
+
+def compare(
+    names: Sequence[str], rate: int, steps: int, folder: Path
+) -> list[dict[str, Any]]:
+    limit(names, rate)
+    port = 20_000 + rate % 10_000
+    links = MeasuredLinks(table=BandwidthTable(table(names, port)), gpus=1)
+    out = []
+    for number, (what, options) in enumerate(WORKLOADS.items()):
+        paths = {n: folder / f"{rate}-{number}-{n}.h5" for n in (2, 4)}
+        for size, path in paths.items():
+            captured(names[:size], options, path, steps, port + 10 * number + size + 5)
+        with Trace.open(paths[2]) as two, Trace.open(paths[4]) as four:
+            small, large = calibrated(two), calibrated(four)
+        # computing is the 2-rank run's, and what its terms leave out a constant
+        before, took = quiet(small.measured), quiet(large.measured)
+        faster = small.measured.compute_s / before["computing"]
+        share = small.system.utilisation * faster
+        system = replace(small.system, bandwidth=links, utilisation=share)
+        own = float(estimate(small.config, system).iteration)
+        left = max(before["iteration"] - own, 0.0)
+        system = replace(system, iteration_overhead_s=left)
+        config: Configuration = large.config
+        told = estimate(config, system)
+        whole = took["iteration"]
+        out.append(
+            {
+                "workload": what,
+                "rate_mbps": rate,
+                "two_ranks_s": round(before["iteration"], 4),
+                "measured_s": round(whole, 4),
+                "predicted_s": round(float(told.iteration), 4),
+                "error": round(float(told.iteration) / whole - 1, 4),
+                "computing_2_ranks_s": round(before["computing"], 4),
+                "computing_4_ranks_s": round(took["computing"], 4),
+                "overhead_s": round(left, 4),
+                "comm_share_measured": round(large.measured.comm_share, 3),
+                "comm_share_predicted": round(float(told.comm_share), 3),
+                "load": round(os.getloadavg()[0], 1),  # of all processes, on the cores
+            }
+        )
+        print(json.dumps(out[-1]), file=sys.stderr, flush=True)
+    return out
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--rates", default="25,50,100", help="Mbit/s, with commas")
+    asked.add_argument("--steps", type=int, default=16)
+    asked.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    told = asked.parse_args()
+    if told.measure:
+        measure_collectives()
+        return
+    rows: list[dict[str, Any]] = []
+    try:
+        with namespaces(4) as names, tempfile.TemporaryDirectory() as folder:
+            limit(names, 100)
+            for rate in map(int, told.rates.split(",")):
+                rows += compare(names, rate, told.steps, Path(folder))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        return
+    errors = np.abs([row["error"] for row in rows])
+    print(
+        json.dumps(
+            {"rows": rows, "largest_error": float(errors.max()), "bound": 0.15},
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
