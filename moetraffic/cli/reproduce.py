@@ -46,6 +46,7 @@ def reproduce(
     written: list[Path] = []
     if output is not None:
         from moetraffic.report import figures
+        from moetraffic.report.stripes import stripes
 
         output.mkdir(exist_ok=True)
         for one, said in zip(found, told, strict=True):
@@ -56,6 +57,10 @@ def reproduce(
                 if report.drawable(table):
                     picture = output / f"{one.name}-{report.slug(table.title)}.png"
                     written.append(figures.save(report.figure(one, table), picture))
+            # its figure is a heatmap, not a table
+            for name, drawn in (stripes() if one.name == "apnet24" else {}).items():
+                picture = output / f"{one.name}-{name}.png"
+                written.append(figures.save(drawn, picture))
     if as_json:
         print_json(told if study == ALL else told[0])
         return

@@ -145,7 +145,10 @@ def _iterations(
         )
     return Table(
         title="Iteration time: fitted to all rows, and held out",
-        columns=("model", "published", "fitted", "error", "held out", "its error"),
+        columns=(
+            *("model", "published", "ours, fitted", "error"),
+            *("ours, held out", "its error"),
+        ),
         rows=tuple(rows),
         unit="s",
     )
@@ -213,7 +216,8 @@ def _sizes(config: Configuration, column: dict[str, Float64]) -> Table:
     return Table(
         title="Parameters (equation 2), FLOP (equation 3), memory of the first stage",
         columns=(
-            *("model", "published B", "ours B", "error", "TFLOP/s a GPU", "ours"),
+            *("model", "published B", "ours B", "error", "TFLOP/s a GPU"),
+            "by equation 3",
             *("its error", "memory GB of 80"),
         ),
         rows=rows,
