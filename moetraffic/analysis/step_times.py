@@ -152,7 +152,7 @@ def _calls(trace: Trace, chosen: Int64) -> _Calls:
     if not parts:
         return _Calls(empty, empty, empty, empty, empty, np.zeros(0, np.str_))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return _Calls(*columns)  # type: ignore[arg-type]
+    return _Calls(*columns)
 
 
 def _union(

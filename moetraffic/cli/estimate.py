@@ -140,7 +140,7 @@ def estimate(
             shape = replace(shape, sequence=sequence)
         config = Configuration(model=Architecture.of(shape, k=k))
         told = _nominal(platform)
-        tables = []
+        tables: list[Any] = []
     else:
         config, told, tables = _measured(calibrate)
         model = str(calibrate)

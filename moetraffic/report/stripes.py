@@ -16,7 +16,7 @@ LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """(p, t, d) whose heatmaps APNet'24 shows or that its rule gives."""
 
 
-def stripes(model: str = "gpt2-large") -> dict[str, Figure]:
+def stripes(model: str = "gpt-1.3b") -> dict[str, Figure]:
     """Heatmaps of the layouts, by a name for their files.
 
     Parameters
