@@ -302,6 +302,22 @@ def test_measured_bandwidth_is_asked_by_nodes() -> None:
     assert found.dp == pytest.approx(wire, rel=1e-6)
 
 
+def test_any_table_of_bandwidths_will_do() -> None:
+    class Falling:
+        """Half as fast on twice the ranks, and slow for what is small."""
+
+        def bandwidth(
+            self, collective: str, ranks: np.ndarray, size: np.ndarray
+        ) -> np.ndarray:
+            assert collective == "all_reduce"
+            return 20e9 / ranks * np.where(size < 1e6, 0.01, 1.0)
+
+    config = told(dp=np.array([2.0, 4, 8]))
+    found = estimate(config, replace(FLAT, bandwidth=Falling()))
+    wire = found.wire["dp"]
+    assert found.dp == pytest.approx(wire / (20e9 / np.array([2, 4, 8])))
+
+
 def test_overlap_hides_no_more_than_there_is() -> None:
     config = told(dp=2, global_batch=8)
     for share in (0.0, 0.5, 1.0):
