@@ -34,6 +34,7 @@ PARTS = (
     "complexity",
     "rhythm",
     "within",
+    "occupation",
 )
 """What an analysis consists of."""
 

@@ -27,6 +27,7 @@ from .forecasting import HORIZONS
 from .leads import Leads, leads
 from .network import Network, network, packet_complexity
 from .observation import joined, observe
+from .occupation import Occupation, occupation
 from .within_iteration import Sight, within_iteration
 
 Float64 = npt.NDArray[np.float64]
@@ -34,6 +35,9 @@ Int64 = npt.NDArray[np.int64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
 """Yields the rows of windows of an exchange, in their order."""
+
+MOST_TIMES = 1 << 24
+"""Calls times ranks whose times are held at once, for what ranks' time went into."""
 
 Tick = Callable[[int, str], None]
 
@@ -62,6 +66,7 @@ class Analysis:
     beats: Beats  # the on-off rhythm of phases, layers and ranks
     leads: Leads  # where exchanges stand in an iteration
     sights: tuple[Sight, ...]  # what an iteration's first dispatch tells of later ones
+    occupation: Occupation | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
 
 
@@ -187,13 +192,35 @@ def analyze(
         else Beats(about="", found=(), notes=())
     )
     notes += told.notes
+    spent: Occupation | None = None
+    if "occupation" in parts:
+        spent = _occupation(trace, iterations, notes)
     return Analysis(
         exchanges=tuple(exchanges),
         beats=told,
         leads=when,
         sights=within_iteration(first["load"], later, lead_s=early) if later else (),
+        occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _occupation(
+    trace: Trace, iterations: range | None, notes: list[str]
+) -> Occupation | None:
+    """What ranks' time went into; None, and a note, where it cannot be told."""
+    found = trace.find(iterations=iterations, kind=None)
+    if len(found) * trace.meta.world > MOST_TIMES:
+        notes.append(
+            f"no occupation: the times of {len(found)} calls of {trace.meta.world} "
+            "ranks are too many to hold, choose fewer iterations"
+        )
+        return None
+    try:
+        return occupation(trace, iterations=iterations)
+    except AnalysisError as error:
+        notes.append(f"no occupation: {error}")
+        return None
 
 
 def _refuse_unknown(parts: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ def analyze(
         str | None,
         typer.Option(
             help="Parts with commas between: skew, forecasts, limits, convergence, "
-            "complexity, rhythm, within.",
+            "complexity, rhythm, within, occupation.",
             show_default="all",
         ),
     ] = None,

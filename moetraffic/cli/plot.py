@@ -60,7 +60,7 @@ def plot(
             )
         _refuse_earlier(output, force)
         shown = pictures.traffic(opened, chosen, operations=names, algorithm=algorithm)
-        found = analyze(opened, parts=["skew", "complexity", "rhythm"])
+        found = analyze(opened, parts=["skew", "complexity", "rhythm", "occupation"])
         output.mkdir(parents=False, exist_ok=True)
         drawn = [
             figures.save(shown, output / TRAFFIC),

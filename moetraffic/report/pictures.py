@@ -14,6 +14,7 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 from . import figures
 from .complexity import complexity_map
+from .occupation import figure as occupation
 from .units import rank_span
 
 AVERAGED = 10  # iterations in each heatmap
@@ -51,6 +52,11 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
         for e in analysis.exchanges
         if e.complexity is not None and np.isfinite(e.complexity.product)
     }
+    spent = analysis.occupation
+    if spent is not None and spent.known.any():
+        drawn.append(
+            figures.save(occupation(spent, _about(trace)), folder / "occupation.png")
+        )
     if packets:
         shown = complexity_map(packets, source=f"{_about(trace)}. {_of(packets)}")
         drawn.append(figures.save(shown, folder / "complexity.png"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis import Analysis, Curve, Exchange, Subject, stage_means
+from moetraffic.analysis.occupation import Occupation
 from moetraffic.analysis.verdict import sentence
 from moetraffic.errors import AnalysisError
 from moetraffic.trace.durable import refuse_output, remedy, replacing
@@ -49,7 +50,25 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
             plain(sight) | {"in_words": sentence(sight.verdict)}
             for sight in analysis.sights
         ],
+        "occupation": _occupation(analysis.occupation),
         "notes": list(analysis.notes),
+    }
+
+
+SPENT = ("compute", "communication", "overlapped", "idle")
+
+
+def _occupation(spent: Occupation | None) -> dict[str, Any] | None:
+    """Shares of each rank's steps, and whether compute was told from calls alone."""
+    if spent is None:
+        return None
+    return {
+        "shares_by_rank": [
+            dict(zip(SPENT, row, strict=True)) for row in spent.shares.tolist()
+        ],
+        "communication_fraction": spent.communication_fraction.tolist(),
+        "hidden_fraction": spent.hidden_fraction.tolist(),
+        "inferred_from_calls": spent.inferred,
     }
 
 
@@ -182,6 +201,18 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             f"{beat.by} {beat.name}" if beat.by not in beat.name else beat.name
         )
         found += _flat(beat.rhythm, subject_name, {"file": file})
+    if analysis.occupation is not None:
+        for rank, row in enumerate(analysis.occupation.shares.tolist()):
+            found += [
+                Record(
+                    file=file,
+                    subject=f"rank {rank}",
+                    statistic=f"share_of_time.{name}",
+                    unit="share",
+                    value=value,
+                )
+                for name, value in zip(SPENT, row, strict=True)
+            ]
     for sight in analysis.sights:
         found += _flat(sight, f"{sight.target} from the first dispatch", {"file": file})
     return found

@@ -14,6 +14,7 @@ from moetraffic.analysis import Analysis, Exchange, Subject, stage_means
 from moetraffic.analysis.beats import Beats
 from moetraffic.analysis.verdict import Verdict, sentence
 
+from .occupation import table as occupation_table
 from .plain import mean
 from .units import rank_span
 
@@ -51,6 +52,8 @@ def tables(analysis: Analysis) -> Group:
         parts.append(_network_table(shown))
     if analysis.beats.found:
         parts.append(_rhythm_table(analysis.beats))
+    if analysis.occupation is not None:
+        parts.append(occupation_table(analysis.occupation))
     parts += [Text(line) for line in _sentences(analysis)]
     if len(shown) < len(analysis.exchanges):
         parts.append(

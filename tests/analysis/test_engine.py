@@ -52,6 +52,10 @@ def test_a_capture_is_analysed_whole(captured: Path) -> None:
             assert exchange.convergence is not None
             assert exchange.complexity is not None
             assert 0 < exchange.complexity.product <= 1.2
+        spent = found.occupation
+        assert spent is not None
+        assert np.allclose(spent.shares.sum(axis=1), 1)
+        assert (spent.communication_fraction > 0).all()
         # a later layer of the same iteration, from the first one's dispatch
         assert [s.target for s in found.sights] == ["layer 3"]
         measured = found.exchanges[1].subjects[0].curves
