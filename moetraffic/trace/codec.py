@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .unshuffle import unshuffle
+
 _deflate: Any
 try:  # the same format, several times faster; optional
     from isal import isal_zlib as _deflate
@@ -91,46 +93,30 @@ def decode(
         If it does not inflate to exactly the bytes of the chunk.
     """
     cells = math.prod(chunk)
-    want = cells * dtype.itemsize
+    data = _inflated(raw, cells * dtype.itemsize)
+    planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
+    if out is None:
+        out = np.empty(chunk, dtype)
+    unshuffle(planes, out)
+    return out
+
+
+def _inflated(raw: bytes, want: int) -> bytes:
+    """What is stored, inflated to exactly so many bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is more, less or none.
+    """
     inflater = _deflate.decompressobj()
     try:
-        data = inflater.decompress(raw, want + 1)
+        data: bytes = inflater.decompress(raw, want + 1)
     except _deflate.error as error:
         raise ValueError(f"it does not inflate ({error})") from None
     if len(data) != want or not inflater.eof or inflater.unused_data:
         raise ValueError(f"it inflates to {len(data)} bytes or more, not to {want}")
-    planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
-    if out is None:
-        out = np.empty(chunk, dtype)
-    _unshuffle(planes, out)
-    return out
-
-
-def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
-    """Put the n-th byte of every element, a plane each, where they belong."""
-    width, cells = planes.shape
-    used = [at for at in range(width) if planes[at].any()]
-    if 2 * len(used) > width:
-        as_bytes = out.reshape(-1).view(np.uint8).reshape(cells, width)
-        for at in range(width):
-            as_bytes[:, at] = planes[at]
-        return
-    # counts are small: their upper bytes are zero in most chunks
-    number = out.reshape(-1).view(f"<u{width}")
-    if max(used, default=0) < 2:
-        low = planes[0].astype("<u2")
-        if 1 in used:
-            upper = planes[1].astype("<u2")
-            upper <<= 8
-            low |= upper
-        np.copyto(number, low)
-        return
-    np.copyto(number, planes[0])
-    for at in used:
-        if at:
-            part = planes[at].astype(number.dtype)
-            part <<= 8 * at
-            number |= part
+    return data
 
 
 def checksum(row: npt.NDArray[Any]) -> int:
