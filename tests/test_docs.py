@@ -58,10 +58,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+TRAINING = {
+    "bandwidth.md",
+    "fabric.md",
+    "patterns.md",
+    "time-model.md",
+    "training.md",
+    "virtual.md",
+}
+"""Pages whose commands train or measure for half a minute: run with the slow tests."""
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=pytest.mark.slow if p.name in TRAINING else ())
+        for p in WITH_COMMANDS
+    ],
+    ids=lambda page: page.name,
+)
 def test_every_command_runs(page: Path, place: Path) -> None:
     assert run_all([page], "sh", place, patience_s=200) >= 1
     if page.name == "README.md":
