@@ -83,6 +83,11 @@ def analyze(
         "iterations": iteration_range(iterations),
         "of": ("demand", "wire") if of is None else (of,),
     }
+    if threads < 0:
+        raise AnalysisError(
+            f"threads are 1 or more, or 0 for as many as there are cores, but are "
+            f"{threads}: raise --threads"
+        )
     if output is not None:
         _refuse(output, force)
     found: list[tuple[Path, Analysis]] = []

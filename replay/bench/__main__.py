@@ -121,7 +121,7 @@ def command(
                 protocol=protocol,
             )
         if seat is None:
-            ranks = nproc or len(sweep.matrix) or _RANKS
+            ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
             refuse_sweep(sweep, ranks)
             told: Bench | None = measure(sweep, ranks, on_event=_progress(as_json))
         else:

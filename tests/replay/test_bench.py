@@ -224,3 +224,14 @@ def test_nccl_moves_right_bytes(tmp_path):
     out = tmp_path / "bench.json"
     assert main(["all", "-e", "1M", "--backend", "nccl", "-o", str(out)]) == 0
     assert len(read_table(out)) > 0
+
+
+def test_no_ranks_are_not_taken_for_the_default():
+    ran = subprocess.run(
+        [sys.executable, "-m", "moetraffic.replay.bench", "--nproc", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2
+    assert "give --nproc 2" in ran.stderr
