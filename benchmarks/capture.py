@@ -5,8 +5,9 @@ them; medians of the rounds' differences are reported.  A block is a step: 64
 all-to-alls, then a pause in which a training would compute.  A round of a way is
 settled before it is measured: what starts once in a run is no cost of a call.
 
-*passing* is a kernel that does nothing but pass the call on: what torch itself takes to
-enter Python and to leave it again, below which no hook of this kind can be.
+*recorder* has the compiled hook, *in Python* the other one.  *passing* is a kernel in
+Python that does nothing but pass the call on: what torch itself takes to enter Python
+and to leave it again, below which no hook in Python can be.
 
 - *fake group*: torch's group without a network, so that only the cost of seeing is
   measured, with 4 and with 128 ranks.
@@ -16,6 +17,7 @@ enter Python and to leave it again, below which no hook of this kind can be.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -33,7 +35,8 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic import Recorder
-from moetraffic.capture import hook
+from moetraffic.capture import native
+from moetraffic.capture.recorder import WINDOW_STEPS
 
 CALLS, ROUNDS, PAUSE_S, ROWS = 64, 8, 0.03, 16
 BLOCKS, SETTLED_S = 5, 1.5
@@ -59,10 +62,20 @@ class Calls:
 
 
 @contextmanager
-def recorded(path: Path) -> Iterator[Callable[[], None]]:
-    recorder = Recorder(path).start()
+def recorded(path: Path, window: int = WINDOW_STEPS) -> Iterator[Callable[[], None]]:
+    recorder = Recorder(path, window=window).start()
     yield recorder.step
     recorder.close(merged=False)
+
+
+@contextmanager
+def in_python(path: Path) -> Iterator[Callable[[], None]]:
+    os.environ[native.VARIABLE] = "python"
+    try:
+        with recorded(path) as step:
+            yield step
+    finally:
+        os.environ[native.VARIABLE] = "native"
 
 
 @contextmanager
@@ -105,6 +118,7 @@ WAYS = {
     "bare": bare,
     "passing": passed_on,
     "recorder": recorded,
+    "in Python": in_python,
     "profiler": profiled,
     "observer": observed,
 }
@@ -121,7 +135,7 @@ def compare(width: int, folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
             with way(path) as step:
                 calls.block()  # what is done once a group, or once a way
                 step()
-                time.sleep(SETTLED_S if name == "recorder" else PAUSE_S)
+                time.sleep(SETTLED_S if way in (recorded, in_python) else PAUSE_S)
                 spent = []
                 for _ in range(BLOCKS):
                     spent.append(calls.block())
@@ -132,7 +146,9 @@ def compare(width: int, folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
                 sizes[name] += sum(
                     f.stat().st_size
                     for f in folder.glob(
-                        f"{path.name}*/**/*.h5" if name == "recorder" else path.name
+                        f"{path.name}*/**/*.h5"
+                        if way in (recorded, in_python)
+                        else path.name
                     )
                     if f.is_file()
                 )
@@ -154,32 +170,39 @@ def longer_run(width: int, folder: Path, steps: int = 100) -> dict[str, int]:
     return sizes
 
 
-def noting(width: int, folder: Path) -> np.ndarray[Any, Any]:
-    """Microseconds of the hook's own part, call by call, while segments are committed.
+def noting(width: int, folder: Path) -> tuple[float, float]:
+    """Microseconds that recording adds to single calls while segments are committed.
 
-    The hook's kernel is called with an operator that does nothing.
+    Two steps are a window.  Blocks with and without the recorder take turns.
+
+    Returns
+    -------
+    tuple of float
+        The difference of the medians, and the 99th percentile less the bare median.
     """
     calls = Calls(width)
-    recorder = Recorder(folder / "noting.h5", window=2).start()
     group = dist.group.WORLD
     assert group is not None
-    boxed, work = group.boxed(), dist.Work.boxed  # what the dispatcher hands over
-    done = group.alltoall_base(calls.output, calls.rows, calls.received, calls.sent)
-    answer = work(done)
-    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    kernel = hook._all_to_all_single(lambda *_: answer, after, recorder)
-    spent = []
-    for _ in range(200):
+    spent: dict[bool, list[float]] = {False: [], True: []}
+
+    def block(recorded: bool) -> None:
         for _ in range(CALLS):
-            sent, received = list(calls.sent), list(calls.received)
             begin = time.perf_counter_ns()
-            kernel(after, calls.output, calls.rows, boxed, received, sent, False)
-            spent.append((time.perf_counter_ns() - begin) / 1e3)
-            done.wait()
-        recorder.step()
-        time.sleep(0.005)
-    recorder.close(merged=False)
-    return np.array(spent)
+            dist.all_to_all_single(calls.output, calls.rows, calls.received, calls.sent)
+            spent[recorded].append((time.perf_counter_ns() - begin) / 1e3)
+
+    for number in range(10):
+        for _ in range(20):
+            block(False)
+            time.sleep(0.005)
+        with recorded(folder / f"noting-{number}.h5", window=2) as step:
+            for _ in range(20):
+                block(True)
+                step()
+                time.sleep(0.005)
+    bare = float(np.median(spent[False]))
+    on = np.array(spent[True])
+    return float(np.median(on)) - bare, float(np.percentile(on, 99)) - bare
 
 
 def other_operators(folder: Path) -> float:
@@ -208,7 +231,7 @@ def on_fake_group(width: int) -> dict[str, Any]:
         folder = Path(name)
         found = compare(width, folder)
         spent = noting(width, folder)
-        found["noting"] = [float(np.median(spent)), float(np.percentile(spent, 99))]
+        found["noting"] = spent
         found["others"] = other_operators(folder)
         found["longer"] = longer_run(width, folder)
     dist.destroy_process_group()
@@ -251,6 +274,8 @@ def added(times: dict[str, list[float]], way: str) -> float:
 
 
 def main() -> int:
+    native.build()
+    os.environ[native.VARIABLE] = "native"
     kept = True
     for width, limit in LIMITS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +288,8 @@ def main() -> int:
             ratio = spent / cost["recorder"]
             print(f"  {way:9} adds {spent:7.1f} us ({ratio:.1f} x the recorder)")
         median, p99 = found["noting"]
-        print(f"  the hook's own part: {median:.2f} us, p99 {p99:.1f} us")
+        print(f"  a call while segments are committed: {median:+.2f} us, ", end="")
+        print(f"p99 {p99:.1f} us above the bare median")
         print(f"  another operator: {found['others']:.3f} x")
         longer = found["longer"]
         share = longer["recorder"] / longer["observer"]

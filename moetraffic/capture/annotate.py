@@ -42,6 +42,7 @@ class _Here(threading.local):
 
 here = _Here()
 """Where this thread is: the hook reads it in every call."""
+_mirror: Callable[[Place], None] | None = None
 
 RoutingSink = Callable[
     [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
@@ -74,7 +75,15 @@ def move_to(there: Place) -> Place:
     """
     before = here.place
     here.place = there
+    if _mirror is not None:
+        _mirror(there)
     return before
+
+
+def mirror(tell: Callable[[Place], None] | None) -> None:
+    """Have every move told, as the compiled hook needs it; None ends it."""
+    global _mirror
+    _mirror = tell
 
 
 @contextmanager

@@ -12,7 +12,7 @@ the call and after the wait are read when the device has passed them
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from moetraffic.trace.model import UNKNOWN_TIME
 from .device import DeviceClock
 from .hook import KEY, Waiting, now_ns
 from .pipe import END
+
+if TYPE_CHECKING:
+    from .native import Native
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
 SWEEP = 16  # works that nobody waited for yet, before a look at which are done
@@ -39,10 +42,14 @@ class Completion:
         Takes ``(END, number, start, end)`` with times in ns.
     device
         The clock of CUDA events.
+    native
+        The compiled hook, if it is the one that notes calls.
     """
 
-    def __init__(self, put: Put, device: DeviceClock) -> None:
-        self._put, self._device = put, device
+    def __init__(
+        self, put: Put, device: DeviceClock, native: Native | None = None
+    ) -> None:
+        self._put, self._device, self._native = put, device, native
         self.waiting = Waiting()
         # a work is held until it is waited for: so is it by whoever waits
         self._works: dict[int, Entry] = {}
@@ -124,10 +131,12 @@ class Completion:
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         works, ended = self._works, self._ended
-        waiting, put = self.waiting, self._put
+        waiting, put, native = self.waiting, self._put, self._native
 
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             result = original(work, *args, **named)
+            if native is not None and native.waited():
+                return result
             number = waiting.number
             if number is not None:
                 waiting.number = None

@@ -47,6 +47,10 @@ class DeviceClock:
         """An event on the current stream, or None inside a capture of a CUDA graph."""
         return self._event()
 
+    def ahead_of(self, tensor: torch.Tensor | None) -> Any:
+        """An event before a call with this output, if it is on a device."""
+        return None if tensor is None or not tensor.is_cuda else self.before()
+
     def ended(self, number: int, before: Any) -> None:
         """The current stream has waited for a call that began after ``before``."""
         after = self._event()

@@ -3,7 +3,8 @@
 A kernel for each c10d operator at the dispatcher's BackendSelect key notes the call
 and passes it on.  That is below autograd, torch.compile, DDP's reducer and functional
 collectives, and above the backends; other operators cost nothing.  A collective inside
-a replayed CUDA graph never comes here.
+a replayed CUDA graph never comes here.  The kernels here are Python; where
+:mod:`.native` has been built, its own note the same.
 
 The kernels run in the training's own time, so they note only what will not be there
 later, and hold no tensor: whatever can be worked out is worked out elsewhere
@@ -15,19 +16,21 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from moetraffic.errors import CaptureError
 
+from . import annotate
 from .annotate import here
 from .pipe import CALL, OPERATIONS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from .native import Native
 
 KEY = "BackendSelect"
 NO_SEQUENCE = 2**62
@@ -84,33 +87,35 @@ class Sink(Protocol):
         """Recording failed; the training goes on."""
         ...
 
+    def number(self, kind: str, name: Any) -> int:
+        """The number by which words name a group, place, dtype, thread or node."""
+        ...
 
-def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    return [tensor for tensors in lists for tensor in tensors]
 
-
-# operator: (what we call it, position of its process group, this rank's input tensors)
-COLLECTIVES: dict[str, tuple[str, int, Callable[..., Sequence[torch.Tensor]]]] = {
-    "allreduce_": ("all_reduce", 1, lambda a: a[0]),
-    "allreduce_coalesced_": ("all_reduce", 1, lambda a: a[0]),
-    "allgather_": ("all_gather", 2, lambda a: a[1]),
-    "_allgather_base_": ("all_gather", 2, lambda a: [a[1]]),
-    "allgather_coalesced_": ("all_gather", 2, lambda a: a[1]),
-    "allgather_into_tensor_coalesced_": ("all_gather", 2, lambda a: a[1]),
-    "reduce_scatter_": ("reduce_scatter", 2, lambda a: _flat(a[1])),
-    "_reduce_scatter_base_": ("reduce_scatter", 2, lambda a: [a[1]]),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 2, lambda a: a[1]),
-    "reduce_": ("reduce", 1, lambda a: a[0]),
-    "broadcast_": ("broadcast", 1, lambda a: a[0]),
-    "gather_": ("gather", 2, lambda a: a[1]),
-    "scatter_": ("scatter", 2, lambda a: _flat(a[1])),
-    "barrier": ("barrier", 1, lambda a: []),
-    "send": ("send_recv", 1, lambda a: a[0]),
-    "recv_": ("send_recv", 1, lambda a: a[0]),
-    "recv_any_source_": ("send_recv", 1, lambda a: a[0]),
+# operator: (what we call it, position of its process group, of this rank's input)
+COLLECTIVES: dict[str, tuple[str, int, int]] = {
+    "allreduce_": ("all_reduce", 1, 0),
+    "allreduce_coalesced_": ("all_reduce", 1, 0),
+    "allgather_": ("all_gather", 2, 1),
+    "_allgather_base_": ("all_gather", 2, 1),
+    "allgather_coalesced_": ("all_gather", 2, 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 2, 1),
+    "reduce_scatter_": ("reduce_scatter", 2, 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 2, 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 2, 1),
+    "reduce_": ("reduce", 1, 0),
+    "broadcast_": ("broadcast", 1, 0),
+    "gather_": ("gather", 2, 1),
+    "scatter_": ("scatter", 2, 1),
+    "barrier": ("barrier", 1, -1),
+    "send": ("send_recv", 1, 0),
+    "recv_": ("send_recv", 1, 0),
+    "recv_any_source_": ("send_recv", 1, 0),
+    "alltoall_base_": ("all_to_all", 2, 1),
+    "alltoall_": ("all_to_all", 2, 1),
 }
 
-_installed: list[torch.library.Library] = []
+_installed: list[Callable[[], None]] = []
 _gives_way: Callable[[], None] | None = None
 
 
@@ -137,8 +142,16 @@ def make_way() -> None:
         _gives_way()
 
 
-def install(sink: Sink) -> Callable[[], None]:
+def install(sink: Sink, native: Native | None = None) -> Callable[[], None]:
     """Tell ``sink`` of every c10d collective from now on.
+
+    Parameters
+    ----------
+    sink
+        Whoever is told.
+    native
+        The compiled hook, which keeps the records of calls itself; None for the
+        kernels in Python.
 
     Returns
     -------
@@ -156,10 +169,13 @@ def install(sink: Sink) -> Callable[[], None]:
             "one recorder runs in a process at a time, but one is running already: "
             "close it first"
         )
+    if native is not None:
+        _install_native(sink, native)
+        return uninstall
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    _installed.append(library)
+    _installed.append(library._destroy)
     try:
-        for name in ("alltoall_base_", "alltoall_", *COLLECTIVES):
+        for name in COLLECTIVES:
             operator = getattr(torch.ops.c10d, name, None)
             if operator is not None:  # older releases lack some of the coalesced ones
                 kernel = _kernel(name, operator.default._handle.redispatch_boxed, sink)
@@ -178,7 +194,41 @@ def install(sink: Sink) -> Callable[[], None]:
 def uninstall() -> None:
     """Take the hook out; without one this does nothing."""
     while _installed:
-        _installed.pop()._destroy()  # type: ignore[no-untyped-call]
+        _installed.pop()()
+
+
+def _install_native(sink: Sink, native: Native) -> None:
+    def stand(place: annotate.Place) -> None:
+        native.stand(sink.number("place", place))
+
+    def arrive() -> tuple[int, int]:
+        thread, place = sink.number("thread", _thread()), here.place
+        return thread, sink.number("place", place)
+
+    def meet(boxed: Any) -> int:
+        group = unboxed(boxed)
+        sink.meet(group)
+        return sink.number("group", group.group_name)
+
+    def number(kind: str, name: Any) -> int:
+        # a dtype is told by a tensor that has it
+        return sink.number(kind, getattr(name, "dtype", name))
+
+    native.install(
+        [
+            (name, OPERATIONS.index(operation), group, given)
+            for name, (operation, group, given) in COLLECTIVES.items()
+        ],
+        arrive,
+        meet,
+        number,
+        sink.before,
+        sink.launched,
+        lambda name, why: sink.failed(name, RuntimeError(why)),
+    )
+    annotate.mirror(stand)
+    _installed.append(native.uninstall)
+    _installed.append(lambda: annotate.mirror(None))
 
 
 def _kernel(
@@ -188,16 +238,16 @@ def _kernel(
     if name == "alltoall_base_":
         return _all_to_all_single(redispatch, after, sink)
     note = _note_all_to_all_list if name == "alltoall_" else _noter(name)
-    operation = OPERATIONS.index(
-        COLLECTIVES[name][0] if name in COLLECTIVES else "all_to_all"
-    )
+    operation = OPERATIONS.index(COLLECTIVES[name][0])
+    python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
     met: set[str] = set()
 
     def kernel(keyset: Any, *args: Any) -> Any:
         number, tensor, event = -1, None, None
         try:
-            number, tensor = note(sink, met, args)
-            event = sink.before(tensor)
+            if not (keyset.has(python) or keyset.has(meta)):
+                number, tensor = note(sink, met, args)
+                event = sink.before(tensor)
         except Exception as error:
             # whatever it is, the training must not notice
             sink.failed(name, error)
@@ -223,6 +273,7 @@ def _all_to_all_single(
     """The kernel of the commonest form; written out, for it runs in every layer."""
     put, meet, launched = sink.put, sink.meet, sink.launched
     operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
+    python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
     met: set[str] = set()
 
     def kernel(
@@ -235,7 +286,9 @@ def _all_to_all_single(
         *rest: Any,
     ) -> Any:
         number, event, again = -1, None, 0
-        if type(tensor) is not FakeTensor:
+        # a mode or a tensor subclass comes first: what it really sends, it calls again
+        # with plain tensors; on the meta device, as fake tensors are, nothing is sent
+        if not (keyset.has(python) or keyset.has(meta)):
             try:
                 number = next(_numbers)
                 group = _unbox(boxed)
@@ -286,19 +339,25 @@ def _running() -> tuple[int, str | None]:
     return (number if number < _NO_SEQUENCE else -1), node.name()
 
 
+def _flat(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    else:
+        for part in given:
+            yield from _flat(part)
+
+
 Note = Callable[[Sink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
 
 
 def _noter(name: str) -> Note:
-    operation, position, inputs = COLLECTIVES[name]
+    operation, position, given = COLLECTIVES[name]
     index = OPERATIONS.index(operation)
 
     def note(
         sink: Sink, met: set[str], args: Sequence[Any]
     ) -> tuple[int, torch.Tensor | None]:
-        tensors = inputs(args)
-        if any(isinstance(t, FakeTensor) for t in tensors):
-            return -1, None
+        tensors = list(_flat(args[given])) if given >= 0 else []
         group = unboxed(args[position])
         peers = (-1, -1)
         if name == "send":
@@ -325,8 +384,6 @@ def _note_all_to_all_list(
     sink: Sink, met: set[str], args: Sequence[Any]
 ) -> tuple[int, torch.Tensor | None]:
     outputs, inputs, boxed = args[:3]
-    if any(isinstance(t, FakeTensor) for t in inputs):
-        return -1, None
     # the parts may have any shapes: an element is the only row they share
     sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
     operation, group = OPERATIONS.index("all_to_all"), unboxed(boxed)

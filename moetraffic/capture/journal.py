@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,9 @@ from .pipe import (
     loss_word,
     told,
 )
+
+if TYPE_CHECKING:
+    from .native import Native
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -77,6 +80,8 @@ class Journal:
         Called now and then, to look what the devices have done.
     left_out
         Told of a record that cannot be encoded, and why.
+    native
+        The compiled hook, which keeps the records of calls until they are taken.
     """
 
     def __init__(
@@ -88,13 +93,16 @@ class Journal:
         counts_of: Callable[[Any, Any], tuple[Any, Any] | None],
         resolve: Callable[[], None],
         left_out: Callable[[str, str], None],
+        native: Native | None = None,
     ) -> None:
         self._records: deque[tuple[Any, ...]] = deque()
-        self.put = self._records.append
+        self._native = native
+        self.put = self._records.append if native is None else self._put_and_mark
         self.error = ""
         self._loss_of, self._counts_of, self._resolve = loss_of, counts_of, resolve
         self._about, self._lock, self._left_out = about, lock, left_out
         self._encoder = Encoder()
+        self.number = self._encoder.number
         self._chunks: deque[bytes] = deque()
         self._backlog = 0
         self._dropping = 0
@@ -192,7 +200,7 @@ class Journal:
         drained, before = time.monotonic(), 0
         while True:
             closing = self._closing.wait(PAUSE_S)
-            held, count = time.monotonic() - drained, len(self._records)
+            held, count = time.monotonic() - drained, self._waiting()
             quiet, before = count == before, count  # no call since the last look
             if not (quiet or closing or count >= MANY or held >= HOLD_S):
                 continue
@@ -205,14 +213,51 @@ class Journal:
             except Exception as error:
                 # the training must not notice; what is lost is counted
                 self.error = self.error or f"the journal failed: {error!r}"
-            if closing and not self._records:
+            if closing and not self._waiting():
                 return
 
+    def _put_and_mark(self, record: tuple[Any, ...]) -> None:
+        """A record of Python's, which finds its place among those of calls."""
+        assert self._native is not None
+        self._records.append(record)
+        self._native.mark()
+
+    def _waiting(self) -> int:
+        """How many records wait, at the least."""
+        if self._native is None:
+            return len(self._records)
+        return self._native.waiting()
+
     def _drain(self) -> None:
+        if self._native is None:
+            self._encode(len(self._records))
+            return
+        if self._backlog > BACKLOG_BYTES:
+            return  # the compiled hook holds as much again, and counts what it cannot
+        pieces, lost = self._native.take()
+        marks = 0
+        for piece in (*pieces, b""):
+            if piece is None:
+                marks += 1
+                continue
+            self._encode(marks)
+            marks = 0
+            if piece:
+                # defined before it came, so before it was taken
+                self._define()
+                self._send(frame(WORDS, piece))
+                self._write(0)
+        if lost:
+            self._send(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+
+    def _encode(self, count: int) -> None:
+        """Encode so many of Python's records."""
         records, encode = self._records, self._encoder.encode
         words: list[int] = []
-        while records:
-            for _ in range(min(SLICE, len(records))):
+        while count:
+            slice_ = min(SLICE, count)
+            count -= slice_
+            for _ in range(slice_):
                 record = records.popleft()
                 kind = record[0]
                 if kind == STEP:
@@ -243,12 +288,17 @@ class Journal:
             time.sleep(0)
         self._flush(words)
 
-    def _flush(self, words: list[int]) -> None:
+    def _define(self) -> None:
         for definition in self._encoder.definitions():
             self._send(told(**definition))
+
+    def _flush(self, words: list[int]) -> None:
+        self._define()
         if words:
             self._send(frame(WORDS, array("q", words).tobytes()))
             words.clear()
+        if self._native is not None:
+            return  # it drops calls itself
         if not self._dropping and self._backlog > BACKLOG_BYTES:
             self._dropping = 1
         elif self._dropping and self._backlog < BACKLOG_BYTES // 2:
@@ -321,12 +371,12 @@ class Encoder:
         self._names: dict[str, dict[Any, int]] = {
             name: {} for name in ("group", "place", "dtype", "thread", "node")
         }
-        self._defined: list[dict[str, Any]] = []
+        self._defined: deque[dict[str, Any]] = deque()
+        self._lock = threading.Lock()
 
     def definitions(self) -> list[dict[str, Any]]:
         """What was numbered since the last call."""
-        defined, self._defined = self._defined, []
-        return defined
+        return [self._defined.popleft() for _ in range(len(self._defined))]
 
     def encode(self, record: Sequence[Any], words: list[int]) -> None:
         """Append the words of a record.
@@ -354,9 +404,9 @@ class Encoder:
             experts = len(demand)
             length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
             words += (
-                *(ROUTED, length, issue, self._number("group", group), layer),
-                *(self._number("place", Place(label=label)),),
-                *(self._number("thread", thread), again, int(grad), experts),
+                *(ROUTED, length, issue, self.number("group", group), layer),
+                *(self.number("place", Place(label=label)),),
+                *(self.number("thread", thread), again, int(grad), experts),
                 int(dropped is not None),
             )
             words += demand
@@ -367,7 +417,7 @@ class Encoder:
         (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
          node, source, destination, size, shape, rows, sent, received) = record
         # fmt: on
-        ran = -1 if node is None else self._number("node", node)
+        ran = -1 if node is None else self.number("node", node)
         row = 0
         if shape:
             row = dtype.itemsize
@@ -375,20 +425,25 @@ class Encoder:
                 row *= length
         words += (
             *(CALL, CALL_HEAD + len(sent) + len(received), number, issue, operation),
-            *(self._number("group", group), self._number("place", place)),
-            *(self._number("dtype", dtype), self._number("thread", thread)),
+            *(self.number("group", group), self.number("place", place)),
+            *(self.number("dtype", dtype), self.number("thread", thread)),
             *(again, int(grad), link, ran, source, destination, size, row),
             *(shape[0] if shape else 0, rows, len(sent), len(received)),
         )
         words += sent
         words += received
 
-    def _number(self, kind: str, name: Any) -> int:
+    def number(self, kind: str, name: Any) -> int:
+        """The number of a name, from any thread; it is defined before it is known."""
         known = self._names[kind]
         number = known.get(name)
         if number is None:
-            number = known[name] = len(known)
-            self._defined.append({"define": kind, "name": _told(name)})
+            with self._lock:
+                number = known.get(name)
+                if number is None:
+                    number = len(known)
+                    self._defined.append({"define": kind, "name": _told(name)})
+                    known[name] = number
         return number
 
 

@@ -39,6 +39,7 @@ from .description import (
 from .device import DeviceClock
 from .evidence import LeftOut, cause, counts_of, loss_of, tokens_of
 from .journal import Journal
+from .native import load
 from .pipe import OPTIMIZER, ROUTED, STEP
 from .routers import watch_routers
 
@@ -172,23 +173,25 @@ class Recorder:
                 "begun": hook.now_ns(),
             }
             self._device = DeviceClock(lambda record: self.put(record))
+            native = load()
             journal = self._journal = Journal(
                 about,
                 folder.lock,
+                native=native,
                 loss_of=_number,
                 counts_of=self._counted,
                 resolve=self._device.resolve,
                 left_out=self._left_out.add,
             )
-            self.put = self._journal.put
-            self._completion = Completion(self.put, self._device)
-            self.before = self._device_event
+            self.put, self.number = self._journal.put, self._journal.number
+            self._completion = Completion(self.put, self._device, native)
+            self.before = self._device.ahead_of
             self.launched = self._completion.launched
             self.waiting = self._completion.waiting
             self._measure_clock("start")
             stepped = register_optimizer_step_post_hook(self._optimizer_stepped)
             self._undo.append(stepped.remove)
-            self._undo.append(hook.install(self))
+            self._undo.append(hook.install(self, native))
             self._undo.append(self._completion.install())
             self._undo.append(subscribe(self._routing))
             self._undo.append(watch_routers(on_failure=self.failed))
@@ -327,11 +330,6 @@ class Recorder:
         self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
-
-    def _device_event(self, tensor: torch.Tensor | None) -> Any:
-        if tensor is None or not tensor.is_cuda:
-            return None
-        return self._device.before()
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self.put((OPTIMIZER, hook.now_ns()))

@@ -14,6 +14,7 @@ from . import (
     analyze,
     bandwidth,
     bench,
+    build,
     capture,
     compare,
     demo,
@@ -53,6 +54,7 @@ app.command("bandwidth")(bandwidth.bandwidth)
 app.command("reproduce")(reproduce.reproduce)
 app.command("import")(import_.import_)
 app.command("merge")(merge.merge)
+app.command("build")(build.build)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)
 app.command("fabric")(fabric.fabric)

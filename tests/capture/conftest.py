@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from moetraffic.capture import native
+
 HERE = Path(__file__).parent
 Seen = Callable[[str], list[dict[str, Any]]]
 
 
-def run(script: str, folder: Path) -> None:
+def run(script: str, folder: Path, hook: str) -> None:
     ran = subprocess.run(
         [sys.executable, HERE / script, folder],
+        env={**os.environ, "MOETRAFFIC_HOOK": hook},
         capture_output=True,
         text=True,
         timeout=230,
@@ -26,10 +30,30 @@ def run(script: str, folder: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-4000:]
 
 
+# compiling the hook takes a minute
+HOOKS = ["python", pytest.param("native", marks=pytest.mark.slow)]
+
+
 @pytest.fixture(scope="session")
-def stage(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """The folder in which the scenes were played."""
-    return once("scenes", lambda folder: run("scenes.py", folder))
+def compiled(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
+    """The compiled hook is there."""
+    once("compiled", lambda _: print(native.build()))
+
+
+def prepared(hook: str, request: pytest.FixtureRequest) -> str:
+    """The kind of hook, compiled if that is the one."""
+    if hook == "native":
+        request.getfixturevalue("compiled")
+    return hook
+
+
+@pytest.fixture(scope="session", params=HOOKS)
+def stage(
+    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
+) -> Path:
+    """The folder in which the scenes were played, with either hook."""
+    hook = prepared(request.param, request)
+    return once(f"scenes-{hook}", lambda folder: run("scenes.py", folder, hook))
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +67,13 @@ def seen(stage: Path) -> Seen:
     return read
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=HOOKS)
 def killed(
-    once: Callable[[str, Callable[[Path], None]], Path],
+    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
 ) -> list[dict[str, Any]]:
     """Captures whose ranks were killed at random times: what is known of each."""
-    folder = once("killed", lambda folder: run("kills.py", folder))
+    hook = prepared(request.param, request)
+    folder = once(f"killed-{hook}", lambda folder: run("kills.py", folder, hook))
     lines = (folder / "kills.jsonl").read_text().splitlines()
     told = [json.loads(line) for line in lines]
     return [{**one, "folder": str(folder / one["run"])} for one in told]

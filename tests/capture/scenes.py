@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock, hook
+from moetraffic.capture import Recorder, clock, hook, native
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
@@ -160,6 +160,14 @@ def own_loop(folder: Path, rank: int) -> dict[str, Any]:
     return {"output": output.sum().item(), "said": recorder.warnings}
 
 
+def noted() -> int:
+    """How many calls the hook has noted in this process."""
+    compiled = native.load()
+    if compiled is not None:
+        return compiled.calls()
+    return int(repr(hook._numbers).strip("count()"))
+
+
 def refusals(folder: Path, rank: int) -> dict[str, Any]:
     """Two recorders, a recorder that fails, a fake tensor, a vanished folder."""
     said: dict[str, Any] = {}
@@ -178,18 +186,27 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("a defect")
 
-    real, hook.now_ns = hook.now_ns, fails
+    # the one is asked in the hook in Python, the other in the compiled one
+    real = hook.now_ns, hook.unboxed
+    hook.now_ns = hook.unboxed = fails
     dist.all_to_all_single(output, rows)
     capture.routing(0, torch.tensor([1, 1]))
     said["output"] = output.tolist()
     said["warnings"] = list(first.warnings)
-    hook.now_ns = real
+    hook.now_ns, hook.unboxed = real
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.tensor.debug import CommDebugMode
 
-    before = next(hook._numbers)
+    before = noted()
     with FakeTensorMode():
         dist.all_to_all_single(torch.empty(4), torch.empty(4))
-    said["faked"] = next(hook._numbers) - before - 1
+        dist.all_reduce(torch.empty(4))
+    said["faked"] = noted() - before
+    before = noted()
+    with CommDebugMode():
+        dist.all_to_all_single(output, rows)
+        dist.all_reduce(output)
+    said["watched"] = noted() - before
     dist.barrier()  # nobody's folder goes before all are through
     for file in spool.segments_folder(first.path).glob(f"rank-{rank:05d}/*"):
         file.unlink()

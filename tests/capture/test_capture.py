@@ -219,6 +219,10 @@ def test_a_fake_tensor_is_no_traffic(seen: Seen) -> None:
     assert [saw["faked"] for saw in seen("refusals")] == [0, 0]
 
 
+def test_a_call_under_a_mode_is_one_call(seen: Seen) -> None:
+    assert [saw["watched"] for saw in seen("refusals")] == [2, 2]
+
+
 def test_a_vanished_folder_is_told_at_the_end(seen: Seen) -> None:
     for rank, saw in enumerate(seen("refusals")):
         assert len(saw["lost"]) == 1
