@@ -22,7 +22,7 @@ from moetraffic.trace.spool import RankFolder, segments_folder
 def test_a_start_that_fails_leaves_the_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(_: Any) -> Any:
+    def refuses(*_: object) -> Any:
         raise CaptureError("no such dispatcher: upgrade torch")
 
     with monkeypatch.context() as patch:
