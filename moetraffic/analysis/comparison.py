@@ -11,6 +11,9 @@ first run, as long as both, with itself.
     a measure      Wasserstein-1 distance of its values over the iterations, in its unit
     bytes          relative difference of the mean bytes (or copies) an iteration
     duration       relative difference of the median time of an all-to-all
+
+Beside the distances stand the times of all calls that both runs have, as ratios: see
+:mod:`.completion`.
 """
 
 from __future__ import annotations
@@ -24,18 +27,15 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
+from .completion import TimeRatio, compare_times
 from .engine import observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
+from .resampling import LEVEL, block_means, block_values
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Statistic = Callable[[Float64, Float64], float]
-
-DRAWS = 400
-"""Resamples behind an interval and a floor."""
-
-LEVEL = 0.95
 
 SHARES = {
     "demand.load": "expert load",
@@ -70,10 +70,11 @@ class Distance:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All distances between two traces."""
+    """All distances between two traces, and the times of what both did."""
 
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
+    times: tuple[TimeRatio, ...] = ()
 
 
 def compare(
@@ -130,7 +131,11 @@ def compare(
             f"share nothing ({'; '.join(dict.fromkeys(notes)) or 'no exchange'}): give "
             "two runs of one model"
         )
-    return Comparison(distances=tuple(found), notes=tuple(dict.fromkeys(notes)))
+    return Comparison(
+        distances=tuple(found),
+        notes=tuple(dict.fromkeys(notes)),
+        times=compare_times(a, b, iterations=iterations, seed=seed),
+    )
 
 
 def _matched(
@@ -383,13 +388,13 @@ def distance(
     rng = np.random.default_rng(seed)
     if statistic in ON_MEANS:
         value = statistic(x.mean(axis=0), y.mean(axis=0))
-        drawn = [_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
-        itself = [_means(x, n, rng) for n in (len(x), len(y))]
+        drawn = [block_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
+        itself = [block_means(x, n, rng) for n in (len(x), len(y))]
     else:
         x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
         value = statistic(x, y)
-        drawn = [_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
-        itself = [_values(x, n, rng) for n in (len(x), len(y))]
+        drawn = [block_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
+        itself = [block_values(x, n, rng) for n in (len(x), len(y))]
     resampled = np.array([statistic(p, q) for p, q in zip(*drawn, strict=True)])
     own = np.array([statistic(p, q) for p, q in zip(*itself, strict=True)])
     low, high = _interval(value, resampled)
@@ -430,36 +435,6 @@ def _interval(value: float, drawn: Float64) -> tuple[float, float]:
 def _quantile(values: Float64, level: float) -> float:
     known = values[np.isfinite(values)]
     return float(np.quantile(known, level)) if len(known) else float("nan")
-
-
-def block_length(total: int) -> int:
-    """Consecutive iterations that are drawn together: ``2 T^(1/3)``, at most T."""
-    return min(total, 2 * int(np.ceil(total ** (1 / 3))))
-
-
-def _means(x: Float64, wanted: int, rng: np.random.Generator) -> list[Float64]:
-    """Means over moving-block resamples of ``wanted`` iterations, DRAWS of ``[C]``."""
-    total = len(x)
-    long = min(block_length(total), wanted)
-    passed = np.concatenate((np.zeros_like(x[:1]), np.cumsum(x, axis=0)))
-    each = -(-wanted // long)
-    means = []
-    for _ in range(DRAWS):
-        first = rng.integers(0, total, each)
-        last = first + long
-        beyond = np.maximum(last - total, 0)  # a block goes on at the beginning
-        sums = passed[np.minimum(last, total)] - passed[first] + passed[beyond]
-        means.append(sums.sum(axis=0) / (each * long))
-    return means
-
-
-def _values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Float64]:
-    """Moving-block resamples of ``wanted`` values, DRAWS of ``[wanted]``."""
-    total = len(x)
-    long = min(block_length(total), wanted)
-    first = rng.integers(0, total, (DRAWS, -(-wanted // long)))
-    index = (first[:, :, None] + np.arange(long)).reshape(DRAWS, -1)[:, :wanted] % total
-    return list(x[index])
 
 
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:

@@ -48,7 +48,7 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure how far apart two runs are, with intervals and a floor.
+    """Measure how far apart two runs are, with intervals and a floor, and their times.
 
     Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
     """
@@ -75,6 +75,7 @@ def compare(
                     asdict(d) | {"beyond_chance": d.beyond_chance}
                     for d in found.distances
                 ],
+                "times_s": [asdict(t) for t in found.times],
                 "thresholds": thresholds,
                 "beyond_threshold": [[d.layer, d.of] for d in beyond],
                 "notes": list(found.notes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,18 +17,8 @@ from moetraffic.trace.iterations import iteration_range
 
 from .output import console, print_json
 
-if TYPE_CHECKING:
-    from moetraffic.fabric import Hosts, Topology
-
-TOPOLOGIES = {
-    "single": (),
-    "leaf-spine": ("leaves", "spines", "oversubscription"),
-    "rails": ("leaves", "spines", "oversubscription", "forwarding"),
-    "fat-tree": ("k",),
-    "torus": ("shape",),
-    "dragonfly": ("shape",),
-}
-"""By name, the options that it takes."""
+TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
+"""For the help; fabric.named, which says so too, takes long to import."""
 
 
 def fabric(
@@ -108,7 +98,10 @@ def fabric(
         "k": k,
         "shape": shape,
     }
-    options = _options(topology, {n: v for n, v in given.items() if v is not None})
+    options = {name: value for name, value in given.items() if value is not None}
+    from moetraffic.fabric.named import named_topology, placed, refuse_options
+
+    refuse_options(topology, options)
     if hot < 1:
         raise FabricError(f"at least 1 link is named, but hot is {hot}: raise --hot")
     if plot is not None:
@@ -125,7 +118,7 @@ def fabric(
     with Trace.open(trace) as opened:
         chosen = _iterations(opened, iterations)
         world = opened.meta.world
-        made = _network(
+        made = named_topology(
             topology,
             Hosts(
                 number=ceil(world / ranks_per_host) if hosts is None else hosts,
@@ -136,7 +129,7 @@ def fabric(
             ),
             options,
         )
-        slots = _placed(placement, world, made.hosts)
+        slots = placed(placement, world, made.hosts)
         matrices = world_matrices(
             opened,
             chosen,
@@ -157,88 +150,6 @@ def fabric(
         console.print(report.tables(found))
         if plot is not None:
             console.print(str(plot))
-
-
-def _options(topology: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a topology, if it takes them."""
-    if topology not in TOPOLOGIES:
-        raise FabricError(
-            f"the topology is one of {', '.join(TOPOLOGIES)}, not {topology!r}: "
-            "choose one"
-        )
-    for name in sorted(set(given) - set(TOPOLOGIES[topology])):
-        takers = [t for t, names in TOPOLOGIES.items() if name in names]
-        raise FabricError(
-            f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
-            f"out {'-k' if name == 'k' else '--' + name}"
-        )
-    return given
-
-
-def _network(topology: str, hosts: Hosts, options: dict[str, Any]) -> Topology:
-    """The topology that the options ask for."""
-    from moetraffic.fabric import (
-        dragonfly,
-        fat_tree,
-        leaf_spine,
-        rail_optimised,
-        single_switch,
-        torus,
-    )
-
-    if topology == "single":
-        return single_switch(hosts)
-    if topology == "leaf-spine":
-        fitting = next((n for n in range(2, hosts.number) if hosts.number % n == 0), 1)
-        two = 2 if hosts.number == 2 else fitting
-        return leaf_spine(hosts, **{"leaves": two, **options})
-    if topology == "rails":
-        pods = options.pop("leaves", 1)
-        return rail_optimised(hosts, pods=pods, **options)
-    if topology == "fat-tree":
-        k = 2
-        while k**3 // 4 < hosts.number * hosts.nics:
-            k += 2
-        return fat_tree(hosts, **{"k": k, **options})
-    sizes = _shape(options.get("shape"), topology, hosts.number)
-    if topology == "torus":
-        return torus(hosts, shape=sizes)
-    each, routers, links = sizes
-    return dragonfly(hosts, hosts_a_router=each, routers=routers, global_links=links)
-
-
-def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
-    """Numbers with x between; a torus has a shape of its own, nearly square."""
-    if text is None and topology == "torus":
-        short = max(n for n in range(1, int(hosts**0.5) + 1) if hosts % n == 0)
-        return [hosts // short, short] if short > 1 else [hosts]
-    parts = (text or "").split("x")
-    if all(part.isdecimal() for part in parts) and (
-        topology == "torus" or len(parts) == 3
-    ):
-        return [int(part) for part in parts]
-    raise FabricError(
-        f"the shape of a {topology} is numbers with x between, not {text!r}: give "
-        + (
-            "--shape 4x4"
-            if topology == "torus"
-            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global links"
-        )
-    )
-
-
-def _placed(placement: str, ranks: int, hosts: Hosts) -> Any:
-    from moetraffic.fabric import PLACEMENTS, explicit
-
-    if placement in PLACEMENTS:
-        return PLACEMENTS[placement](ranks, hosts)
-    parts = placement.split(",")
-    if not all(part.isdecimal() for part in parts) or len(parts) != ranks:
-        raise FabricError(
-            f"a placement is {', '.join(PLACEMENTS)} or {ranks} slots with commas, one "
-            f"a rank, not {placement!r}: choose one"
-        )
-    return explicit([int(part) for part in parts], hosts)
 
 
 def _iterations(trace: Trace, asked: str | None) -> list[int]:

@@ -9,7 +9,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis.comparison import LEVEL, Comparison, Distance
+from moetraffic.analysis.comparison import Comparison, Distance
+from moetraffic.analysis.completion import TimeRatio
+from moetraffic.analysis.resampling import LEVEL, Interval
+
+from .units import duration
 
 
 def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
@@ -47,7 +51,40 @@ def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
             "above threshold" if d in beyond else "more" if d.beyond_chance else "",
         )
     notes = [Text(f"note: {note}", style="yellow") for note in comparison.notes]
-    return Group(out, *notes)
+    if not comparison.times:
+        return Group(out, *notes)
+    return Group(out, "", times(comparison.times), *notes)
+
+
+def times(ratios: Sequence[TimeRatio]) -> Table:
+    """How long the same calls took in both runs, a row each part of them."""
+    out = Table(
+        title="Times of the calls that both have, and the second's total over the "
+        f"first's, with intervals of {LEVEL:.0%}",
+        title_justify="left",
+        box=None,
+        header_style="bold",
+        padding=(0, 1),
+    )
+    for name in ("of", "time", "calls", "p50", "p50", "p99", "p99", "ratio", ""):
+        out.add_column(name, justify="left" if name in ("of", "time") else "right")
+    for r in ratios:
+        out.add_row(
+            f"{r.by} {r.label}".strip(),
+            r.measure,
+            str(r.number),
+            *(duration(value) for value in (r.a.p50, r.b.p50, r.a.p99, r.b.p99)),
+            _figure(r.ratio.value),
+            interval(r.ratio),
+        )
+    return out
+
+
+def interval(of: Interval) -> str:
+    """Both ends, or nothing where they are not known."""
+    if not (np.isfinite(of.low) and np.isfinite(of.high)):
+        return ""
+    return f"{_figure(of.low)} to {_figure(of.high)}"
 
 
 def _figure(value: float) -> str:

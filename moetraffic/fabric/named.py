@@ -1,0 +1,236 @@
+"""Networks by name: the topologies, the options of each, and files that describe one.
+
+A file is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"), and, where
+they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``, ``inside``,
+``placement`` and the topology's own options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import FabricError
+
+from .clos import fat_tree, leaf_spine, rail_optimised, single_switch
+from .direct import dragonfly, torus
+from .placement import PLACEMENTS, explicit
+from .topology import Hosts, Topology, at_least
+
+Int64 = npt.NDArray[np.int64]
+
+TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
+    "single": (),
+    "leaf-spine": ("leaves", "spines", "oversubscription"),
+    "rails": ("leaves", "spines", "oversubscription", "forwarding"),
+    "fat-tree": ("k",),
+    "torus": ("shape",),
+    "dragonfly": ("shape",),
+}
+"""By name, the options that it takes."""
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "leaves": int,
+    "spines": int,
+    "oversubscription": (int, float),
+    "forwarding": str,
+    "k": int,
+    "shape": str,
+    "hosts": int,
+    "ranks_per_host": int,
+    "nics": int,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A topology and where the ranks are on it."""
+
+    topology: Topology
+    slots: Int64  # [R] slot of each rank
+
+
+def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
+    """Refuse a topology that there is not, and options that it does not take.
+
+    Raises
+    ------
+    FabricError
+        Naming what would be right.
+    """
+    if topology not in TOPOLOGIES:
+        raise FabricError(
+            f"the topology is one of {', '.join(TOPOLOGIES)}, not {topology!r}: "
+            "choose one"
+        )
+    for name in sorted(set(given) - set(TOPOLOGIES[topology])):
+        takers = [t for t, names in TOPOLOGIES.items() if name in names]
+        raise FabricError(
+            f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
+            f"out {'-k' if name == 'k' else '--' + name}"
+        )
+
+
+def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> Topology:
+    """The topology of that name.
+
+    Parameters
+    ----------
+    topology
+        One of TOPOLOGIES.
+    hosts
+        What is connected.
+    options
+        Of those that the topology takes; a shape is text such as "4x4".
+
+    Raises
+    ------
+    FabricError
+        If there is no such topology, or its options do not fit the hosts.
+    """
+    refuse_options(topology, options)
+    if topology == "single":
+        return single_switch(hosts)
+    if topology == "leaf-spine":
+        fitting = next((n for n in range(2, hosts.number) if hosts.number % n == 0), 1)
+        two = 2 if hosts.number == 2 else fitting
+        return leaf_spine(hosts, **{"leaves": two, **options})
+    if topology == "rails":
+        more = {name: value for name, value in options.items() if name != "leaves"}
+        return rail_optimised(hosts, pods=options.get("leaves", 1), **more)
+    if topology == "fat-tree":
+        k = 2
+        while k**3 // 4 < hosts.number * hosts.nics:
+            k += 2
+        return fat_tree(hosts, **{"k": k, **options})
+    sizes = _shape(options.get("shape"), topology, hosts.number)
+    if topology == "torus":
+        return torus(hosts, shape=sizes)
+    each, routers, links = sizes
+    return dragonfly(hosts, hosts_a_router=each, routers=routers, global_links=links)
+
+
+def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
+    """Numbers with x between; a torus has a shape of its own, nearly square."""
+    if text is None and topology == "torus":
+        short = max(n for n in range(1, int(hosts**0.5) + 1) if hosts % n == 0)
+        return [hosts // short, short] if short > 1 else [hosts]
+    sizes = (text or "").split("x")
+    if all(size.isdecimal() for size in sizes) and (
+        topology == "torus" or len(sizes) == 3
+    ):
+        return [int(size) for size in sizes]
+    raise FabricError(
+        f"the shape of a {topology} is numbers with x between, not {text!r}: give "
+        + (
+            "--shape 4x4"
+            if topology == "torus"
+            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global links"
+        )
+    )
+
+
+def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
+    """Slot of each rank, ``[ranks]`` int64.
+
+    Parameters
+    ----------
+    placement
+        One of PLACEMENTS, or a slot a rank with commas.
+
+    Raises
+    ------
+    FabricError
+        If it is neither, or does not fit.
+    """
+    if placement in PLACEMENTS:
+        return PLACEMENTS[placement](ranks, hosts)
+    slots = placement.split(",")
+    if not all(slot.isdecimal() for slot in slots) or len(slots) != ranks:
+        raise FabricError(
+            f"a placement is {', '.join(PLACEMENTS)} or {ranks} slots with commas, one "
+            f"a rank, not {placement!r}: choose one"
+        )
+    return explicit([int(slot) for slot in slots], hosts)
+
+
+def network(
+    asked: str,
+    ranks: int,
+    *,
+    rate: Callable[[str], float],
+    capacity: str | None = None,
+) -> Network:
+    """The network that a name, or a file, describes.
+
+    Parameters
+    ----------
+    asked
+        One of TOPOLOGIES, with its default options and a rank a host, or the path of a
+        JSON file.
+    ranks
+        To be placed on it.
+    rate
+        Reads "400Gbps" as bytes/s.
+    capacity
+        Of a NIC, each way; None: what the file says.
+
+    Raises
+    ------
+    FabricError
+        If there is no such name or file, or what it says does not fit.
+    """
+    said: dict[str, Any] = {"topology": asked}
+    if asked not in TOPOLOGIES:
+        said = _read(asked)
+    rates = {"capacity": capacity or said.pop("capacity", None), "inside": "450GB/s"}
+    rates["inside"] = said.pop("inside", rates["inside"])
+    said.pop("capacity", None)
+    if not all(isinstance(value, str) for value in rates.values()):
+        raise FabricError(
+            f"the network {asked} needs the capacity of a NIC as text, but has "
+            f"{rates['capacity']!r}: give a rate such as 400Gbps"
+        )
+    each = said.pop("ranks_per_host", 1)
+    at_least(1, each, "ranks of a host")
+    number = said.pop("hosts", ceil(ranks / each))
+    hosts = Hosts(
+        number=number,
+        ranks=each,
+        nics=said.pop("nics", each),
+        nic_bytes_s=rate(str(rates["capacity"])),
+        inside_bytes_s=rate(str(rates["inside"])),
+    )
+    placement = str(said.pop("placement", "block"))
+    name = str(said.pop("topology", "single"))
+    made = named_topology(name, hosts, said)
+    return Network(topology=made, slots=placed(placement, ranks, hosts))
+
+
+def _read(asked: str) -> dict[str, Any]:
+    try:
+        said = json.loads(Path(asked).read_text(encoding="utf-8"))
+        if not isinstance(said, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise FabricError(
+            f"a network is one of {', '.join(TOPOLOGIES)}, or a JSON file, but "
+            f"{asked!r} cannot be read ({why}): choose a name, or write such a file"
+        ) from None
+    for name, kind in _KINDS.items():
+        if name in said and (
+            not isinstance(said[name], kind) or isinstance(said[name], bool)
+        ):
+            raise FabricError(
+                f"in {asked}, {name} is {said[name]!r}, which is of another kind: "
+                "see docs/fabric.md for what a network is described by"
+            )
+    return said

@@ -1,0 +1,84 @@
+"""Networks by name and from a file are those that the builders make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.cli.fabric import TOPOLOGIES as HELPED
+from moetraffic.errors import FabricError
+from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
+from moetraffic.fabric.named import TOPOLOGIES, network
+from moetraffic.report.units import bytes_per_second
+
+
+def test_the_help_names_every_topology() -> None:
+    assert tuple(TOPOLOGIES) == HELPED
+
+
+@pytest.mark.parametrize("name", [n for n in TOPOLOGIES if n != "dragonfly"])
+def test_every_name_alone_holds_the_ranks_at_the_capacity(name: str) -> None:
+    found = network(name, 4, rate=bytes_per_second, capacity="8Gbps")
+    assert found.topology.hosts.nic_bytes_s == 1e9
+    matrix = np.zeros((4, 4), np.int64)
+    matrix[0, 1:] = 1_000_000_000
+    bound = port_bound(found.topology, found.slots, matrix)
+    # a torus has a NIC a direction; the others have one
+    assert bound == pytest.approx(3.0) or name == "torus"
+
+
+def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    path.write_text(
+        json.dumps(
+            {
+                "topology": "leaf-spine",
+                "capacity": "1Gbps",
+                "leaves": 2,
+                "spines": 1,
+                "oversubscription": 4,
+                "placement": "0,2,1,3",
+            }
+        )
+    )
+    found = network(str(path), 4, rate=bytes_per_second)
+    hosts = Hosts(number=4, ranks=1, nics=1, nic_bytes_s=1e9 / 8)
+    own = leaf_spine(hosts, leaves=2, spines=1, oversubscription=4)
+    assert found.slots.tolist() == [0, 2, 1, 3]
+    rng = np.random.default_rng(0)
+    matrices = rng.integers(0, 1000, (3, 4, 4))
+    for bound in (port_bound, lambda *a: cut_bounds(*a)["leaf"]):
+        np.testing.assert_allclose(
+            bound(found.topology, found.slots, matrices),
+            bound(own, found.slots, matrices),
+        )
+    faster = network(str(path), 4, rate=bytes_per_second, capacity="2Gbps")
+    assert faster.topology.hosts.nic_bytes_s == 2e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (None, "a network is one of single"),
+        ("[1]", "it is no JSON object"),
+        ("{", "cannot be read"),
+        ('{"topology": "ring", "capacity": "1Gbps"}', "not 'ring'"),
+        ('{"topology": "single"}', "needs the capacity of a NIC"),
+        ('{"topology": "single", "capacity": 7}', "needs the capacity of a NIC"),
+        ('{"topology": "single", "capacity": "1Gbps", "k": 4}', "k is of fat-tree"),
+        ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
+        ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
+        ('{"capacity": "1Gbps", "hosts": 2}', "have room for 2"),
+    ],
+)
+def test_what_is_no_network_is_one_sentence(
+    tmp_path: Path, said: str | None, sentence: str
+) -> None:
+    path = tmp_path / "net.json"
+    if said is not None:
+        path.write_text(said)
+    with pytest.raises(FabricError, match=sentence):
+        network(str(path), 4, rate=bytes_per_second)
