@@ -1,30 +1,93 @@
-"""What moves the bytes: gloo, NCCL, or a class that another package brings.
+"""What moves the bytes: gloo, NCCL, MPI, UCC, or a class that another package brings.
 
-A backend has three methods.  Buffers are ``torch.uint8`` tensors on its device; an
-all-to-all sends the parts of one buffer, in the order of the group's ranks, and fills
-another likewise.  A third party adds one with an entry point of its name in the group
-``moetraffic.backends`` and proves it with ``tests/replay/test_backends.py``.
+A backend *binds* an operation to its buffers, once, before any clock runs; what it
+gives back is called in the timed loop, and does nothing but start the operation.  A
+third party adds one with an entry point of its name in the group
+``moetraffic.backends`` and proves it with :mod:`moetraffic.replay.conformance`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat, rendezvous
+from moetraffic.launch import Seat
 
 ENTRY_POINTS = "moetraffic.backends"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One operation of one rank, with its buffers.
+
+    Buffers are one-dimensional tensors on the backend's device, of ``torch.uint8``, or
+    where something is added up of the type in which it is.  With S as
+    :class:`~moetraffic.replay.plan.Plan` says and W members, bytes are:
+
+    ============== ========================== ==========================
+    kind           ``send``                   ``receive``
+    ============== ========================== ==========================
+    all_to_all     sum of ``send_bytes``      sum of ``receive_bytes``
+    all_reduce     0                          S: begins as this rank's
+    reduce         0                          S: begins as this rank's
+    broadcast      0                          S: the sender's begins as its
+    all_gather     S                          W S
+    gather         S                          W S at the receiver, else 0
+    reduce_scatter S                          S / W
+    scatter        S at the sender, else 0    S / W
+    send_recv      S at the sender, else 0    S at the receiver, else 0
+    barrier        0                          0
+    ============== ========================== ==========================
+
+    What is added up is added up in any order.  After a reduce ``receive`` means
+    something at the receiver alone.
+    """
+
+    kind: str  # of moetraffic.replay.plan.KINDS
+    group: int  # index of the group; this rank is a member
+    send: torch.Tensor
+    receive: torch.Tensor
+    send_bytes: list[int]  # [W] to each member; empty but for all-to-alls
+    receive_bytes: list[int]  # [W] from each
+    sender: int = -1  # world rank that broadcasts, scatters or sends
+    receiver: int = -1  # world rank that reduces, gathers or receives
+
+
+class Work(Protocol):
+    """An operation that was started."""
+
+    def wait(self) -> object:
+        """Return when it has ended here.
+
+        On a CUDA device, return at once: what is queued on the current stream from now
+        on runs after it.
+
+        Raises
+        ------
+        RuntimeError
+            If another rank did not answer in time, or is gone.
+        """
+        ...
+
+
+Launch = Callable[[], Work | None]
+"""Starts an operation, again and again; None says that it has ended already."""
+
+
 class Backend(Protocol):
     """Moves bytes between ranks."""
+
+    name: str
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """What it can do, of :data:`~moetraffic.replay.plan.KINDS`."""
+        ...
 
     device: torch.device
     """Where buffers must lie; known after :meth:`start`."""
@@ -34,48 +97,30 @@ class Backend(Protocol):
     ) -> None:
         """Meet the other ranks and make the groups, all ranks the same in order.
 
+        Groups are made even where two have the same ranks: operations of different
+        groups overlap.
+
         Parameters
         ----------
         seat
             Which rank this is.
         groups
-            World ranks of each group, ascending.  All-to-alls name a group by its
+            World ranks of each group, ascending.  Operations name a group by its
             index here.
         timeout_s
             How long an operation may take before it must fail.
         """
         ...
 
-    def all_to_all(
-        self,
-        group: int,
-        receive: torch.Tensor,
-        send: torch.Tensor,
-        receive_bytes: list[int],
-        send_bytes: list[int],
-    ) -> tuple[int, int]:
-        """Exchange, and return when ``receive`` is complete.
+    def empty(self, size: int) -> torch.Tensor:
+        """A buffer of ``[size]`` bytes, uint8, where operations are fastest."""
+        ...
 
-        Parameters
-        ----------
-        group
-            Index of the group; this rank is a member.
-        receive
-            ``[sum(receive_bytes)]`` uint8.
-        send
-            ``[sum(send_bytes)]`` uint8.
-        receive_bytes, send_bytes
-            ``[W]`` bytes from and to each member.
+    def bind(self, call: Call) -> Launch:
+        """What starts this operation; it may be called often.
 
-        Returns
-        -------
-        tuple of int
-            When the exchange began and ended, ns of ``time.monotonic_ns``.
-
-        Raises
-        ------
-        RuntimeError
-            If another rank did not answer in time, or is gone.
+        The members of a group start its operations in one order.  Different threads
+        may start operations of different groups.
         """
         ...
 
@@ -84,121 +129,54 @@ class Backend(Protocol):
         ...
 
 
-class Gloo:
-    """``torch.distributed`` on CPUs, over TCP.
+def run(backend: Backend, call: Call) -> None:
+    """Run an operation once, and return when it has ended.
 
-    The call blocks until the bytes are there, so an exchange begins with the call.
+    Raises
+    ------
+    RuntimeError
+        If another rank did not answer in time, or is gone.
     """
-
-    name = "gloo"
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self._groups: list[dist.ProcessGroup] = []
-
-    def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
-    ) -> None:
-        """See :meth:`Backend.start`."""
-        timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group(
-            self.name,
-            init_method=rendezvous(),
-            rank=seat.rank,
-            world_size=seat.world,
-            timeout=timeout,
-        )
-        world = dist.group.WORLD
-        assert world is not None
-        everyone = tuple(range(seat.world))
-        self._groups = [
-            world if g == everyone else dist.new_group(list(g), timeout=timeout)
-            for g in groups
-        ]
-
-    def all_to_all(
-        self,
-        group: int,
-        receive: torch.Tensor,
-        send: torch.Tensor,
-        receive_bytes: list[int],
-        send_bytes: list[int],
-    ) -> tuple[int, int]:
-        """See :meth:`Backend.all_to_all`."""
-        begin = time.monotonic_ns()
-        dist.all_to_all_single(
-            receive, send, receive_bytes, send_bytes, group=self._groups[group]
-        )
-        return begin, time.monotonic_ns()
-
-    def stop(self) -> None:
-        """See :meth:`Backend.stop`."""
-        self._groups = []
-        dist.destroy_process_group()
+    work = backend.bind(call)()
+    if work is not None:
+        work.wait()
+    if backend.device.type == "cuda":
+        torch.cuda.current_stream(backend.device).synchronize()
 
 
-class Nccl(Gloo):
-    """``torch.distributed`` on NVIDIA GPUs, one a local rank.
-
-    CUDA events on the stream tell how long an exchange took; its end is when the host
-    saw the event, its beginning that minus the duration.
-    """
-
-    name = "nccl"
-
-    def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
-    ) -> None:
-        """See :meth:`Backend.start`."""
-        found = torch.cuda.device_count()
-        if seat.local_rank >= found:
-            raise ReplayError(
-                "NCCL needs a CUDA device for each rank of a host, but local rank "
-                f"{seat.local_rank} finds {found}: use --backend gloo, or fewer ranks "
-                "a host"
-            )
-        self.device = torch.device("cuda", seat.local_rank)
-        torch.cuda.set_device(self.device)
-        super().start(seat, groups, timeout_s)
-
-    def all_to_all(
-        self,
-        group: int,
-        receive: torch.Tensor,
-        send: torch.Tensor,
-        receive_bytes: list[int],
-        send_bytes: list[int],
-    ) -> tuple[int, int]:
-        """See :meth:`Backend.all_to_all`."""
-        before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        before.record()
-        super().all_to_all(group, receive, send, receive_bytes, send_bytes)
-        after.record()
-        after.synchronize()
-        end = time.monotonic_ns()
-        return end - round(before.elapsed_time(after) * 1e6), end
-
-
-BACKENDS: Mapping[str, Callable[[], Backend]] = {"gloo": Gloo, "nccl": Nccl}
-"""The built-in backends."""
-
-
-def backend(name: str) -> Backend:
+def backend(name: str, *, registered: bool = False) -> Backend:
     """The backend of that name, built in or brought by an installed package.
+
+    Parameters
+    ----------
+    name
+        As it is called.
+    registered
+        Whether buffers are registered with the network's library, which NCCL alone
+        offers.
 
     Raises
     ------
     ReplayError
         If there is none.
     """
-    if name in BACKENDS:
-        return BACKENDS[name]()
+    from .process_groups import BUILT_IN, Nccl
+
+    if registered:
+        if name != "nccl":
+            raise ReplayError(
+                f"buffers are registered with NCCL, but the backend is {name}: choose "
+                "--backend nccl, or leave out --registered"
+            )
+        return Nccl(registered=True)
+
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name in others:
         made: Backend = others[name].load()()
         return made
     raise ReplayError(
-        f"the backend is one of {', '.join([*BACKENDS, *others])}, not {name!r}: "
+        f"the backend is one of {', '.join([*BUILT_IN, *others])}, not {name!r}: "
         "choose one of these, or install the package that brings it"
     )

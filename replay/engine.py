@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from moetraffic.launch import heartbeat
+from moetraffic.trace.model import ALL_TO_ALL, Bool
 
-from . import payload
+from . import chain, open_loop
 from .agreement import compare_sizes, meet
-from .backends import Backend
-from .failure import RankError, at, first_line, lost
-from .payload import UInt8
-from .plan import Plan, Program
-from .result import Timing
-
-BEAT_EVERY_NS = 200_000_000
-"""A heartbeat costs some microseconds, so not every operation has one."""
-
-_PREPARED = 4096  # operations whose arguments are made in advance
-
-Call = tuple[int, torch.Tensor, torch.Tensor, list[int], list[int]]
-"""Arguments of ``Backend.all_to_all``."""
-
-
-class Buffers:
-    """A send and a receive buffer, allocated once at the program's maximum.
-
-    Raises
-    ------
-    RankError
-        If there is not that much memory.
-    """
-
-    def __init__(self, program: Program, device: torch.device) -> None:
-        sizes = program.buffer_bytes
-        try:
-            self.send, self.receive = (
-                torch.empty(size, dtype=torch.uint8, device=device) for size in sizes
-            )
-            # touch every page now, not in the first timed operation
-            self.send.fill_(payload.UNTOUCHED)
-            self.receive.fill_(payload.UNTOUCHED)
-        except (RuntimeError, MemoryError) as error:
-            raise RankError(
-                f"has no memory for buffers of {sizes[0]} and {sizes[1]} bytes on "
-                f"{device} ({first_line(error)}): replay on a larger machine",
-                rank=program.rank,
-                operation="start-up",
-                cause="own",
-            ) from error
-
-    def load(self, values: UInt8) -> None:
-        """Put these bytes into the send buffer."""
-        self.send[: len(values)].copy_(torch.from_numpy(values))
-
-    def received(self, size: int) -> UInt8:
-        """The first bytes of the receive buffer, on the host."""
-        there: UInt8 = self.receive[:size].cpu().numpy()
-        return there
+from .backends import Backend, Call, run
+from .binding import Binder, refuse_unable
+from .buffers import Buffers
+from .checking import check
+from .course import BEAT_EVERY_NS, Course
+from .failure import RankError, at
+from .lanes import Lanes
+from .pace import Pace, Schedule
+from .plan import Plan
+from .timing import Timing
 
 
 class Engine:
@@ -75,131 +35,173 @@ class Engine:
         Which rank this is.
     backend
         Started with ``plan.groups`` and, after them, the group of all ranks.
+    pace
+        When operations are issued.
+    dtype
+        The type in which is added up.
+    graphs
+        Whether a CUDA device gets an iteration's operations as one graph.
+    passed
+        Operations that another engine of this rank has counted before.
+
+    Raises
+    ------
+    RankError
+        If there is no memory for the buffers.
+    ReplayError
+        If the backend cannot do an operation.
     """
 
-    def __init__(self, plan: Plan, rank: int, backend: Backend) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        backend: Backend,
+        *,
+        pace: Pace | None = None,
+        dtype: torch.dtype = torch.float32,
+        graphs: bool = False,
+        passed: int = 0,
+    ) -> None:
         self._plan = plan
         self._rank = rank
         self._program = plan.programs[rank]
         self._backend = backend
-        self._buffers = Buffers(self._program, backend.device)
+        self._pace = Pace() if pace is None else pace
+        self._graphs = graphs
+        refuse_unable(plan, self._program, backend)
+        self._buffers = Buffers(self._program, backend)
+        self._binder = Binder(plan, self._program, backend, self._buffers, dtype)
         self._counter = heartbeat.counter()
-        self._passed = 0  # operations of the pass before
+        self._passed = passed  # operations of the passes before
 
-    def verify(self) -> None:
-        """Run every operation once, and check every size and every byte.
+    def verify(self, chosen: Bool | None = None) -> None:
+        """Run operations once, and check every byte that arrives.
 
-        Before an operation its members tell each other how much they will send: gloo
-        aborts the receiver of too much, and leaves old bytes where too little comes.
+        All ranks have agreed on the sizes of all operations before; the members of one
+        that is run tell each other once more what they are about to send: gloo aborts
+        the receiver of too much, and leaves old bytes where too little comes.
+
+        Parameters
+        ----------
+        chosen
+            ``[n]`` which of the plan's operations to run, the same on all ranks; None
+            for all.
 
         Raises
         ------
         RankError
             If sizes or bytes differ from the plan, or a rank does not answer.
         """
-        plan, rank, backend, buffers = (
-            self._plan,
-            self._rank,
-            self._backend,
-            self._buffers,
-        )
-        beat_ns = time.monotonic_ns()
-        for n, call in self._calls():
-            group, receive, _, receives, sends = call
-            operation = int(self._program.operation[n])
-            members = plan.groups[group]
+        plan, rank, program = self._plan, self._rank, self._program
+        beat_ns, done = time.monotonic_ns(), 0
+        for n in plan.checking_order(rank).tolist():
+            operation = int(program.operation[n])
+            call = self._binder.call(n, torch.uint8)
             self._counter[0] = 2 * n + 1
             with at(rank, plan.name(operation)):
-                compare_sizes(plan, rank, backend, operation, group, sends, receives)
-                out = np.empty(sum(sends), np.uint8)
-                payload.fill(
-                    out,
-                    source=rank,
-                    destinations=members,
-                    operation=operation,
-                    sizes=sends,
-                )
-                buffers.load(out)
-                receive.fill_(payload.UNTOUCHED)
-                backend.all_to_all(*call)
-                self._compare_bytes(operation, members, receives)
+                if chosen is None or chosen[operation]:
+                    self._compare_sizes(call, operation)
+                    self._check(call, operation)
             self._counter[0] = 2 * n + 2
-            now_ns = time.monotonic_ns()
+            now_ns, done = time.monotonic_ns(), done + 1
             if now_ns - beat_ns > BEAT_EVERY_NS:
-                beat_ns = self._beat("verify", n, now_ns)
-        self._beat("verify", len(self._program) - 1, time.monotonic_ns())
-        self._passed = len(self._program)
+                beat_ns = now_ns
+                self._beat("verify", done)
+        self._beat("verify", done)
+        self._passed += len(program)
 
-    def run(self) -> Timing:
-        """Run every operation as soon as the one before has ended, and time it.
+    def warm_up(self, iterations: int) -> None:
+        """Run the first iterations untimed, one operation after the other.
 
         Raises
         ------
         RankError
             If a rank does not answer.
         """
-        calls = self._calls()
-        ready = next(calls, None)  # makes the first arguments before the clock runs
+        plan, program = self._plan, self._program
+        first = np.unique(plan.iteration)[:iterations]
+        if not len(first):
+            return
+        order = plan.checking_order(self._rank)
+        early = plan.iteration[program.operation[order]] <= first[-1]
+        for n in order[early].tolist():
+            with at(self._rank, plan.name(int(program.operation[n]))):
+                run(self._backend, self._binder.call(n))
+
+    def run(self) -> Timing:
+        """Run every operation at its pace, and time it.
+
+        Raises
+        ------
+        RankError
+            If a rank does not answer.
+        """
+        self._buffers.blank(0)  # what is added up again and again stays what it is
+        course = Course(
+            self._plan,
+            self._program,
+            self._binder,
+            self._pace,
+            self._meet,
+            self._counter,
+            self._passed,
+        )
+        if self._backend.device.type == "cuda":
+            # torch's CUDA parts are looked at only where there is a device
+            from .device_pass import DevicePass
+
+            DevicePass(course, self._backend.device, graphs=self._graphs).run()
+        elif self._pace.schedule is Schedule.OPEN_LOOP:
+            open_loop.run(course)
+        elif self._program.chained:
+            chain.run(course)
+        else:
+            Lanes(course).run()
+        self._passed += len(self._program)
+        course.beat()
+        return course.timing()
+
+    def _meet(self) -> None:
         with at(self._rank, "the start of the timed pass"):
             meet(self._plan, self._backend)
-        times = np.empty((3, len(self._program)), np.int64)
-        clock, move, counter = time.monotonic_ns, self._backend, self._counter
-        passed, beat_ns, n = 2 * self._passed, clock(), 0
-        try:
-            while ready is not None:
-                n, call = ready
-                counter[0] = passed + 2 * n + 1
-                issue = clock()
-                start, end = move.all_to_all(*call)
-                counter[0] = passed + 2 * n + 2
-                times[0, n], times[1, n], times[2, n] = issue, start, end
-                if end - beat_ns > BEAT_EVERY_NS:
-                    beat_ns = self._beat("replay", n, end)
-                ready = next(calls, None)
-        except RuntimeError as error:
-            name = self._plan.name(int(self._program.operation[n]))
-            raise lost(self._rank, name, error) from error
-        self._beat("replay", len(self._program) - 1, clock())
-        return Timing(
-            operation=self._program.operation,
-            issue=times[0],
-            start=times[1],
-            end=times[2],
+
+    def _compare_sizes(self, call: Call, operation: int) -> None:
+        """Tell all members, so not where only two of them take part."""
+        members = self._plan.groups[call.group]
+        if call.kind == ALL_TO_ALL:
+            sends, receives = call.send_bytes, call.receive_bytes
+        elif call.kind == "send_recv":
+            return
+        else:
+            sends = receives = [int(self._plan.size[operation])] * len(members)
+        compare_sizes(
+            self._plan,
+            self._rank,
+            self._backend,
+            operation,
+            call.group,
+            sends,
+            receives,
         )
 
-    def _calls(self) -> Iterator[tuple[int, Call]]:
-        """The arguments of each operation, made in blocks."""
-        program, buffers = self._program, self._buffers
-        for begin in range(0, len(program), _PREPARED):
-            block: list[tuple[int, Call]] = []
-            for n in range(begin, min(begin + _PREPARED, len(program))):
-                sends = program.sends(n).tolist()
-                receives = program.receives(n).tolist()
-                receive = buffers.receive[: sum(receives)]
-                send = buffers.send[: sum(sends)]
-                group = int(program.group[n])
-                block.append((n, (group, receive, send, receives, sends)))
-            yield from block
-
-    def _compare_bytes(
-        self, operation: int, members: tuple[int, ...], receives: list[int]
-    ) -> None:
-        wrong = payload.verify(
-            self._buffers.received(sum(receives)),
-            destination=self._rank,
-            sources=members,
+    def _check(self, call: Call, operation: int) -> None:
+        wrong = check(
+            self._backend,
+            call,
+            rank=self._rank,
+            members=self._plan.groups[call.group],
             operation=operation,
-            sizes=receives,
         )
         if wrong is not None:
+            source, what = wrong
             raise RankError(
                 f"sent bytes that did not arrive at rank {self._rank} as they were, "
-                f"{wrong}: check the network and the backend",
-                rank=wrong.source,
+                f"{what}: check the network and the backend",
+                rank=source,
                 operation=self._plan.name(operation),
                 cause="mismatch",
             )
 
-    def _beat(self, stage: str, n: int, now_ns: int) -> int:
-        heartbeat.beat("step", stage=stage, done=n + 1, of=len(self._program))
-        return now_ns
+    def _beat(self, stage: str, done: int) -> None:
+        heartbeat.beat("step", stage=stage, done=done, of=len(self._program))

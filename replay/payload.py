@@ -6,9 +6,10 @@ destination, operation and block:
 
     byte(s, d, k, o) = T_s[(d A + k B + (o div P) C + o mod P) mod P]
 
-so any eight bytes tell their table (by chance another's in one of 10^14 tables), and
-with it their sender; the place in the table tells the rest.  For fixed d, the places of
-P consecutive operations are distinct, since P is prime and does not divide B: bytes
+where d is s itself for bytes that are the same for all.  Any eight bytes tell their
+table (by chance another's in one of 10^14 tables), and with it their sender; the place
+in the table tells the rest.  For fixed d, the places of P consecutive operations are
+distinct, since P is prime and does not divide B: bytes
 left over from an earlier operation are never taken for the right ones.
 """
 
@@ -98,10 +99,37 @@ def fill(
         at += size
 
 
+def summed(*, sources: Sequence[int], operation: int, first: int, size: int) -> UInt8:
+    """What members' bytes for all add up to, modulo 256, ``[size]`` uint8.
+
+    Sums of bytes are exact in any order, on any number of ranks.
+
+    Parameters
+    ----------
+    sources
+        World ranks that add; each what :func:`fill` writes with itself as destination.
+    operation
+        Number that all know the operation by.
+    first, size
+        From which offset how many.
+    """
+    out, one = np.zeros(size, np.uint8), np.empty(first + size, np.uint8)
+    for source in sources:
+        fill(
+            one,
+            source=source,
+            destinations=(source,),
+            operation=operation,
+            sizes=[first + size],
+        )
+        out += one[first:]
+    return out
+
+
 def verify(
     received: UInt8,
     *,
-    destination: int,
+    destination: int | None,
     sources: Sequence[int],
     operation: int,
     sizes: list[int],
@@ -113,7 +141,7 @@ def verify(
     received
         ``[sum(sizes)]`` uint8: the parts of all sources in order.
     destination
-        World rank that received.
+        World rank that received; None where each source sends the same to all.
     sources
         ``[W]`` world ranks in the group's order.
     operation
@@ -128,15 +156,15 @@ def verify(
     """
     at = 0
     for source, size in zip(sources, sizes, strict=True):
-        bytes_of = table(source)
-        for start, first, last in _blocks(destination, operation, size):
+        bytes_of, to = table(source), source if destination is None else destination
+        for start, first, last in _blocks(to, operation, size):
             want = bytes_of[start : start + last - first]
             have = received[at + first : at + last]
             if not np.array_equal(want, have):
                 wrong = first + int(np.flatnonzero(want != have)[0])
                 there = received[at + wrong : at + min(wrong + _TELLING, size)]
                 owner, note = _trace_back(
-                    there.tobytes(), wrong, source, destination, sources, operation
+                    there.tobytes(), wrong, source, to, sources, operation
                 )
                 return WrongByte(
                     source=source,

@@ -1,48 +1,76 @@
-"""From a trace to what each rank has to do; nothing of it needs torch.
+"""What a replay does: operations for all ranks, and each rank's program of them.
 
-A plan holds the all-to-alls of a trace, or of a range of its iterations, in the
-trace's order, and for each rank asked for its *program*: the operations in the order in
-which that rank issued them, with the bytes it sends to and receives from each member.
+An operation is a collective, or a message, of one group.  Groups belong to *streams*:
+all that exchange between experts to stream 0, those of the dense companions to one
+stream a kind of group ("tp", "dp", "pp" ...).  What must precede what, on each rank:
+
+- operations of a stream are issued in the order of the rank's program, one when the
+  one before has ended, unless :attr:`Program.waits` says that nobody waited for it;
+- an operation is issued after that of :attr:`Program.after` has ended, of any stream:
+  the one that in the capture had ended last when it was issued;
+- no operation of an iteration is issued before all of the iteration before, of all
+  streams, have ended.
+
+All else overlaps.
+
 Ranks of a group are in ascending order here, as ``torch.distributed.new_group`` sorts
-them; rows and columns follow.
+them; rows and columns follow.  Nothing of it needs torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import zlib
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import ReplayError
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Int32, Int64, Site
-from moetraffic.trace.trace import Trace
+from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
 
 UInt32 = npt.NDArray[np.uint32]
+Int8 = npt.NDArray[np.int8]
 
-_BLOCK_BYTES = 8 << 20  # of wire matrices read at a time
+KINDS = (
+    ALL_TO_ALL,
+    *("all_reduce", "all_gather", "reduce_scatter"),
+    *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
+)
+"""What an operation may be, by the trace's names; :attr:`Plan.kind` is an index."""
+
+EXPERTS = "experts"
+"""The name of stream 0."""
+
+UNKNOWN_GAP = -1
+"""Marks a gap or a due time that the trace does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What one rank does: N operations, in order."""
+    """What one rank does: N operations, in order of issue."""
 
     rank: int
     operation: Int64  # [N] index into the plan's operations
     group: Int32  # [N] index into the plan's groups
-    first: Int64  # [N + 1] where an operation's bytes begin in the two arrays below
+    stream: Int8  # [N] index into the plan's streams
+    kind: Int8  # [N] index into KINDS
+    send_size: Int64  # [N] bytes of this rank's send buffer
+    receive_size: Int64  # [N] bytes of its receive buffer; see backends.Call
+    first: Int64  # [N + 1] where an all-to-all's bytes begin in the two arrays below
     send_bytes: Int64  # [first[N]] to each member of the group, in ascending order
     receive_bytes: Int64  # [first[N]] from each member
+    waits: Bool  # [N] whether the stream's next operation waits for this one's end
+    after: Int64  # [N] place in the program of what must have ended; -1: nothing
+    gap_ns: Int64  # [N] captured, from the end of ``after`` to this issue; -1 unknown
+    due_ns: Int64  # [N] captured issue, from the plan's first; -1 unknown
 
     def __len__(self) -> int:
         return len(self.operation)
 
     def sends(self, n: int) -> Int64:
-        """Bytes to each member in the n-th operation, ``[W]`` int64."""
+        """Bytes to each member in the n-th operation, ``[W]`` int64.
+
+        Empty for what is no all-to-all.
+        """
         return self.send_bytes[self.first[n] : self.first[n + 1]]
 
     def receives(self, n: int) -> Int64:
@@ -50,41 +78,101 @@ class Program:
         return self.receive_bytes[self.first[n] : self.first[n + 1]]
 
     @property
-    def buffer_bytes(self) -> tuple[int, int]:
-        """Largest send and receive buffer that an operation needs."""
-        if not len(self):
-            return 0, 0
-        sums = (
-            np.add.reduceat(b, self.first[:-1])
-            for b in (self.send_bytes, self.receive_bytes)
+    def chained(self) -> bool:
+        """Whether each operation is issued after the one before it has ended.
+
+        So it is in a program of one stream, and where the capture never saw two at
+        once.
+        """
+        if (self.stream == self.stream[:1]).all() and self.waits.all():
+            return True
+        return bool((self.after == np.arange(len(self)) - 1).all())
+
+    def stream_bytes(self, stream: int) -> tuple[int, int]:
+        """Largest send and receive buffer that an operation of a stream needs."""
+        mine = self.stream == stream
+        return (
+            int(self.send_size[mine].max(initial=0)),
+            int(self.receive_size[mine].max(initial=0)),
         )
-        send, receive = (int(s.max()) for s in sums)
-        return send, receive
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int]:
+        """Send and receive buffers of all streams together.
+
+        Operations of a stream share two buffers; streams have their own, for they
+        overlap.
+        """
+        each = [self.stream_bytes(s) for s in np.unique(self.stream).tolist()]
+        return sum(s for s, _ in each), sum(r for _, r in each)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The all-to-alls of a trace, n operations in the trace's order, for all ranks."""
+    """The operations of a trace, n in the trace's order, for all ranks.
+
+    What :attr:`size` means for each kind, S, in a group of W:
+
+    ================ =================================================================
+    all_to_all       bytes that all members send together, what they keep included
+    all_reduce       the buffer that is reduced, on each member
+    reduce           the same; the sum goes to :attr:`receiver`
+    broadcast        the buffer, of :attr:`sender`
+    all_gather       each member's part; it ends up with W S
+    gather           each member's part; :attr:`receiver` ends up with W S
+    reduce_scatter   each member's input, of W equal parts; it ends up with S / W
+    scatter          what :attr:`sender` holds, W equal parts
+    send_recv        the message
+    barrier          0
+    ================ =================================================================
+
+    Where members of a captured collective gave different sizes, S is the largest, and
+    it is rounded up to W equal parts: torch's collectives take no others.
+
+    ``total_bytes``, ``network_bytes``, ``bottleneck_bytes`` and ``largest_bytes`` of
+    an all-to-all are of its matrix.  For other kinds the matrix is that of the ring
+    (:func:`moetraffic.patterns.algorithms.collective_matrix`), whose busiest link
+    carries what nccl-tests counts for its busbw.
+    """
 
     source: str  # the trace
     world: int  # ranks R
-    groups: tuple[tuple[int, ...], ...]  # world ranks, ascending; index as in the trace
-    sites: tuple[Site, ...]  # of the trace
-    occurrence: Int64  # [n] index into the trace's occurrences
+    groups: tuple[tuple[int, ...], ...]  # world ranks, ascending; first the trace's own
+    streams: tuple[str, ...]  # names; 0 is that of the exchanges between experts
+    sites: tuple[Site, ...]  # of the trace, then of companions that were added
+    occurrence: Int64  # [n] index into the trace's occurrences; -1 for what was added
     iteration: Int64  # [n]
     site: Int32  # [n] index into sites
+    kind: Int8  # [n] index into KINDS
+    group: Int32  # [n] index into groups
+    stream: Int8  # [n] index into streams
+    sender: Int32  # [n] world rank that broadcasts, scatters or sends, else -1
+    receiver: Int32  # [n] world rank that reduces, gathers or receives, else -1
+    size: Int64  # [n] bytes S, see above
     total_bytes: Int64  # [n] all bytes, also those that a rank sends to itself
     network_bytes: Int64  # [n] bytes between different ranks
     bottleneck_bytes: Int64  # [n] largest row or column sum without the diagonal
     largest_bytes: Int64  # [n] largest row or column sum
     rank_bytes: Int64  # [R] bytes that each rank sends, itself included
-    checksum: UInt32  # [n] CRC-32 of each operation's matrix
+    checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
     digest: str  # SHA-256 over all of it, in hexadecimal
-    left_out: Mapping[str, int]  # other collectives of the trace, by operation
+    left_out: Mapping[str, int]  # collectives that are not replayed, by operation
+    notes: tuple[str, ...] = ()  # what scaling, padding, completing changed, in words
     programs: Mapping[int, Program]  # of the ranks asked for
 
     def __len__(self) -> int:
-        return len(self.occurrence)
+        return len(self.iteration)
+
+    def checking_order(self, rank: int) -> Int64:
+        """Places of a rank's program, ``[N]``, in an order that all ranks share.
+
+        By iteration, then by number: where operations overlap in the program, ranks
+        that run them one by one would wait for each other in the program's order.
+        """
+        program = self.programs[rank]
+        if program.chained:
+            return np.arange(len(program))
+        return np.lexsort((program.operation, self.iteration[program.operation]))
 
     def name(self, operation: int) -> str:
         """An operation in words, for people."""
@@ -97,216 +185,3 @@ class Plan:
             parts.append("recomputed")
         parts.append(f"micro-batch {site.slot}" if site.phase else f"call {site.slot}")
         return ", ".join(parts)
-
-
-def make_plan(
-    trace: Trace,
-    *,
-    world: int | None = None,
-    ranks: Collection[int] | None = None,
-    iterations: range | None = None,
-) -> Plan:
-    """Plan the replay of a trace's all-to-alls.
-
-    Parameters
-    ----------
-    trace
-        What to replay.
-    world
-        Ranks to replay on; None is the trace's own number.
-    ranks
-        Whose programs to make; None for all.
-    iterations
-        Iterations to replay; None for all.
-
-    Raises
-    ------
-    ReplayError
-        If the ranks differ from the trace's, there is nothing to replay, or a member
-        of an all-to-all is absent.
-    TraceError
-        If the bytes of an all-to-all are not known, or the file is damaged.
-    """
-    _refuse_other_world(trace, world)
-    chosen = _chosen(trace, iterations)
-    ranks = range(trace.meta.world) if ranks is None else ranks
-    groups = tuple(tuple(sorted(g.ranks)) for g in trace.groups)
-    site = trace.occurrences.site[chosen]
-    group = np.array([s.group for s in trace.sites], np.int32)[site]
-    width = np.array([len(g) for g in groups], np.int64)[group]
-
-    # Step 1: each asked rank's order, and room for its bytes
-    drafts = {r: _draft(trace, chosen, group, width, r) for r in ranks}
-
-    # Step 2: all matrices, once
-    hashed = hashlib.sha256(_heading(trace, groups))
-    sums = np.zeros((4, len(chosen)), np.int64)
-    rank_bytes = np.zeros(trace.meta.world, np.int64)
-    checksum = np.zeros(len(chosen), np.uint32)
-    for at, wire in _matrices(trace, chosen, width, groups, group):
-        for part in (trace.occurrences.iteration[chosen[at]], site[at], wire):
-            hashed.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
-        checksum[at] = [zlib.crc32(matrix.tobytes()) for matrix in wire]
-        off = wire * ~np.eye(wire.shape[1], dtype=bool)
-        sums[0, at] = wire.sum(axis=(1, 2))
-        sums[1, at] = off.sum(axis=(1, 2))
-        sums[2, at] = _largest(off)
-        sums[3, at] = _largest(wire)
-        members = np.array([groups[g] for g in group[at]], np.int64)
-        np.add.at(rank_bytes, members, wire.sum(axis=2))
-        for draft in drafts.values():
-            draft.take(at, members, wire)
-
-    return Plan(
-        source=trace.name,
-        world=trace.meta.world,
-        groups=groups,
-        sites=trace.sites,
-        occurrence=chosen,
-        iteration=trace.occurrences.iteration[chosen],
-        site=site,
-        total_bytes=sums[0],
-        network_bytes=sums[1],
-        bottleneck_bytes=sums[2],
-        largest_bytes=sums[3],
-        rank_bytes=rank_bytes,
-        checksum=checksum,
-        digest=hashed.hexdigest(),
-        left_out=_left_out(trace, iterations),
-        programs={r: d.program for r, d in drafts.items()},
-    )
-
-
-class _Draft:
-    """A rank's program while its bytes are being read."""
-
-    def __init__(self, program: Program, slot: Int64) -> None:
-        self.program = program
-        self._slot = slot  # [n] place of an operation in the program, -1 for none
-
-    def take(self, at: Int64, members: Int64, wire: Int64) -> None:
-        """Copy this rank's row and column of some operations' matrices."""
-        rank = self.program.rank
-        here, member = np.nonzero(members == rank)
-        place = self.program.first[self._slot[at[here]]]
-        into = place[:, None] + np.arange(wire.shape[1])
-        self.program.send_bytes[into] = wire[here, member, :]
-        self.program.receive_bytes[into] = wire[here, :, member]
-
-
-def _draft(
-    trace: Trace, chosen: Int64, group: Int32, width: Int64, rank: int
-) -> _Draft:
-    slot = np.full(len(trace.occurrences), -1, np.int64)
-    slot[chosen] = np.arange(len(chosen))
-    operation = slot[trace.order(rank)]
-    operation = operation[operation >= 0]
-    first = np.concatenate([[0], np.cumsum(width[operation])]).astype(np.int64)
-    place = np.full(len(chosen), -1, np.int64)
-    place[operation] = np.arange(len(operation))
-    program = Program(
-        rank=rank,
-        operation=operation,
-        group=group[operation],
-        first=first,
-        send_bytes=np.zeros(first[-1], np.int64),
-        receive_bytes=np.zeros(first[-1], np.int64),
-    )
-    return _Draft(program, place)
-
-
-def _matrices(
-    trace: Trace,
-    chosen: Int64,
-    width: Int64,
-    groups: tuple[tuple[int, ...], ...],
-    group: Int32,
-) -> Iterator[tuple[Int64, Int64]]:
-    """Positions and matrices ``[b, W, W]`` of all operations, ranks ascending."""
-    ascending = [np.argsort(g.ranks) for g in trace.groups]
-    for size in np.unique(width):
-        same = np.flatnonzero(width == size)
-        step = max(1, _BLOCK_BYTES // (8 * int(size) ** 2))
-        for begin in range(0, len(same), step):
-            at = same[begin : begin + step]
-            wire = trace.wire(chosen[at])
-            if wire.min() < 0:
-                raise ReplayError(
-                    "bytes of an all-to-all cannot be negative, but the smallest in "
-                    f"{trace.name} is {int(wire.min())}: capture the run again"
-                )
-            into = np.array([ascending[g] for g in group[at]], np.int64)
-            wire = np.take_along_axis(wire, into[:, :, None], axis=1)
-            yield at, np.take_along_axis(wire, into[:, None, :], axis=2)
-
-
-def _largest(wire: Int64) -> Int64:
-    """Largest row or column sum of each matrix, ``[b]`` int64."""
-    largest: Int64 = np.maximum(
-        wire.sum(axis=2).max(axis=1), wire.sum(axis=1).max(axis=1)
-    )
-    return largest
-
-
-def _heading(trace: Trace, groups: tuple[tuple[int, ...], ...]) -> bytes:
-    sites = [
-        (s.group, s.operation, s.phase, s.layer, s.direction, s.slot)
-        for s in trace.sites
-    ]
-    return repr((trace.meta.world, groups, sites)).encode()
-
-
-def _refuse_other_world(trace: Trace, world: int | None) -> None:
-    if world is not None and world != trace.meta.world:
-        raise ReplayError(
-            "a trace is replayed on as many ranks as it has, but "
-            f"{trace.name} has {trace.meta.world} and there are {world}: "
-            f"start {trace.meta.world} ranks (--nproc {trace.meta.world})"
-        )
-
-
-def _chosen(trace: Trace, iterations: range | None) -> Int64:
-    chosen = trace.find(operation=ALL_TO_ALL, iterations=iterations, kind=None)
-    if not len(chosen):
-        when = trace.occurrences.iteration
-        have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
-        asked = (
-            f"iterations {iterations.start}:{iterations.stop} of "
-            if iterations is not None
-            else ""
-        )
-        raise ReplayError(
-            f"a replay needs at least one all-to-all, but {asked}{trace.name} "
-            f"holds none (its iterations: {have}): choose others with --iterations, or "
-            "capture with the hook installed"
-        )
-    missing = np.setdiff1d(chosen, trace.complete(chosen), assume_unique=True)
-    if len(missing):
-        first = int(trace.occurrences.iteration[missing].min())
-        begin = int(trace.occurrences.iteration[chosen].min())
-        site = trace.sites[int(trace.occurrences.site[missing[0]])]
-        one = missing[:1]
-        absent = np.flatnonzero(~trace.present(one)[0])
-        who = [trace.groups[site.group].ranks[m] for m in absent]
-        remedy = (
-            f"replay what is complete with --iterations {begin}:{first}"
-            if first > begin
-            else "choose other iterations with --iterations"
-        )
-        raise ReplayError(
-            "a replay needs every member of an all-to-all, but "
-            f"{len(missing)} of {len(chosen)} lack one (rank "
-            f"{', '.join(map(str, who))} in iteration "
-            f"{int(trace.occurrences.iteration[missing[0]])}): {remedy}"
-        )
-    return chosen
-
-
-def _left_out(trace: Trace, iterations: range | None) -> dict[str, int]:
-    every = trace.find(iterations=iterations, kind=None)
-    counts = np.bincount(trace.occurrences.site[every], minlength=len(trace.sites))
-    found: Counter[str] = Counter()
-    for site, count in zip(trace.sites, counts.tolist(), strict=True):
-        if count and site.operation not in (ALL_TO_ALL, ROUTING):
-            found[site.operation] += count
-    return dict(found)

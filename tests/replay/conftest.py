@@ -93,7 +93,8 @@ def make_trace(
     panels = {}
     for width in np.unique(size):
         mine = np.flatnonzero(size == width)
-        issue = when[mine] * 1_000_000 + np.array(clock)[which[mine]]
+        # each call ends, 20 ns later, before the next one is issued
+        issue = when[mine] * 10_000_000 + 30 * np.array(clock)[which[mine]]
         ranks = np.array([every[sites[s].group].ranks for s in which[mine]])
         gone = np.zeros(ranks.shape, bool)
         for rank, iteration in absent:
@@ -255,10 +256,15 @@ def replay_with(
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
-    """Run ``work(seat)`` on several ranks; returns what each returns or raises."""
+    """Run ``work(seat)`` on several ranks; returns what each returns or raises.
+
+    With ``ends`` ranks may end as they like, and nothing is returned.
+    """
     pids: list[int] = []
 
-    def run(world: int, work: Callable[[Seat], Any], **more: str) -> list[Any]:
+    def run(
+        world: int, work: Callable[[Seat], Any], *, ends: bool = False, **more: str
+    ) -> list[Any]:
         results = [tmp_path / f"result-{len(pids)}-{r}" for r in range(world)]
         store = tmp_path / f"store-{len(pids)}"
         mine = []
@@ -288,7 +294,7 @@ def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
                     pids.remove(pid)
             assert time.monotonic() < until, "ranks hang"
             time.sleep(0.01)
-        return [pickle.loads(r.read_bytes()) for r in results]
+        return [] if ends else [pickle.loads(r.read_bytes()) for r in results]
 
     yield run
     for pid in pids:

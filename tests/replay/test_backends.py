@@ -1,4 +1,4 @@
-"""What every backend must do.  A third party runs this file with its own name added."""
+"""The built-in backends conform, and what does not conform is told."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
-import numpy as np
 import pytest
 import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Seat
-from moetraffic.replay import backends, payload
+from moetraffic.replay import backends, process_groups
+from moetraffic.replay.backends import Call, run
+from moetraffic.replay.conformance import conform
 
 BACKENDS = [
     "gloo",
@@ -25,77 +26,76 @@ BACKENDS = [
             ),
         ],
     ),
+    pytest.param(
+        "ucc",
+        marks=pytest.mark.skipif(
+            not torch.distributed.is_ucc_available(), reason="needs a torch with UCC"
+        ),
+    ),
 ]
-GROUPS = [(0, 1, 2), (0, 2), (1,)]
-SIZES = [  # bytes from row to column, by operation
-    [[5, 100, 7], [33, 0, 1], [250_000, 8, 64]],  # uneven
-    [[0, 0, 0], [9, 0, 9], [0, 0, 0]],  # two ranks send nothing
-    [[0, 0, 0]] * 3,  # nobody sends anything
-    [[16, 16, 16]] * 3,  # even
-]
-
-
-def exchange(
-    moves: backends.Backend, rank: int, group: int, sizes: np.ndarray, number: int
-) -> tuple[payload.WrongByte | None, int, int]:
-    """One verified all-to-all of a group; begin and end as the backend told them."""
-    members = GROUPS[group]
-    me = members.index(rank)
-    sends, receives = sizes[me].tolist(), sizes[:, me].tolist()
-    out = np.empty(sum(sends), np.uint8)
-    payload.fill(out, source=rank, destinations=members, operation=number, sizes=sends)
-    send = torch.from_numpy(out).to(moves.device)
-    receive = torch.full((sum(receives),), 165, dtype=torch.uint8, device=moves.device)
-    begin, end = moves.all_to_all(group, receive, send, receives, sends)
-    wrong = payload.verify(
-        receive.cpu().numpy(),
-        destination=rank,
-        sources=members,
-        operation=number,
-        sizes=receives,
-    )
-    return wrong, begin, end
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_it_moves_exactly_the_bytes_and_tells_when(name, forked):
+def test_it_conforms(name, forked):
     def work(seat: Seat):
-        moves = backends.backend(name)
-        moves.start(seat, GROUPS, 30.0)
-        found = []
-        for number, sizes in enumerate(SIZES):
-            before = time.monotonic_ns()
-            told = exchange(moves, seat.rank, 0, np.array(sizes), number)
-            found.append((*told, before, time.monotonic_ns()))
-        # a pair of the three, and a rank alone
-        if seat.rank != 1:
-            pair = np.array([[1, 20], [300, 4]])
-            found.append((*exchange(moves, seat.rank, 1, pair, 9), 0, 1 << 62))
-        else:
-            alone = np.array([[77]])
-            found.append((*exchange(moves, seat.rank, 2, alone, 9), 0, 1 << 62))
-        moves.stop()
-        return found
+        return conform(backends.backend(name), seat)
 
-    for told in forked(3, work):
-        assert len(told) == len(SIZES) + 1
-        for wrong, begin, end, before, after in told:
-            assert wrong is None
-            # both clocks of a device are rounded to a microsecond
-            assert before - 1_000_000 <= begin <= end <= after
+    assert forked(3, work) == [[], [], []]
 
 
-@pytest.mark.parametrize("name", BACKENDS[:1])
-def test_a_rank_that_does_not_come_is_an_error_in_time(name, forked):
+class Careless(process_groups.Gloo):
+    """Loses the second half of a broadcast, and never adds up."""
+
+    def bind(self, call: Call):
+        launch = super().bind(call)
+        if call.kind == "all_reduce":
+            return lambda: None
+        if call.kind != "broadcast":
+            return launch
+
+        def half():
+            launch().wait()
+            call.receive[len(call.receive) // 2 :].fill_(0xA5)
+
+        return half
+
+
+def test_what_does_not_conform_is_told(forked):
     def work(seat: Seat):
-        moves = backends.backend(name)
-        moves.start(seat, GROUPS, 1.0)
+        return conform(Careless(), seat)
+
+    found = forked(3, work)
+    said = "\n".join(line for wrong in found for line in wrong)
+    assert "broadcast of 60 bytes in (0, 1, 2), started 1 times: byte 30 of 60" in said
+    assert "nothing was received there" in said
+    assert "all_reduce of 4096 bytes in (0, 1, 2)" in said
+    assert "of the sum of 3 ranks" in said
+    assert "all_to_all" not in said
+    assert "gather" not in said
+
+
+def test_two_ranks_are_too_few_for_a_trial():
+    with pytest.raises(ReplayError, match="3 ranks or more, but there are 2"):
+        conform(process_groups.Gloo(), Seat(0, 2, 0))
+
+
+def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
+    def work(seat: Seat):
+        moves = backends.backend("gloo")
+        moves.start(seat, [(0, 1, 2)], 1.0)
         if seat.rank == 2:
             time.sleep(2.5)
             return "late"
-        sizes = np.array(SIZES[0])
+        call = Call(
+            kind="all_to_all",
+            group=0,
+            send=moves.empty(30),
+            receive=moves.empty(30),
+            send_bytes=[10] * 3,
+            receive_bytes=[10] * 3,
+        )
         with pytest.raises(RuntimeError):
-            exchange(moves, seat.rank, 0, sizes, 0)
+            run(moves, call)
         return "told"
 
     assert forked(3, work) == ["told", "told", "late"]
@@ -103,30 +103,49 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(name, forked):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
-def test_nccl_runs_on_one_device(forked):
+@pytest.mark.parametrize("registered", [False, True])
+def test_nccl_runs_on_one_device(forked, registered):
     def work(seat: Seat):
-        moves = backends.Nccl()
+        moves = backends.backend("nccl", registered=registered)
         moves.start(seat, [(0,)], 60.0)
-        receive = torch.zeros(1000, dtype=torch.uint8, device=moves.device)
-        send = torch.full((1000,), 7, dtype=torch.uint8, device=moves.device)
-        begin, end = moves.all_to_all(0, receive, send, [1000], [1000])
+        call = Call(
+            kind="all_to_all",
+            group=0,
+            send=moves.empty(1000).fill_(7),
+            receive=moves.empty(1000),
+            send_bytes=[1000],
+            receive_bytes=[1000],
+        )
+        run(moves, call)
         moves.stop()
-        return int(receive.sum()), end - begin
+        return int(call.receive.sum())
 
-    ((total, took),) = forked(1, work)
-    assert total == 7000
-    assert took > 0
+    assert forked(1, work) == [7000]
 
 
 def test_nccl_without_enough_devices_says_so():
     seat = Seat(0, 1, torch.cuda.device_count())
     with pytest.raises(ReplayError, match=r"needs a CUDA device .* --backend gloo"):
-        backends.Nccl().start(seat, [(0,)], 1.0)
+        process_groups.Nccl().start(seat, [(0,)], 1.0)
+
+
+@pytest.mark.parametrize("name", ["mpi", "ucc"])
+def test_what_torch_was_built_without_is_refused(name):
+    there = getattr(torch.distributed, f"is_{name}_available")()
+    if there:
+        pytest.skip(f"this torch has {name}")
+    with pytest.raises(ReplayError, match="built without it"):
+        backends.backend(name).start(Seat(0, 1, 0), [(0,)], 1.0)
+
+
+def test_only_nccl_registers_buffers():
+    with pytest.raises(ReplayError, match=r"backend is gloo: choose --backend nccl"):
+        backends.backend("gloo", registered=True)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ReplayError, match=r"one of gloo, nccl.*, not 'ucc'"):
-        backends.backend("ucc")
+    with pytest.raises(ReplayError, match=r"one of gloo, nccl, mpi, ucc.*, not 'ib'"):
+        backends.backend("ib")
 
 
 class Foreign:
@@ -142,4 +161,4 @@ def test_an_installed_package_can_bring_one(monkeypatch):
     monkeypatch.setattr(backends, "entry_points", installed)
     monkeypatch.setattr(EntryPoint, "load", loaded)
     assert isinstance(backends.backend("foreign"), Foreign)
-    assert isinstance(backends.backend("gloo"), backends.Gloo)
+    assert isinstance(backends.backend("gloo"), process_groups.Gloo)

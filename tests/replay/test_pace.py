@@ -1,0 +1,230 @@
+"""Operations are issued when the capture says, on streams that overlap or follow."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay import make_plan
+from moetraffic.replay.backends import Call
+from moetraffic.replay.engine import Engine
+from moetraffic.replay.pace import Gaps, Pace, Schedule, pace, wait_until
+from moetraffic.replay.plan import UNKNOWN_GAP
+from moetraffic.replay.process_groups import Gloo
+from moetraffic.trace.model import UNKNOWN_TIME
+
+MS = 1_000_000
+
+
+def at_times(trace, when):
+    """The trace with ``when(site, iteration) -> (issue, end)`` ns of all ranks."""
+    every = trace.occurrences
+    new = {"issue": {}, "end": {}}
+    for name, panels in new.items():
+        for key in [k for k in trace.panels if k.startswith(f"{name}_")]:
+            rows = trace.rows_of(key)
+            width = trace.panels[key].shape[1]
+            times = np.zeros(trace.panels[key].shape, np.int64)
+            for o in np.flatnonzero(rows >= 0).tolist():
+                pair = when(trace.sites[every.site[o]], int(every.iteration[o]))
+                times[rows[o]] = pair[name == "end"]
+            panels[width] = times
+    return trace.replace(
+        issue=new["issue"], start=dict(new["issue"]), end=dict(new["end"])
+    )
+
+
+def spaced(site, iteration):
+    """A dispatch takes 1 ms, 4 ms later the combine begins; the all-reduce is last."""
+    places = {"dispatch": 5, "combine": 10, "": 1}
+    at = 40 * iteration + places[site.phase] + 15 * (site.layer == 3)
+    if site.operation == "all_reduce":
+        at = 40 * iteration + 35
+    return at * MS, (at + 1) * MS
+
+
+def beside(site, iteration):
+    """As ``spaced``, but the all-reduce goes on from first dispatch to last combine."""
+    if site.operation == "all_reduce":
+        return (40 * iteration + 5) * MS + 1, (40 * iteration + 27) * MS
+    return spaced(site, iteration)
+
+
+def run(forked, plan, how, world=2, backend=Gloo):
+    def work(seat):
+        moves = backend()
+        moves.start(seat, (*plan.groups, tuple(range(world))), 30.0)
+        begin = time.monotonic_ns()
+        timing = Engine(plan, seat.rank, moves, pace=how).run()
+        moves.stop()
+        return begin, timing
+
+    return forked(world, work)
+
+
+def test_gaps_and_predecessors_are_the_captured_ones(toy):
+    plan = make_plan(at_times(toy(iterations=(0, 1)), spaced))
+    program = plan.programs[1]
+    assert program.chained
+    assert program.after.tolist() == [*range(-1, 13)]
+    # count, dispatch, combine of layer 1, then of layer 3, then the all-reduce
+    each = [3, 4, 5, 3, 4, 9]
+    assert program.gap_ns.tolist() == [g * MS for g in [0, *each, 5, *each]]
+    issued = [1, 5, 10, 16, 20, 25, 35]
+    assert program.due_ns.tolist() == [
+        (t + 40 * i - 1) * MS for i in (0, 1) for t in issued
+    ]
+
+
+def test_what_the_capture_saw_overlap_may_overlap(toy):
+    plan = make_plan(at_times(toy(iterations=(0, 1)), beside))
+    program = plan.programs[0]
+    assert plan.streams == ("experts", "world")
+    assert not program.chained
+    (reduce, _) = np.flatnonzero(program.stream == 1)
+    # it waits for the count exchange alone, and nothing of its iteration waits for it
+    assert program.after[reduce] == 0
+    assert reduce not in program.after[:7].tolist()
+    first_of_next = np.flatnonzero(plan.iteration[program.operation] == 1)[0]
+    assert program.after[first_of_next] == reduce
+    assert program.waits.all()
+
+
+def test_unknown_times_leave_one_order_for_all_ranks(toy):
+    trace = toy(world=4, groups=[(0, 2), (3, 1)])
+    panels = {w: np.full(trace.panels[f"issue_{w}"].shape, UNKNOWN_TIME) for w in (2,)}
+    plan = make_plan(trace.replace(issue=panels))
+    for program in plan.programs.values():
+        assert set(program.gap_ns.tolist()) == {UNKNOWN_GAP}
+        assert set(program.after.tolist()) == {-1}
+    how = pace("captured")
+    with pytest.raises(ReplayError, match=r"needs the captured times.*--pace asap"):
+        how.refuse_unsuitable(plan, 0, device="cpu", timeout_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "stretch"), [("captured", 1.0), ("scaled:0.5", 0.5), ("scaled:2", 2.0)]
+)
+def test_at_a_pace_of_gaps_each_is_due_a_gap_after_what_it_waits_for(
+    toy, forked, text, stretch
+):
+    plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
+    for rank, (begin, timing) in enumerate(run(forked, plan, pace(text))):
+        program = plan.programs[rank]
+        due = timing.end[program.after[1:]] + np.rint(program.gap_ns[1:] * stretch)
+        assert (timing.due[1:] == due).all()
+        assert timing.due[0] >= begin
+        assert (timing.issue >= timing.due).all()
+        assert timing.end[-1] - timing.issue[0] >= program.gap_ns.sum() * stretch
+
+
+def test_as_soon_as_possible_nothing_is_due(toy, forked):
+    plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
+    for _, timing in run(forked, plan, Pace()):
+        assert set(timing.due.tolist()) == {UNKNOWN_TIME}
+        assert (timing.end >= timing.issue).all()
+        assert (timing.issue[1:] >= timing.end[:-1]).all()
+
+
+class Slow(Gloo):
+    """An all-reduce takes 60 ms longer here."""
+
+    def bind(self, call: Call):
+        launch = super().bind(call)
+        if call.kind != "all_reduce":
+            return launch
+
+        class Later:
+            def __init__(self, work):
+                self.work = work
+
+            def wait(self):
+                self.work.wait()
+                time.sleep(0.06)
+
+        return lambda: Later(launch())
+
+
+@pytest.mark.parametrize("text", ["asap", "captured"])
+def test_streams_overlap_and_iterations_do_not(toy, forked, text):
+    plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), beside))
+    for rank, (_, timing) in enumerate(run(forked, plan, pace(text), backend=Slow)):
+        program = plan.programs[rank]
+        when = plan.iteration[program.operation]
+        dense = program.stream == 1
+        assert (timing.end >= timing.issue).all()
+        for iteration in (0, 1):
+            (slow,) = np.flatnonzero(dense & (when == iteration))
+            others = np.flatnonzero(~dense & (when == iteration))
+            # exchanges go on while the all-reduce does, one after the other
+            inside = timing.end[others] < timing.end[slow]
+            assert inside.sum() >= 3
+            assert (timing.issue[others[1:]] >= timing.end[others[:-1]]).all()
+        assert timing.issue[when == 1].min() >= timing.end[when == 0].max()
+
+
+def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
+    plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
+    for rank, (_, timing) in enumerate(
+        run(forked, plan, pace("open-loop"), backend=Slow)
+    ):
+        program = plan.programs[rank]
+        due = timing.due - timing.due[0]
+        assert due.tolist() == (program.due_ns - program.due_ns[0]).tolist()
+        assert (timing.issue >= timing.due).all()
+        (slow, _) = np.flatnonzero(program.stream == 1)
+        # 60 ms are longer than the rest of the iteration: the next one is not late
+        assert timing.end[slow] > timing.issue[slow + 1]
+
+
+def test_operations_that_are_not_waited_for_all_have_ends(toy, forked):
+    plan = make_plan(at_times(toy(iterations=range(4), largest=100), beside))
+    for _, timing in run(forked, plan, pace("open-loop")):
+        assert (timing.end >= timing.issue).all()
+
+
+@given(wait_us=st.integers(-50, 1500))
+@settings(max_examples=12, deadline=None)
+def test_a_wait_never_ends_early(wait_us):
+    due = time.monotonic_ns() + 1000 * wait_us
+    for gaps in (Gaps.SLEEP, Gaps.SPIN):
+        assert wait_until(due, gaps) >= due
+
+
+def test_long_waits_show_that_the_rank_lives():
+    seen: list[int] = []
+    wait_until(time.monotonic_ns() + 250 * MS, Gaps.SLEEP, seen.append)
+    assert len(seen) >= 1
+
+
+@given(factor=st.floats(0.001, 1000))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+def test_a_pace_reads_what_it_writes(factor):
+    one = Pace(schedule=Schedule.SCALED, factor=float(f"{factor:g}"))
+    assert pace(str(one)) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fast", "scaled", "scaled:", "scaled:x", "asap:2", "scaled:0", "scaled:nan"],
+)
+def test_what_is_no_pace_is_refused(text):
+    with pytest.raises(ReplayError):
+        pace(text)
+
+
+def test_a_pace_that_cannot_be_kept_is_refused(toy):
+    plan = make_plan(at_times(toy(iterations=(0, 1)), spaced))
+    with pytest.raises(ReplayError, match=r"rank 0 pauses for 9 s: raise --timeout"):
+        pace("scaled:1000").refuse_unsuitable(plan, 0, device="cpu", timeout_s=5.0)
+    with pytest.raises(ReplayError, match=r"rank 0 pauses for 0\.01 s"):
+        pace("open-loop").refuse_unsuitable(plan, 0, device="cpu", timeout_s=0.005)
+    with pytest.raises(ReplayError, match="buffers are on cpu: choose --gaps spin"):
+        pace("captured", Gaps.GEMM).refuse_unsuitable(
+            plan, 0, device="cpu", timeout_s=60.0
+        )

@@ -1,0 +1,129 @@
+"""Bytes of dense operations are the ring's; long programs lie on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetraffic.patterns.algorithms import collective_matrix
+from moetraffic.patterns.collective import wire_bytes
+from moetraffic.replay import chain, course, make_plan, spool
+from moetraffic.replay.backends import Call
+from moetraffic.replay.engine import Engine
+from moetraffic.replay.plan import KINDS
+from moetraffic.replay.process_groups import Gloo
+from moetraffic.replay.sizes import buffers, moved, sizes
+from moetraffic.replay.spool import forget, room
+
+CUT = {"reduce_scatter", "scatter"}
+ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+
+
+@given(
+    kind=st.sampled_from([k for k in KINDS if k not in ("all_to_all", "barrier")]),
+    width=st.integers(2, 9),
+    size=st.integers(0, 10**9),
+)
+def test_bytes_are_those_of_the_ring_and_the_busiest_link_is_nccls(kind, width, size):
+    if kind in CUT:
+        size -= size % width
+    one = np.array([KINDS.index(kind)], np.int8)
+    network, busiest, largest = moved(
+        one, np.array([size]), np.array([width]), np.array([False])
+    )[:, 0].tolist()
+    # nccl-tests counts the whole array of what is gathered
+    whole = size * width if kind in ("all_gather", "gather") else size
+    assert largest == whole
+    pair = 2 if kind == "send_recv" else width
+    assert busiest == pytest.approx(float(wire_bytes(kind, pair, whole)), abs=1)
+    if kind != "send_recv" and size:
+        root = np.zeros(width, np.int64)
+        root[0] = size
+        volumes = root if kind == "scatter" else np.full(width, size)
+        assert network == collective_matrix(kind, volumes, "ring").sum()
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=8))
+def test_a_size_holds_what_each_member_gave_and_cuts_evenly(given_bytes):
+    nbytes = np.array([given_bytes], np.int64)
+    for kind in KINDS[1:]:
+        size = int(sizes(kind, nbytes)[0])
+        assert size >= max(given_bytes)
+        assert size < max(given_bytes) + len(given_bytes)
+        if kind in CUT:
+            assert size % len(given_bytes) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_what_is_sent_is_received(kind):
+    members, size = (0, 2, 5), np.array([90])
+    ends = np.array([2 if kind in ("broadcast", "scatter", "send_recv") else -1])
+    to = np.array([5 if kind in ("reduce", "gather", "send_recv") else -1])
+    both = [buffers(kind, size, np.array([3]), r, ends, to) for r in members]
+    send, receive = (np.array([b[i][0] for b in both]) for i in (0, 1))
+    if kind in ("all_reduce", "reduce", "broadcast"):  # in one buffer
+        assert (send.tolist(), receive.tolist()) == ([0] * 3, [90] * 3)
+    elif kind == "all_gather":
+        assert (receive == send.sum()).all()
+    elif kind == "reduce_scatter":
+        assert (receive.sum() == send).all()
+    else:
+        assert send.sum() == receive.sum()
+
+
+def test_large_arrays_lie_in_files_and_keep_what_they_hold(monkeypatch):
+    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", 1 << 10)
+    small, large = room(10, np.int64, -1), room((3, 1000), np.int64, -1)
+    assert not isinstance(small, np.memmap)
+    assert isinstance(large, np.memmap)
+    assert (large == -1).all()
+    large[1] = np.arange(1000)
+    forget(large)
+    forget(small)
+    assert large[1].tolist() == list(range(1000))
+
+
+def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
+    toy, forked, monkeypatch
+):
+    trace = toy(iterations=range(12))
+    whole = make_plan(trace)
+    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", 64)
+    for module in (course, chain):
+        monkeypatch.setattr(module, "PREPARED", 8)
+        monkeypatch.setattr(module, "BLOCK", 8)
+    plan = make_plan(trace)
+    assert isinstance(plan.programs[0].send_bytes, np.memmap)
+    for rank in (0, 1):
+        a, b = whole.programs[rank], plan.programs[rank]
+        assert (a.send_bytes == b.send_bytes).all()
+        assert (a.receive_bytes == b.receive_bytes).all()
+
+    class Noting(Gloo):
+        def __init__(self):
+            super().__init__()
+            self.bound = []
+
+        def bind(self, call: Call):
+            self.bound.append((call.kind, call.send_bytes, call.receive_bytes))
+            return super().bind(call)
+
+    def work(seat):
+        moves = Noting()
+        moves.start(seat, (*plan.groups, (0, 1)), 30.0)
+        timing = Engine(plan, seat.rank, moves).run()
+        moves.stop()
+        return moves.bound, timing
+
+    for rank, (bound, timing) in enumerate(forked(2, work)):
+        program = whole.programs[rank]
+        meeting = ("all_to_all", [1, 1], [1, 1])
+        bound.remove(meeting)
+        assert bound == [
+            (KINDS[program.kind[n]], list(program.sends(n)), list(program.receives(n)))
+            for n in range(len(program))
+        ]
+        assert (timing.issue[1:] >= timing.end[:-1]).all()
+        assert (timing.end >= timing.issue).all()
