@@ -1,0 +1,115 @@
+"""What a scale does to the bytes of a trace's all-to-alls: kept, moved inside, lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+
+import numpy as np
+
+from moetraffic.report.units import byte_size
+from moetraffic.trace.model import Int64
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """Sums over all matrices that went through a scale, bytes, exact.
+
+    They balance: ``captured + from_peers + by_mean = left_out + self_left_out + kept``
+    and ``kept = between + inside``; what is sent is ``kept`` times the factor, plus
+    ``rounding``.
+    """
+
+    factor: Fraction = Fraction(1)
+    captured: int = 0  # in the trace, also what ranks kept for themselves
+    captured_inside: int = 0  # of these, what ranks kept
+    from_peers: int = 0  # completed from other phases
+    by_mean: int = 0  # completed by a mean
+    left_out: int = 0  # to or from ranks that are left out
+    self_left_out: int = 0  # what ranks would send themselves, left out when asked
+    between: int = 0  # between different ranks of the replay
+    inside: int = 0  # from ranks of the replay to themselves
+    folded: int = 0  # between ranks that are kept, now inside one
+    spread: int = 0  # inside a rank that is kept, now between several
+    sent: int = 0  # what the replay moves, after the factor
+    matrices: int = 0
+
+    def take(
+        self, *, captured: Int64, known: Int64, moved: Int64, kept: Int64, sent: Int64
+    ) -> None:
+        """Count some matrices at every stage.
+
+        Parameters
+        ----------
+        captured
+            ``[b, W, W]`` as in the trace.
+        known
+            ``[b, w, w]`` completed, of the members that are kept.
+        moved
+            ``[b, W', W']`` between ranks of the replay.
+        kept
+            The same, without what is left out of the diagonal.
+        sent
+            The same, times the factor.
+        """
+        inside = _diagonal(moved)
+        before = _diagonal(known)
+        self.matrices += len(captured)
+        self.captured += int(captured.sum())
+        self.captured_inside += _diagonal(captured)
+        self.self_left_out += int(moved.sum()) - int(kept.sum())
+        self.inside += _diagonal(kept)
+        self.between += int(kept.sum()) - _diagonal(kept)
+        self.folded += max(0, inside - before)
+        self.spread += max(0, before - inside)
+        self.sent += int(sent.sum())
+
+    @property
+    def kept(self) -> int:
+        """Bytes that the replay moves, before the factor."""
+        return self.between + self.inside
+
+    @property
+    def rounding(self) -> Fraction:
+        """What rounding adds to, or takes from, the factor's exact product."""
+        return self.sent - self.factor * self.kept
+
+    def lines(self) -> tuple[str, ...]:
+        """The ledger in sentences for people."""
+        lost = self.left_out + self.self_left_out
+        there = self.captured + self.from_peers + self.by_mean
+        told = [
+            f"bytes kept {_exactly(self.kept)} of {_exactly(there)} in "
+            f"{self.matrices} all-to-alls: {_exactly(self.between)} between ranks "
+            f"(captured {_exactly(self.captured - self.captured_inside)}), "
+            f"{_exactly(self.inside)} inside a rank",
+            f"bytes moved into ranks {_exactly(self.folded)}, out of ranks "
+            f"{_exactly(self.spread)}",
+            f"bytes lost {_exactly(lost)}: {_exactly(self.left_out)} of ranks that are "
+            f"left out, {_exactly(self.self_left_out)} of self traffic",
+        ]
+        if self.from_peers or self.by_mean:
+            told.append(
+                f"bytes completed {_exactly(self.from_peers)} from peers' records, "
+                f"{_exactly(self.by_mean)} by the mean"
+            )
+        if self.factor != 1:
+            told.append(
+                f"bytes sent {_exactly(self.sent)}: each cell times {self.factor}, to "
+                f"the nearest byte, halves up, which adds {float(self.rounding):+.1f} B"
+            )
+        return tuple(told)
+
+    def as_dict(self) -> dict[str, int | str]:
+        """The sums by name; the factor as a fraction in text."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**found, "factor": str(self.factor), "kept": self.kept}
+
+
+def _diagonal(wire: Int64) -> int:
+    return int(np.trace(wire, axis1=1, axis2=2).sum())
+
+
+def _exactly(count: int) -> str:
+    """Bytes for people, and exactly where that is something else."""
+    return f"{count} B" if count < 1000 else f"{byte_size(count)} ({count} B)"

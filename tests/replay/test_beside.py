@@ -1,0 +1,128 @@
+"""All-to-alls beside dense traffic: what the hook sees of it, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+
+import moetraffic.replay.conclusion  # noqa: F401 - once, not in each forked rank
+from moetraffic.capture import hook
+from moetraffic.capture.pipe import OPERATIONS
+from moetraffic.errors import ReplayError
+from moetraffic.replay.agreement import gather
+from moetraffic.replay.backends import backend
+from moetraffic.replay.companions_pairs import without
+from moetraffic.replay.companions_pattern import Alongside
+from moetraffic.replay.engine import Engine
+from moetraffic.replay.planning import make_plan
+from moetraffic.replay.verification import Depth, Verification
+
+LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
+
+
+class Notes:
+    """What a hook is told of: operation, members, bytes of the input."""
+
+    waiting = hook.Waiting()
+
+    def __init__(self):
+        self.calls = []
+        self.groups = {}
+
+    def put(self, record):
+        _, _, _, operation, name, *_, source, destination, size, _, _, sent, _ = record
+        self.calls.append(
+            (OPERATIONS[operation], self.groups[name], source, destination, size, sent)
+        )
+
+    def meet(self, group):
+        ranks = tuple(dist.get_process_group_ranks(group))
+        self.groups[group.group_name] = ranks
+
+    def before(self, tensor):
+        return None
+
+    def launched(self, *args):
+        pass
+
+    def failed(self, operation, error):
+        raise error
+
+
+def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
+    trace = toy(world=8, iterations=(0, 1), largest=300)
+    beside = Alongside(layout=LAYOUT, model="tiny")
+
+    def work(seat):
+        plan = make_plan(
+            trace,
+            dense=False,
+            ranks=(seat.rank,),
+            companions=beside.companions(seat.world),
+        )
+        moves, notes = backend("gloo"), Notes()
+        moves.start(seat, (*plan.groups, tuple(range(seat.world))), 60.0)
+        engine = Engine(plan, seat.rank, moves)
+        uninstall = hook.install(notes)
+        timing = engine.run()
+        uninstall()
+        gather(plan, seat.rank, moves, timing)
+        moves.stop()
+        program = plan.programs[seat.rank]
+        sends = (program.sends(n).tolist() for n in range(len(program)))
+        return notes.calls, [s for s in sends if s]
+
+    pattern = beside.pattern()
+    found = forked(8, work)
+    assert [f for f in found if isinstance(f, Exception)] == []
+    for rank, (calls, sends) in enumerate(found):
+        expected = Counter()
+        for event in pattern.program(rank):
+            call, members = event.call, pattern.group(event.call.group, rank)
+            if call.operation == "all_to_all" or len(members) == 1:
+                continue
+            # in each of two iterations
+            expected[(call.operation, members, *call.peers, call.size)] += 2
+        seen = Counter(c[:5] for c in calls if c[0] != "all_to_all")
+        assert seen == expected
+        # and the trace's own bytes, beside the byte by which ranks meet
+        exchanged = [c[5] for c in calls if c[0] == "all_to_all" and c[5] != [1] * 8]
+        assert exchanged == sends
+
+
+def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
+    summary = replay_with(
+        toy_file(world=4, largest=20_000),
+        alongside=Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny"),
+        pairs=3,
+        verify=Verification(depth=Depth.NONE),
+    )
+    found = summary.fidelity
+    assert found.pairs == 3
+    assert 0 < found.slowdown.low <= found.slowdown.value <= found.slowdown.high
+    assert "tp" in {p.label for p in found.parts if p.by == "stream"}
+
+
+def test_without_is_the_exchanges_alone(toy):
+    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    trace = toy(world=4, groups=[(0, 1), (2, 3)])
+    plan = make_plan(trace, companions=beside, dense=False)
+    alone = without(plan)
+    only = make_plan(trace, dense=False)
+    for rank, program in alone.programs.items():
+        want = only.programs[rank]
+        assert program.send_bytes.tolist() == want.send_bytes.tolist()
+        assert program.receive_bytes.tolist() == want.receive_bytes.tolist()
+        assert program.first.tolist() == want.first.tolist()
+        assert program.operation.tolist() == want.operation.tolist()
+        assert (program.stream == 0).all()
+        assert program.after.max() < len(program)
+    with pytest.raises(ReplayError, match="--alongside"):
+        without(only)
+
+
+def test_pairs_without_dense_traffic_are_refused(toy_file, replay_with):
+    with pytest.raises(ReplayError, match="replay both, with --alongside"):
+        replay_with(toy_file(world=2), pairs=2, dense=False)

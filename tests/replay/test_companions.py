@@ -1,0 +1,120 @@
+"""Dense companions have the bytes, groups and order of patterns/."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import LayoutError, ReplayError
+from moetraffic.patterns.algorithms import collective_matrix
+from moetraffic.patterns.traffic import traffic_matrix
+from moetraffic.replay.companions_pairs import schedule
+from moetraffic.replay.companions_pattern import Alongside
+
+LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("gpt2-large", LAYOUT),
+        ("tiny", LAYOUT),
+        ("tiny", f"{LAYOUT},library=moetraffic"),
+        ("gpt2-large", "tp=4,dp=2,zero=3"),
+        ("gpt2-large", "dp=8,zero=1,library=moetraffic"),
+    ],
+)
+def test_between_ranks_they_send_what_the_pattern_says(model, layout):
+    asked = Alongside(layout=layout, model=model)
+    found = asked.companions(8)
+    total = np.zeros((8, 8), np.int64)
+    for one in found.operations:
+        ranks = found.groups[one.group]
+        if one.kind == "send_recv":
+            total[one.sender, one.receiver] += one.size
+            continue
+        root = ranks.index(max(one.sender, one.receiver, ranks[0]))
+        volumes = np.full(len(ranks), one.size, np.int64)
+        total[np.ix_(ranks, ranks)] += collective_matrix(
+            one.kind, volumes, "ring", root=root
+        )
+    pattern = asked.pattern()
+    kinds = {e.call.traffic for p in pattern.programs for e in p} - {"EP"}
+    exchanged = traffic_matrix(pattern, traffic=sorted(kinds))
+    for call, group, times in pattern.calls(sorted(kinds)):
+        assert call.operation != "all_to_all" or not (exchanged, group, times)
+    np.testing.assert_array_equal(total, exchanged)
+
+
+def test_their_order_is_that_of_every_rank_but_for_messages():
+    asked = Alongside(layout=LAYOUT, model="gpt2-large")
+    found, pattern = asked.companions(8), asked.pattern()
+    for rank in range(8):
+        mine = [
+            (o.kind, found.group_kinds[o.group], o.size, o.site.layer)
+            for o in found.operations
+            if rank in found.groups[o.group] and o.kind != "send_recv"
+        ]
+        told = [
+            (e.call.operation, e.call.group, e.call.size, e.call.layer)
+            for e in pattern.program(rank)
+            if e.call.operation != "send_recv"
+            and len(pattern.group(e.call.group, rank)) > 1
+        ]
+        if pattern.grid.pp == 1:
+            assert mine == told
+        assert sorted(mine) == sorted(told)
+        # the last stage's order contradicts the first's at messages alone
+        for kind in {t[1] for t in told}:
+            assert [m for m in mine if m[1] == kind] == [
+                t for t in told if t[1] == kind
+            ]
+
+
+def test_every_group_runs_in_a_stream_of_its_kind():
+    found = Alongside(layout=LAYOUT, model="gpt2-large").companions(8)
+    by_kind = dict(zip(found.groups, found.group_kinds, strict=True))
+    assert by_kind[0, 1] == by_kind[6, 7] == "tp"
+    assert by_kind[0, 2] == "dp"
+    assert "pp" in found.group_kinds
+    assert "embedding" in found.group_kinds
+    assert all(o.site.group == o.group for o in found.operations)
+    assert all(o.size == max(o.site.constant) for o in found.operations)
+    assert len({replace(o.site, constant=()) for o in found.operations}) == len(
+        found.operations
+    )
+
+
+def test_the_identity_tells_models_and_layouts_apart():
+    told = {
+        Alongside(layout=layout, model=model).companions(8).identity
+        for layout in (LAYOUT, "tp=2,pp=2,dp=2,micro-batch=2", "tp=4,dp=2")
+        for model in ("gpt2-large", "gpt2-medium")
+    }
+    assert len(told) == 6
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp", "tp=x", "tp=2,tp=2", "colour=1", "", "recompute=most", "tp=-1"]
+)
+def test_a_layout_that_says_nothing_is_refused(layout):
+    with pytest.raises(ReplayError, match="tp=2,pp=2,dp=2 are two ranks"):
+        Alongside(layout=layout, model="tiny")
+
+
+def test_a_layout_of_other_ranks_is_refused():
+    with pytest.raises(ReplayError, match=r"replay's 4 ranks, but tp=2, dp=4 are 8"):
+        Alongside(layout="tp=2,dp=4", model="gpt2-large").companions(4)
+    with pytest.raises(ReplayError, match="raise tp, pp or dp"):
+        Alongside(layout="dp=1", model="gpt2-large").companions(1)
+    with pytest.raises(LayoutError, match="did you mean gpt2-large"):
+        Alongside(layout="dp=2", model="gpt2-lrge").companions(2)
+
+
+def test_pairs_alternate():
+    order = schedule(4)
+    assert order == (True, False, False, True) * 2
+    with pytest.raises(ReplayError, match="2 to 1000 pairs"):
+        schedule(1)

@@ -1,0 +1,210 @@
+"""What a dry run says: every operation, and what they take at the least."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import MoetrafficError, ReplayError
+from moetraffic.fabric.named import network
+from moetraffic.patterns.bandwidth import BandwidthTable, Sample
+from moetraffic.replay.__main__ import main
+from moetraffic.replay.companions_pattern import Alongside
+from moetraffic.replay.dry_run import Outlook, as_dict, foresee, rows
+from moetraffic.replay.planning import make_plan
+from moetraffic.replay.prospect import bounds, by_hockney, by_table, hockney_of, in_turn
+from moetraffic.replay.scale import Scaling
+from moetraffic.report.units import bytes_per_second
+
+RATE = 125e6  # bytes/s of 1Gbps
+
+
+def on(asked: str, ranks: int):
+    return network(asked, ranks, rate=bytes_per_second, capacity="1Gbps")
+
+
+def test_bounds_on_one_switch_are_the_busiest_ports_bytes(toy):
+    trace = toy(world=4, groups=[(0, 2), (3, 1)])
+    plan = make_plan(trace, dense=False)
+    found = bounds(trace, plan, on("single", 4))
+    np.testing.assert_allclose(found.operation_s, plan.bottleneck_bytes / RATE)
+    by_iteration = np.zeros((3, 4, 4), np.int64)
+    for n, occurrence in enumerate(plan.occurrence):
+        site = trace.sites[trace.occurrences.site[occurrence]]
+        ranks = list(trace.groups[site.group].ranks)
+        wire = trace.wire(np.array([occurrence]))[0]
+        by_iteration[plan.iteration[n]][np.ix_(ranks, ranks)] += wire
+
+    def busiest(matrix):
+        off = matrix * ~np.eye(4, dtype=bool)
+        return max(off.sum(axis=0).max(), off.sum(axis=1).max()) / RATE
+
+    assert found.whole_s == pytest.approx(busiest(by_iteration.sum(axis=0)))
+    assert found.iterations_s == pytest.approx(sum(map(busiest, by_iteration)))
+    in_order = max(
+        found.operation_s[plan.programs[r].operation].sum() for r in range(4)
+    )
+    assert found.whole_s <= found.iterations_s <= found.operations_s
+    assert found.operations_s >= in_order
+
+
+def test_an_oversubscribed_rack_raises_the_bound(toy, tmp_path):
+    trace = toy(world=4)
+    plan = make_plan(trace, dense=False)
+    free = bounds(trace, plan, on("single", 4))
+    asked = tmp_path / "racks.json"
+    asked.write_text(
+        json.dumps({"topology": "leaf-spine", "leaves": 2, "oversubscription": 8})
+    )
+    narrow = bounds(trace, plan, on(str(asked), 4))
+    assert (narrow.operation_s >= free.operation_s).all()
+    assert narrow.whole_s > free.whole_s
+
+
+def test_bounds_are_of_the_scaled_matrices(toy):
+    trace = toy(world=4, groups=[(0, 1, 2, 3)])
+    scale = Scaling(fold="2", self_traffic=False)
+    plan = make_plan(trace, dense=False, scale=scale.scale(trace))
+    found = bounds(trace, plan, on("single", 2), scale.scale(trace))
+    np.testing.assert_allclose(found.operation_s, plan.bottleneck_bytes / RATE)
+
+
+def test_bounds_count_dense_operations_as_rings(toy):
+    trace = toy(world=4, groups=[(0, 1), (2, 3)])
+    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    plan = make_plan(trace, companions=beside)
+    found = bounds(trace, plan, on("single", 4))
+    np.testing.assert_allclose(
+        found.operation_s, plan.bottleneck_bytes / RATE, rtol=1e-3
+    )
+    assert found.operations_s >= found.iterations_s >= found.whole_s > 0
+
+
+def test_hockneys_model_is_alpha_a_round_and_bytes_over_beta(toy):
+    plan = make_plan(toy(world=4, groups=[(0, 1, 2, 3)]), dense=False)
+    found = by_hockney(plan, hockney_of("10us,1GB/s"))
+    np.testing.assert_allclose(
+        found.operation_s, 3 * 10e-6 + plan.bottleneck_bytes / 1e9
+    )
+    assert found.total_s == pytest.approx(in_turn(plan, found.operation_s))
+    for text in ("10us", "10us,fast", "1,1GB/s"):
+        with pytest.raises(MoetrafficError):
+            hockney_of(text)
+
+
+def test_a_table_of_measurements_estimates_what_it_measured(toy):
+    plan = make_plan(toy(world=2), dense=False)
+    measured = [
+        Sample(
+            collective="all_to_all_v",
+            ranks=2,
+            span=1,
+            size_bytes=size,
+            time_us=5 + size / 100,
+        )
+        for size in (10, 100, 1000, 10_000)
+    ]
+    hosts = np.zeros(2, np.int64)
+    found = by_table(plan, BandwidthTable(measured), "bench.csv", hosts)
+    moved = plan.bottleneck_bytes > 0
+    wire = plan.bottleneck_bytes[moved]
+    np.testing.assert_allclose(
+        found.operation_s[moved], (5 + 2 * wire / 100) / 1e6, rtol=1e-6
+    )
+    assert not found.operation_s[~moved].any()
+
+
+def test_rows_are_the_whole_plan(toy):
+    trace = toy(world=4, groups=[(0, 2), (3, 1)])
+    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    plan = make_plan(trace, companions=beside)
+    found = foresee(trace, plan, Outlook(capacity="1Gbps", hockney="1us,1GB/s"))
+    table = list(rows(found))
+    sent = sum(sum(r["sends"]) for r in table)
+    received = sum(sum(r["receives"]) for r in table)
+    exchanges = plan.kind == 0
+    assert sent == received == plan.total_bytes[exchanges].sum()
+    assert all(r["rank"] in r["ranks"] for r in table)
+    assert {r["stream"] for r in table} >= {"experts", "tp", "dp"}
+    told = as_dict(found)
+    assert told["bounds"]["topology"] == "single switch"
+    assert sum(s["operations"] for s in told["streams"]) == len(plan)
+    for rank in told["ranks"]:
+        mine = plan.programs[rank["rank"]]
+        assert (rank["send_buffer_bytes"], rank["receive_buffer_bytes"]) == (
+            mine.buffer_bytes
+        )
+
+
+# ---- the command line ------------------------------------------------------------
+
+
+def test_a_dry_run_imports_no_torch_and_starts_no_rank(toy_file):
+    trace = toy_file(world=4)
+    code = (
+        "import sys; from moetraffic.replay.__main__ import main;"
+        f"code = main([{str(trace)!r}, '--dry-run', '--fold', '2', '--json']);"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["world"] == 2
+    assert any("fold of 4 ranks onto 2" in note for note in told["notes"])
+
+
+def test_programs_are_written_as_json_and_csv(toy_file, tmp_path, capsys):
+    trace = str(toy_file(world=2))
+    for name in ("plan.json", "plan.csv"):
+        path = tmp_path / name
+        assert main([trace, "--dry-run", "--program", str(path)]) == 0
+    whole = json.loads((tmp_path / "plan.json").read_text())
+    table = list(csv.DictReader((tmp_path / "plan.csv").open()))
+    assert len(whole["programs"]) == len(table) > 0
+    for row, cells in zip(whole["programs"], table, strict=True):
+        assert " ".join(map(str, row["sends"])) == cells["sends"]
+        assert row["name"] == cells["name"]
+    capsys.readouterr()
+    assert main([trace, "--dry-run", "--program", str(tmp_path / "plan.csv")]) == 2
+    assert "give --force" in capsys.readouterr().err
+
+
+def test_every_operation_is_shown_when_asked(toy_file, capsys):
+    trace = str(toy_file(world=2, iterations=(0, 1)))
+    assert main([trace, "--dry-run", "--verbose", "--layers", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("layer 3, dispatch") == 4  # ranks, iterations
+    assert "layer 1, dispatch" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--verbose"], "add --dry-run"),
+        (["--dry-run", "--program", "plan.txt"], ".json or .csv"),
+        (["--dry-run", "--hockney", "10us"], "give 10us,50GB/s"),
+        (["--dry-run", "--alongside", "tp=2"], "--model is missing"),
+        (["--dry-run", "--alongside", "tp=2,dp=4", "--model", "tiny"], "are 8"),
+        (["--bytes", "tenth"], "give x0.1"),
+        (["--fold", "1", "--nproc", "2"], "start 1 ranks"),
+        (["--pairs", "1"], "2 to 1000 pairs"),
+        (["--layers", "x"], "layers are numbers"),
+    ],
+)
+def test_wrong_use_is_one_sentence(toy_file, capsys, options, says):
+    assert main([str(toy_file(world=2)), *options]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_an_outlook_refuses_what_it_cannot_write(tmp_path):
+    with pytest.raises(ReplayError, match="does not exist"):
+        Outlook(program=tmp_path / "no" / "plan.csv")
