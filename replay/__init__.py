@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import Plan, Program, make_plan
+from .plan import Plan, Program
+from .planning import make_plan
 
 __all__ = ["Plan", "Program", "make_plan"]

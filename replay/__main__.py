@@ -8,39 +8,59 @@ sentence), 130 after Ctrl-C.
 from __future__ import annotations
 
 import enum
-import os
-import signal
 import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
-from moetraffic.errors import Interrupted, MoetrafficError
-from moetraffic.launch import Seat, current_rank, heartbeat
-from moetraffic.report.terminal import refuse, run, say
+from moetraffic.errors import ReplayError
+from moetraffic.launch import current_rank
+from moetraffic.report.terminal import run
 from moetraffic.trace.iterations import iteration_range
 
+from .companions_pattern import companions
 from .console import show, watching
-from .failure import RankError, first_line
+from .ending import to_the_end
 from .local import replay
+from .pace import Gaps, pace
+from .reports import write_reports
 from .request import Request
 from .result import Summary
-
-_FAILED = 2
+from .scale import Scaling
+from .scale_bytes import factor_of
+from .scale_map import numbers
+from .verification import Depth, Verification
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-class Verify(str, enum.Enum):
-    """Whether a pass before the timed one checks what arrives."""
+class SelfTraffic(str, enum.Enum):
+    """Whether ranks send themselves what falls on them, a copy in memory."""
 
-    FULL = "full"
-    OFF = "off"
+    KEEP = "keep"
+    DROP = "drop"
 
 
-@app.command()
+_MEETING = """
+Ranks on several hosts are started by torchrun or srun instead of --nproc, the same
+command on each host; one process is one rank, and rank 0 writes and tells.
+
+They meet at rank 0's host. torchrun sets it (--rdzv-endpoint HOST:PORT). Under srun it
+is the step's first host, with a port that follows from the job; MASTER_ADDR and
+MASTER_PORT, set for all ranks, say otherwise, and do for any other launcher that sets
+RANK, WORLD_SIZE and LOCAL_RANK. The port must be free, and reachable from all hosts;
+every rank needs the trace, at a path of its host.
+
+torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500
+-m moetraffic.replay run.h5 -o replayed.h5 --backend nccl
+
+srun --nodes 2 --ntasks-per-node 8 --kill-on-bad-exit=1 python -m moetraffic.replay
+run.h5 -o replayed.h5 --backend nccl
+"""
+
+
+@app.command(epilog=_MEETING)
 def command(
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
     out: Annotated[
@@ -52,60 +72,210 @@ def command(
         typer.Option(help="Ranks to start here.", show_default="the trace's"),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="gloo, nccl, or an installed one.")
+        str, typer.Option(help="gloo, nccl, mpi, ucc, or an installed one.")
     ] = "gloo",
     iterations: Annotated[
         str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
     ] = None,
+    # on which ranks, with which bytes, beside what
+    layers: Annotated[
+        str | None, typer.Option(help="Only layers of a list: 1,3:6.")
+    ] = None,
+    fold: Annotated[
+        str,
+        typer.Option(help="Fewer ranks: N, N:strided, or nodes: blocks are summed."),
+    ] = "",
+    expand: Annotated[
+        str,
+        typer.Option(help="More ranks: N, or N:experts: rows and experts are split."),
+    ] = "",
+    ranks: Annotated[
+        str, typer.Option(help="Only ranks of a list, renumbered: 0,4:8.")
+    ] = "",
+    rank_map: Annotated[
+        str,
+        typer.Option(help="Where each rank goes: a file, or 0,0,1,- (- leaves out)."),
+    ] = "",
+    nbytes: Annotated[
+        str, typer.Option("--bytes", help="All bytes times a factor: x0.1, x1/8.")
+    ] = "x1",
+    self_traffic: Annotated[
+        SelfTraffic, typer.Option(help="What a rank would send itself.")
+    ] = SelfTraffic.KEEP,
+    complete_missing: Annotated[
+        str,
+        typer.Option(help="Fill missing records by a rule: peers or mean."),
+    ] = "",
+    alongside: Annotated[
+        str,
+        typer.Option(help="Dense traffic of a layout beside it: tp=2,pp=2,dp=2."),
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="Whose dense traffic: a preset, see moetraffic models.")
+    ] = "",
+    pairs: Annotated[
+        int,
+        typer.Option(help="Passes with and without dense traffic, for a slowdown."),
+    ] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; start nothing.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --dry-run: every operation.")
+    ] = False,
+    program: Annotated[
+        Path | None,
+        typer.Option(help="With --dry-run: every operation, to a .json or .csv file."),
+    ] = None,
+    hockney: Annotated[
+        str, typer.Option(help="With --dry-run: an estimate by 10us,50GB/s.")
+    ] = "",
     verify: Annotated[
-        Verify,
-        typer.Option(help="Check every size and every byte in a pass before."),
-    ] = Verify.FULL,
+        Depth,
+        typer.Option(
+            help="In a pass before the timed one, check the bytes of all operations, "
+            "of a sample, or of none; sizes always."
+        ),
+    ] = Depth.FULL,
+    sample: Annotated[
+        float, typer.Option(help="Share of each site's operations in a sample.")
+    ] = Verification.share,
+    sample_seed: Annotated[int, typer.Option(help="What draws the sample.")] = 0,
     timeout: Annotated[
         float, typer.Option(help="Seconds that an operation may take.")
-    ] = 60.0,
+    ] = Request.timeout_s,
+    start_timeout: Annotated[
+        float, typer.Option(help="Seconds until all ranks must be ready.")
+    ] = Request.start_timeout_s,
+    # how it is driven
+    dense: Annotated[
+        bool, typer.Option(help="Replay what the trace holds beside all-to-alls.")
+    ] = True,
+    pace_name: Annotated[
+        str,
+        typer.Option(
+            "--pace", help="asap, captured (gaps), scaled:X (times X), open-loop."
+        ),
+    ] = "asap",
+    gaps: Annotated[
+        Gaps, typer.Option(help="Spend gaps so; gemm needs a CUDA device.")
+    ] = Gaps.SPIN,
+    dtype: Annotated[
+        str, typer.Option(help="Type in which all-reduces add up.")
+    ] = "float32",
+    warm_up: Annotated[
+        int, typer.Option(help="Iterations that run before, untimed.")
+    ] = 0,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="NCCL: an iteration as one CUDA graph.")
+    ] = False,
+    registered: Annotated[
+        bool, typer.Option("--registered", help="NCCL: register the buffers.")
+    ] = False,
+    capacity: Annotated[
+        str | None,
+        typer.Option(help="Of a rank's link, for the lower bound: 400Gbps, 50GB/s."),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Network for the lower bound: a name as in moetraffic fabric, or a "
+            "JSON file."
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        Path | None,
+        typer.Option(help="What moetraffic bench wrote, to hold the times against."),
+    ] = None,
+    fidelity: Annotated[
+        Path | None, typer.Option(help="JSON to write: how true the replay was.")
+    ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(help="Prometheus text file to keep up to date: run.prom."),
+    ] = None,
+    live: Annotated[
+        bool | None,
+        typer.Option(help="Show the ranks.", show_default="on a terminal"),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Put a trace's all-to-alls on the network again, and time them.
+    """Put a trace's traffic on the network again, and time it.
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
     seat = current_rank()
-    try:
+
+    def work() -> Summary | None:
         request = Request(
             trace=trace,
             out=out,
             backend=backend,
             iterations=iteration_range(iterations),
-            verify=verify is Verify.FULL,
+            layers=None if layers is None else numbers(layers, "layers"),
+            scaling=Scaling(
+                fold=fold,
+                expand=expand,
+                ranks=ranks,
+                rank_map=rank_map,
+                factor=factor_of(nbytes),
+                self_traffic=self_traffic is SelfTraffic.KEEP,
+                missing=complete_missing,
+            ),
+            alongside=companions(alongside, model),
+            pairs=pairs,
+            verify=Verification(depth=verify, share=sample, seed=sample_seed),
             timeout_s=timeout,
+            start_timeout_s=start_timeout,
             force=force,
+            dense=dense,
+            pace=pace(pace_name, gaps),
+            dtype=dtype,
+            warm_up=warm_up,
+            graphs=graphs,
+            registered=registered,
+            capacity=capacity,
+            topology=topology,
+            bandwidth=bandwidth,
+            fidelity=fidelity,
+            metrics=metrics,
         )
+        only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
+        if dry_run:
+            # what a network is made of takes long to import
+            from .dry_run import Outlook, tell
+
+            outlook = Outlook(
+                capacity=request.capacity,
+                topology=request.topology,
+                bandwidth=request.bandwidth,
+                hockney=hockney,
+                program=program,
+                verbose=verbose,
+                force=force,
+            )
+            if seat is None or seat.rank == 0:
+                tell(request, outlook, nproc=nproc, as_json=as_json)
+            return None
+        if any(only_dry.values()):
+            named = " and ".join(name for name, given in only_dry.items() if given)
+            raise ReplayError(
+                f"{named} is of a dry run: add --dry-run, or leave it out"
+            )
         if seat is None:
-            told: Summary | None = _start_ranks(request, nproc)
+            told: Summary | None = _start_ranks(request, nproc, live)
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
 
             told = run_rank(request, seat)
-    except Interrupted:
-        raise  # nobody failed
-    except MoetrafficError as error:
-        heartbeat.beat("error", *_place(error), **_fields(error))
-        if seat is None:
-            raise
-        return _give_up(error, seat)
-    except KeyboardInterrupt:
-        return _leave(128 + signal.SIGINT)
-    except Exception as error:
-        text = f"{type(error).__name__}: {first_line(error)}"
-        heartbeat.beat("error", message=text, cause="own")
-        if seat is None:
-            raise
-        traceback.print_exc()
-        return _leave(1)
+        if told is not None and summary is None:
+            write_reports(request, told)
+        return told
+
+    told = to_the_end(work, seat)
     if told is None:
         return 0  # rank 0 tells
     if summary is not None:
@@ -122,38 +292,11 @@ def main(arguments: list[str] | None = None) -> int:
     return run(app, arguments, "moetraffic replay")
 
 
-def _start_ranks(request: Request, nproc: int | None) -> Summary:
-    with watching() as watcher:
+def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Summary:
+    with watching(live=live, metrics=request.metrics) as watcher:
         return replay(
             request, nproc=nproc, on_plan=watcher.plan, on_event=watcher.event
         )
-
-
-def _give_up(error: MoetrafficError, seat: Seat) -> int:
-    """Say what this rank alone knows; what all ranks meet, the first of a host says."""
-    if not isinstance(error, RankError):
-        refuse(str(error))
-    elif error.cause != "peer" or seat.rank == 0:
-        say(f"moetraffic: {error}")
-    return _leave(_FAILED)
-
-
-def _place(error: MoetrafficError) -> tuple[str, ...]:
-    return (error.operation,) if isinstance(error, RankError) else ()
-
-
-def _fields(error: MoetrafficError) -> dict[str, Any]:
-    """What the supervisor needs to know of an error."""
-    if isinstance(error, RankError):
-        return {"message": error.reason, "cause": error.cause, "blames": error.rank}
-    return {"message": str(error), "cause": "own"}
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: torch may abort or hang where it takes down groups of lost ranks."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What ranks tell each other beside the traffic: plans, sizes, times.
+"""What ranks tell each other through the backend, beside the traffic: sizes, times.
 
 It all goes through the backend's own all-to-all, so a backend needs nothing else.
 """
 
 from __future__ import annotations
 
-import platform
-from collections import Counter
+import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .backends import Backend
+from moetraffic.trace.model import ALL_TO_ALL
+
+from .backends import Backend, Call, run
 from .failure import RankError, at
 from .payload import UInt8
-from .plan import Plan
-from .result import Timing
+from .plan import KINDS, Plan, Program
+from .timing import Timing
 
-_NODE_BYTES = 64
-_ROW_BYTES = 32  # of an operation's times
+_DIGEST_BYTES = 16
+_DIGESTED_ROWS = 4096  # operations digested at a time
+_ROW_BYTES = 40  # of an operation's times
 _GATHERED_ROWS = 1 << 18  # operations whose times travel in one exchange
 
 
@@ -52,7 +54,15 @@ def exchange(
     send = torch.from_numpy(np.concatenate(flat)).to(backend.device)
     size = sum(receive_bytes)
     receive = torch.empty(size, dtype=torch.uint8, device=backend.device)
-    backend.all_to_all(group, receive, send, receive_bytes, [len(p) for p in flat])
+    call = Call(
+        kind=ALL_TO_ALL,
+        group=group,
+        send=send,
+        receive=receive,
+        send_bytes=[len(p) for p in flat],
+        receive_bytes=receive_bytes,
+    )
+    run(backend, call)
     edges = [0, *np.cumsum(receive_bytes).tolist()]
     host = receive.cpu().numpy()
     return [host[a:b] for a, b in pairwise(edges)]
@@ -64,31 +74,89 @@ def meet(plan: Plan, backend: Backend) -> None:
     exchange(backend, len(plan.groups), [one] * plan.world, [1] * plan.world)
 
 
-def agree(plan: Plan, rank: int, backend: Backend) -> tuple[str, ...]:
-    """Make sure that all ranks have the same plan.
+def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
+    """Make sure, before first use, that members send what others expect, in one order.
 
-    Returns
-    -------
-    tuple of str
-        Each rank's host.
+    For each member, a rank digests what it will send it: operation and bytes, in its
+    program's order; and what it expects from it.  The digests travel once a group, so
+    it costs the same whether there are ten operations or a million.  Only where some
+    differ, all sizes are told one by one, and the first wrong one is named.
 
     Raises
     ------
     RankError
-        Naming the rank whose plan differs, and the first operation in which it does.
+        Naming the sender and the first operation of which its receiver has another
+        plan.
     """
-    node = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
-    own = np.frombuffer(bytes.fromhex(plan.digest) + node, np.uint8)
-    with at(rank, "the agreement on the plan"):
-        every = exchange(
-            backend, len(plan.groups), [own] * plan.world, [len(own)] * plan.world
+    program = plan.programs[rank]
+    wrong = 0
+    for group in np.unique(plan.group).tolist():
+        if rank not in plan.groups[group]:
+            continue
+        sends, expects = _digests(plan, program, group)
+        width = len(plan.groups[group])
+        with at(rank, "the agreement on sizes"):
+            told = exchange(backend, group, sends, [_DIGEST_BYTES] * width)
+        pairs = zip(told, expects, strict=True)
+        wrong += sum(t.tobytes() != e.tobytes() for t, e in pairs)
+    everyone = len(plan.groups)
+    flag = np.array([min(wrong, 255)], np.uint8)
+    with at(rank, "the agreement on sizes"):
+        flags = exchange(backend, everyone, [flag] * plan.world, [1] * plan.world)
+    if not any(int(f[0]) for f in flags):
+        return
+    uneven = np.diff(program.first) > 0
+    order = plan.checking_order(rank)
+    for n in order[uneven[order]].tolist():
+        compare_sizes(
+            plan,
+            rank,
+            backend,
+            int(program.operation[n]),
+            int(program.group[n]),
+            program.sends(n).tolist(),
+            program.receives(n).tolist(),
         )
-        digests = [e[:-_NODE_BYTES].tobytes().hex() for e in every]
-        if len(set(digests)) > 1:
-            raise _difference(plan, backend, digests)
-    return tuple(
-        e[-_NODE_BYTES:].tobytes().rstrip(b"\0").decode(errors="replace") for e in every
+    raise RankError(
+        "has the operations of a group in another order than its other members: give "
+        "every rank the same trace and the same version of moetraffic",
+        rank=rank,
+        operation="the agreement on sizes",
+        cause="mismatch",
     )
+
+
+def _digests(
+    plan: Plan, program: Program, group: int
+) -> tuple[list[UInt8], list[UInt8]]:
+    """Digests of what a rank sends to each member of a group, and expects from it."""
+    width = len(plan.groups[group])
+    sends, receives = (
+        [hashlib.blake2b(digest_size=_DIGEST_BYTES) for _ in range(width)]
+        for _ in range(2)
+    )
+    # a message has two of the members, and the plan tells both of them its size
+    shared = program.kind != KINDS.index("send_recv")
+    mine = np.flatnonzero((program.group == group) & shared)
+    for begin in range(0, len(mine), _DIGESTED_ROWS):
+        rows = mine[begin : begin + _DIGESTED_ROWS]
+        operation = program.operation[rows]
+        # what is no all-to-all has one size, which the plan tells everybody
+        uneven = program.first[rows + 1] > program.first[rows]
+        at_byte = program.first[rows[uneven], None] + np.arange(width)
+        for hashes, panel in (
+            (sends, program.send_bytes),
+            (receives, program.receive_bytes),
+        ):
+            size = np.repeat(plan.size[operation][:, None], width, axis=1)
+            size[uneven] = panel[at_byte]
+            for member, digest in enumerate(hashes):
+                pair = np.stack([operation, size[:, member]], axis=1)
+                digest.update(pair.astype("<i8").tobytes())
+    return tuple(
+        [np.frombuffer(h.digest(), np.uint8) for h in hashes]
+        for hashes in (sends, receives)
+    )  # type: ignore[return-value]
 
 
 def compare_sizes(
@@ -127,7 +195,7 @@ def gather(
 ) -> dict[int, Timing]:
     """All ranks' times on rank 0; the other ranks get nothing."""
     with at(rank, "the gathering of times"):
-        columns = [timing.operation, timing.issue, timing.start, timing.end]
+        columns = [timing.operation, timing.issue, timing.start, timing.end, timing.due]
         mine = np.stack(columns, axis=1).astype("<i8")
         everyone = len(plan.groups)
         count = np.array([len(mine)], "<i8")
@@ -148,33 +216,9 @@ def gather(
     found = {}
     for other, got in enumerate(pieces):
         whole = np.concatenate(got) if got else np.zeros(0, np.uint8)
-        table = whole.view("<i8").reshape(-1, 4).astype(np.int64)
-        operation, issue, start, end = table.T.copy()
-        found[other] = Timing(operation=operation, issue=issue, start=start, end=end)
+        table = whole.view("<i8").reshape(-1, 5).astype(np.int64)
+        operation, issue, start, end, due = table.T.copy()
+        found[other] = Timing(
+            operation=operation, issue=issue, start=start, end=end, due=due
+        )
     return found
-
-
-def _difference(plan: Plan, backend: Backend, digests: list[str]) -> RankError:
-    """All ranks come here together: find whose plan differs, and where."""
-    everyone, world = len(plan.groups), plan.world
-    common = Counter(digests).most_common(1)[0][1]
-    usual = next(d for d in digests if digests.count(d) == common)
-    other = next(r for r, d in enumerate(digests) if d != usual)
-    model = digests.index(usual)
-    own = plan.checksum.astype("<u4")
-    count = np.array([len(own)], "<i8")
-    told = exchange(backend, everyone, [count] * world, [8] * world)
-    lengths = [int(c.view("<i8")[0]) for c in told]
-    sums = exchange(backend, everyone, [own] * world, [4 * n for n in lengths])
-    a, b = sums[model].view("<u4"), sums[other].view("<u4")
-    both = min(len(a), len(b))
-    differ = np.flatnonzero(a[:both] != b[:both])
-    first = int(differ[0]) if len(differ) else both
-    return RankError(
-        f"has another plan than rank {model} ({lengths[other]} operations with digest "
-        f"{digests[other][:12]}, not {lengths[model]} with {usual[:12]}): give every "
-        "rank the same trace and the same --iterations",
-        rank=other,
-        operation=plan.name(first) if first < len(plan) else "the end of the plan",
-        cause="mismatch",
-    )

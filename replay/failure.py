@@ -17,11 +17,20 @@ _ORNAMENT = re.compile(r"^\[[^\]]*\.cc:\d+\] |[.] This is typically caused by .*
 class RankError(ReplayError):
     """A rank failed; the message completes the sentence "rank 2 at operation 7 ..."."""
 
-    def __init__(self, message: str, *, rank: int, operation: str, cause: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        operation: str,
+        cause: str,
+        spokesman: int = 0,
+    ) -> None:
         super().__init__(message)
         self.rank = rank  # to blame: this rank, or the one that sent what is wrong
         self.operation = operation
         self.cause = cause  # "mismatch", "own" or "peer", as in heartbeat.beat
+        self.spokesman = spokesman  # the rank that says what all of them know
 
     @property
     def reason(self) -> str:

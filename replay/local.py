@@ -5,7 +5,6 @@ Nothing here imports torch, which takes seconds: only the ranks do.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Event, Outcome, launch
 from moetraffic.trace.trace import Trace
 
-from .plan import Plan, make_plan
+from .output import refuse_full_disk
+from .plan import Plan
+from .records import from_json
 from .request import Request
-from .result import Slow, Spread, Summary
-
-_START_S = 120.0  # to import torch, read the trace and meet, on a busy host
+from .result import Summary
 
 
 def replay(
@@ -52,27 +51,30 @@ def replay(
         Trace.open(request.trace) as trace,
         tempfile.TemporaryDirectory(prefix="moetraffic-") as folder,
     ):
-        planned = make_plan(trace, world=nproc, ranks=(), iterations=request.iterations)
+        planned = request.plan(trace, world=nproc, ranks=())
+        request.refuse_yardsticks(planned.world)
+        if request.out is not None:
+            ranks = trace.meta.world
+            refuse_full_disk(request.trace, planned, ranks, request.out)
         if on_plan is not None:
             on_plan(planned)
         told = Path(folder) / "summary.json"
 
         def name(rank: int, n: int) -> str:
-            """A rank's n-th operation, counted over the verifying and timed pass."""
-            own = make_plan(
-                trace, ranks=(rank,), iterations=request.iterations
-            ).programs[rank]
-            if n >= len(own) * (2 if request.verify else 1):
-                return "the gathering of times"
+            """A rank's n-th operation, counted over its passes."""
+            own = request.plan(trace, ranks=(rank,)).programs[rank]
+            if n >= len(own) * request.passes:
+                # done with them: the heartbeat names what it does then
+                return "a pass that is compared" if request.pairs else ""
             return planned.name(int(own.operation[n % len(own)]))
 
         outcome = launch(
             [sys.executable, "-m", "moetraffic.replay", *arguments(request, told)],
             ranks=planned.world,
-            start_deadline_s=max(_START_S, 2 * request.timeout_s),
+            start_deadline_s=request.start_timeout_s,
             # the ranks themselves time out first, and then say where
-            operation_deadline_s=1.5 * request.timeout_s + 2.0,
-            grace_s=min(3.0, request.timeout_s),
+            operation_deadline_s=request.silence_s,
+            grace_s=request.grace_s,
             on_event=on_event,
             namer=name,
         )
@@ -90,10 +92,23 @@ def arguments(request: Request, summary: Path) -> list[str]:
             "--iterations",
             f"{request.iterations.start}:{request.iterations.stop}",
         ]
+    line += request.changes()
     if request.force:
         line += ["--force"]
-    line += ["--verify", "full" if request.verify else "off"]
-    return [*line, "--timeout", str(request.timeout_s), "--summary", str(summary)]
+    line += request.driving()
+    for option, value in (
+        ("--capacity", request.capacity),
+        ("--topology", request.topology),
+        ("--bandwidth", request.bandwidth),
+    ):
+        if value is not None:
+            line += [option, str(value)]
+    checks = request.verify
+    line += ["--verify", checks.depth.value, "--sample", str(checks.share)]
+    line += ["--sample-seed", str(checks.seed)]
+    line += ["--timeout", str(request.timeout_s)]
+    line += ["--start-timeout", str(request.start_timeout_s)]
+    return [*line, "--summary", str(summary)]
 
 
 def refuse_failure(outcome: Outcome) -> None:
@@ -117,11 +132,4 @@ def refuse_failure(outcome: Outcome) -> None:
 
 def read_summary(path: Path) -> Summary:
     """The summary that rank 0 wrote."""
-    said = json.loads(path.read_text())
-    del said["kind"]
-    for name in ("time_us", "algbw_gbs", "busbw_gbs"):
-        said[name] = Spread(**said[name]) if said[name] else None
-    said["slowest"] = tuple(Slow(**slow) for slow in said["slowest"])
-    for name in ("nodes", "rank_bytes"):
-        said[name] = tuple(said[name])
-    return Summary(**said)
+    return from_json(Summary, path.read_text())

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+import moetraffic
 from moetraffic.launch import Seat, heartbeat
+from moetraffic.launch.machine import available_bytes
+from moetraffic.launch.watchdog import Watchdog
+from moetraffic.trace.format import VERSION
 from moetraffic.trace.trace import Trace
 
-from .agreement import agree, gather
+from .agreement import agree_on_sizes, gather
 from .backends import backend
+from .clocks import knots
+from .companions_pairs import without
+from .companions_passes import compare
 from .engine import Engine
 from .failure import at
-from .plan import make_plan
+from .meeting import Meeting
+from .output import WRITING, WRITING_S
 from .request import Request
-from .result import Summary, replayed, summarize
+from .result import Summary
+from .store import PLACE
 
 
 def run_rank(request: Request, seat: Seat) -> Summary | None:
@@ -24,46 +35,106 @@ def run_rank(request: Request, seat: Seat) -> Summary | None:
     MoetrafficError
         If the replay cannot start, or a rank failed in it.
     """
-    heartbeat.beat("start")
+    heartbeat.beat("start", "start-up")
+    torch.set_num_threads(1)
+    watchdog = Watchdog(
+        seat.rank,
+        start_s=request.start_timeout_s,
+        operation_s=request.silence_s,
+        grace_s=2 * request.grace_s,
+    )
+    if not heartbeat.supervised():
+        watchdog.start()
+    heartbeat.beat("start", PLACE)
+    meeting = Meeting(seat, request.start_timeout_s)
+    heartbeat.beat("start", "start-up")
+    with meeting.reporting(lambda: heartbeat.pulse().counted):
+        summary = _replay(request, seat, meeting, watchdog)
+    watchdog.stop()
+    heartbeat.beat("done")
+    return summary
+
+
+def _replay(
+    request: Request, seat: Seat, meeting: Meeting, watchdog: Watchdog
+) -> Summary | None:
     if seat.rank == 0:
         request.refuse_overwriting()
-    torch.set_num_threads(1)
-    moves = backend(request.backend)
+    moves = backend(request.backend, registered=request.registered)
     with Trace.open(request.trace) as trace:
-        planned = make_plan(
-            trace,
-            world=seat.world,
-            ranks=(seat.rank,),
-            iterations=request.iterations,
+        planned = request.plan(trace, world=seat.world, ranks=(seat.rank,))
+        program = planned.programs[seat.rank]
+        watchdog.namer = lambda n: planned.name(
+            int(program.operation[n % len(program)])
+        )
+        nodes = meeting.agree(
+            planned,
+            {
+                "moetraffic": moetraffic.__version__,
+                "format": str(VERSION),
+                "torch": torch.__version__,
+                **request.terms(),
+            },
         )
         everyone = tuple(range(seat.world))
-        with at(seat.rank, "the meeting of the ranks"):
+        with at(seat.rank, PLACE):
             moves.start(seat, (*planned.groups, everyone), request.timeout_s)
-        nodes = agree(planned, seat.rank, moves)
-        engine = Engine(planned, seat.rank, moves)
+        request.pace.refuse_unsuitable(
+            planned, seat.rank, device=moves.device.type, timeout_s=request.timeout_s
+        )
+        agree_on_sizes(planned, seat.rank, moves)
+        on_host = moves.device.type == "cpu"
+        meeting.announce(
+            pool="host" if on_host else str(moves.device),
+            needs=sum(program.buffer_bytes),
+            free=available_bytes()
+            if on_host
+            else torch.cuda.mem_get_info(moves.device)[0],
+        )
+        drive = partial(
+            Engine,
+            rank=seat.rank,
+            backend=moves,
+            pace=request.pace,
+            dtype=getattr(torch, request.dtype),
+            graphs=request.graphs,
+        )
+        engine = drive(planned)
         heartbeat.beat("ready")
-        if request.verify:
-            engine.verify()
-        times = gather(planned, seat.rank, moves, engine.run())
+        if request.passes > 1:
+            engine.verify(request.verify.chosen(planned))
+        engine.warm_up(request.warm_up)
+        timing = engine.run()
+        heartbeat.beat("step", "the gathering of times")
+        times = gather(planned, seat.rank, moves, timing)
+        pairs = []
+        if request.pairs:
+            counted = request.passes * len(program)
+            alone = drive(without(planned), passed=counted)
+            pairs = compare(
+                *(planned, seat.rank, moves),
+                beside=engine,
+                alone=alone,
+                pairs=request.pairs,
+            )
+        clocks = knots(planned, seat.rank, moves)
         summary = None
         if seat.rank == 0:
-            if request.out is not None:
-                replayed(
-                    trace,
-                    planned,
-                    times,
-                    backend=request.backend,
-                    nodes=nodes,
-                    torch_version=torch.__version__,
-                ).save(request.out, force=request.force)
-            summary = summarize(
+            heartbeat.beat("step", WRITING, within_s=WRITING_S)
+            # its imports take long, and the other ranks need none of it
+            from .conclusion import conclude
+
+            summary = conclude(
+                request,
+                trace,
                 planned,
                 times,
-                backend=request.backend,
                 nodes=nodes,
-                verified=request.verify,
-                out=str(request.out or ""),
+                torch_version=torch.__version__,
+                clocks=clocks,
+                scale=request.scaling.scale(trace),
+                pace=str(request.pace),
+                alone=pairs,
             )
     moves.stop()
-    heartbeat.beat("done")
     return summary

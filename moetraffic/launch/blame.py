@@ -42,6 +42,7 @@ class RankState:
     operation: str = ""  # what the last heartbeat named
     entered: int = 0  # operations entered and left: 2 n + 1 inside the n-th
     changed_s: float = 0.0  # last sign of life: time.monotonic()
+    within_s: float = 0.0  # silence that it announced then
     error: dict[str, Any] = field(default_factory=dict)  # fields of its "error" event
     ready: bool = False
     done: bool = False
@@ -80,7 +81,7 @@ class Blame:
 
 
 Namer = Callable[[int, int], str]
-"""Name of a rank's n-th operation."""
+"""Name of a rank's n-th operation; "" where it is past its last."""
 
 
 def verdict(
@@ -113,9 +114,11 @@ def _operation(state: RankState, namer: Namer | None) -> str:
     """What a rank was doing, or what it failed to begin."""
     if state.error.get("operation"):
         return str(state.error["operation"])
-    if namer is not None and state.ready:
-        return namer(state.rank, state.entered // 2)
-    return state.operation
+    if namer is None:
+        return state.operation
+    if not state.ready:
+        return state.operation or "start-up"
+    return namer(state.rank, state.entered // 2) or state.operation
 
 
 def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] | None:

@@ -9,7 +9,7 @@ Two channels lead to the supervisor, both inherited through the environment:
   operations entered and left.  Writing to it costs no system call, so it can tell of
   every single operation.
 
-Without these variables everything here does nothing.
+Without these variables nobody else is told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import select
 import stat
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 PIPE = "MOETRAFFIC_HEARTBEAT"
 COUNTERS = "MOETRAFFIC_COUNTERS"
@@ -32,11 +32,16 @@ LAST_WORDS = frozenset({"ready", "error", "done"})
 COUNTER_BYTES = 8
 """A rank's part of the file of counters."""
 
+_last = ("", "", time.monotonic(), 0.0)  # event, operation, when, announced silence
+_counted = memoryview(bytearray(COUNTER_BYTES)).cast("q")  # what counter() gave last
+
 _LONGEST_TEXT = 700  # characters of one field, so that a line fits the pipe
 _PATIENCE_S = 0.2
 
 
-def beat(event: str, operation: str = "", **fields: Any) -> None:
+def beat(
+    event: str, operation: str = "", *, within_s: float = 0.0, **fields: Any
+) -> None:
     """Tell the supervisor what this rank is doing.
 
     Never raises and never blocks the caller; the very few events in LAST_WORDS wait up
@@ -51,9 +56,16 @@ def beat(event: str, operation: str = "", **fields: Any) -> None:
         "own" (this rank's own fault) or "peer" (another rank did not answer).
     operation
         What it is doing, in the words of the last sentence that a user may read.
+    within_s
+        How long, at most, this rank will be silent now, where it does something that
+        takes long and tells nothing, such as writing a file; 0 for the usual.
     **fields
         Anything that JSON can hold; long texts are cut.
     """
+    global _last
+    _last = event, operation, time.monotonic(), within_s
+    if within_s:
+        fields["within_s"] = within_s
     fd = _pipe()
     if fd is None:
         return
@@ -79,20 +91,50 @@ def counter() -> memoryview:
     -------
     memoryview
         ``[1]`` int64: ``2 n + 1`` inside the n-th operation (from 0), ``2 n + 2``
-        after it.  Without a supervisor it is memory that nobody reads.
+        after it.  Without a supervisor only this process reads it: :func:`pulse`.
     """
+    global _counted
+    _counted = _mapped() or _unread()
+    return _counted
+
+
+def _mapped() -> memoryview | None:
+    """This rank's part of the supervisor's file, if there is one."""
     path, rank = os.environ.get(COUNTERS), _rank()
-    if path:
-        try:
-            with open(path, "r+b") as file:
-                mapped = mmap.mmap(file.fileno(), 0)
-        except (OSError, ValueError):
-            # the supervisor's folder is gone, so nobody reads the counters any more
-            return _unread()
-        if len(mapped) >= COUNTER_BYTES * (rank + 1):
-            own = memoryview(mapped)[COUNTER_BYTES * rank : COUNTER_BYTES * (rank + 1)]
-            return own.cast("q")
-    return _unread()
+    if not path:
+        return None
+    try:
+        with open(path, "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError):
+        # the supervisor's folder is gone, so nobody reads the counters any more
+        return None
+    if len(mapped) < COUNTER_BYTES * (rank + 1):
+        return None
+    return memoryview(mapped)[COUNTER_BYTES * rank : COUNTER_BYTES * (rank + 1)].cast(
+        "q"
+    )
+
+
+def supervised() -> bool:
+    """Whether a supervisor listens to this rank."""
+    return _pipe() is not None
+
+
+class Pulse(NamedTuple):
+    """The last sign of life that this process gave, for its own watchdog."""
+
+    event: str  # of the last heartbeat, "" before the first
+    operation: str
+    counted: int  # operations entered and left
+    beat_s: float  # time.monotonic() of the last heartbeat
+    within_s: float  # silence that it announced, 0 for none
+
+
+def pulse() -> Pulse:
+    """The last sign of life that this process gave."""
+    event, operation, beat_s, within_s = _last
+    return Pulse(event, operation, _counted[0], beat_s, within_s)
 
 
 def _unread() -> memoryview:

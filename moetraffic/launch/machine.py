@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from moetraffic.errors import LayoutError
@@ -12,6 +13,9 @@ from moetraffic.patterns.text import check as check_text
 
 MOST_RANKS = 4096
 """Of one host: more processes are a slip of the finger."""
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def refuse_unable(workload: Workload, *, ranks: int) -> None:
@@ -67,21 +71,45 @@ def _parted(lines: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _control_group() -> int | None:
-    root = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    """The least that this process's control group and those around it leave."""
+    known = []
+    for folder, limit, used in _groups():
         try:
-            most = int((root / limit).read_text())
-            now = int((root / used).read_text())
-            stat = (root / limit).with_name("memory.stat").read_text().split()
+            most = int((folder / limit).read_text())
+            now = int((folder / used).read_text())
+            stat = (folder / "memory.stat").read_text().split()
         except (OSError, ValueError):
             continue  # no limit ("max"), or no such version
         told = dict(zip(stat[::2], map(int, stat[1::2]), strict=False))
         cache = told.get("file", told.get("total_cache", 0))
-        return max(0, most - now + cache)
-    return None
+        known.append(max(0, most - now + cache))
+    return min(known, default=None)
+
+
+def _groups() -> Iterator[tuple[Path, str, str]]:
+    """Folders of the control groups that hold this process, with their files' names.
+
+    A container sees its own group as the root, whatever its path says.
+    """
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            root, names = _ROOT, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root = _ROOT / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *names
+            if folder == root:
+                break
 
 
 def _refuse_no_memory(needed: float) -> None:

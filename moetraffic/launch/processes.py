@@ -74,11 +74,7 @@ class RankProcess:
 
     def stopped(self) -> bool:
         """Whether a signal such as SIGSTOP has stopped it (Linux; else False)."""
-        try:
-            text = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False  # ended meanwhile, or a system without /proc
-        return text.rpartition(")")[2].split()[0] in ("T", "t")
+        return state_of(self.pid) == "stopped"
 
     def send(self, number: int) -> None:
         """Send a signal to the rank itself."""
@@ -118,6 +114,34 @@ class RankProcess:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return  # nothing of the group is left
+
+
+def state_of(pid: int) -> str:
+    """What a process of this host does: "running", "stopped" or "ended".
+
+    Where the system does not tell (no /proc), "running".
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended" if Path("/proc/self/stat").exists() else "running"
+    except OSError:
+        return "running"
+    letter = text.rpartition(")")[2].split()[0]
+    return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "ended"}.get(
+        letter, "running"
+    )
+
+
+def pid_namespace() -> str:
+    """In which process ids count; "" where the system does not tell.
+
+    Containers of one host may have the same host's name and other processes.
+    """
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _text(line: bytes) -> str:

@@ -125,8 +125,10 @@ class Watch:
         running = [s for s in self.states if s.exit_code is None]
         if now - self._began_s > start_s and not all(s.ready for s in running):
             return f" within {start_s:g} s of its start"
-        if any(s.ready and now - s.changed_s > operation_s for s in running):
-            return f" for {operation_s:g} s"
+        for s in running:
+            longest_s = max(operation_s, s.within_s)
+            if s.ready and now - s.changed_s > longest_s:
+                return f" for {longest_s:g} s"
         return ""
 
     def _look(self, now: float) -> list[RankProcess]:
@@ -136,7 +138,7 @@ class Watch:
         for state in self.states:
             if state.entered != counted[state.rank]:
                 state.entered = counted[state.rank]
-                state.changed_s = now
+                state.changed_s, state.within_s = now, 0.0
         for state, process in zip(self.states, self._processes, strict=False):
             if state.exit_code is None:
                 state.exit_code = process.poll()
@@ -181,6 +183,8 @@ class Watch:
         state.last_event = name
         state.operation = operation or state.operation
         state.changed_s = time.monotonic()
+        within_s = said.get("within_s", 0.0)
+        state.within_s = within_s if isinstance(within_s, (int, float)) else 0.0
         state.ready |= name in ("ready", "enter", "exit", "step")
         state.done |= name == "done"
         if name == "error":

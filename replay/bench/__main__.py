@@ -8,20 +8,17 @@ after Ctrl-C.
 from __future__ import annotations
 
 import csv
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from moetraffic.errors import Interrupted, MoetrafficError, ReplayError
-from moetraffic.launch import Event, Seat, current_rank, heartbeat
+from moetraffic.errors import ReplayError
+from moetraffic.launch import Event, Seat, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
-from moetraffic.replay.failure import RankError, first_line
+from moetraffic.replay.ending import to_the_end
 from moetraffic.report.terminal import refuse, run, say
 from moetraffic.trace.durable import refuse_output
 
@@ -29,7 +26,6 @@ from .local import measure
 from .result import ENDINGS, Bench, lines
 from .sweep import Sweep, matrix_rows, refuse_sweep, size_range
 
-_FAILED = 2
 _RANKS = 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -100,7 +96,8 @@ def command(
     Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
     """
     seat = current_rank()
-    try:
+
+    def work() -> Bench | None:
         if output is not None:
             _refuse(output, force, seat)
         if asked is not None:
@@ -123,28 +120,13 @@ def command(
         if seat is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
             refuse_sweep(sweep, ranks)
-            told: Bench | None = measure(sweep, ranks, on_event=_progress(as_json))
-        else:
-            # torch takes seconds to import, and the parent of the ranks needs none
-            from .rank import run_rank
+            return measure(sweep, ranks, on_event=_progress(as_json))
+        # torch takes seconds to import, and the parent of the ranks needs none
+        from .rank import run_rank
 
-            told = run_rank(sweep, seat)
-    except Interrupted:
-        raise  # nobody failed
-    except MoetrafficError as error:
-        _tell(error)
-        if seat is None:
-            raise
-        return _give_up(error, seat)
-    except KeyboardInterrupt:
-        return _leave(128 + signal.SIGINT)
-    except Exception as error:
-        text = f"{type(error).__name__}: {first_line(error)}"
-        heartbeat.beat("error", message=text, cause="own")
-        if seat is None:
-            raise
-        traceback.print_exc()
-        return _leave(1)
+        return run_rank(sweep, seat)
+
+    told = to_the_end(work, seat)
     if told is None:
         return 0  # rank 0 tells
     if result is not None:
@@ -245,36 +227,6 @@ def _progress(quiet: bool) -> Callable[[Event], None] | None:
             say(f"measured {done} of {of}")
 
     return None if quiet else note
-
-
-def _tell(error: MoetrafficError) -> None:
-    """Tell the supervisor what went wrong here."""
-    if isinstance(error, RankError):
-        heartbeat.beat(
-            "error",
-            error.operation,
-            message=error.reason,
-            cause=error.cause,
-            blames=error.rank,
-        )
-    else:
-        heartbeat.beat("error", message=str(error), cause="own")
-
-
-def _give_up(error: MoetrafficError, seat: Seat) -> int:
-    """Say what this rank alone knows; what all ranks meet, the first of a host says."""
-    if not isinstance(error, RankError):
-        refuse(str(error))
-    elif error.cause != "peer" or seat.rank == 0:
-        say(f"moetraffic: {error}")
-    return _leave(_FAILED)
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: torch may abort or hang where it takes down groups of lost ranks."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

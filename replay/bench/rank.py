@@ -13,7 +13,7 @@ import torch.distributed as dist
 import moetraffic
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.backends import BACKENDS
+from moetraffic.replay.backends import backend
 from moetraffic.replay.failure import at
 
 from .operations import ROOT, Operation
@@ -34,7 +34,7 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
     heartbeat.beat("start")
     refuse_sweep(sweep, seat.world)
     torch.set_num_threads(1)
-    moves = BACKENDS[sweep.backend]()
+    moves = backend(sweep.backend)
     with at(seat.rank, "the meeting of the ranks"):
         moves.start(seat, [tuple(range(seat.world))], sweep.timeout_s)
         nodes = _nodes(seat, moves.device)

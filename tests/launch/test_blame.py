@@ -116,7 +116,7 @@ def test_a_rank_that_was_not_ready_is_behind_one_that_was():
     unseen = rank(1, exit_code=-9, killed=True, ready=False)
     found = verdict([started, unseen], lambda r, n: f"operation {n}")
     assert found is not None
-    assert (found.rank, found.operation) == (1, "")
+    assert (found.rank, found.operation) == (1, "start-up")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""A rank that nobody supervises ends itself: at a deadline, and when it is told to.
+
+Under torchrun, srun or a batch system no process of ours watches a rank.  A blocking
+call of another library may ignore its own timeout (a TCPStore that meets a foreign
+program at its port waits for ever), and Python's signal handlers do not run in it.  A
+thread does both: it looks at the rank's pulse, and hears of signals through a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from . import heartbeat
+
+EXPIRED = 2
+"""Exit code of a rank that missed a deadline."""
+HEARD = (signal.SIGTERM,)
+"""Ignored by the interpreter for a moment, so that the rank can say where it is."""
+
+_LOOK_S = 0.5
+
+
+class Watchdog:
+    """Watches over this process from a thread until it is told to stop.
+
+    Parameters
+    ----------
+    rank
+        What the process is called.
+    start_s
+        Longest time to the "ready" heartbeat.
+    operation_s
+        Longest silence after it, where none is announced.
+    grace_s
+        Time that the process has to end by itself after a signal.
+    """
+
+    def __init__(
+        self, rank: int, *, start_s: float, operation_s: float, grace_s: float
+    ) -> None:
+        self._rank = rank
+        self._start_s, self._operation_s = start_s, operation_s
+        self._grace_s = grace_s
+        self._ready = False
+        self._done = threading.Event()
+        self._began_s = self._moved_s = time.monotonic()
+        self._pulse = heartbeat.pulse()
+        self._signals, self._heard = os.pipe()
+        self.namer: Callable[[int], str] | None = None  # of the n-th operation
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        """Begin; signals are heard if this is the main thread."""
+        for fd in (self._signals, self._heard):
+            os.set_blocking(fd, False)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._heard, warn_on_full_buffer=False)
+            for number in HEARD:
+                # taken note of; the wake-up pipe tells the thread at once
+                signal.signal(number, _nothing)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End: the process has done its work."""
+        self._done.set()
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
+            for number in HEARD:
+                signal.signal(number, signal.SIG_DFL)
+
+    def _watch(self) -> None:
+        end_s, number = float("inf"), 0
+        while not self._done.is_set():
+            if select.select([self._signals], [], [], _LOOK_S)[0]:
+                for heard in os.read(self._signals, 64):
+                    number = heard
+                    end_s = min(end_s, time.monotonic() + self._grace_s)
+            now_s = time.monotonic()
+            late = self._late(now_s)
+            if self._done.is_set():
+                return
+            if late:
+                self._end(late, EXPIRED)
+            if now_s >= end_s:
+                name = signal.Signals(number).name
+                self._end(f"was asked to end by {name}", 128 + number)
+
+    def _late(self, now_s: float) -> str:
+        """The deadline that this process has missed, in words, or ""."""
+        pulse = heartbeat.pulse()
+        if pulse != self._pulse:
+            self._pulse, self._moved_s = pulse, now_s
+            self._ready |= pulse.event not in ("", "start", "error")
+        if not self._ready:
+            if now_s - self._began_s > self._start_s:
+                return f"was not ready within {self._start_s:g} s of its start"
+            return ""
+        longest_s = max(self._operation_s, pulse.within_s)
+        if now_s - self._moved_s > longest_s:
+            return f"did not go on for {longest_s:g} s"
+        return ""
+
+    def _end(self, why: str, code: int) -> None:
+        pulse = self._pulse
+        name = pulse.operation
+        if self.namer is not None and self._ready and not name:
+            name = self.namer(pulse.counted // 2)
+        place = f" at {name}" if name else ""
+        try:
+            print(
+                f"moetraffic: rank {self._rank}{place} {why}: look at this rank's "
+                "host, or raise the timeout",
+                file=sys.stderr,
+                flush=True,
+            )
+        except OSError:
+            os._exit(code)  # nobody reads what it says
+        os._exit(code)
+
+
+def _nothing(_: int, __: FrameType | None) -> None:
+    """Let the watchdog deal with it."""

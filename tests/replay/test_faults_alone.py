@@ -1,0 +1,147 @@
+"""Ranks of torchrun, srun or a shell, which nobody supervises, name who failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from moetraffic.launch import heartbeat
+from moetraffic.replay import make_plan
+from moetraffic.replay.__main__ import main
+from moetraffic.trace.trace import Trace
+
+LENGTH = 21
+"""Operations of a rank of the toy trace, whatever its number of ranks."""
+
+
+class Tripwire:
+    """A rank's counter of operations, that does something before the n-th."""
+
+    def __init__(self, counter, n, then):
+        self.counter, self.at, self.then = counter, 2 * n + 1, then
+
+    def __getitem__(self, at):
+        return self.counter[at]
+
+    def __setitem__(self, at, value):
+        self.counter[at] = value
+        if value == self.at:
+            self.then()
+
+
+def at_operation(n: int, then) -> None:
+    """Make this rank do something when it enters its n-th operation of all passes."""
+    plain = heartbeat.counter
+    heartbeat.counter = lambda: Tripwire(plain(), n, then)  # type: ignore
+
+
+def named(trace: Trace, rank: int, n: int) -> str:
+    plan = make_plan(trace)
+    return plan.name(int(plan.programs[rank].operation[n]))
+
+
+@pytest.fixture
+def unsupervised(forked, tmp_path):
+    """Run ranks that are started one by one, with a fault in each; what each says."""
+
+    def run(path, fault, world=3, *, port=0, **options) -> list[str]:
+        if not port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+
+        def work(seat):
+            said = os.open(folder / str(seat.rank), os.O_CREAT | os.O_WRONLY)
+            os.dup2(said, 2)
+            arguments = [str(path)]
+            for name, value in {"timeout": 3, "start_timeout": 10, **options}.items():
+                arguments += [f"--{name.replace('_', '-')}", str(value)]
+            fault(seat.rank, arguments)
+            return main(arguments)
+
+        outside = {
+            "MOETRAFFIC_FILESTORE": "",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        forked(world, work, ends=True, **outside)
+        # torch writes warnings of its own between the sentences
+        return [
+            "".join(
+                re.findall("^moetraffic: .*\n", (folder / str(r)).read_text(), re.M)
+            )
+            for r in range(world)
+        ]
+
+    return run
+
+
+def test_without_a_supervisor_the_others_name_a_killed_rank(toy_file, unsupervised):
+    def fault(rank, arguments):
+        if rank == 0:
+            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    path = toy_file(world=3)
+    # with rank 0 the store is gone, through which the others would hear of each other
+    said = unsupervised(path, fault)
+    with Trace.open(path) as trace:
+        place = named(trace, 0, 20 % LENGTH)
+    assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
+
+    def other(rank, arguments):
+        if rank == 1:
+            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    said = unsupervised(path, other)
+    with Trace.open(path) as trace:
+        place = named(trace, 1, 20 % LENGTH)
+    assert said[0] == (
+        f"moetraffic: rank 1 at {place} ended without a word: it was killed, or "
+        "crashed\n"
+    )
+    assert said[2] == ""
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_without_a_supervisor_a_missing_file_is_told_to_all(
+    toy_file, unsupervised, lacking
+):
+    def fault(rank, arguments):
+        if rank == lacking:
+            arguments[0] = "/no/such/gone.h5"
+
+    said = unsupervised(toy_file(world=3), fault)
+    sentence = f"moetraffic: rank {lacking} at start-up failed: there is no file"
+    assert said[0].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"),
+    [("missing", "there is no file"), ("of two", "has 2 and there are 3: start 2")],
+)
+def test_what_no_rank_can_do_the_first_says(toy_file, unsupervised, trace, reason):
+    path = toy_file() if trace == "of two" else "/no/such/gone.h5"
+    said = unsupervised(path, lambda rank, arguments: None)
+    assert [one.count(reason) for one in said] == [1, 0, 0]
+
+
+def test_a_port_in_use_is_named_and_nobody_hangs(toy_file, unsupervised):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+
+        def fault(rank, arguments):
+            pass
+
+        said = unsupervised(toy_file(), fault, 2, port=port, start_timeout=2)
+    assert f"rank 0 at the meeting of the ranks cannot listen on port {port}" in said[0]
+    assert "set MASTER_PORT to a free one" in said[0]
+    assert "rank 1 at the meeting of the ranks was not ready within 2 s" in said[1]
