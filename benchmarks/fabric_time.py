@@ -19,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rate_limited import Hosts, hosts, limit, ranks
 
 from moetraffic import Trace
 from moetraffic.analysis.calibration import calibrated
@@ -33,8 +33,6 @@ from moetraffic.analysis.step_times import StepTimes
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.time_model import Configuration, MeasuredLinks, estimate
 
-NAME = f"moetraffic{os.getpid()}"
-BUCKET = ("burst", "256kb", "latency", "400ms")
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 REPEATS = 5
 QUIET = 0.2
@@ -81,91 +79,6 @@ def measure_collectives() -> None:
     dist.destroy_process_group()
 
 
-def command(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout
-
-
-@contextmanager
-def namespaces(number: int) -> Iterator[list[str]]:
-    """Ranks' namespaces, at one bridge; 10.77.0.1 and on."""
-    hub, made = f"{NAME}hub", [f"{NAME}r{rank}" for rank in range(number)]
-    try:
-        command("ip", "netns", "add", hub)
-        command("ip", "-n", hub, "link", "add", "br0", "type", "bridge")
-        command("ip", "-n", hub, "link", "set", "br0", "up")
-        for rank, name in enumerate(made):
-            command("ip", "netns", "add", name)
-            pair = ("name", "eth0", "netns", name, "type", "veth")
-            command(
-                *("ip", "link", "add", *pair),
-                *("peer", "name", f"p{rank}", "netns", hub),
-            )
-            command("ip", "-n", hub, "link", "set", f"p{rank}", "master", "br0", "up")
-            command(
-                *("ip", "-n", name, "addr", "add", f"10.77.0.{rank + 1}/24"),
-                *("dev", "eth0"),
-            )
-            for link in ("eth0", "lo"):
-                command("ip", "-n", name, "link", "set", link, "up")
-        yield made
-    finally:
-        for name in (*made, hub):
-            subprocess.run(
-                ["ip", "netns", "del", name], capture_output=True, check=False
-            )
-
-
-def limit(names: Sequence[str], rate_mbps: int) -> None:
-    """Limit each rank's link, each way."""
-    for rank, name in enumerate(names):
-        for space, link in ((name, "eth0"), (f"{NAME}hub", f"p{rank}")):
-            command(
-                *("tc", "-n", space, "qdisc", "replace", "dev", link, "root"),
-                *("tbf", "rate", f"{rate_mbps}mbit", *BUCKET),
-            )
-
-
-def ranks(names: Sequence[str], program: Sequence[str], port: int) -> str:
-    """Run one rank a namespace, two on a core; what the first one prints."""
-    cores = sorted(os.sched_getaffinity(0))
-    started = []
-    for rank, name in enumerate(names):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(names)),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(len(names)),
-            "MASTER_ADDR": "10.77.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-        }
-        core = cores[rank // 2 % len(cores)]
-        words = ["ip", "netns", "exec", name, "taskset", "-c", str(core), *program]
-        started.append(
-            subprocess.Popen(
-                words,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        said = [one.communicate(timeout=500) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    for one, (_out, err) in zip(started, said, strict=True):
-        if one.returncode:
-            raise OSError(f"a rank ended with {one.returncode}: {err[-2000:]}")
-    return said[0][0]
-
-
 def table(names: Sequence[str], port: int) -> list[Sample]:
     """Measured collectives of 2 and 4 ranks."""
     program = [sys.executable, __file__, "--measure"]
@@ -202,10 +115,9 @@ def quiet(measured: StepTimes) -> dict[str, float]:
     }
 
 
-def compare(
-    names: Sequence[str], rate: int, steps: int, folder: Path
-) -> list[dict[str, Any]]:
-    limit(names, rate)
+def compare(at: Hosts, rate: int, steps: int, folder: Path) -> list[dict[str, Any]]:
+    limit(at, rate)
+    names = at.names
     port = 20_000 + rate % 10_000
     links = MeasuredLinks(table=BandwidthTable(table(names, port)), gpus=1)
     out = []
@@ -257,10 +169,9 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     try:
-        with namespaces(4) as names, tempfile.TemporaryDirectory() as folder:
-            limit(names, 100)
+        with hosts(4) as at, tempfile.TemporaryDirectory() as folder:
             for rate in map(int, told.rates.split(",")):
-                rows += compare(names, rate, told.steps, Path(folder))
+                rows += compare(at, rate, told.steps, Path(folder))
     except (OSError, subprocess.TimeoutExpired) as error:
         print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
         return

@@ -1,52 +1,60 @@
-"""What a replay shows: a progress bar on a terminal, lines in a log, a table."""
+"""What a replay shows: its ranks on a terminal, lines in a log, tables at the end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TimeRemainingColumn,
-)
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
+from moetraffic.errors import ReplayError
 from moetraffic.launch import Event
 from moetraffic.report.terminal import Paper, say
 from moetraffic.report.units import byte_size
 
+from .fidelity import LATE_S
+from .fidelity_tables import tables
+from .metrics import progress_metrics, write_metrics
 from .plan import Plan
+from .progress import STAGES, Progress
+from .reports import common_labels
 from .result import Summary
 
 _LINE_EVERY_S = 10.0
+_METRICS_EVERY_S = 1.0
+_RANKS_SHOWN = 16
 _COLUMNS = ("min", "p50", "mean", "p90", "p99", "max")
-_STAGES = {"verify": "verifying", "replay": "replaying"}
 
 
 class Watcher:
-    """Shows how far the slowest rank is, from the ranks' heartbeats.
+    """Tells how far the ranks are, from their heartbeats.
 
     Parameters
     ----------
-    progress
-        The bar to move; None prints a line from time to time instead.
+    live
+        Where to draw; None prints a line from time to time instead.
+    metrics
+        Prometheus text file to keep up to date; None for none.
     """
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._done: dict[str, dict[int, int]] = {}
-        self._ranks = 1
-        self._tasks: dict[str, TaskID] = {}
-        self._said_s = time.monotonic()
+    def __init__(self, live: Live | None, metrics: Path | None = None) -> None:
+        self._live = live
+        self._metrics = metrics
+        self._labels: dict[str, str] = {}
+        self.progress = Progress(1)
+        self._said_s = self._wrote_s = time.monotonic()
 
     def plan(self, plan: Plan) -> None:
         """Announce what will be done, before it starts."""
-        self._ranks = plan.world
+        self.progress = Progress(plan.world)
+        self._labels = common_labels(plan.source)
         largest = int(plan.largest_bytes.max())
         note = (
             f"{len(plan)} operations of {plan.source}, "
@@ -54,46 +62,94 @@ class Watcher:
             f"buffers of up to 2 x {byte_size(largest)} a rank"
         )
         if plan.left_out:
-            others = ", ".join(f"{n} {name}" for name, n in plan.left_out.items())
-            note += f"; left out: {others}"
-        if self._progress is None:
+            note += f"; left out: {_counted(plan.left_out)}"
+        note = "\n".join((note, *plan.notes))
+        if self._live is None:
             say(note)
         else:
-            self._progress.console.print(note, highlight=False)
+            self._live.console.print(note, highlight=False)
 
     def event(self, event: Event) -> None:
         """Take in a heartbeat."""
-        stage, of = event.fields.get("stage"), event.fields.get("of")
-        done = event.fields.get("done")
-        if stage not in _STAGES or not isinstance(of, int) or not isinstance(done, int):
+        if not self.progress.take(event):
             return
-        ranks = self._done.setdefault(stage, dict.fromkeys(range(self._ranks), 0))
-        ranks[event.rank] = done
-        slowest = min(ranks.values())
-        if self._progress is not None:
-            if stage not in self._tasks:
-                self._tasks[stage] = self._progress.add_task(_STAGES[stage], total=of)
-            self._progress.update(self._tasks[stage], completed=slowest, total=of)
-        elif time.monotonic() - self._said_s > _LINE_EVERY_S:
-            self._said_s = time.monotonic()
-            say(f"{_STAGES[stage]}: {slowest} of {of} operations")
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(picture(self.progress))
+        elif now - self._said_s > _LINE_EVERY_S:
+            self._said_s = now
+            say(self.progress.line())
+        if self._metrics is not None and now - self._wrote_s > _METRICS_EVERY_S:
+            self._wrote_s = now
+            self._write(self._metrics)
+
+    def _write(self, path: Path) -> None:
+        told = self.progress
+        ranks = dict(enumerate(told.of_rank))
+        metrics = progress_metrics(
+            told.stage,
+            {r: own.done for r, own in ranks.items()},
+            {r: own.of for r, own in ranks.items()},
+            told.elapsed_s,
+        )
+        try:
+            write_metrics(path, metrics, self._labels)
+        except ReplayError as error:
+            # a full disk is no reason to stop; the end of the replay says it again
+            self._metrics = None
+            say(f"moetraffic: {error}")
 
 
 @contextmanager
-def watching() -> Iterator[Watcher]:
-    """A progress bar on stderr if that is a terminal, else lines."""
-    console = Paper(stderr=True)
-    if not console.is_terminal:
-        yield Watcher(None)
+def watching(
+    *, live: bool | None = None, metrics: Path | None = None
+) -> Iterator[Watcher]:
+    """A view of the ranks on stderr if that is a terminal, else lines.
+
+    Parameters
+    ----------
+    live
+        Whether to draw; None where stderr is a terminal.
+    metrics
+        See :class:`Watcher`.
+    """
+    console = Paper(stderr=True, force_terminal=live or None)
+    if not (console.is_terminal if live is None else live):
+        yield Watcher(None, metrics)
         return
-    columns = (
-        "[progress.description]{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    with Live(console=console, transient=True, refresh_per_second=4) as view:
+        yield Watcher(view, metrics)
+
+
+def picture(progress: Progress) -> Group:
+    """The pass that is on: all ranks, the rate, who is late, the slowest operation.
+
+    Of many ranks those that are furthest behind.
+    """
+    left_s = (progress.of - progress.done) / progress.rate if progress.rate else 0.0
+    head = Text(
+        f"{STAGES.get(progress.stage, 'starting')}  {progress.done} of {progress.of}"
+        + (f"  {progress.rate:.4g} a second" if progress.rate else "")
+        + (f"  {left_s:.0f} s left" if left_s else "")
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield Watcher(progress)
+    table = Table.grid(padding=(0, 1))
+    late = set(progress.late)
+    ranks = sorted(range(len(progress.of_rank)), key=progress.share)[:_RANKS_SHOWN]
+    for rank in sorted(ranks):
+        own = progress.of_rank[rank]
+        table.add_row(
+            f"rank {rank}",
+            ProgressBar(total=max(own.of, 1), completed=own.done, width=32),
+            f"{progress.share(rank):.0%}",
+            Text("behind", style="yellow") if rank in late else "",
+            f"{own.late_s * 1e3:.3g} ms late" if own.late_s > LATE_S else "",
+        )
+    parts: list[RenderableType] = [head, table]
+    if len(progress.of_rank) > _RANKS_SHOWN:
+        parts.append(Text(f"the {_RANKS_SHOWN} last of {len(progress.of_rank)} ranks"))
+    if progress.slowest:
+        parts.append(Text(f"slowest: {progress.slowest_us:.4g} us, {progress.slowest}"))
+    return Group(*parts)
 
 
 def show(summary: Summary) -> None:
@@ -102,15 +158,21 @@ def show(summary: Summary) -> None:
     table = Table(title=f"replay of {s.source}", title_justify="left", box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    checked = "every size and byte verified" if s.verified else "not verified"
+    checked = {
+        "full": "every size and byte verified",
+        "none": "every size verified, no bytes",
+    }.get(s.verified, f"every size verified, bytes of a {s.verified}")
     table.add_row(
         "operations",
-        f"{s.operations} all-to-alls of iterations {s.first_iteration} to "
+        f"{_counted(s.kinds)} of iterations {s.first_iteration} to "
         f"{s.last_iteration}, {checked}",
     )
+    if len(s.streams) > 1:
+        table.add_row("streams", f"{', '.join(s.streams)}, side by side")
+    for note in s.notes:
+        table.add_row("note", note)
     if s.left_out:
-        others = ", ".join(f"{n} {name}" for name, n in s.left_out.items())
-        table.add_row("left out", others)
+        table.add_row("left out", _counted(s.left_out))
     hosts = len(set(s.nodes))
     table.add_row(
         "ranks",
@@ -159,6 +221,16 @@ def show(summary: Summary) -> None:
     console = Paper(highlight=False, width=None if sys.stdout.isatty() else 120)
     for part in (table, figures, slowest):
         console.print(part, "")
+    if s.fidelity is not None:
+        console.print(tables(s.fidelity), "")
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    """How many of each kind, in words."""
+    return ", ".join(
+        f"{count} {name.replace('_', '-')}{'s' if count > 1 else ''}"
+        for name, count in kinds.items()
+    )
 
 
 def _figure(value: float) -> str:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
+from moetraffic.replay.completion import measure
 from moetraffic.replay.local import read_summary
-from moetraffic.replay.result import Timing, member_times, replayed, summarize
+from moetraffic.replay.replayed import replayed
+from moetraffic.replay.result import summarize
+from moetraffic.replay.timing import Timing
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -23,14 +26,29 @@ def timed(plan, took) -> dict[int, Timing]:
         lasts = np.array([took(rank, int(o)) for o in program.operation], np.int64)
         issue = 1000 + 10_000 * rank + np.concatenate([[0], np.cumsum(lasts)[:-1]])
         found[rank] = Timing(
-            operation=program.operation, issue=issue, start=issue, end=issue + lasts
+            operation=program.operation,
+            issue=issue,
+            start=issue,
+            end=issue + lasts,
+            due=np.full(len(lasts), UNKNOWN_TIME, np.int64),
         )
     return found
 
 
+def _at(timing: Timing, operation: int, name: str) -> int:
+    """One time of one operation."""
+    return int(getattr(timing, name)[timing.operation == operation][0])
+
+
 def summary_of(plan, times, **more):
     return summarize(
-        plan, times, backend="gloo", nodes=["a"] * plan.world, verified=True, **more
+        plan,
+        times,
+        measure(plan, times),
+        backend="gloo",
+        nodes=["a"] * plan.world,
+        verified="full",
+        **more,
     )
 
 
@@ -50,7 +68,7 @@ def test_for_an_even_exchange_busbw_is_nccls(toy, world):
     """nccl-tests: algbw = S/t and busbw = algbw (n-1)/n, S a rank's whole buffer."""
     trace = toy(world=world, iterations=(0,), layers=(0,))
     part = 5000
-    plan = make_plan(with_wire(trace, np.full((2, world, world), part)))
+    plan = make_plan(with_wire(trace, np.full((2, world, world), part)), dense=False)
     summary = summary_of(plan, timed(plan, lambda r, o: 2_000))
     algbw = world * part / 2e-6 / 1e9
     assert summary.algbw_gbs is not None
@@ -62,7 +80,7 @@ def test_for_an_even_exchange_busbw_is_nccls(toy, world):
 def test_for_an_uneven_exchange_busbw_is_the_busiest_links(toy):
     trace = toy(world=3, iterations=(0,), layers=(0,))
     wire = np.array([[[900, 10, 20], [5, 0, 0], [70, 300, 4]]] * 2)
-    plan = make_plan(with_wire(trace, wire))
+    plan = make_plan(with_wire(trace, wire), dense=False)
     summary = summary_of(plan, timed(plan, lambda r, o: 1_000 + r))
     assert summary.busbw_gbs is not None
     assert summary.algbw_gbs is not None
@@ -75,28 +93,33 @@ def test_for_an_uneven_exchange_busbw_is_the_busiest_links(toy):
 
 
 def test_an_operation_takes_as_long_as_its_slowest_member(toy):
-    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
-    # on operation o, member rank r needs 100 r + o us: rank 0 and 1 come last
+    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]), dense=False)
+    # on operation o, member rank r needs 100 r + o us; rank r begins 10 r us late
     times = timed(plan, lambda r, o: (100 * r + o) * 1000)
-    took, slow, fast = member_times(plan, times)
+    took = measure(plan, times)
     for n in range(len(plan)):
-        members = plan.groups[plan.sites[plan.site[n]].group]
-        assert took[n] == (100 * max(members) + n) * 1000
-        assert (slow[n], fast[n]) == (max(members), min(members))
+        members = plan.groups[plan.group[n]]
+        assert took.call_s[n] == pytest.approx((100 * max(members) + n) / 1e6)
+        assert took.slowest[n] == max(members)
+        issues = {r: _at(times[r], n, "issue") for r in members}
+        assert took.last[n] == max(issues, key=issues.__getitem__)
+        ends = [_at(times[r], n, "end") for r in members]
+        moved = max(ends) - max(issues.values())
+        assert took.transfer_s[n] == pytest.approx(moved / 1e9)
     summary = summary_of(plan, times)
-    assert summary.straggler in (0, 1)
+    assert summary.straggler in (2, 3)
     assert summary.straggler_share == 0.5
     assert summary.wall_s == pytest.approx(
         sum(100 * 3 + int(o) for o in plan.programs[3].operation) / 1e6
     )
-    assert summary.time_us.max == pytest.approx(took.max() / 1e3)
-    assert summary.time_us.p50 == pytest.approx(np.median(took) / 1e3)
-    assert [s.time_us for s in summary.slowest] == sorted(took / 1e3)[:-6:-1]
-    assert summary.slowest[0].operation == plan.name(int(took.argmax()))
+    assert summary.time_us.max == pytest.approx(took.call_s.max() * 1e6)
+    assert summary.time_us.p50 == pytest.approx(np.median(took.call_s) * 1e6)
+    assert [s.time_us for s in summary.slowest] == sorted(took.call_s * 1e6)[:-6:-1]
+    assert summary.slowest[0].operation == plan.name(int(took.call_s.argmax()))
 
 
 def test_ranks_alone_wait_for_nobody_and_cross_no_network(toy):
-    plan = make_plan(toy(world=2, groups=[(0,), (1,)]))
+    plan = make_plan(toy(world=2, groups=[(0,), (1,)]), dense=False)
     summary = summary_of(plan, timed(plan, lambda r, o: 1000))
     assert summary.straggler is None
     assert summary.busbw_gbs is None
@@ -107,7 +130,7 @@ def test_ranks_alone_wait_for_nobody_and_cross_no_network(toy):
 
 
 def test_the_summary_survives_its_json(toy, tmp_path):
-    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
+    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]), dense=False)
     summary = summary_of(plan, timed(plan, lambda r, o: 1000 + r + o), out="x.h5")
     path = tmp_path / "summary.json"
     path.write_text(summary.to_json())
@@ -115,7 +138,7 @@ def test_the_summary_survives_its_json(toy, tmp_path):
     said = json.loads(summary.to_json())
     assert said["kind"] == "moetraffic replay"
     assert said["operations"] == 36
-    assert said["left_out"] == {"all_reduce": 3}
+    assert said["kinds"] == {"all_to_all": 36}
 
 
 def test_the_replayed_trace_is_the_same_traffic_at_new_times(toy, tmp_path):

@@ -1,0 +1,152 @@
+"""Does a replay's time follow the lower bound of the network that it runs on?
+
+A run is captured on this machine; its expert all-to-alls are replayed as soon as
+possible on hosts that are network namespaces, one rank a host, over real TCP, at
+several rates of the hosts' links, and in two racks whose link carries a part of what
+their hosts may send.  Beside the time stands the least that the operations can take,
+one after another, on that network (port and cut bounds of each one's matrix).
+
+Headers of Ethernet, IP and TCP take 66 of 1514 bytes of a frame, and a token bucket
+counts them: 1.045 is what a full link gives.  Without the rights to make namespaces it
+says so and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from rate_limited import Hosts, hosts, limit, ranks
+
+from moetraffic import Trace
+
+HOSTS = 4
+BURST = "32kb"  # well below an operation's bytes: a bucket's content passes at once
+MODEL = (
+    *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "128"),
+    *("--micro-batch", "8", "--experts", "8", "--ffn", "64"),
+)
+
+
+def captured(folder: Path, iterations: int) -> Path:
+    """Expert all-to-alls of a run on real text, 4 ranks."""
+    run, alone = folder / "run.h5", folder / "exchanges.h5"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "moetraffic", "capture", "-o", str(run)),
+            *("--nproc", str(HOSTS), "--iterations", str(iterations), *MODEL),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with Trace.open(run) as trace:
+        phased = np.array([bool(s.phase) for s in trace.sites], bool)
+        exchanges = trace.find(operation="all_to_all")
+        trace.select(exchanges[phased[trace.occurrences.site[exchanges]]]).save(alone)
+    return alone
+
+
+def replayed(at: Hosts, trace: Path, network: dict[str, Any], port: int) -> Any:
+    """Replay with a rank a host; the figures that rank 0 prints."""
+    path = trace.with_name("network.json")
+    path.write_text(json.dumps(network))
+    words = [sys.executable, "-m", "moetraffic.replay", str(trace), "--json"]
+    return json.loads(ranks(at.names, [*words, "--topology", str(path)], port))
+
+
+def row(
+    at: Hosts, trace: Path, name: str, rate: float, oversubscription: float, port: int
+) -> dict[str, Any]:
+    # two racks: what half of the hosts may send, over the link between the racks
+    between = HOSTS / 2 * rate / oversubscription
+    limit(at, rate, between_mbps=between, burst=BURST)
+    network: dict[str, Any] = {"topology": "single", "capacity": f"{rate:g}Mbps"}
+    if at.racks == 2:
+        network |= {
+            "topology": "leaf-spine",
+            "leaves": 2,
+            "spines": 1,
+            "oversubscription": oversubscription,
+        }
+    told = replayed(at, trace, network, port)
+    every = told["fidelity"]["parts"][0]
+    measured, ratio = every["time_s"]["total"], every["over_bound"]
+    return {
+        "network": name,
+        "rate_mbps": rate,
+        "operations": told["operations"],
+        "verified": told["verified"],
+        "network_bytes": told["network_bytes"],
+        "measured_s": measured,
+        "bound_s": measured / ratio["value"],
+        "ratio": ratio["value"],
+        "ratio_low": ratio["low"],
+        "ratio_high": ratio["high"],
+        "busbw_gbs": every["busbw_gbs"],
+        "load": round(os.getloadavg()[0], 1),  # of all processes, on the cores
+    }
+
+
+def measure(rates: list[float], share: float, iterations: int) -> list[dict[str, Any]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        with hosts(HOSTS) as at:  # before the capture: it takes long
+            trace = captured(Path(folder), iterations)
+            for number, rate in enumerate(rates):
+                rows.append(row(at, trace, "one switch", rate, 1.0, 21_000 + number))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        with hosts(HOSTS, racks=2) as at:
+            name = f"two racks, {share:g}:1"
+            for number, rate in enumerate(rates):
+                rows.append(row(at, trace, name, rate, share, 22_000 + number))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'network':18} {'Mbit/s':>7} {'measured':>10} {'bound':>10}  ratio"]
+    for r in rows:
+        interval = ""
+        if r["ratio_low"] is not None:
+            interval = f" ({r['ratio_low']:.3f} to {r['ratio_high']:.3f})"
+        lines.append(
+            f"{r['network']:18} {r['rate_mbps']:7g} {r['measured_s']:8.3f} s "
+            f"{r['bound_s']:8.3f} s  {r['ratio']:.3f}{interval}"
+        )
+    return "\n".join(lines)
+
+
+def leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)  # through every finally
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--rates", default="50,100,200", help="Mbit/s, with commas")
+    asked.add_argument("--oversubscription", type=float, default=4.0)
+    asked.add_argument("--iterations", type=int, default=10)
+    asked.add_argument("--json", action="store_true")
+    told = asked.parse_args()
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        rows = measure(
+            [float(r) for r in told.rates.split(",")],
+            told.oversubscription,
+            told.iterations,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        return
+    print(json.dumps({"rows": rows}, indent=1) if told.json else table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What a live view and a log say of heartbeats."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from moetraffic.launch import Event
+from moetraffic.replay import make_plan
+from moetraffic.replay.console import Watcher, picture, watching
+from moetraffic.replay.progress import Progress
+
+
+def beat(
+    rank: int, done: object, of: int = 100, stage: str = "replay", **more
+) -> Event:
+    fields = {"stage": stage, "done": done, "of": of, **more}
+    return Event(rank=rank, event="step", operation="", fields=fields)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drawn(progress: Progress) -> str:
+    paper = io.StringIO()
+    Console(file=paper, width=100, force_terminal=False).print(picture(progress))
+    return paper.getvalue()
+
+
+def test_the_slowest_rank_the_rate_and_who_is_behind():
+    clock = Clock()
+    progress = Progress(3, clock)
+    assert drawn(progress).startswith("starting")
+    progress.take(beat(0, 0))
+    clock.now += 10
+    for rank, done in enumerate((60, 59, 20)):
+        told = {"slowest_us": 50.0 * rank, "slowest": f"layer {rank}", "late_s": 0.02}
+        assert progress.take(beat(rank, done, **told))
+    assert (progress.done, progress.of) == (20, 100)
+    assert progress.rate == pytest.approx((60 + 59 + 20) / 3 / 10)
+    assert progress.late == [2]
+    line = progress.line()
+    for part in ("replaying: 20 of 100", "behind: rank 2", "100 us, layer 2, rank 2"):
+        assert part in line
+    shown = drawn(progress)
+    for part in ("rank 0", "60%", "rank 2", "behind", "20 ms late", "left"):
+        assert part in shown
+
+
+def test_of_many_ranks_the_last_are_shown():
+    progress = Progress(64, Clock())
+    for rank in range(64):
+        progress.take(beat(rank, 100 - rank))
+    shown = drawn(progress)
+    assert "the 16 last of 64 ranks" in shown
+    assert "rank 63" in shown
+    assert "rank 0 " not in shown
+
+
+def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
+    clock = Clock()
+    progress = Progress(2, clock)
+    progress.take(beat(0, 90, stage="verify"))
+    clock.now += 50
+    progress.take(beat(0, 1))
+    assert progress.elapsed_s == 0
+    assert (progress.stage, progress.of_rank[0].done) == ("replay", 1)
+    assert not progress.take(beat(1, 95, stage="verify"))
+    assert progress.of_rank[1].done == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Event(rank=0, event="step", operation="", fields={}),
+        beat(0, "many"),
+        beat(0, 1, stage="dance"),
+        beat(7, 1),
+        beat(-1, 1),
+    ],
+)
+def test_what_is_no_progress_changes_nothing(wrong):
+    progress = Progress(2, Clock())
+    assert not progress.take(wrong)
+    assert progress.stage == ""
+
+
+def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
+    monkeypatch.setattr("moetraffic.replay.console._LINE_EVERY_S", -1.0)
+    plan = make_plan(toy(world=2), ranks=())
+    with watching() as watcher:
+        watcher.plan(plan)
+        watcher.event(beat(0, 7))
+    said = capsys.readouterr().err
+    assert f"{len(plan)} operations of trace" in said
+    assert "replaying: 0 of 100 operations" in said
+    assert "\x1b" not in said
+    with watching(live=True) as watcher:
+        assert isinstance(watcher, Watcher)
+        watcher.plan(plan)
+        watcher.event(beat(1, 9))
+    assert "rank 1" in capsys.readouterr().err
