@@ -37,7 +37,11 @@ MOST_TEXT = 1024
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 """Filters of HDF5 by their numbers."""
 
-KINDS = {"moetraffic": "a moetraffic trace", "moetraffic-segment": "a segment"}
+KINDS = {
+    "moetraffic": "a moetraffic trace",
+    "moetraffic-segment": "a segment",
+    "moetraffic-model": "a traffic model",
+}
 """The kinds of files, in words."""
 
 

@@ -1,0 +1,172 @@
+"""Speed of drawing counts, against numpy's multinomial, and what a large run takes.
+
+The second part streams a run to disk in a process of its own and tells its peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.generate import (
+    Dynamics,
+    Exchange,
+    RowSpread,
+    Scenario,
+    TrafficModel,
+    write_twin,
+)
+
+
+def model(
+    *, experts: int, layers: int, tokens: int, k: int, factors: int
+) -> TrafficModel:
+    """A model of the size of one that is fitted to 8 ranks, with made-up parameters."""
+    rng = np.random.default_rng(0)
+    shape = (layers, experts)
+    own = 0.1 * rng.standard_normal((1, *shape, factors)) / np.sqrt(factors)
+    return TrafficModel(
+        scenario=Scenario(
+            exchanges=tuple(
+                Exchange(layer=layer, row_bytes=4096, dtype="bfloat16")
+                for layer in range(layers)
+            ),
+            ranks=8,
+            experts=experts,
+            k=k,
+            tokens=tokens,
+            ep=8,
+            router="made up",
+            dispatch="dropless",
+        ),
+        dynamics=Dynamics(
+            start=rng.standard_normal(shape),
+            level=0.4 * rng.standard_normal(shape),
+            tau=np.full(layers, 100.0),
+            coupling=np.zeros(layers),
+            knots=np.zeros(1),
+            shift=np.zeros((1, *shape)),
+            phi=np.full((1, layers, 1), 0.95),
+            sd=np.full((1, layers, 1), 0.2),
+            scale=np.ones((1, *shape)),
+        ),
+        rows=RowSpread(
+            knots=np.zeros(1),
+            factors=own,
+            variance=(own**2).sum(axis=3) + 0.02,
+            offset=np.zeros((1, *shape)),
+        ),
+    )
+
+
+def speed(asked: argparse.Namespace) -> dict[str, float]:
+    """Rows a second of the model and of numpy's multinomial, on one thread each."""
+    made = model(
+        experts=asked.experts,
+        layers=asked.layers,
+        tokens=asked.tokens,
+        k=asked.k,
+        factors=asked.factors,
+    )
+    demand = made.sample(
+        iterations=asked.iterations, seed=0, ranks=asked.ranks, threads=1
+    )
+    began = time.perf_counter()
+    for _ in demand.blocks():
+        pass
+    ours = time.perf_counter() - began
+    rows = asked.iterations * asked.layers * asked.ranks
+    shares = [
+        np.exp(state) / np.exp(state).sum(axis=1, keepdims=True)
+        for state, _ in zip(
+            made.dynamics.paths(0), range(asked.iterations), strict=False
+        )
+    ]
+    rng = np.random.default_rng(0)
+    began = time.perf_counter()
+    for each in shares:
+        for share in each:
+            rng.multinomial(
+                asked.k * asked.tokens,
+                np.broadcast_to(share, (asked.ranks, asked.experts)),
+            )
+    bare = time.perf_counter() - began
+    return {
+        "k": asked.k,
+        "rows": rows,
+        "rows_a_second": rows / ours,
+        "rows_a_second_of_numpys_multinomial": rows / bare,
+        "speed_over_numpys_multinomial": bare / ours,
+    }
+
+
+def stream(asked: argparse.Namespace) -> dict[str, float]:
+    """Time, file and peak memory of a run that is streamed to disk."""
+    made = model(
+        experts=asked.experts,
+        layers=asked.layers,
+        tokens=asked.tokens,
+        k=asked.k,
+        factors=asked.factors,
+    )
+    demand = made.sample(iterations=asked.iterations, seed=0, ranks=asked.ranks)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        path = Path(folder) / "twin.h5"
+        began = time.perf_counter()
+        write_twin(demand, path, seed=0)
+        spent = time.perf_counter() - began
+        size = path.stat().st_size
+    return {
+        "ranks": asked.ranks,
+        "experts": asked.experts,
+        "iterations": asked.iterations,
+        "seconds": spent,
+        "file_mb": size / 1e6,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--factors", type=int, default=12)
+    parser.add_argument("--k", type=int, default=1)
+    parser.add_argument("--large", type=int, default=1000, metavar="ITERATIONS")
+    parser.add_argument("--folder", type=Path, help="where the large run is written")
+    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.stream:
+        print(json.dumps(stream(asked)))
+        return
+    told: dict[str, object] = {
+        "speed": [speed(replace_k(asked, k)) for k in sorted({asked.k, 2, 8})]
+    }
+    if asked.large:
+        command = [sys.executable, __file__, "--stream", "--ranks", "1024"]
+        command += ["--experts", "256", "--layers", str(asked.layers)]
+        command += ["--iterations", str(asked.large), "--tokens", str(asked.tokens)]
+        if asked.folder:
+            command += ["--folder", str(asked.folder)]
+        ran = subprocess.run(command, check=True, capture_output=True, text=True)
+        told["stream"] = json.loads(ran.stdout)
+    print(json.dumps(told, indent=2))
+
+
+def replace_k(asked: argparse.Namespace, k: int) -> argparse.Namespace:
+    return argparse.Namespace(**vars(asked) | {"k": k})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Chance that does not depend on the order in which it is asked for.
+
+Every draw has an address: the seed, what is drawn, the iteration, the exchange.  A
+Philox generator is a function of its key and counter, so threads and blocks of any size
+draw the same.
+
+References
+----------
+J. K. Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from moetraffic.errors import LayoutError
+
+MOST_SEED = (1 << 63) - 1
+
+
+class Use(enum.IntEnum):
+    """What chance is asked for; each has draws of its own."""
+
+    STATE = 0  # innovations of the latent states, an iteration
+    ROWS = 1  # documents of the ranks, an iteration
+    COUNTS = 2  # token copies, an iteration and exchange
+    SPLIT = 3  # how experts are split, once
+    CHILDREN = 4  # innovations of split experts, an iteration
+    BURSTS = 5  # hot experts, an iteration
+    RHYTHM = 6  # gaps and durations, an iteration
+    BEGIN = 7  # states of the first iteration
+
+
+def generator(
+    seed: int, use: Use, iteration: int = 0, exchange: int = 0
+) -> np.random.Generator:
+    """The generator of one address.
+
+    Parameters
+    ----------
+    seed
+        From 0 to MOST_SEED.
+    use, iteration, exchange
+        What is drawn, and for what.
+
+    Raises
+    ------
+    LayoutError
+        If the seed is out of range.
+    """
+    if not 0 <= seed <= MOST_SEED:
+        raise LayoutError(
+            f"a seed is from 0 to {MOST_SEED}, but {seed} was given: change --seed"
+        )
+    # the lowest word of the counter counts the draws
+    counter = np.array([0, exchange, iteration, 0], np.uint64)
+    key = np.array([seed, int(use)], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -1,0 +1,120 @@
+"""Dense collectives beside the experts' of a generated run, computed from patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.pattern_trace import pattern_trace
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import ParallelLayout, Training, Workload, preset
+from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.trace import Group, Program, Site, Trace
+
+from .scenario import Scenario
+
+Int64 = npt.NDArray[np.int64]
+
+EXCHANGES = frozenset({"routing", "all_to_all"})
+"""Operations that a generated run has already."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Companions:
+    """What a data-parallel model of a preset's shape sends beside its experts."""
+
+    pattern: Trace  # of one iteration
+
+    @classmethod
+    def of(cls, model: str, scenario: Scenario) -> Companions:
+        """The companions of a preset trained on the scenario's ranks.
+
+        Parameters
+        ----------
+        model
+            A preset of :mod:`moetraffic.patterns`.
+        scenario
+            Its ranks and expert-parallel groups.
+
+        Raises
+        ------
+        LayoutError
+            If there is no such preset, or it cannot be trained so.
+        """
+        found = preset(model)
+        if not found.model.experts:
+            raise LayoutError(
+                f"companions are those of a model with experts, but {model} has none: "
+                "choose another of moetraffic models"
+            )
+        shape = replace(found.model, experts=scenario.experts)
+        work = Workload(
+            model=shape,
+            gating=replace(found.gating, k=min(found.gating.k, scenario.experts)),
+            layout=ParallelLayout(dp=scenario.ranks, ep=scenario.ep),
+            training=Training(micro_batch=found.micro_batch),
+        )
+        return cls(pattern=pattern_trace(workload_pattern(work)))
+
+    def beside(
+        self,
+        sites: Sequence[Site],
+        groups: Sequence[Group],
+        programs: Sequence[Program],
+        order: Int64,
+    ) -> tuple[list[Site], list[Group], list[Program], Int64]:
+        """Tables with the companions behind what is there.
+
+        Parameters
+        ----------
+        sites, groups, programs
+            Of the experts' run.
+        order
+            ``[S]`` int64: which collective of its group's iteration each site is, -1
+            for none.
+
+        Returns
+        -------
+        tuple
+            The same four, longer.
+        """
+        its = self.pattern
+        keep = [n for n, s in enumerate(its.sites) if s.operation not in EXCHANGES]
+        new_groups = list(groups)
+        number: dict[int, int] = {}
+        for n in keep:
+            group = its.sites[n].group
+            if group not in number:
+                # a group of the same ranks is another communicator of another kind
+                if its.groups[group] not in new_groups:
+                    new_groups.append(its.groups[group])
+                number[group] = new_groups.index(its.groups[group])
+        new_sites = list(sites)
+        place: dict[int, int] = {}
+        counted = dict.fromkeys(range(len(new_groups)), 0)
+        for site, told in zip(sites, order, strict=True):
+            counted[site.group] = max(counted[site.group], int(told) + 1)
+        further = []
+        for n in keep:
+            place[n] = len(new_sites)
+            group = number[its.sites[n].group]
+            new_sites.append(replace(its.sites[n], group=group))
+            further.append(counted[group])
+            counted[group] += 1
+        mine = {p.rank: p for p in its.programs}
+        new_programs = [
+            replace(
+                p,
+                sites=(*p.sites, *(place[n] for n in mine[p.rank].sites if n in place)),
+            )
+            for p in programs
+        ]
+        return (
+            new_sites,
+            new_groups,
+            new_programs,
+            np.concatenate([order, np.array(further, np.int64)]),
+        )

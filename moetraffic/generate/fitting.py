@@ -1,0 +1,273 @@
+r"""Fit trend, memory, coupling and rows to counts.
+
+In steps, each by what identifies it without the others: rows' differences within an
+iteration tell the documents and the noise of an iteration's mean; lagged covariances,
+which that noise does not touch, tell the coupling; the spectrum, less the known noise,
+tells the memories; least squares with these tell the trend.  A run that is not steady
+from the beginning is fitted in windows that double.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from .dynamics import Dynamics
+from .latent import Seen, seen
+from .layer_memory import LayerMemory, fit_layer
+from .memories import MOST_MEMORIES
+from .row_fitting import calibrated, fit_rows
+from .rows import RowSpread
+from .trend import Trend, fit_trend
+
+Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+
+SHORTEST = 32
+"""Iterations that a fit needs."""
+
+FIRST_WINDOW = 10
+"""Iterations of the first window, and the fewest of any."""
+
+GROWTH = 1.25
+"""Age at the end of a window over that at its beginning."""
+
+CALM = 1.6
+"""Ratio to the run's second half up to which movement and size count as settled."""
+
+SLOW = 0.25
+"""Longest time scale in a window, as a share of it."""
+
+LAGS = 3
+"""Of the covariances that tell the coupling."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bounds:
+    """95% intervals of what was fitted; NaN where there is none."""
+
+    phi: Float64  # [2, L, J] of the last knot
+    tau: Float64  # [2, L]
+    level: Float64  # [2, L, E]
+    start: Float64  # [2, L, E]
+    coupling: Float64  # [2, L]
+    variance: Float64  # [2, L] of rows, mean over experts and time
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """What counts tell."""
+
+    dynamics: Dynamics
+    rows: RowSpread
+    bounds: Bounds
+    settled: int  # iteration from which on training was steady
+
+
+def fit_counts(
+    counts: Int32, *, k: int, tokens: int, correct_noise: bool = True
+) -> Fitted:
+    """Fit all but the rhythm.
+
+    Parameters
+    ----------
+    counts
+        ``[n, L, R, E]`` int32; rows of all micro-batches of a layer side by side.
+    k, tokens
+        Experts of a token, tokens of a row.
+    correct_noise
+        False takes the chance of documents and counting for movement of the states,
+        to show what that does.
+    """
+    look = seen(counts, k=k, tokens=tokens)
+    count, layers, _ = look.state.shape
+    # Step 1: trend by plain least squares, and whether what is left is steady
+    trends = [fit_trend(look.state[:, layer]) for layer in range(layers)]
+    apart = look.state - _curves(trends, count)
+    settled = settled_from(apart, look)
+    steady = not settled
+    # Step 2: the coupling of layers, and each layer's own part
+    coupling, reach = np.zeros(layers), np.full((2, layers), np.nan)
+    if steady:
+        coupling, reach = _couplings(apart)
+    own, noise = _decoupled(apart, look, coupling)
+    if not correct_noise:
+        noise = np.zeros_like(noise)
+    # Step 3: memories, of the whole run or of windows
+    edges = [0, count] if steady else _edges(count)
+    told = [
+        [
+            fit_layer(
+                x[:, layer],
+                error[:, layer],
+                look.weight[layer],
+                # what is slower is in the windows' means
+                slowest=0.0 if steady else len(x) * SLOW,
+            )
+            for layer in range(layers)
+        ]
+        for x, error in ((own[a:b], noise[a:b]) for a, b in pairwise(edges))
+    ]
+    # Step 4: trend once more, knowing how what is left hangs together
+    if steady:
+        trends = [
+            fit_trend(look.state[:, layer], memories=m.memories, variance=m.total)
+            for layer, m in enumerate(told[-1])
+        ]
+    apart = look.state - _curves(trends, count)
+    shift = np.stack([apart[a:b].mean(axis=0) for a, b in pairwise(edges)])
+    if steady:
+        shift *= 0.0
+    rows, wide = fit_rows(look, edges=_row_edges(count, counts.shape), k=k)
+    rows = calibrated(rows, look, edges=_row_edges(count, counts.shape), k=k)
+    return Fitted(
+        dynamics=Dynamics(
+            start=np.stack([t.start for t in trends]),
+            level=np.stack([t.level for t in trends]),
+            tau=np.array([t.tau for t in trends]),
+            coupling=coupling,
+            knots=np.array([(a + b) / 2 for a, b in pairwise(edges)]),
+            shift=shift,
+            phi=np.array([[m.phi for m in window] for window in told]),
+            sd=np.array([[m.sd for m in window] for window in told]),
+            scale=np.array([[m.scale for m in window] for window in told]),
+        ),
+        rows=rows,
+        bounds=_bounds(trends, told[-1], reach, wide),
+        settled=settled,
+    )
+
+
+def settled_from(apart: Float64, look: Seen) -> int:
+    """The iteration from which on states move as fast and as far as at the end.
+
+    Parameters
+    ----------
+    apart
+        ``[n, L, E]`` states less their trend.
+    look
+        With the noise of each.
+    """
+    count = len(apart)
+    weight = look.weight[None]
+    far = ((apart**2 - look.noise) * weight).sum(axis=2)  # [n, L]
+    fast = np.diff(apart, axis=0) ** 2 - look.noise[1:] - look.noise[:-1]
+    fast = (fast * weight).sum(axis=2)
+    for at in _edges(count // 2):
+        until = min(max(2 * at, FIRST_WINDOW), count)
+        if all(
+            _steady(series[at:until], series[count // 2 :]) for series in (far, fast)
+        ):
+            # a trend that is not quite an exponential is no other regime
+            return at if at > max(2 * FIRST_WINDOW, count // 40) else 0
+    return count // 2
+
+
+def _steady(here: Float64, rest: Float64) -> bool:
+    """Whether every layer's mean is that of the rest, as far as chance can tell."""
+    blocks = np.array([part.mean(axis=0) for part in np.array_split(rest, 8)])
+    mean = np.maximum(rest.mean(axis=0), 0.0)
+    share = np.sqrt(max(1.0, len(rest) / 8 / len(here)))
+    slack = 6 * blocks.std(axis=0) * share
+    now = here.mean(axis=0)
+    return bool(((now <= CALM * mean + slack) & (now >= mean / CALM - slack)).all())
+
+
+def _edges(count: int) -> list[int]:
+    """Borders of windows that grow with the run's age."""
+    edges = [0]
+    while edges[-1] < count:
+        edges.append(max(edges[-1] + FIRST_WINDOW, int(GROWTH * edges[-1])))
+    if count - edges[-2] < edges[-2] - edges[-3] if len(edges) > 2 else False:
+        del edges[-2]
+    return [*edges[:-1], count]
+
+
+def _row_edges(count: int, shape: tuple[int, ...]) -> list[int]:
+    """Borders of windows that grow, each with enough rows to tell a covariance."""
+    _, layers, rows, experts = shape
+    least = -(-4 * layers * experts // rows)
+    kept = [0]
+    for edge in _edges(count):
+        if edge - kept[-1] >= least:
+            kept.append(edge)
+    return [*(kept[:-1] if len(kept) > 1 else kept), count]
+
+
+def _curves(trends: list[Trend], count: int) -> Float64:
+    return np.stack([t.curve(count) for t in trends], axis=1)
+
+
+def _couplings(apart: Float64) -> tuple[Float64, Float64]:
+    """b ``[L]`` from lagged covariances, which noise does not touch, and its bounds."""
+    count, layers, _ = apart.shape
+    blocks = min(20, count // 8)
+    value, error = np.zeros(layers), np.full(layers, np.nan)
+    x = apart - apart.mean(axis=0)
+    used = count - LAGS
+    for layer in range(1, layers):
+        cross, auto = np.zeros(used), np.zeros(used)
+        for lag in range(1, LAGS + 1):
+            later, sooner = slice(lag, lag + used), slice(0, used)
+            cross += (x[later, layer] * x[sooner, layer - 1]).sum(axis=1)
+            cross += (x[sooner, layer] * x[later, layer - 1]).sum(axis=1)
+            auto += 2 * (x[later, layer - 1] * x[sooner, layer - 1]).sum(axis=1)
+        parts = np.array_split(np.arange(used), blocks)
+        tops = np.array([cross[p].sum() for p in parts])
+        bottoms = np.array([auto[p].sum() for p in parts])
+        if bottoms.sum() <= 3 * bottoms.std() * np.sqrt(blocks):
+            continue  # the layer before has no memory that could be seen in this one
+        b = tops.sum() / bottoms.sum()
+        # of a ratio of sums over blocks, by its residuals
+        left = tops - b * bottoms
+        error[layer] = np.sqrt((left**2).sum() * blocks / (blocks - 1)) / bottoms.sum()
+        value[layer] = b
+    # experts of real layers are numbered at random: a coupling that is not sure is none
+    sure = np.abs(value) > 3 * error
+    reach = np.stack([value - 1.96 * error, value + 1.96 * error])
+    return np.where(sure, value, 0.0), reach
+
+
+def _decoupled(
+    apart: Float64, look: Seen, coupling: Float64
+) -> tuple[Float64, Float64]:
+    """Each layer's own deviation ``[n, L, E]``, and the variance of its error."""
+    own, noise = apart.copy(), look.noise.copy()
+    rows = look.rows.shape[1]
+    for layer in np.flatnonzero(coupling):
+        b = coupling[layer]
+        own[:, layer] -= b * apart[:, layer - 1]
+        if rows > 1:
+            mixed = look.rows[:, :, layer] - b * look.rows[:, :, layer - 1]
+            noise[:, layer] = (mixed**2).sum(axis=1) / (rows - 1) / rows
+        else:
+            noise[:, layer] += b**2 * look.noise[:, layer - 1]
+    return own, noise
+
+
+def _bounds(
+    trends: list[Trend],
+    last: list[LayerMemory],
+    coupling: Float64,
+    variance: Float64,
+) -> Bounds:
+    phi = np.full((2, len(last), MOST_MEMORIES), np.nan)
+    for layer, memory in enumerate(last):
+        phi[:, layer, memory.slots] = memory.memories.phi_low, memory.memories.phi_high
+
+    def around(name: str) -> Float64:
+        middle = np.stack([getattr(t, name) for t in trends])
+        error = np.stack([getattr(t, f"{name}_error") for t in trends])
+        return np.stack([middle - 1.96 * error, middle + 1.96 * error])
+
+    return Bounds(
+        phi=phi,
+        tau=np.array([t.tau_bounds for t in trends]).T,
+        level=around("level"),
+        start=around("start"),
+        coupling=coupling,
+        variance=variance,
+    )

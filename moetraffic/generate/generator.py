@@ -1,0 +1,108 @@
+"""What a generator is: it fits a trace and gives the counts of one that never ran.
+
+The model and its baselines answer the same two calls, so a comparison of them takes
+any.  What they give is counts alone; :mod:`.twin` makes a trace of any of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.trace import Trace
+
+from .scenario import Scenario
+
+Int32 = npt.NDArray[np.int32]
+
+BLOCK_BYTES = 32 << 20
+"""Bytes of counts that are drawn at a time."""
+
+
+class Demand(Protocol):
+    """Token copies of every iteration, exchange, rank and expert, drawn on demand."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What surrounds the counts."""
+        ...
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations n there are."""
+        ...
+
+    def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
+        """The counts in the order of iterations.
+
+        Parameters
+        ----------
+        rows
+            Iterations of a block, the last may be shorter; 0: as many as fit
+            BLOCK_BYTES.  The counts do not depend on it.
+
+        Yields
+        ------
+        tuple
+            First iteration, and ``[b, X, R, E]`` int32 token copies that rank r routes
+            to expert e in exchange x of ``scenario.exchanges``, those dropped over
+            capacity included: each row sums to k times the tokens of a rank.
+        """
+        ...
+
+
+class Generator(Protocol):
+    """A model of traffic: fitted to a trace, sampled at any length."""
+
+    @classmethod
+    def fit(cls, trace: Trace) -> Generator:
+        """Learn from a trace that has its routing.
+
+        Raises
+        ------
+        MoetrafficError
+            If the trace does not hold what the generator learns from.
+        """
+        ...
+
+    def sample(
+        self,
+        *,
+        iterations: int,
+        seed: int,
+        ranks: int | None = None,
+        experts: int | None = None,
+    ) -> Demand:
+        """Counts of a run that never was; nothing is drawn before it is asked for.
+
+        Parameters
+        ----------
+        iterations
+            How many, from 1 on.
+        seed
+            Of everything; same seed, same counts.
+        ranks, experts
+            None: as in the trace.
+
+        Raises
+        ------
+        MoetrafficError
+            If the generator cannot give so many ranks or experts.
+        """
+        ...
+
+
+def block_rows(demand_cells: int, rows: int) -> int:
+    """Iterations of a block: as asked for, or as many as fit BLOCK_BYTES.
+
+    Parameters
+    ----------
+    demand_cells
+        Cells ``X R E`` of an iteration.
+    rows
+        What was asked for, 0: not said.
+    """
+    return rows or max(1, BLOCK_BYTES // (4 * max(1, demand_cells)))

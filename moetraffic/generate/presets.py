@@ -1,0 +1,42 @@
+"""Models that ship with the library, fitted to runs of its own on real text."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from moetraffic.errors import LayoutError
+
+from .model import TrafficModel
+
+PREFIX = "traffic-"
+SUFFIX = ".h5"
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the models that ship."""
+    folder = resources.files("moetraffic.data")
+    return tuple(
+        sorted(
+            entry.name[len(PREFIX) : -len(SUFFIX)]
+            for entry in folder.iterdir()
+            if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX)
+        )
+    )
+
+
+def preset_model(name: str) -> TrafficModel:
+    """The model of a name.
+
+    Raises
+    ------
+    LayoutError
+        If there is none of this name.
+    """
+    names = preset_names()
+    if name not in names:
+        raise LayoutError(
+            f"a model that ships is one of {', '.join(names)}, not {name!r}: choose one"
+        )
+    entry = resources.files("moetraffic.data") / f"{PREFIX}{name}{SUFFIX}"
+    with resources.as_file(entry) as path:
+        return TrafficModel.load(path)

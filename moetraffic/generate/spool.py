@@ -1,0 +1,174 @@
+"""Panels that are written block by block, in another order than they are read.
+
+A run is drawn iteration by iteration, and its file is sorted by site: each site's
+blocks are kept deflated in one scratch file until the trace is put together.
+"""
+
+from __future__ import annotations
+
+import bisect
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.trace.codec import decode, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    offset: int  # in the scratch file
+    length: int
+    shape: tuple[int, ...]
+
+
+class Spool:
+    """A scratch file of series of rows; a context manager that leaves nothing behind.
+
+    Parameters
+    ----------
+    folder
+        Where the scratch file is; it has no name there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed on exit
+        self._end = 0
+
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, encoded: bytes) -> int:
+        """Append bytes; where they begin.  Threads may do so at once."""
+        with self._lock:
+            offset = self._end
+            self._file.seek(offset)
+            self._file.write(encoded)
+            self._end += len(encoded)
+        return offset
+
+    def get(self, offset: int, length: int) -> bytes:
+        """The bytes that were put there."""
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.read(length)
+
+
+class Series:
+    """Rows ``[n, ...]`` of one site, appended in order and read anywhere."""
+
+    def __init__(self, spool: Spool, dtype: npt.DTypeLike) -> None:
+        self._spool = spool
+        self.dtype = np.dtype(dtype)
+        self._blocks: list[_Block] = []
+        self._firsts: list[int] = []
+        self._last: tuple[int, npt.NDArray[Any]] | None = None
+        self.length = 0
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add some rows."""
+        raw = encode(np.ascontiguousarray(rows, self.dtype), rows.shape)
+        offset = self._spool.put(raw)
+        self._firsts.append(self.length)
+        self._blocks.append(_Block(offset=offset, length=len(raw), shape=rows.shape))
+        self.length += len(rows)
+
+    def read(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
+        """Rows ``start`` up to ``stop``, in parts."""
+        parts = []
+        while start < stop:
+            at = bisect.bisect_right(self._firsts, start) - 1
+            rows = self._decoded(at)
+            first = self._firsts[at]
+            parts.append(rows[start - first : stop - first])
+            start = first + len(rows)
+        return parts
+
+    def forget(self) -> None:
+        """Let go of the block that was read last."""
+        self._last = None
+
+    def _decoded(self, at: int) -> npt.NDArray[Any]:
+        if self._last is None or self._last[0] != at:
+            block = self._blocks[at]
+            raw = self._spool.get(block.offset, block.length)
+            self._last = (at, decode(raw, block.shape, self.dtype))
+        return self._last[1]
+
+
+class SpooledPanel:
+    """A panel whose rows are those of several series, one after the other.
+
+    Parameters
+    ----------
+    series
+        In the order of the panel.
+    rows
+        How many of each are taken: all have at least so many.
+    shape
+        Of a row.
+    """
+
+    def __init__(
+        self, series: Sequence[Series], rows: int, shape: tuple[int, ...]
+    ) -> None:
+        self._series = series
+        self._rows = rows
+        self._shape = shape
+        self._before = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        return (len(self._series) * self._rows, *self._shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._series[0].dtype
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``."""
+        parts: list[npt.NDArray[Any]] = [np.zeros((0, *self._shape), self.dtype)]
+        while start < stop:
+            which, row = divmod(start, self._rows)
+            count = min(stop - start, self._rows - row)
+            if which != self._before and self._before >= 0:
+                self._series[self._before].forget()
+            self._before = which
+            parts += self._series[which].read(row, row + count)
+            start += count
+        return np.concatenate(parts)
+
+
+class ConstantPanel:
+    """A panel of one value."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, value: int
+    ) -> None:
+        self._shape, self._dtype, self._value = shape, np.dtype(dtype), value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._dtype
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``."""
+        return np.full((stop - start, *self._shape[1:]), self._value, self._dtype)

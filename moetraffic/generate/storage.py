@@ -1,0 +1,242 @@
+"""A model's file: HDF5 of plain columns, read without trust as traces are.
+
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 1, ``fitted`` and
+``settled`` in iterations, ``scenario`` as JSON.  Columns: ``array`` names each
+parameter; ``array_axes`` says how many axes it has, ``axis_length`` how long these are,
+one array after the other; the panel ``value_row`` holds all of them row-major, rounded
+to what float32 can tell, in rows of 64 with zeros at the end.  Nothing is unpickled,
+and everything has its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import PHASES
+from moetraffic.trace.container import Container
+from moetraffic.trace.durable import ForgivingFile, refuse_output, remedy, replacing
+from moetraffic.trace.image import Image
+from moetraffic.trace.panel import ArrayPanel
+
+from .dynamics import Dynamics
+from .fitting import Bounds
+from .model import TrafficModel
+from .rhythm import PLACES, Rhythm
+from .rows import RowSpread
+from .scenario import Exchange, Scenario
+
+Float64 = npt.NDArray[np.float64]
+
+KIND = "moetraffic-model"
+VERSION = 1
+
+PARTS: dict[str, type[Any]] = {
+    "dynamics": Dynamics,
+    "rows": RowSpread,
+    "bounds": Bounds,
+    "rhythm": Rhythm,
+}
+"""What arrays belong to, by the first part of their name."""
+
+ROW = 64
+MOST_AXES = 4
+MOST_VALUES = 1 << 26
+
+
+def save(model: TrafficModel, path: Path, *, force: bool) -> None:
+    """See :meth:`TrafficModel.save`."""
+    refuse_output(path, force=force, error=TraceError)
+    attributes = {
+        "format": KIND,
+        "format_version": VERSION,
+        "fitted": model.fitted,
+        "settled": model.settled,
+        "scenario": json.dumps(asdict(model.scenario), separators=(",", ":")),
+    }
+    arrays = {
+        f"{part}_{field.name}": np.asarray(getattr(value, field.name), "<f4")
+        for part, kind in PARTS.items()
+        if (value := getattr(model, part)) is not None
+        for field in fields(kind)
+    }
+    names = [name.encode() for name in arrays]
+    flat = np.concatenate([a.ravel() for a in arrays.values()]).astype("<f8")
+    rows = np.pad(flat, (0, -len(flat) % ROW)).reshape(-1, ROW)
+    try:
+        with replacing(path) as temporary, ForgivingFile(temporary) as file:
+            with Image(file, attributes) as image:
+                image.column("array", names, f"S{max(map(len, names))}")
+                axes = [a.ndim for a in arrays.values()]
+                image.column("array_axes", axes, "<i4", axis="array")
+                lengths = [n for a in arrays.values() for n in a.shape]
+                image.column("axis_length", lengths, "<i4")
+                image.column("row", np.arange(len(rows)), "<i4")
+                image.column("place", np.arange(ROW), "<i4")
+                image.panel("value_row", ArrayPanel(rows), "<f8", ("row", "place"))
+            file.settle()
+    except (OSError, ValueError) as error:
+        told = error if isinstance(error, OSError) else OSError(str(error))
+        raise TraceError(
+            f"{path} cannot be written ({told.strerror or told}): {remedy(told)}"
+        ) from None
+
+
+def load(path: Path) -> TrafficModel:
+    """See :meth:`TrafficModel.load`."""
+    container = Container(path, KIND, VERSION)
+    try:
+        scenario = _scenario(container)
+        arrays = _arrays(container)
+        parts = {
+            part: _part(container, kind, part, arrays)
+            for part, kind in PARTS.items()
+            if any(name.startswith(f"{part}_") for name in arrays)
+        }
+        model = TrafficModel(
+            scenario=scenario,
+            dynamics=parts["dynamics"],
+            rows=parts["rows"],
+            bounds=parts.get("bounds"),
+            rhythm=parts.get("rhythm"),
+            fitted=_count(container, "fitted"),
+            settled=_count(container, "settled"),
+        )
+        _refuse_strange(container, model)
+        return model
+    except BaseException as error:
+        raise container.translated(error) from None
+    finally:
+        container.close()
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file says that it is a model; of what cannot be read, False."""
+    try:
+        Container(path, KIND, VERSION).close()
+    except TraceError:
+        return False
+    return True
+
+
+def _arrays(container: Container) -> dict[str, Float64]:
+    names = [n.decode() for n in container.column("array", "S").tolist()]
+    axes = container.column("array_axes", "<i4", len(names))
+    lengths = container.column("axis_length", "<i4")
+    panel = container.panel("value_row", "<f8", (None, ROW))
+    if panel.shape[0] * ROW > MOST_VALUES:
+        raise container.damaged(f"it has {panel.shape[0]} rows of values")
+    values = panel.read(0, panel.shape[0]).ravel()
+    if len(axes) and not 0 < axes.min() <= axes.max() <= MOST_AXES:
+        raise container.damaged("an array has an impossible number of axes")
+    if lengths.size and (lengths.min() < 0 or axes.sum() != len(lengths)):
+        raise container.damaged("axes do not add up to what is there")
+    found: dict[str, Float64] = {}
+    at = axis = 0
+    for name, count in zip(names, axes.tolist(), strict=True):
+        shape = [int(n) for n in lengths[axis : axis + count]]
+        size = int(np.prod(shape, dtype=object))
+        if size > MOST_VALUES or at + size > len(values):
+            raise container.damaged(f"array {name} has the shape {shape}")
+        found[name] = values[at : at + size].reshape(shape)
+        at, axis = at + size, axis + count
+    if not at <= len(values) < at + ROW:
+        raise container.damaged("there are more values than arrays")
+    return found
+
+
+def _part(
+    container: Container, kind: type[Any], name: str, arrays: dict[str, Float64]
+) -> Any:
+    told = {}
+    for field in fields(kind):
+        if f"{name}_{field.name}" not in arrays:
+            raise container.damaged(f"array {name}_{field.name} is not there")
+        told[field.name] = arrays[f"{name}_{field.name}"]
+    return kind(**told)
+
+
+def _scenario(container: Container) -> Scenario:
+    text = container.attributes.get("scenario")
+    if not isinstance(text, str):
+        raise container.damaged("it does not say what surrounds the counts")
+    told = json.loads(text)
+    exchanges = tuple(
+        Exchange(**{**x, "phases": tuple(x["phases"])}) for x in told.pop("exchanges")
+    )
+    scenario = Scenario(exchanges=exchanges, **told)
+    numbers = [
+        *(getattr(scenario, f.name) for f in fields(Scenario) if f.type == "int"),
+        *(v for x in exchanges for v in (x.layer, x.slot, x.row_bytes)),
+    ]
+    text_fields = [
+        *(getattr(scenario, f.name) for f in fields(Scenario) if f.type == "str"),
+        *(x.dtype for x in exchanges),
+    ]
+    sound = (
+        bool(exchanges)
+        and all(type(n) is int and 0 <= n < 1 << 31 for n in numbers)
+        and all(isinstance(t, str) for t in text_fields)
+        and all(p in PHASES for x in exchanges for p in x.phases)
+        and 1 <= scenario.k <= scenario.experts
+        and scenario.ranks >= 1
+        and len({(x.slot, x.layer) for x in exchanges}) == len(exchanges)
+    )
+    if not sound:
+        raise container.damaged("what surrounds the counts is impossible")
+    return scenario
+
+
+def _refuse_strange(container: Container, model: TrafficModel) -> None:
+    """Shapes that belong together, and values that can be drawn from."""
+    scene, d, r = model.scenario, model.dynamics, model.rows
+    layers, experts = len(scene.layers), scene.experts
+    own, knots = len(d.knots), len(r.knots)
+    memories = d.phi.shape[2] if d.phi.ndim == 3 else 0
+    factors = r.factors.shape[3] if r.factors.ndim == 4 else 0
+    shapes = {
+        "start": (d.start, (layers, experts)),
+        "level": (d.level, (layers, experts)),
+        "tau": (d.tau, (layers,)),
+        "coupling": (d.coupling, (layers,)),
+        "knots": (d.knots, (own,)),
+        "shift": (d.shift, (own, layers, experts)),
+        "phi": (d.phi, (own, layers, memories)),
+        "sd": (d.sd, (own, layers, memories)),
+        "scale": (d.scale, (own, layers, experts)),
+        "row knots": (r.knots, (knots,)),
+        "factors": (r.factors, (knots, layers, experts, factors)),
+        "variance": (r.variance, (knots, layers, experts)),
+        "offset": (r.offset, (knots, layers, experts)),
+    }
+    for name, (array, shape) in shapes.items():
+        if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
+            raise container.damaged(f"{name} has the shape {array.shape} or no numbers")
+    sound = (
+        (np.abs(d.phi) < 1).all()
+        and (d.tau > 0).all()
+        and (d.sd >= 0).all()
+        and (r.variance >= 0).all()
+        and (np.diff(d.knots) > 0).all()
+        and (np.diff(r.knots) > 0).all()
+        and d.knots[0] >= 0
+        and r.knots[0] >= 0
+    )
+    if not sound:
+        raise container.damaged("a memory, size or knot is out of its range")
+    rhythm = model.rhythm
+    if rhythm is not None and rhythm.gap.shape != (len(scene.exchanges), len(PLACES)):
+        raise container.damaged("the rhythm is not that of its exchanges")
+
+
+def _count(container: Container, name: str) -> int:
+    value = container.attributes.get(name)
+    if not isinstance(value, int) or value < 0:
+        raise container.damaged(f"attribute {name} is {value!r}")
+    return value

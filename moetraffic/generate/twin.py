@@ -1,0 +1,415 @@
+"""A trace of generated counts: streamed to disk, in memory that does not grow with it.
+
+Counts come iteration by iteration and go, deflated, to a scratch file; when all are
+there, or the user has ended it, the trace of what is complete is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic import __version__
+from moetraffic.errors import LayoutError, TraceError
+from moetraffic.patterns import ParallelLayout
+from moetraffic.trace import (
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Meta,
+    Occurrences,
+    Site,
+    Steps,
+    Trace,
+)
+from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.model import PLACEMENT, Presence
+from moetraffic.trace.panel import Panel
+from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from moetraffic.trace.rows import TIMES, Rows
+
+from .companions import Companions
+from .generator import Demand
+from .rhythm import Beat, Rhythm
+from .scenario import Scenario
+from .spool import ConstantPanel, Series, Spool, SpooledPanel
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+Tick = Callable[[int], None]
+
+MOST_STEP_CELLS = 1 << 26
+"""Steps times ranks whose losses and times fit into memory: 2 GB of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What came of a generation."""
+
+    iterations: int  # that are in the file
+    asked: int
+    path: Path
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all that were asked for."""
+        return self.iterations == self.asked
+
+
+def write_twin(
+    demand: Demand,
+    path: str | Path,
+    *,
+    seed: int = -1,
+    rhythm: Rhythm | None = None,
+    dense: Companions | None = None,
+    source: str = "",
+    rows: int = 0,
+    tick: Tick | None = None,
+    force: bool = False,
+) -> Written:
+    """Draw a run and write its trace.
+
+    Parameters
+    ----------
+    demand
+        What to draw.
+    path
+        The file; it appears whole.
+    seed
+        Of the rhythm; it is told in the meta.
+    rhythm
+        When calls are made; None: times are unknown.
+    dense
+        Collectives beside the experts' in every iteration.
+    source
+        What the meta says that it was made from.
+    rows
+        Iterations of a block, 0: as many as suit.  The file does not depend on it.
+    tick
+        Told how many iterations are drawn.
+    force
+        A file that is there may be replaced.
+
+    Returns
+    -------
+    Written
+        With fewer iterations than asked for where the user ended it by an interrupt:
+        what was complete is in the file.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be written.
+    KeyboardInterrupt
+        If the user ended it before the first iteration was complete.
+    """
+    path = Path(path)
+    refuse_output(path, force=force, error=TraceError)
+    with Spool(path.absolute().parent) as spool:
+        draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
+        try:
+            draft.draw(rows, tick)
+        except KeyboardInterrupt:
+            if not draft.done:
+                raise
+        made = draft.trace(dense=dense, source=source)
+        made.save(path, force=force)
+    return Written(iterations=draft.done, asked=demand.iterations, path=path)
+
+
+def twin_trace(
+    demand: Demand,
+    folder: Path,
+    *,
+    seed: int = -1,
+    rhythm: Rhythm | None = None,
+    dense: Companions | None = None,
+    source: str = "",
+) -> Trace:
+    """The trace of a run in memory; see :func:`write_twin`.
+
+    Parameters
+    ----------
+    folder
+        For a scratch file while it is drawn.
+    """
+    with Spool(folder) as spool:
+        draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
+        draft.draw(0, None)
+        lazy = draft.trace(dense=dense, source=source)
+        return lazy.select(np.arange(len(lazy.occurrences)))
+
+
+def scene_groups(scenario: Scenario) -> list[Group]:
+    """The expert-parallel groups: contiguous ranks, as Megatron's order has them."""
+    layout = ParallelLayout(dp=scenario.ranks, ep=scenario.ep)
+    return [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
+
+
+class _Draft:
+    """A trace while it is drawn."""
+
+    def __init__(
+        self, demand: Demand, spool: Spool, *, seed: int, rhythm: Rhythm | None
+    ) -> None:
+        scene = demand.scenario
+        if demand.iterations * scene.ranks > MOST_STEP_CELLS:
+            raise LayoutError(
+                f"steps times ranks are at most {MOST_STEP_CELLS}, but "
+                f"{demand.iterations} iterations of {scene.ranks} ranks are more: "
+                "lower --iterations or --ranks"
+            )
+        self.demand, self.scene, self.seed = demand, scene, seed
+        self.rhythm = rhythm
+        self.groups = scene_groups(scene)
+        self.frame = _frame(scene, self.groups)
+        self.done = 0
+        sites = self.frame.sites
+        self.counts = {
+            n: Series(spool, np.int32)
+            for n, s in enumerate(sites)
+            if s.operation == ROUTING
+        }
+        self.dropped = {
+            n: Series(spool, np.int32) for n in (self.counts if scene.capacity else ())
+        }
+        self.times = {
+            (name, n): Series(spool, np.int64)
+            for name in TIMES
+            for n in range(len(sites) if rhythm is not None else 0)
+        }
+        self.step_times: list[Int64] = []
+        at = {(x.layer, x.slot): i for i, x in enumerate(scene.exchanges)}
+        self.exchange = [at[s.layer, s.slot] for s in sites]
+
+    def draw(self, rows: int, tick: Tick | None) -> None:
+        """Draw all iterations; ``done`` counts those that are whole."""
+        beat = None
+        if self.rhythm is not None:
+            beat = Beat(self.rhythm, self.scene, self.frame, seed=self.seed)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for first, counts in self.demand.blocks(rows):
+                work: list[tuple[Series, npt.NDArray[Any]]] = []
+                for number, series in self.counts.items():
+                    members = list(self.groups[self.frame.sites[number].group].ranks)
+                    mine = counts[:, self.exchange[number], members]
+                    work.append((series, mine))
+                    if self.scene.capacity:
+                        over = np.maximum(mine - self.scene.capacity, 0)
+                        work.append((self.dropped[number], over))
+                if beat is not None:
+                    told, steps = beat.block(first, counts)
+                    for name, stack in zip(TIMES, told, strict=True):
+                        for number in range(len(self.frame.sites)):
+                            work.append((self.times[name, number], stack[number]))
+                list(pool.map(lambda pair: pair[0].append(pair[1]), work))
+                if beat is not None:
+                    self.step_times.append(steps)
+                self.done = first + len(counts)
+                if tick is not None:
+                    tick(self.done)
+
+    def trace(self, *, dense: Companions | None, source: str) -> Trace:
+        """The trace of what is done; its panels are read from the scratch file."""
+        count, frame, scene = self.done, self.frame, self.scene
+        sites, programs = list(frame.sites), list(frame.programs)
+        groups, order = list(self.groups), _positions(frame)
+        if dense is not None:
+            sites, groups, programs, order = dense.beside(
+                sites, groups, programs, order
+            )
+        site = np.repeat(np.arange(len(sites), dtype=np.int32), count)
+        iteration = np.tile(np.arange(count, dtype=np.int64), len(sites))
+        of_group = np.array([s.group for s in sites])
+        each = np.array(
+            [order[of_group == g].max(initial=-1) + 1 for g in range(len(groups))]
+        )
+        sequence = iteration * each[of_group[site]] + order[site]
+        sequence[order[site] < 0] = -1
+        occurrences = Occurrences(iteration=iteration, site=site, sequence=sequence)
+        return Trace(
+            meta=_meta(self, source),
+            groups=groups,
+            sites=sites,
+            occurrences=occurrences,
+            panels=self._panels(sites, groups, occurrences),
+            steps=self._steps(count, scene),
+            programs=programs,
+            placements=frame.placements,
+        )
+
+    def _panels(
+        self, sites: Sequence[Site], groups: Sequence[Group], every: Occurrences
+    ) -> dict[str, Panel]:
+        count = self.done
+        width, experts = self.scene.ep, self.scene.experts
+        panels: dict[str, Panel] = {}
+        for name, rows in Rows(groups, sites, every).expected().items():
+            kind, _, shape = name.partition("_")
+            if kind == "present":
+                told = (rows, int(shape))
+                panels[name] = ConstantPanel(told, np.uint8, Presence.RECORDED)
+            elif kind in TIMES and self.rhythm is not None and int(shape) == width:
+                here = [n for n, s in enumerate(sites) if _width(s, groups) == width]
+                series = [self.times.get((kind, n)) for n in here]
+                panels[name] = _timed(series, count, width)
+            elif kind in TIMES:
+                panels[name] = ConstantPanel((rows, int(shape)), np.int64, UNKNOWN_TIME)
+            else:
+                source = self.counts if kind == "demand" else self.dropped
+                panels[name] = SpooledPanel(
+                    list(source.values()), count, (width, experts)
+                )
+        return panels
+
+    def _steps(self, count: int, scene: Scenario) -> Steps:
+        shape = (count, scene.ranks)
+        begin = np.full(shape, UNKNOWN_TIME, np.int64)
+        end = begin.copy()
+        if self.step_times:
+            both = np.concatenate(self.step_times)[:count]  # [n, 2, R]
+            begin, end = both[:, 0].copy(), both[:, 1].copy()
+        return Steps(
+            iteration=np.arange(count, dtype=np.int64),
+            kind=("train",) * count,
+            loss=np.full(shape, np.nan),
+            tokens=np.full(shape, scene.tokens * len(scene.slots), np.int64),
+            start=begin,
+            end=end,
+        )
+
+
+def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
+    """Groups, sites, programs and placement, of one iteration without a token."""
+    shape = (1, scene.ranks, scene.experts)
+    nothing = np.zeros(shape, np.int32)
+    some = np.ones(shape, np.int32)
+    layers = [
+        RoutedLayer(
+            layer=x.layer,
+            slot=x.slot,
+            iteration=np.zeros(1, np.int64),
+            # a copy that is dropped says that drops are to be stored
+            demand=some if scene.capacity else nothing,
+            dropped=some if scene.capacity else None,
+            row_bytes=x.row_bytes,
+            dtype=x.dtype,
+            padded=scene.padded,
+            phases=x.phases,
+        )
+        for x in scene.exchanges
+    ]
+    rows = [
+        (g, layer, e, 0, group.ranks[e * scene.ep // scene.experts], 0)
+        for g, group in enumerate(groups)
+        for layer in scene.layers
+        for e in range(scene.experts)
+    ]
+    unknown = np.full((1, scene.ranks), UNKNOWN_TIME, np.int64)
+    return trace_of_routing(
+        layers,
+        groups=groups,
+        placements=np.array(rows, PLACEMENT),
+        meta=Meta(world=scene.ranks),
+        steps=Steps(
+            iteration=np.zeros(1, np.int64),
+            kind=("train",),
+            loss=np.full((1, scene.ranks), np.nan),
+            tokens=np.full((1, scene.ranks), -1, np.int64),
+            start=unknown,
+            end=unknown.copy(),
+        ),
+    )
+
+
+def _positions(frame: Trace) -> Int64:
+    """Which collective of its group's iteration each site is, -1 for none."""
+    out = np.full(len(frame.sites), -1, np.int64)
+    out[frame.occurrences.site] = frame.occurrences.sequence
+    return out
+
+
+def _timed(series: Sequence[Series | None], count: int, width: int) -> Panel:
+    """Times of sites in order; of companions they are not known."""
+    known = [s for s in series if s is not None]
+    drawn = SpooledPanel(known, count, (width,))
+    if len(known) == len(series):
+        return drawn
+    # companions follow the experts' sites
+    return _Joined(
+        drawn,
+        ConstantPanel(
+            ((len(series) - len(known)) * count, width), np.int64, UNKNOWN_TIME
+        ),
+    )
+
+
+class _Joined:
+    """A panel's rows, and then another's."""
+
+    def __init__(self, first: Panel, then: Panel) -> None:
+        self._first, self._then = first, then
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        rows = self._first.shape[0] + self._then.shape[0]
+        return (rows, *self._first.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._first.dtype
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``."""
+        border = self._first.shape[0]
+        return np.concatenate(
+            [
+                self._first.read(min(start, border), min(stop, border)),
+                self._then.read(max(start - border, 0), max(stop - border, 0)),
+            ]
+        )
+
+
+def _width(site: Site, groups: Sequence[Group]) -> int:
+    return len(groups[site.group].ranks)
+
+
+def _meta(draft: _Draft, source: str) -> Meta:
+    scene, count = draft.scene, draft.done
+    asked = draft.demand.iterations
+    balanced = scene.k * scene.tokens / scene.experts if scene.k else 0.0
+    rows = scene.capacity or scene.padded
+    return Meta(
+        origin="generated",
+        model=scene.model,
+        router=scene.router,
+        dispatch=scene.dispatch,
+        world=scene.ranks,
+        dp=scene.ranks,
+        ep=scene.ep,
+        layers=max(scene.layers) + 1,
+        hidden=scene.hidden,
+        experts=scene.experts,
+        k=scene.k,
+        capacity_factor=rows / balanced if rows and balanced else float("nan"),
+        dtype=scene.exchanges[0].dtype,
+        seed=draft.seed,
+        virtual=draft.rhythm is None,
+        complete=count == asked,
+        missing=""
+        if count == asked
+        else f"{count} of {asked} iterations: the user ended it",
+        moetraffic=__version__,
+        source=(source or scene.source)[:1000],
+    )

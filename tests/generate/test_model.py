@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import AnalysisError, LayoutError, TraceError
+from moetraffic.generate import Bursts, Knobs, TrafficModel
+from moetraffic.generate.sampling import SampledDemand
+from moetraffic.generate.summary import Watched
+from moetraffic.trace import Trace
+
+Make = Callable[..., TrafficModel]
+
+
+def drawn(demand: SampledDemand, rows: int = 0) -> np.ndarray:
+    return np.concatenate([counts for _, counts in demand.blocks(rows)])
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_counts_do_not_depend_on_threads_or_blocks(
+    known_model: Make, k: int
+) -> None:
+    model = known_model(k=k, slots=2)
+    asked = {"iterations": 11, "seed": 5, "ranks": 6, "experts": 12}
+    one = drawn(model.sample(**asked, threads=1), rows=1)
+    many = drawn(model.sample(**asked, threads=4), rows=4)
+    assert one.dtype == np.int32
+    assert one.shape == (11, 4, 6, 12)
+    assert (one == many).all()
+    assert (one[:5] == drawn(model.sample(**asked | {"iterations": 5}))).all()
+    assert (one != drawn(model.sample(**asked | {"seed": 6}))).any()
+
+
+@pytest.mark.parametrize(
+    ("k", "ranks", "experts", "new_k"),
+    [(1, 8, 8, 1), (1, 64, 4, 1), (2, 3, 24, 2), (2, 4, 12, 3), (1, 16, 256, 8)],
+)
+def test_each_rank_sends_k_times_its_tokens_at_any_scale(
+    known_model: Make, k: int, ranks: int, experts: int, new_k: int
+) -> None:
+    demand = known_model(k=k).sample(
+        iterations=3, seed=1, ranks=ranks, experts=experts, k=new_k
+    )
+    counts = drawn(demand)
+    assert (counts.sum(axis=3) == new_k * 128).all()
+    assert counts.min() >= 0
+    assert counts.max() <= 128
+    assert demand.scenario.ep == np.gcd(ranks, experts) or experts == ranks
+
+
+def test_ranks_keep_their_law_at_any_number(known_model: Make) -> None:
+    model = known_model(far=0.0)
+    few = drawn(model.sample(iterations=400, seed=1, ranks=4))
+    many = drawn(model.sample(iterations=100, seed=2, ranks=64))
+
+    def between(counts: np.ndarray) -> float:
+        apart = counts - counts.mean(axis=2, keepdims=True)
+        rows = counts.shape[2]
+        return float((apart**2).sum(axis=2).mean() / (rows - 1))
+
+    assert between(few) == pytest.approx(between(many), rel=0.08)
+
+
+def test_what_is_merged_after_a_split_is_what_was_there(known_model: Make) -> None:
+    model = known_model(far=0.0, layers=1)
+    asked = {"iterations": 500, "seed": 3, "ranks": 4}
+    plain = drawn(model.sample(**asked))
+    split = drawn(model.sample(**asked, experts=32))
+    back = split.reshape(*split.shape[:3], 8, 4).sum(axis=4)
+    # the states are the same, so means of a cell differ by the rows' chance alone
+    assert back.mean(axis=(0, 2)) == pytest.approx(plain.mean(axis=(0, 2)), rel=0.03)
+    assert back.var(axis=(0, 2)) == pytest.approx(plain.var(axis=(0, 2)), rel=0.15)
+    merged = drawn(model.sample(**asked, experts=4))
+    pairs = plain.reshape(*plain.shape[:3], 4, 2).sum(axis=4)
+    assert merged.mean(axis=(0, 2)) == pytest.approx(pairs.mean(axis=(0, 2)), rel=0.03)
+    assert merged.var(axis=(0, 2)) == pytest.approx(pairs.var(axis=(0, 2)), rel=0.15)
+
+
+def test_a_model_comes_back_from_its_file(known_model: Make, tmp_path: Path) -> None:
+    model = known_model(k=2, capacity=40)
+    model.save(tmp_path / "model.h5")
+    again = TrafficModel.load(tmp_path / "model.h5")
+    assert again.scenario == model.scenario
+    assert (tmp_path / "model.h5").stat().st_size < 30_000
+    again.save(tmp_path / "again.h5")
+    third = TrafficModel.load(tmp_path / "again.h5")
+    asked = {"iterations": 4, "seed": 0}
+    assert (drawn(again.sample(**asked)) == drawn(third.sample(**asked))).all()
+    with pytest.raises(TraceError, match="exists"):
+        model.save(tmp_path / "model.h5")
+
+
+def test_a_changed_file_is_refused_or_says_the_same(
+    known_model: Make, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.h5"
+    known_model().save(path)
+    sound = TrafficModel.load(path)
+    raw, refused = bytearray(path.read_bytes()), 0
+    for at in range(200, len(raw), len(raw) // 23):
+        broken = raw.copy()
+        broken[at] ^= 0x5A
+        path.write_bytes(broken)
+        refused += 1
+        with contextlib.suppress(TraceError):
+            # room that HDF5 left between the parts says nothing
+            loaded = TrafficModel.load(path)
+            refused -= 1
+            assert loaded.scenario == sound.scenario
+            assert (loaded.dynamics.level == sound.dynamics.level).all()
+            assert (loaded.rows.factors == sound.rows.factors).all()
+    assert refused > 0
+    path.write_bytes(b"no model")
+    with pytest.raises(TraceError, match="HDF5"):
+        TrafficModel.load(path)
+
+
+def test_knobs_turn_what_they_are_named_for(known_model: Make) -> None:
+    model = known_model(far=0.0, layers=2, variance=0.01)
+
+    def look(**knobs: object) -> object:
+        watched = Watched(
+            demand=model.sample(iterations=150, seed=2, knobs=Knobs(**knobs))  # type: ignore[arg-type]
+        )
+        for _ in watched.blocks():
+            pass
+        return watched.summary()
+
+    plain = look()
+    assert look(skew=2.0).max_over_mean > 1.3 * plain.max_over_mean
+    assert look(skew=0.0, rows=0.0).entropy > 0.998
+    assert look(drift=5.0).change > 1.2 * plain.change
+    assert look(drift=5.0).hot_kept < plain.hot_kept
+    assert look(rows=10.0).row_over_mean > plain.row_over_mean
+    assert look(bursts=Bursts(every=10.0, factor=10.0)).max_over_mean > (
+        1.2 * plain.max_over_mean
+    )
+
+
+def test_impossible_runs_are_refused_in_a_sentence(known_model: Make) -> None:
+    model = known_model()
+    for asked, words in (
+        ({"ranks": 0}, "ranks"),
+        ({"experts": 1 << 20}, "experts"),
+        ({"k": 9}, "k of"),
+        ({"ep": 3}, "divide"),
+        ({"iterations": 0}, "iterations"),
+    ):
+        with pytest.raises(LayoutError, match=words):
+            model.sample(**{"iterations": 1, "seed": 0} | asked)
+    with pytest.raises(LayoutError, match="skew"):
+        Knobs(skew=-1.0)
+    with pytest.raises(LayoutError, match="seed"):
+        drawn(model.sample(iterations=1, seed=-1))
+
+
+def test_a_short_trace_is_not_fitted(golden_trace: Trace) -> None:
+    with pytest.raises(AnalysisError, match="at least 32"):
+        TrafficModel.fit(golden_trace)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from moetraffic.cli import main
+from moetraffic.errors import TraceError
+from moetraffic.generate import (
+    Demand,
+    Rhythm,
+    Scenario,
+    TrafficModel,
+    scenario_of,
+    twin_trace,
+    write_twin,
+)
+from moetraffic.generate.companions import Companions
+from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
+
+Make = Callable[..., TrafficModel]
+
+
+def test_the_file_does_not_depend_on_how_it_was_drawn(
+    known_model: Make, tmp_path: Path
+) -> None:
+    model = known_model(capacity=30, ranks=4)
+    for name, threads, rows in (("a", 1, 1), ("b", 3, 4)):
+        demand = model.sample(iterations=9, seed=2, threads=threads)
+        write_twin(demand, tmp_path / name, seed=2, rows=rows)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with pytest.raises(TraceError, match="exists"):
+        write_twin(demand, tmp_path / "a")
+
+
+def test_what_is_drawn_is_what_the_trace_holds(
+    known_model: Make, tmp_path: Path
+) -> None:
+    model = known_model(capacity=30, ranks=4, slots=2)
+    demand = model.sample(iterations=5, seed=2, ranks=8, experts=4)
+    scene = demand.scenario
+    counts = np.concatenate([c for _, c in demand.blocks()])
+    write_twin(demand, tmp_path / "twin.h5", seed=2)
+    with Trace.open(tmp_path / "twin.h5") as twin:
+        assert twin.meta.origin == "generated"
+        assert (twin.meta.world, twin.meta.ep, twin.meta.virtual) == (8, 4, True)
+        for x, exchange in enumerate(scene.exchanges):
+            for g, group in enumerate(twin.groups):
+                where = {"layer": exchange.layer, "slot": exchange.slot, "group": g}
+                routed = twin.find(operation="routing", **where)
+                mine = counts[:, x, list(group.ranks)]
+                assert (twin.demand(routed) == mine).all()
+                dropped = np.maximum(mine - scene.capacity, 0)
+                assert (twin.dropped(routed) == dropped).all()
+                for phase in PHASES:
+                    sent = twin.wire(twin.find(phase=phase, **where))
+                    told = (mine - dropped) * 64  # an expert a rank
+                    turned = phase in ("combine", "dispatch_grad")
+                    assert (sent == (told.transpose(0, 2, 1) if turned else told)).all()
+        # each rank sends k times its tokens, less what is dropped
+        rows = twin.demand(twin.find(operation="routing")).sum(axis=2)
+        assert (rows == scene.k * scene.tokens).all()
+
+
+class Ended:
+    """A demand that the user ends after some blocks."""
+
+    def __init__(self, demand: Demand, after: int) -> None:
+        self.demand, self.after = demand, after
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.demand.scenario
+
+    @property
+    def iterations(self) -> int:
+        return self.demand.iterations
+
+    def blocks(self, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+        for number, block in enumerate(self.demand.blocks(rows)):
+            if number == self.after:
+                raise KeyboardInterrupt
+            yield block
+
+
+def test_an_interrupt_keeps_what_is_complete(known_model: Make, tmp_path: Path) -> None:
+    model = known_model(ranks=4)
+    demand = model.sample(iterations=20, seed=2)
+    written = write_twin(Ended(demand, 3), tmp_path / "part.h5", rows=4)
+    assert (written.iterations, written.complete) == (12, False)
+    with Trace.open(tmp_path / "part.h5") as part:
+        assert not part.meta.complete
+        assert "12 of 20" in part.meta.missing
+        counts = np.concatenate([c for _, c in demand.blocks()])[:12]
+        told = part.demand(part.find(operation="routing", layer=0))
+        assert (told == counts[:, 0]).all()
+    with pytest.raises(KeyboardInterrupt):
+        write_twin(Ended(demand, 0), tmp_path / "none.h5")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["part.h5"]
+
+
+def test_gaps_and_order_of_calls_are_those_of_the_capture(
+    golden_trace: Trace, known_model: Make, tmp_path: Path
+) -> None:
+    scenario, _ = scenario_of(golden_trace)
+    rhythm = Rhythm.fit(golden_trace, scenario)
+    assert rhythm is not None
+    model = known_model(ranks=2, experts=4, k=2, tokens=64, slots=2)
+    demand = model.sample(iterations=30, seed=0)
+    twin = twin_trace(demand, tmp_path, seed=0, rhythm=rhythm)
+    assert not twin.meta.virtual
+    assert twin.clocks.size == 0
+    # rank 0 makes its calls in the order of its program, one after the other
+    order = twin.order(0)
+    issue, start, end = twin.times(order)
+    sent = end[:, 0] != UNKNOWN_TIME
+    assert (np.diff(issue[:, 0]) > 0).all()
+    assert (start[sent] >= issue[sent].max(axis=1, keepdims=True)).all()
+    assert (end[sent] > start[sent]).all()
+    program = twin.programs[0].sites
+    assert twin.occurrences.site[order].tolist() == list(program) * 30
+    again = Rhythm.fit(twin, demand.scenario)
+    assert again is not None
+    known = np.isfinite(rhythm.gap)
+    # the gap before an iteration holds the slower rank's part
+    ratio = np.log(again.gap[known] / rhythm.gap[known])
+    assert np.median(np.abs(ratio)) < 0.3
+    steps = twin.steps
+    assert (steps.start[1:] >= steps.end[:-1].max(axis=1, keepdims=True)).all()
+
+
+def test_dense_companions_come_from_the_patterns(
+    known_model: Make, tmp_path: Path
+) -> None:
+    demand = known_model(ranks=4, experts=8).sample(iterations=3, seed=0, ep=2)
+    dense = Companions.of("gpt-moe-760m", demand.scenario)
+    twin = twin_trace(demand, tmp_path, dense=dense)
+    its = dense.pattern
+    for operation in ("all_reduce",):
+        mine = twin.find(operation=operation)
+        theirs = its.find(operation=operation)
+        assert len(mine) == 3 * len(theirs) > 0
+        volumes = sum(int(twin.volume(mine[[i]]).sum()) for i in range(len(mine)))
+        once = sum(int(its.volume(theirs[[i]]).sum()) for i in range(len(theirs)))
+        assert volumes == 3 * once
+    assert len(twin.find(phase="dispatch")) == 3 * 2 * 2
+
+
+def test_a_generated_trace_goes_where_a_captured_one_goes(
+    moetraffic: Callable[..., CompletedProcess[str]],
+    known_model: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known_model(ranks=4, capacity=40).save(tmp_path / "model.h5")
+    asked = ["--ranks", "2", "--iterations", "12", "--bursts", "20:3:5", "--json"]
+    assert main(["generate", "model.h5", "-o", "twin.h5", *asked]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["iterations"] == 12
+    assert set(told["statistics"]) == {"as fitted", "generated"}
+    assert main(["analyze", "twin.h5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main(["place", "twin.h5", "--ep", "1", "-o", "placed.h5"]) == 0
+    assert main(["generate", "twin.h5", "-o", "twin.h5"]) == 2
+    assert "twin.h5 exists" in capsys.readouterr().err.replace("\n", " ")
+    ran = moetraffic("replay", "twin.h5", "-o", "replayed.h5", "--nproc", 2)
+    assert ran.returncode == 0, ran.stderr
+    with Trace.open("twin.h5") as twin, Trace.open("replayed.h5") as again:
+        for phase in PHASES:
+            sent = twin.wire(twin.find(phase=phase, layer=1))
+            assert (again.wire(again.find(phase=phase, layer=1)) == sent).all()
