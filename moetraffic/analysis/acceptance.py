@@ -1,0 +1,342 @@
+"""Acceptance: can a synthetic run be told from real ones by a battery of tests?
+
+Real runs of other seeds differ from each other too.  So a synthetic run is not asked to
+equal one of them, but to be no further from them than they are from each other: for
+each figure, the p-value that a further real run would be as far
+(:func:`.two_samples.outlier_p`), and Holm's correction over all.
+
+With fewer than three real runs nobody knows how seeds differ.  Then the synthetic run
+is taken for a *twin* of each real one, and equal time blocks of the two are swapped
+(:func:`.two_samples.swap_p`).
+
+The synthetic run must not have been fitted to one of the runs that it is held against,
+where these are three or more: nearer is not what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+
+from .battery import Kind, battery
+from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
+from .portrait import Portrait
+from .two_samples import FEWEST_RUNS, holm, outlier_p, swap_p, twins_p
+
+Float64 = npt.NDArray[np.float64]
+
+LEVEL = 0.05
+"""Chance that a further real run fails, all tests together."""
+
+MOST_AUC = 0.6
+"""Of a classifier on times that it has not seen: not more tells nothing apart."""
+
+SECTIONS = 12
+"""Time blocks that are swapped where there are fewer than three real runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One test of one layer: a figure, its distances, and what they say."""
+
+    name: str
+    measure: str  # of the distance
+    layer: int  # global layer, -1: all together
+    distance: float  # synthetic to real, mean over the real runs; inf: not comparable
+    usual: float  # real to real, mean over pairs; NaN: there are no pairs
+    own: tuple[float, ...]  # of each real run to the others, mean
+    limit: float  # distance at which p is LEVEL, before correction; NaN: not known
+    p: float
+    adjusted: float  # by Holm
+
+    @property
+    def passed(self) -> bool:
+        """Whether the distance is not surely more than real runs have."""
+        return self.adjusted >= LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """What the battery found."""
+
+    synthetic: str
+    real: tuple[str, ...]
+    way: str  # "seeds", "twins" or "time blocks"
+    tests: tuple[Trial, ...]
+    auc: float  # of the classifier against the real runs, mean
+    auc_usual: float  # between two real runs, mean; NaN: not known
+    recognised: bool  # whether the classifier tells the synthetic run from real ones
+    notes: tuple[str, ...]
+
+    @property
+    def failures(self) -> tuple[Trial, ...]:
+        """The tests that failed, the surest first."""
+        return tuple(
+            sorted((t for t in self.tests if not t.passed), key=lambda t: t.adjusted)
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether no test failed and the classifier does not tell it apart."""
+        return not self.failures and not self.recognised
+
+
+def accept(
+    synthetic: Portrait,
+    real: Sequence[Portrait],
+    *,
+    seed: int = 0,
+) -> Acceptance:
+    """Try whether a synthetic run can be told from real ones.
+
+    Parameters
+    ----------
+    synthetic
+        Of any generator; not fitted to one of ``real`` where these are three or more.
+    real
+        One run or more, of the same layers, ranks and experts.
+    seed
+        Of the swaps.
+
+    Returns
+    -------
+    Acceptance
+
+    Raises
+    ------
+    AnalysisError
+        If the runs are not of one shape, or too short.
+    """
+    _refuse_unlike(synthetic, real)
+    notes: list[str] = []
+    lengths = {len(run.load) for run in (synthetic, *real)}
+    if len(lengths) > 1:
+        notes.append(
+            f"runs have {min(lengths)} to {max(lengths)} iterations: the first "
+            f"{min(lengths)} of each are compared"
+        )
+        cut = range(min(lengths))
+        synthetic, real = synthetic.part(cut), [run.part(cut) for run in real]
+    runs = (*real, synthetic)
+    by_seeds = len(real) >= FEWEST_RUNS
+    if not by_seeds:
+        notes.append(
+            f"{len(real)} real run{'s' * (len(real) > 1)}: how seeds differ is not "
+            f"known before there are {FEWEST_RUNS}, so {SECTIONS} time blocks of the "
+            "twins are swapped, and what outlasts a block counts as a difference"
+        )
+    drawn = []
+    for kind in battery(real):
+        for at, layer in enumerate(real[0].layers):
+            if not kind.per_layer and at:
+                break
+            apart = _distances(runs, kind, at)
+            p = (
+                outlier_p(apart[:-1, :-1], apart[-1, :-1])
+                if by_seeds
+                else _swapped(synthetic, real, kind, at, seed)
+            )
+            drawn.append((kind, layer if kind.per_layer else -1, apart, p))
+    told, auc, usual = _classified(synthetic, real)
+    adjusted = holm([*(p for *_, p in drawn), *([told] if by_seeds else [])])
+    return Acceptance(
+        synthetic=synthetic.name,
+        real=tuple(run.name for run in real),
+        way="seeds" if by_seeds else "time blocks",
+        tests=tuple(
+            Trial(
+                name=kind.name,
+                measure=kind.measure,
+                layer=layer,
+                distance=float(apart[-1, :-1].mean()),
+                usual=_usual(apart[:-1, :-1]),
+                own=_own(apart[:-1, :-1]),
+                limit=_limit(apart[:-1, :-1]) if by_seeds else float("nan"),
+                p=p,
+                adjusted=float(holmed),
+            )
+            for (kind, layer, apart, p), holmed in zip(drawn, adjusted, strict=False)
+        ),
+        auc=auc,
+        auc_usual=usual,
+        recognised=auc > MOST_AUC and (not by_seeds or float(adjusted[-1]) < LEVEL),
+        notes=tuple(notes),
+    )
+
+
+def accept_twins(twins: Sequence[Portrait], real: Sequence[Portrait]) -> Acceptance:
+    """Try whether twins can be told from the seeds that their generator has not seen.
+
+    For whoever has a generator rather than one synthetic run: fit it to each of S
+    seeds, and sample once from each fit.  Twin k is held against all seeds but k,
+    beside seed k itself (:func:`.two_samples.twins_p`); the classifier learns on all
+    pairs but one, and is tried on that one.
+
+    Parameters
+    ----------
+    twins, real
+        S portraits each, 4 or more; twin k was fitted to run k.
+
+    Returns
+    -------
+    Acceptance
+
+    Raises
+    ------
+    AnalysisError
+        If there are too few pairs, or they are not of one shape, or too short.
+    """
+    if len(twins) != len(real):
+        raise AnalysisError(
+            f"each run has one twin, but there are {len(real)} runs and {len(twins)} "
+            "twins: give as many"
+        )
+    for twin in twins:
+        _refuse_unlike(twin, real)
+    cut = range(min(len(run.load) for run in (*twins, *real)))
+    twins, real = ([run.part(cut) for run in each] for each in (twins, real))
+    number = len(real)
+    off = ~np.eye(number, dtype=bool)
+    drawn = []
+    for kind in battery(real):
+        for at, layer in enumerate(real[0].layers if kind.per_layer else (-1,)):
+            apart = _distances((*real, *twins), kind, at)
+            own, other = apart[:number, :number], apart[number:, :number]
+            drawn.append((kind, layer, own, other, twins_p(other, own)))
+    adjusted = holm([p for *_, p in drawn])
+    auc = two_sample_auc([windows(t) for t in twins], [windows(r) for r in real])
+    return Acceptance(
+        synthetic=f"{number} twins of {twins[0].name}",
+        real=tuple(run.name for run in real),
+        way="twins",
+        tests=tuple(
+            Trial(
+                name=kind.name,
+                measure=kind.measure,
+                layer=layer,
+                distance=float(other[off].mean()),
+                usual=_usual(own),
+                own=_own(own),
+                limit=float("nan"),
+                p=p,
+                adjusted=float(holmed),
+            )
+            for (kind, layer, own, other, p), holmed in zip(
+                drawn, adjusted, strict=True
+            )
+        ),
+        auc=auc,
+        auc_usual=float("nan"),
+        recognised=auc > MOST_AUC,
+        notes=(),
+    )
+
+
+def _refuse_unlike(synthetic: Portrait, real: Sequence[Portrait]) -> None:
+    if not real:
+        raise AnalysisError(
+            "a synthetic run is held against real ones, but none is given: give one"
+        )
+    for run in real:
+        if (run.shape, len(run.layers)) != (synthetic.shape, len(synthetic.layers)):
+            raise AnalysisError(
+                "runs are compared at one scale, but "
+                f"{synthetic.name} has {len(synthetic.layers)} layers, ranks and "
+                f"experts {synthetic.shape}, and {run.name} {len(run.layers)} and "
+                f"{run.shape}: generate at the scale of the real run"
+            )
+    shortest = min(len(run.load) for run in (synthetic, *real))
+    least = 2 * WINDOW * BLOCKS
+    if shortest < least:
+        raise AnalysisError(
+            f"the battery needs {least} iterations, but the shortest run has "
+            f"{shortest}: give longer ones"
+        )
+
+
+def _distances(runs: Sequence[Portrait], kind: Kind, layer: int) -> Float64:
+    """``[N, N]`` between all runs, zeros on the diagonal."""
+    figures = [kind.figure(run, layer) for run in runs]
+    out: Float64 = np.zeros((len(runs), len(runs)))
+    for a in range(len(runs)):
+        for b in range(a):
+            out[a, b] = out[b, a] = kind.apart(figures[a], figures[b])
+    return out
+
+
+def _usual(apart: Float64) -> float:
+    pairs = apart[np.triu_indices(len(apart), 1)]
+    return float(pairs.mean()) if pairs.size else float("nan")
+
+
+def _own(apart: Float64) -> tuple[float, ...]:
+    others = max(1, len(apart) - 1)
+    return tuple((apart.sum(axis=1) / others).tolist()) if len(apart) > 1 else ()
+
+
+def _limit(apart: Float64) -> float:
+    """The distance to all real runs at which p is LEVEL, by bisection."""
+    low, high = 0.0, 1e3 * max(_usual(apart), 1e-12)
+    if not np.isfinite(high):
+        return float("nan")
+    for _ in range(60):
+        middle = (low + high) / 2
+        if outlier_p(apart, np.full(len(apart), middle)) >= LEVEL:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _swapped(
+    synthetic: Portrait, real: Sequence[Portrait], kind: Kind, layer: int, seed: int
+) -> float:
+    """The least p of the twins, times their number."""
+    long = len(synthetic.load) // SECTIONS  # all alike: a lag is in each or in none
+    spans = [range(at * long, (at + 1) * long) for at in range(SECTIONS)]
+    found = []
+    for run in real:
+        rows = [
+            np.stack([_summary(kind, each.part(s), layer) for s in spans])
+            for each in (synthetic, run)
+        ]
+        found.append(swap_p(*rows, seed=seed))
+    return min(1.0, min(found) * len(found))
+
+
+def _summary(kind: Kind, part: Portrait, layer: int) -> Float64:
+    """A block's figure as a row: a curve as it is, a sample by its moments."""
+    figure = kind.figure(part, layer)
+    if kind.curve:
+        return figure
+    sample = figure.reshape(len(figure), -1)
+    return np.concatenate([sample.mean(axis=0), np.log(sample.std(axis=0) + 1e-6)])
+
+
+def _classified(
+    synthetic: Portrait, real: Sequence[Portrait]
+) -> tuple[float, float, float]:
+    """p, AUC against the real runs, and AUC between these, on held-out times.
+
+    Seeds differ, and the classifier sees that.  So AUC above one half is a pair's
+    distance of it like any other, judged by those between real runs.
+    """
+    seen = [windows(run) for run in (*real, synthetic)]
+    found = np.full((len(seen), len(seen)), 0.5)
+    for a in range(len(seen)):
+        for b in range(a):
+            found[a, b] = found[b, a] = two_sample_auc([seen[a]], [seen[b]])
+    auc = float(found[-1, :-1].mean())
+    if len(real) < FEWEST_RUNS:
+        return 1.0, auc, _usual(found[:-1, :-1])
+    above = np.maximum(found - 0.5, 0.0)
+    return (
+        outlier_p(above[:-1, :-1], above[-1, :-1]),
+        auc,
+        _usual(found[:-1, :-1]),
+    )

@@ -1,0 +1,206 @@
+"""A classifier two-sample test: can one learn to tell synthetic from real runs?
+
+The classifier is a *ridge logistic regression on standardised features and their
+squares*, so that it sees means and variances.  It is trained and tried on *windows*: a
+few consecutive iterations, whose features are means, standard deviations and movements
+of label-free figures.  A fold holds out a stretch of time (a *time block*, with the
+windows beside it left out of training, for neighbours resemble each other), and, where
+there are several pairs of runs, a pair as well.
+
+AUC is the chance that a synthetic window scores higher than a real one; 0.5 is
+guessing.  D. Lopez-Paz and M. Oquab, Revisiting classifier two-sample tests, ICLR 2017
+(arXiv 1610.06545) use accuracy; AUC needs no threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import expit
+from scipy.stats import rankdata
+
+from moetraffic.errors import AnalysisError
+
+from .portrait import SERIES, Portrait
+
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+NAME = "ridge logistic regression on features and their squares"
+
+WINDOW = 10
+"""Iterations of a window."""
+
+BLOCKS = 5
+"""Stretches of time, each held out once."""
+
+PENALTY = 1.0
+"""Of a squared coefficient, beside the sum of the log losses of all windows."""
+
+
+def windows(run: Portrait, length: int = WINDOW) -> Float64:
+    """Features of consecutive windows, ``[n, F]`` float64.
+
+    Of the ordered loads, the series and the rows' coupling: mean and standard deviation
+    within the window; of each layer's load: total variation from first to last
+    iteration, and lag-1 autocorrelation within the window.
+
+    Parameters
+    ----------
+    run
+        T iterations.
+    length
+        Of a window; what is left at the end is left out.
+    """
+    total = len(run.load)
+    number = total // length
+    if number < 1 or length < 2:
+        raise AnalysisError(
+            f"a window has 2 iterations or more and fits the run, but it has {length} "
+            f"of {total}: give a longer run"
+        )
+    flat = np.concatenate(
+        [
+            run.ordered.reshape(total, -1),
+            *(run.series[name] for name in SERIES),
+            run.coupling,
+        ],
+        axis=1,
+    )
+    flat = np.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0)
+    cut = flat[: number * length].reshape(number, length, -1)
+    load = run.load[: number * length].reshape(number, length, *run.load.shape[1:])
+    moved = np.abs(load[:, -1] - load[:, 0]).sum(axis=2) / 2  # [n, L]
+    x = load - load.mean(axis=1, keepdims=True)
+    whole = (x**2).sum(axis=(1, 3))
+    lagged = (x[:, 1:] * x[:, :-1]).sum(axis=(1, 3))
+    near = np.divide(lagged, whole, out=np.zeros_like(whole), where=whole > 0)
+    return np.concatenate([cut.mean(axis=1), cut.std(axis=1), moved, near], axis=1)
+
+
+def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
+    """Chance that a positive scores higher than another; a tie counts one half.
+
+    Parameters
+    ----------
+    scores, positive
+        ``[n]`` float and bool.
+
+    Returns
+    -------
+    float
+        NaN where one kind is missing.
+
+    Examples
+    --------
+    >>> auc([0.1, 0.4, 0.4, 0.9], [False, False, True, True])
+    0.875
+    """
+    mark = np.asarray(positive, bool)
+    many, few = int(mark.sum()), int((~mark).sum())
+    if not (many and few):
+        return float("nan")
+    ranks = rankdata(np.asarray(scores, np.float64))
+    return float((ranks[mark].sum() - many * (many + 1) / 2) / (many * few))
+
+
+def two_sample_auc(
+    synthetic: Sequence[Float64],
+    real: Sequence[Float64],
+    *,
+    blocks: int = BLOCKS,
+) -> float:
+    """AUC of the classifier on windows, runs and times that it has not seen.
+
+    Parameters
+    ----------
+    synthetic, real
+        Features ``[n, F]`` of windows, in the order of time, of m runs each; the i-th
+        synthetic and the i-th real run belong together (such as a twin and the run it
+        was fitted to), and are held out together.  With one pair, time alone is.
+    blocks
+        Stretches of time, each held out once.
+
+    Returns
+    -------
+    float
+        Mean over held-out pairs, over time blocks.
+
+    Raises
+    ------
+    AnalysisError
+        If there are no pairs, or runs have fewer than two windows a block.
+    """
+    fewest = min((len(f) for f in (*synthetic, *real)), default=0)
+    if len(synthetic) != len(real) or not real or fewest < 2 * blocks or blocks < 2:
+        raise AnalysisError(
+            "a classifier is tried on pairs of runs of at least two windows in each of "
+            f"two or more time blocks, but there are {len(synthetic)} and {len(real)} "
+            f"runs, {fewest} windows at least and {blocks} blocks: give longer runs or "
+            "larger blocks"
+        )
+    found = []
+    edges = np.linspace(0, fewest, blocks + 1).astype(np.int64)
+    at = np.arange(fewest)
+    for pair in range(len(real)):
+        others = [i for i in range(len(real)) if i != pair] or [pair]
+        for first, last in pairwise(edges.tolist()):
+            held = (at >= first) & (at < last)
+            apart = (at < first - 1) | (at > last)
+            train = [
+                runs[i][:fewest][apart] for runs in (synthetic, real) for i in others
+            ]
+            label = np.repeat([1.0, 0.0], len(others) * int(apart.sum()))
+            scorer = _fitted(np.concatenate(train), label)
+            tried = np.concatenate(
+                [synthetic[pair][:fewest][held], real[pair][:fewest][held]]
+            )
+            mark = np.repeat([True, False], int(held.sum()))
+            found.append(auc(scorer(tried), mark))
+    return float(np.mean(found))
+
+
+class _Scorer:
+    """Linear scores of standardised features and their squares."""
+
+    def __init__(self, mean: Float64, unit: Float64, weight: Float64) -> None:
+        self.mean, self.unit, self.weight = mean, unit, weight
+
+    def lifted(self, x: Float64) -> Float64:
+        """``[n, 2F + 1]``: what is far outside counts as the edge of the seen."""
+        z = np.clip((x - self.mean) / self.unit, -5.0, 5.0)
+        return np.concatenate([z, z**2 - 1, np.ones((len(z), 1))], axis=1)
+
+    def __call__(self, x: Float64) -> Float64:
+        return np.asarray(self.lifted(x) @ self.weight, np.float64)
+
+
+def _fitted(x: Float64, label: Float64) -> _Scorer:
+    """Minimise log loss plus PENALTY/2 times the squared coefficients."""
+    unit = x.std(axis=0)
+    scorer = _Scorer(x.mean(axis=0), np.where(unit > 1e-12, unit, 1.0), np.zeros(0))
+    lifted = scorer.lifted(x)
+    signs = 2 * label - 1
+    # the constant goes free of the penalty
+    penalty = np.full(lifted.shape[1], PENALTY)
+    penalty[-1] = 0.0
+
+    def loss(weight: Float64) -> tuple[float, Float64]:
+        margin = signs * (lifted @ weight)
+        value = np.logaddexp(0.0, -margin).sum() + 0.5 * (penalty * weight**2).sum()
+        slope = -lifted.T @ (signs * expit(-margin)) + penalty * weight
+        return float(value), slope
+
+    found = minimize(
+        loss,
+        np.zeros(lifted.shape[1]),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 300},
+    )
+    scorer.weight = np.asarray(found.x, np.float64)
+    return scorer

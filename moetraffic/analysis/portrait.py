@@ -1,0 +1,370 @@
+r"""The portrait of a run: figures of its traffic that do not depend on experts' names.
+
+Another seed trains other experts: expert 3 of one run has nothing to do with expert 3
+of another.  So every figure here stays the same when the experts of a layer are named
+anew (those of line efficiency and inter-host share are over ranks, which hold the
+experts, and change by chance alone).
+
+Notation: ``n[t, l, r, e]`` token copies, T iterations, L layers, R ranks, E experts.
+Load ``p[t, l, e]``: the share of the layer's copies that expert e gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+from moetraffic.trace.relocation import routed_layers
+
+from .skew import normalised_entropy
+from .tiers import line_efficiency, tier_shares
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.integer]
+
+LAGS = 50
+"""Largest lag of autocorrelation and of the hot set's overlap."""
+
+CELLS = 1 << 21
+"""Counts that are looked at at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portrait:
+    """What is told of a run; T iterations, L layers, E experts, P pairs of layers."""
+
+    name: str
+    layers: tuple[int, ...]  # L global layers
+    shape: tuple[int, int]  # R, E
+    tokens: int  # copies of a layer and iteration, the median
+    load: Float64  # [T, L, E] shares of experts, in the run's own order
+    series: dict[str, Float64]  # [T, L] each, by the names in SERIES
+    coupling: Float64  # [T, P] of rows, of one layer with another
+
+    @property
+    def ordered(self) -> Float64:
+        """``[T, L, E]`` shares, the largest first."""
+        return np.asarray(-np.sort(-self.load, axis=2), np.float64)
+
+    def part(self, span: range) -> Portrait:
+        """The portrait of consecutive iterations alone."""
+        cut = slice(span.start, span.stop)
+        return Portrait(
+            name=self.name,
+            layers=self.layers,
+            shape=self.shape,
+            tokens=self.tokens,
+            load=self.load[cut],
+            series={name: values[cut] for name, values in self.series.items()},
+            coupling=self.coupling[cut],
+        )
+
+
+SERIES = {
+    "entropy": "normalised entropy of the load over experts",
+    "max over mean": "busiest expert's load over the mean",
+    "line efficiency": "line efficiency of the matrix between ranks",
+    "inter-host share": "share of the copies between ranks that leave the host",
+    "row dispersion": "log of the rows' chi-squared over its degrees of freedom",
+    "change": "total variation of the load to the iteration before",
+}
+"""Figures of an iteration and layer."""
+
+
+def portrait(
+    trace: Trace,
+    *,
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+    ranks_a_host: int | None = None,
+) -> Portrait:
+    """Draw the portrait of a trace.
+
+    Parameters
+    ----------
+    trace
+        With its routing; every rank's.
+    layers, iterations
+        None: all.  Micro-batches of an iteration are summed.
+    ranks_a_host
+        Neighbours that share a host, for the inter-host share; None: a half of the
+        expert-parallel ranks.  (Whatever the nodes of the two runs are called, both
+        are looked at as if on the same hosts.)
+
+    Raises
+    ------
+    AnalysisError, TraceError
+        If the trace does not hold the routing of all its ranks in common iterations.
+    """
+    routed = routed_layers(trace)
+    chosen = sorted({r.layer for r in routed})
+    if layers is not None:
+        unknown = sorted(set(layers) - set(chosen))
+        if unknown:
+            raise AnalysisError(
+                f"layers are among those that route, but {unknown} are none of "
+                f"{chosen} in {trace.name}: choose others"
+            )
+        chosen = sorted(set(layers))
+    routed = [r for r in routed if r.layer in chosen]
+    when = routed[0].iteration
+    for each in routed[1:]:
+        when = np.intersect1d(when, each.iteration)
+    if iterations is not None:
+        when = when[(when >= iterations.start) & (when < iterations.stop)]
+    experts = {r.demand.shape[2] for r in routed}
+    if len(when) < 2 or len(experts) != 1:
+        raise AnalysisError(
+            "a portrait needs two iterations that all layers have and as many experts "
+            f"in each, but {trace.name} has {len(when)} and {sorted(experts)} experts: "
+            "choose other layers or iterations"
+        )
+    world = trace.meta.world
+    counts = np.zeros((len(when), len(chosen), world, experts.pop()), np.int64)
+    for each in routed:
+        keep = np.isin(each.iteration, when)
+        counts[:, chosen.index(each.layer)] += each.demand[keep]
+    holder = np.stack([_holders(trace, layer, int(when[0])) for layer in chosen])
+    return of_counts(
+        counts,
+        name=trace.name,
+        layers=chosen,
+        holder=holder,
+        width=_width(trace),
+        ranks_a_host=ranks_a_host,
+    )
+
+
+def _width(trace: Trace) -> int:
+    return max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1)
+
+
+def _holders(trace: Trace, layer: int, iteration: int) -> Int64:
+    """Group rank that holds each expert, ``[E]``, of the first group with the layer."""
+    group = next(
+        s.group for s in trace.sites if s.layer == layer and s.operation == "routing"
+    )
+    return trace.holder(layer, group, iteration)
+
+
+def of_counts(
+    counts: Counts,
+    *,
+    name: str = "counts",
+    layers: Sequence[int] | None = None,
+    holder: Int64 | None = None,
+    width: int | None = None,
+    ranks_a_host: int | None = None,
+) -> Portrait:
+    """Draw the portrait of token counts.
+
+    Parameters
+    ----------
+    counts
+        ``[T, L, R, E]`` token copies that a rank routes to an expert.
+    name, layers
+        What they are called; None: layers 0 ... L-1.
+    holder
+        ``[L, E]`` which rank of its group holds each expert; None: contiguous.
+    width
+        W, ranks of an expert-parallel group, which follow each other; None: all R.
+    ranks_a_host
+        As in :func:`portrait`.
+
+    Raises
+    ------
+    AnalysisError
+        If the counts are not of that shape.
+    """
+    n = np.asarray(counts)
+    if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
+        raise AnalysisError(
+            f"counts are [T, L, R, E] of two iterations or more, but the shape is "
+            f"{n.shape}: give those"
+        )
+    total, depth, ranks, experts = n.shape
+    group = ranks if width is None else width
+    own = np.arange(experts) * group // experts
+    held = np.broadcast_to(own, (depth, experts)) if holder is None else holder
+    hosts = max(1, group // 2) if ranks_a_host is None else ranks_a_host
+    at_once = max(1, CELLS // (depth * ranks * experts))
+    parts = [
+        _of_window(n[at : at + at_once], np.asarray(held), group, hosts)
+        for at in range(0, total, at_once)
+    ]
+    load, copies, coupling = (
+        np.concatenate([part[key] for part in parts])
+        for key in ("load", "copies", "coupling")
+    )
+    change = np.abs(np.diff(load, axis=0)).sum(axis=2) / 2
+    series = {
+        name: np.concatenate([part[name] for part in parts])
+        for name in SERIES
+        if name != "change"
+    }
+    return Portrait(
+        name=name,
+        layers=tuple(range(depth) if layers is None else layers),
+        shape=(ranks, experts),
+        tokens=int(np.median(copies)),
+        load=load,
+        series=series | {"change": np.concatenate((change[:1], change))},
+        coupling=coupling,
+    )
+
+
+def _of_window(
+    counts: Counts, holder: Int64, width: int, hosts: int
+) -> dict[str, Float64]:
+    """All figures of consecutive iterations that do not look at the one before."""
+    total = counts.sum(axis=2)
+    load = _shares(total)
+    dispersion, coupling = _rows(counts, load)
+    wire = _between_ranks(counts, holder, width)
+    return {
+        "load": load,
+        "copies": np.asarray(total.sum(axis=2), np.float64),
+        "coupling": coupling,
+        "entropy": normalised_entropy(load),
+        "max over mean": load.max(axis=2) * load.shape[2],
+        "line efficiency": _mean(line_efficiency(wire)),
+        "inter-host share": _mean(tier_shares(wire, hosts).inter_host),
+        "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
+    }
+
+
+def _mean(groups: Float64) -> Float64:
+    """Over the groups ``[..., G]`` that send something; NaN where none does."""
+    known = np.isfinite(groups)
+    total = np.where(known, groups, 0.0).sum(axis=-1)
+    found: Float64 = np.full(total.shape, np.nan)
+    np.divide(total, known.sum(axis=-1), out=found, where=known.any(axis=-1))
+    return found
+
+
+def _shares(counts: Counts) -> Float64:
+    total = counts.sum(axis=-1, keepdims=True)
+    return np.asarray(counts / np.maximum(total, 1), np.float64)
+
+
+def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
+    """Token copies between the ranks of each group, ``[T, L, G, W, W]``."""
+    total, depth, ranks, _ = counts.shape
+    out = np.zeros((total, depth, ranks, width), np.int64)
+    for layer in range(depth):
+        for rank in range(width):
+            here = holder[layer] == rank
+            out[:, layer, :, rank] = counts[:, layer][..., here].sum(axis=-1)
+    return out.reshape(total, depth, ranks // width, width, width)
+
+
+def _rows(counts: Counts, load: Float64) -> tuple[Float64, Float64]:
+    r"""Dispersion ``[T, L]`` of the rows, and their coupling ``[T, P]`` over layers.
+
+    Dispersion is :math:`\chi^2/((R-1)(E-1))` of the rows against the layer's load: 1
+    where each rank draws copies from the same shares.  Coupling is the correlation,
+    over pairs of ranks, of :math:`x_r \cdot x_s` in two layers, x a rank's deviation
+    from the load: do ranks that are alike in one layer resemble each other in the next?
+    """
+    _, depth, ranks, experts = counts.shape
+    rows = counts.sum(axis=3, keepdims=True)
+    expected = rows * load[:, :, None]
+    squared = np.zeros_like(expected)
+    np.divide((counts - expected) ** 2, expected, out=squared, where=expected > 0)
+    dispersion = squared.sum(axis=(2, 3)) / max(1, (ranks - 1) * (experts - 1))
+    apart = counts / np.maximum(rows, 1) - load[:, :, None]
+    inner = apart @ apart.swapaxes(2, 3)  # [T, L, R, R]
+    one, other = np.triu_indices(ranks, 1)
+    alike = inner[..., one, other]  # [T, L, R(R-1)/2]
+    alike = alike - alike.mean(axis=2, keepdims=True) if ranks > 1 else alike
+    norm = np.sqrt((alike**2).sum(axis=2, keepdims=True))
+    alike = np.divide(alike, norm, out=np.zeros_like(alike), where=norm > 0)
+    first, second = np.triu_indices(depth, 1)
+    return dispersion, np.asarray((alike[:, first] * alike[:, second]).sum(2))
+
+
+# ---- curves --------------------------------------------------------------------
+
+
+def autocorrelation(load: Float64, lags: int = LAGS) -> Float64:
+    r"""Autocorrelation of a layer's load, all experts together, ``[lags]``.
+
+    .. math:: \rho_h = \sum_{e,t} x_{e,t} x_{e,t+h} / \sum_{e,t} x_{e,t}^2
+
+    with deviations x from each expert's mean over the run: experts weigh as they vary,
+    and their names do not matter.  Count noise is in it, as it is in both runs.
+
+    Parameters
+    ----------
+    load
+        ``[T, E]``.
+    lags
+        Largest lag, below T.
+
+    Returns
+    -------
+    float64
+        NaN where the load never changes.
+    """
+    x = load - load.mean(axis=0)
+    whole = float((x**2).sum())
+    found = np.full(lags, np.nan)
+    if whole > 1e-18 * load.size:
+        for lag in range(1, min(lags, len(x) - 1) + 1):
+            found[lag - 1] = (x[lag:] * x[:-lag]).sum() / whole
+    return found
+
+
+def hot_overlap(load: Float64, lags: int = LAGS) -> Float64:
+    """Mean share of the hot quarter of experts that is hot again, ``[lags]``.
+
+    Parameters
+    ----------
+    load
+        ``[T, E]``; the hottest ``max(1, E // 4)``, the first of equals.
+    """
+    hot = max(1, load.shape[1] // 4)
+    order = np.argsort(-load, axis=1, kind="stable")[:, :hot]
+    member = np.zeros(load.shape, bool)
+    np.put_along_axis(member, order, True, axis=1)
+    found = np.full(lags, np.nan)
+    for lag in range(1, min(lags, len(load) - 1) + 1):
+        found[lag - 1] = (member[lag:] & member[:-lag]).sum() / (
+            hot * (len(load) - lag)
+        )
+    return found
+
+
+def layer_coupling(load: Float64) -> Float64:
+    r"""How the loads of two layers vary together: RV coefficients, ``[2, P]``.
+
+    .. math:: RV = \|S_{ab}\|^2 / (\|S_{aa}\| \|S_{bb}\|)
+
+    with covariances S over time, Frobenius norms; first of the loads, then of their
+    changes from iteration to iteration.  0: independent; 1: alike up to rotation.
+
+    Parameters
+    ----------
+    load
+        ``[T, L, E]``.
+
+    References
+    ----------
+    P. Robert and Y. Escoufier, Applied Statistics 25 (1976).
+    """
+    depth = load.shape[1]
+    pairs = list(zip(*np.triu_indices(depth, 1), strict=True))
+    found = np.full((2, len(pairs)), np.nan)
+    for row, values in enumerate((load - load.mean(axis=0), np.diff(load, axis=0))):
+        own = [np.linalg.norm(values[:, a].T @ values[:, a]) for a in range(depth)]
+        for at, (a, b) in enumerate(pairs):
+            if own[a] > 1e-15 and own[b] > 1e-15:
+                both = np.linalg.norm(values[:, a].T @ values[:, b])
+                found[row, at] = both**2 / (own[a] * own[b])
+    return found

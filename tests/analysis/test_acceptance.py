@@ -1,0 +1,136 @@
+"""The battery passes a further run of a kind, and tells baselines apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.acceptance import LEVEL, Acceptance, accept, accept_twins
+from moetraffic.analysis.portrait import Portrait, of_counts
+from moetraffic.errors import AnalysisError
+
+Make = Callable[..., np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def real(simulated: Make) -> list[Portrait]:
+    return [of_counts(simulated(seed), name=f"seed {seed}") for seed in range(1, 7)]
+
+
+def multinomial(shares: np.ndarray) -> np.ndarray:
+    rows = np.broadcast_to(shares[:, :, None], (*shares.shape[:2], 4, 6))
+    return np.random.default_rng(0).multinomial(128, rows)
+
+
+def uniform(counts: np.ndarray) -> np.ndarray:
+    return multinomial(np.full((len(counts), 2, 6), 1 / 6))
+
+
+def iid(counts: np.ndarray) -> np.ndarray:
+    mean = counts.sum(axis=(0, 2)) / counts.sum(axis=(0, 2, 3))[:, None]
+    return multinomial(np.broadcast_to(mean, (len(counts), 2, 6)))
+
+
+def frozen(counts: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.rint(counts.mean(axis=0)).astype(int), counts.shape)
+
+
+def names(found: Acceptance) -> set[str]:
+    return {t.name.split(",")[0] for t in found.failures}
+
+
+def test_a_further_seed_passes(simulated: Make, real: list[Portrait]) -> None:
+    found = accept(of_counts(simulated(0)), real[:4])
+    assert found.passed
+    assert found.way == "seeds"
+    assert {t.layer for t in found.tests} == {-1, 0, 1}
+    assert all(t.adjusted >= t.p for t in found.tests)
+    assert all(len(t.own) == 4 for t in found.tests)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "tells"),
+    [
+        (uniform, {"load of the experts", "entropy of the load", "row dispersion"}),
+        (iid, {"change", "row dispersion"}),
+        (frozen, {"autocorrelation", "change", "coupling of layers' changes"}),
+    ],
+)
+def test_a_baseline_fails(
+    simulated: Make,
+    real: list[Portrait],
+    baseline: Callable[[np.ndarray], np.ndarray],
+    tells: set[str],
+) -> None:
+    found = accept(of_counts(baseline(simulated(0))), real)
+    assert not found.passed
+    assert tells <= names(found)
+
+
+@pytest.mark.parametrize(
+    ("other", "tells"),
+    [
+        (partial(dict, persistence=0.2), "change"),
+        (partial(dict, concentration=2000.0), "row dispersion"),
+    ],
+)
+def test_another_process_fails_in_what_it_differs(
+    simulated: Make, real: list[Portrait], other: Callable[[], dict], tells: str
+) -> None:
+    found = accept(of_counts(simulated(0, **other())), real)
+    assert tells in names(found)
+
+
+def test_a_twin_is_held_against_one_run(simulated: Make) -> None:
+    counts = simulated(3, iterations=240)
+    one = of_counts(counts, name="captured")
+    found = accept(of_counts(iid(counts)), [one])
+    assert found.way == "time blocks"
+    assert {"change", "row dispersion"} <= names(found)
+    assert "how seeds differ" in found.notes[0]
+    assert found.recognised
+    # the same shares at each time, rows and counts drawn again
+    twin = accept(of_counts(simulated(3, iterations=240, rows_seed=1)), [one])
+    assert twin.passed
+
+
+def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
+    simulated: Make, real: list[Portrait]
+) -> None:
+    seeds = range(1, 7)
+    twins = [of_counts(simulated(seed, rows_seed=1)) for seed in seeds]
+    assert accept_twins(twins, real).passed
+    poor = [of_counts(iid(simulated(seed))) for seed in seeds]
+    found = accept_twins(poor, real)
+    assert found.way == "twins"
+    assert {"change", "row dispersion"} <= names(found)
+    assert found.recognised
+    with pytest.raises(AnalysisError, match="one twin"):
+        accept_twins(twins[:5], real)
+
+
+def test_runs_of_other_length_are_cut_and_of_other_shape_refused(
+    simulated: Make, real: list[Portrait]
+) -> None:
+    longer = of_counts(simulated(0, iterations=130))
+    assert "first 120" in accept(longer, real[:1]).notes[0]
+    with pytest.raises(AnalysisError, match="scale of the real run"):
+        accept(of_counts(simulated(0, experts=4)), real)
+    with pytest.raises(AnalysisError, match="needs 100 iterations"):
+        accept(of_counts(simulated(0, iterations=60)), real)
+    with pytest.raises(AnalysisError, match="none is given"):
+        accept(real[0], [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_level_holds_in_simulation(simulated: Make) -> None:
+    cases, failed = 80, 0
+    for case in range(cases):
+        runs = [of_counts(simulated(1000 + 10 * case + i)) for i in range(5)]
+        failed += not accept(runs[0], runs[1:]).passed
+    # LEVEL and three standard errors of 80 cases
+    assert failed / cases <= LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / cases)

@@ -1,0 +1,85 @@
+"""The verdict as a sentence, a table, data and a picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from moetraffic.analysis.acceptance import Acceptance, Trial
+from moetraffic.report.acceptance import as_dict, figure, table, verdict
+
+
+def trial(*, layer: int, adjusted: float, distance: float = 2.0) -> Trial:
+    return Trial(
+        name="max over mean",
+        measure="Wasserstein-1",
+        layer=layer,
+        distance=distance,
+        usual=1.0,
+        own=(0.9, 1.1, 1.0),
+        limit=3.0,
+        p=adjusted / 2,
+        adjusted=adjusted,
+    )
+
+
+def found(*trials: Trial, way: str = "seeds", recognised: bool = False) -> Acceptance:
+    return Acceptance(
+        synthetic="twin.h5",
+        real=("a.h5", "b.h5", "c.h5"),
+        way=way,
+        tests=trials,
+        auc=0.55,
+        auc_usual=0.6,
+        recognised=recognised,
+        notes=("a note",),
+    )
+
+
+def printed(result: Acceptance) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(table(result))
+    return out.getvalue()
+
+
+def test_a_pass_and_a_failure_are_said() -> None:
+    good = found(trial(layer=0, adjusted=0.4))
+    assert good.passed
+    assert verdict(good).startswith("passed: none of 1 tests")
+    bad = found(trial(layer=0, adjusted=0.4), trial(layer=1, adjusted=0.01))
+    assert not bad.passed
+    assert verdict(bad) == "failed: 1 of 2 tests tell it from real runs"
+    assert "FAILED" in printed(bad)
+    assert "note: a note" in printed(bad)
+    assert "FAILED" not in printed(good)
+    seen = found(trial(layer=0, adjusted=0.4), recognised=True)
+    assert verdict(seen) == "failed: the classifier's AUC is 0.550"
+
+
+def test_the_data_are_json_and_say_the_verdict() -> None:
+    told = as_dict(found(trial(layer=-1, adjusted=0.01)))
+    assert json.loads(json.dumps(told))["tests"][0]["passed"] is False
+    assert told["passed"] is False
+    assert "logistic" in told["classifier"]
+
+
+@pytest.mark.parametrize("way", ["seeds", "time blocks"])
+def test_the_picture_has_a_line_a_test_and_a_mark_a_layer(way: str) -> None:
+    drawn = figure(
+        found(
+            trial(layer=0, adjusted=0.4),
+            trial(layer=1, adjusted=0.001, distance=math.inf),
+            way=way,
+        )
+    )
+    (axes,) = drawn.axes
+    assert [t.get_text() for t in axes.get_yticklabels()] == [
+        "max over mean (Wasserstein-1)"
+    ]
+    colours = {line.get_color() for line in axes.lines}
+    assert {"#0072B2", "#D55E00"} <= colours
+    drawn.canvas.draw()
