@@ -1,0 +1,223 @@
+"""Chakra execution traces: ``run.<rank>.et``, for ASTRA-sim and others.
+
+A file is a GlobalMetadata and Nodes, each with its length before it (mlcommons/chakra
+``schema/protobuf/et_def.proto``, ``src/third_party/utils/protolib.py``).  An all-to-all
+is a COMM_SEND_NODE and a COMM_RECV_NODE for each other rank: Chakra's collective has
+one size for all pairs.  Other collectives are COMM_COLL_NODEs of the groups in
+``comm_group.json``.  Before each call a COMP_NODE lasts as long as the rank did other
+things; it depends on all of the call before.  Attributes have the types that the feeder
+reads (``src/feeder/et_feeder_node.cpp``): sizes int64, ranks and tags int32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+
+from .calls import choose, must_be_timed, site_name
+from .exporter import Exporter
+from .options import Options
+from .programs import MESSAGE, Call, lasts, programs
+from .protocol_buffers import content, delimited, number, packed, text
+
+COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
+COLLECTIVES = {  # CollectiveCommType
+    "all_reduce": 0,
+    "all_gather": 2,
+    "broadcast": 5,
+    "reduce_scatter": 7,
+    "barrier": 9,
+}
+SIMULATED = ("all_reduce", "all_gather", "reduce_scatter")  # by ASTRA-sim
+INT32, INT64, BOOL, STRING = 7, 9, 27, 29  # fields of AttributeProto.value
+MOST_TAGS = 2**31 - 1
+VERSION = "0.0.4"
+GROUPS = "comm_group.json"
+
+
+@dataclass(kw_only=True)
+class _Program:
+    """What was written of a rank."""
+
+    nodes: int = 0
+    before: list[int] = field(default_factory=list)  # nodes of the last call
+    end_ns: int = UNKNOWN_TIME  # of the last call
+
+
+def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+    """Write a file a rank, and the groups of collectives.
+
+    At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
+    of its call before to the issue of the next; at "asap" it takes no time, and with
+    ``every_ns`` that long.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, times are needed and not known, or there are more
+        calls than tags.
+    """
+    chosen = choose(trace, options)
+    must_be_timed(trace, chosen, options)
+    if len(chosen.occurrences) > MOST_TAGS:
+        raise TraceError(
+            f"messages have {MOST_TAGS} tags, but there are {len(chosen.occurrences)} "
+            "calls: export fewer iterations"
+        )
+    lost: Counter[str] = Counter()
+    world = tuple(range(trace.meta.world))
+    groups = {
+        g.ranks: n
+        for n, g in enumerate(trace.groups, 1)
+        if tuple(sorted(g.ranks)) != world
+    }
+    named = {str(n): list(ranks) for ranks, n in groups.items()}
+    (folder / GROUPS).write_text(json.dumps(named) + "\n")
+    states = {rank: _Program() for rank in world}
+    for rank in world:
+        head = delimited(text(1, VERSION))
+        (folder / f"run.{rank}.et").write_bytes(head)
+    for rank, calls in programs(trace, chosen):
+        with (folder / f"run.{rank}.et").open("ab") as file:
+            for call in calls:
+                for node in _nodes(call, rank, states[rank], groups, options, lost):
+                    file.write(delimited(node))
+    said = [f"{count} {what}" for what, count in sorted(lost.items())]
+    said.append(
+        "each call waits for the one before, and times are rounded to microseconds"
+    )
+    return [*chosen.lost, *said]
+
+
+def _nodes(
+    call: Call,
+    rank: int,
+    state: _Program,
+    groups: dict[tuple[int, ...], int],
+    options: Options,
+    lost: Counter[str],
+) -> list[bytes]:
+    site = call.site
+    name = f"iteration-{call.iteration}-{site_name(site)}"
+    gap = _Node(state, COMPUTE, f"before {name}", state.before)
+    gap.times(0, _gap(call, state, options))
+    gap.attribute("is_cpu_op", BOOL, 1)
+    made = [gap.finish()]
+    state.end_ns = call.end_ns
+    own: list[_Node] = []
+    if site.operation == ALL_TO_ALL:
+        for other, peer in enumerate(call.group.ranks):
+            if other == call.member:
+                lost["bytes that ranks kept for themselves are left out"] += int(
+                    call.bytes[other, other]
+                )
+                continue
+            for kind, size in (
+                (SEND, int(call.bytes[call.member, other])),
+                (RECEIVE, int(call.bytes[other, call.member])),
+            ):
+                if size:
+                    own.append(_message(state, kind, name, rank, peer, size, gap, call))
+    elif site.operation == MESSAGE:
+        source, destination = call.ends
+        if source < 0:
+            lost["messages whose ends are not known are left out"] += 1
+        else:
+            size = int(call.bytes[site.peers[0]])
+            kind, peer = (SEND, destination) if rank == source else (RECEIVE, source)
+            own.append(_message(state, kind, name, rank, peer, size, gap, call))
+    elif site.operation in SIMULATED:
+        node = _Node(state, COLLECTIVE, name, [gap.id])
+        node.attribute("is_cpu_op", BOOL, 0)
+        node.attribute("comm_type", INT64, COLLECTIVES[site.operation])
+        node.attribute("comm_size", INT64, int(call.bytes.max()))
+        if call.group.ranks in groups:
+            node.attribute("pg_name", STRING, str(groups[call.group.ranks]))
+        own.append(node)
+        if call.member == 0 and (call.bytes != call.bytes.max()).any():
+            lost["collectives of uneven parts are made even, as the largest"] += 1
+    elif call.member == 0:
+        lost[f"calls of {site.operation}, which ASTRA-sim has not, are left out"] += 1
+    for node in own:
+        begin = call.issue_ns if options.pace == "captured" else UNKNOWN_TIME
+        node.times(begin, lasts(call))
+    state.before = [n.id for n in own] or [gap.id]
+    return made + [n.finish() for n in own]
+
+
+def _gap(call: Call, state: _Program, options: Options) -> int:
+    if options.every_ns:
+        return options.every_ns
+    known = UNKNOWN_TIME not in (state.end_ns, call.issue_ns)
+    if options.pace == "asap" or not known:
+        return 0
+    return max(0, call.issue_ns - state.end_ns)
+
+
+def _message(
+    state: _Program,
+    kind: int,
+    name: str,
+    rank: int,
+    peer: int,
+    size: int,
+    gap: _Node,
+    call: Call,
+) -> _Node:
+    source, destination = (rank, peer) if kind == SEND else (peer, rank)
+    node = _Node(state, kind, f"{name} {source} to {destination}", [gap.id])
+    node.attribute("is_cpu_op", BOOL, 0)
+    node.attribute("comm_size", INT64, size)
+    node.attribute("comm_src", INT32, source)
+    node.attribute("comm_dst", INT32, destination)
+    node.attribute("comm_tag", INT32, call.number)
+    return node
+
+
+class _Node:
+    """A Node that is being written."""
+
+    def __init__(self, state: _Program, kind: int, name: str, after: list[int]) -> None:
+        state.nodes += 1
+        self.id = state.nodes
+        self._parts = [number(1, self.id), text(2, name), number(3, kind)]
+        self._parts.append(packed(5, after))  # data_deps
+
+    def times(self, begin_ns: int, duration_ns: int) -> None:
+        """Start and duration, in whole microseconds, where they are known."""
+        if begin_ns > 0:
+            self._parts.append(number(6, begin_ns // 1000))
+        if duration_ns > 0:
+            self._parts.append(number(7, (duration_ns + 500) // 1000))
+
+    def attribute(self, name: str, kind: int, value: int | str) -> None:
+        """An AttributeProto."""
+        self._parts.append(_attribute(name, kind, value))
+
+    def finish(self) -> bytes:
+        """The message."""
+        return b"".join(self._parts)
+
+
+@lru_cache(maxsize=1 << 14)
+def _attribute(name: str, kind: int, value: int | str) -> bytes:
+    told = text(kind, value) if isinstance(value, str) else number(kind, value)
+    return content(10, text(1, name) + told)
+
+
+EXPORTER = Exporter(
+    name="chakra",
+    what="run.<rank>.et: a send and a receive for each pair of an all-to-all, other "
+    "collectives of comm_group.json",
+    readers="ASTRA-sim (--workload-configuration=OUT/run), Chakra's tools",
+    limits="microseconds; calls of a rank one after another",
+    suffix="",
+    files=r"run\.\d+\.et|comm_group\.json",
+    write=write,
+)

@@ -1,0 +1,106 @@
+"""What every exporter keeps: a check that built-in and third parties' formats pass.
+
+Call it in a test of your own, with a trace that your format can hold::
+
+    from moetraffic.interop.export import check_exporter
+
+    def test_mine(trace, tmp_path) -> None:
+        check_exporter(EXPORTER, trace, tmp_path)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import Trace
+
+from . import exporter as writing
+from .exporter import Exporter
+from .options import Options
+
+NOWHERE = range(1 << 39, (1 << 39) + 1)  # iterations that no run has
+
+
+def check_exporter(
+    exporter: Exporter,
+    trace: Trace,
+    folder: Path,
+    *,
+    options: Options | None = None,
+) -> None:
+    """Try an exporter and say what is wrong with it.
+
+    Parameters
+    ----------
+    exporter
+        The format.
+    trace
+        One that it can write with the options.
+    folder
+        Where to write; it must be there and empty.
+    options
+        What of the trace is exported.
+
+    Raises
+    ------
+    AssertionError
+        With a sentence, at the first thing that does not hold.
+    """
+    options = options or Options()
+    for what in ("name", "what", "readers", "limits"):
+        assert getattr(exporter, what).strip(), f"an exporter says its {what}"
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", exporter.name), (
+        f"a name is lower case with hyphens, not {exporter.name!r}"
+    )
+    assert bool(exporter.suffix) != exporter.folder, (
+        "a format is a file with a suffix, or a folder whose files it names"
+    )
+    made = []
+    for number in (1, 2):
+        output = folder / f"{number}{exporter.suffix}"
+        before = set(folder.iterdir())
+        files, lost = writing.write(exporter, trace, output, options, force=False)
+        assert set(folder.iterdir()) == before | {output}, (
+            "nothing is written but the output"
+        )
+        assert files, "something is written"
+        for sentence in lost:
+            assert re.fullmatch(r"\S.*", sentence), (
+                f"what is lost is said in sentences of one line, not {sentence!r}"
+            )
+        for file in files if exporter.folder else ():
+            assert re.fullmatch(exporter.files, file.name), (
+                f"{file.name} is not named as the format says, {exporter.files}"
+            )
+        made.append([f.read_bytes() for f in files])
+    assert made[0] == made[1], "the same trace and options give the same bytes"
+    _refuses(exporter, trace, folder, options)
+
+
+def _refuses(exporter: Exporter, trace: Trace, folder: Path, options: Options) -> None:
+    output = folder / f"nothing{exporter.suffix}"
+    nothing = replace(options, iterations=NOWHERE)
+    there = folder / f"1{exporter.suffix}"
+    before = set(folder.iterdir())
+    for target, asked, what in (
+        (output, nothing, "a selection without a call"),
+        (there, options, "an output that is there"),
+    ):
+        said = _refusal(exporter, trace, target, asked)
+        assert said is not None, f"{what} is refused with a TraceError"
+        assert "\n" not in said, "an error is one sentence"
+    assert set(folder.iterdir()) == before, "after an error nothing is left behind"
+    writing.write(exporter, trace, there, options, force=True)
+
+
+def _refusal(
+    exporter: Exporter, trace: Trace, output: Path, options: Options
+) -> str | None:
+    try:
+        writing.write(exporter, trace, output, options, force=False)
+    except TraceError as error:
+        return str(error)
+    return None

@@ -1,0 +1,78 @@
+"""The load tensor of DeepSeek's expert-parallelism load balancer.
+
+``rebalance_experts(weight, ...)`` takes ``[layers, experts]`` load (deepseek-ai/EPLB
+``eplb.py``) and turns it into float32.  Written as .npy without pickled objects:
+``torch.from_numpy(numpy.load("load.npy"))``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ROUTING, Trace
+
+from .exporter import Exporter
+from .options import Options
+
+EXACT = 2**24  # the largest float32 up to which all whole numbers are exact
+AT_ONCE = 256
+
+
+def write(trace: Trace, path: Path, options: Options) -> list[str]:
+    """Write ``[layers, experts]`` int64 token copies, summed over all else.
+
+    Raises
+    ------
+    TraceError
+        If no routing fits the options, or layers differ in their number of experts.
+    """
+    found = trace.complete(
+        trace.find(
+            operation=ROUTING,
+            layer=options.layer,
+            direction="forward",
+            iterations=options.iterations,
+        )
+    )
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]
+    experts = {s.experts for s in sites}
+    layers = sorted({s.layer for s in sites})
+    if len(experts) != 1:
+        raise TraceError(
+            "a load tensor has a column an expert, alike in all layers, but "
+            f"{trace.name} shows layers of {sorted(experts) or 'no'} experts: capture "
+            "the router, or choose a layer"
+        )
+    load = np.zeros((len(layers), experts.pop()), np.int64)
+    for number, site in enumerate(trace.sites):
+        mine = found[trace.occurrences.site[found] == number]
+        for begin in range(0, len(mine), AT_ONCE):
+            load[layers.index(site.layer)] += _sum(trace, mine[begin : begin + AT_ONCE])
+    with path.open("wb") as file:
+        np.save(file, load, allow_pickle=False)
+    lost = [
+        f"rows are the MoE layers {', '.join(map(str, layers))}, in this order",
+        "token copies are summed over ranks, micro-batches and iterations",
+    ]
+    if int(load.max(initial=0)) > EXACT:
+        lost.append(f"EPLB makes them float32, which rounds loads above {EXACT}")
+    return lost
+
+
+def _sum(trace: Trace, routed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    demand = trace.demand(routed)
+    return np.asarray(demand.sum(axis=(0, 1), dtype=np.int64), np.int64)
+
+
+EXPORTER = Exporter(
+    name="eplb",
+    what="token copies of each layer and expert, .npy",
+    readers="EPLB's rebalance_experts, and what follows it (vLLM, SGLang)",
+    limits="float32 there: exact up to 2^24 copies",
+    suffix=".npy",
+    write=write,
+)

@@ -1,0 +1,142 @@
+"""What an exporter is, and writing what it writes whole or not at all.
+
+A third party adds a format with an entry point of its name in the group
+``moetraffic.exporters`` that is an :class:`Exporter`, and proves it with
+:func:`.conformance.check_exporter`::
+
+    [project.entry-points."moetraffic.exporters"]
+    mine = "my_package:EXPORTER"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import Trace
+from moetraffic.trace.durable import (
+    refuse_folder,
+    refuse_output,
+    remedy,
+    remove_folder,
+    sync_folder,
+)
+
+from .options import Options
+
+Write = Callable[[Trace, Path, Options], Sequence[str]]
+"""Writes a trace to a file that is not there yet, or into an empty folder.
+
+Returns what the format cannot hold or was left out, a sentence each.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """A format that traces are written in."""
+
+    name: str
+    what: str  # is in a file of it, in words
+    readers: str  # who reads it
+    limits: str  # units, sizes, what it cannot hold
+    suffix: str  # of the file's name; "" where it is a folder
+    write: Write
+    files: str = ""  # what the files of a folder are called, a regular expression
+
+    @property
+    def folder(self) -> bool:
+        """Whether it is a folder of files."""
+        return bool(self.files)
+
+
+def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
+    """Refuse an output that could not be written, before any work is done for it.
+
+    Raises
+    ------
+    TraceError
+        If it is there and not to be replaced, or the system does not let it be made.
+    """
+    if not exporter.folder:
+        refuse_output(output, force=force, error=TraceError)
+        return
+    refuse_folder(output.absolute().parent, error=TraceError)
+    if output.exists() and not output.is_dir():
+        raise TraceError(
+            f"{exporter.name} is a folder of files, but {output} is a file: choose "
+            "another output"
+        )
+    if not output.is_dir():
+        return
+    inside = sorted(p.name for p in output.iterdir())
+    odd = [n for n in inside if not re.fullmatch(exporter.files, n)]
+    if odd:
+        raise TraceError(
+            f"a folder is replaced where all in it is {exporter.name}, but {output} "
+            f"holds {odd[0]!r}: choose another output"
+        )
+    if inside and not force:
+        raise TraceError(
+            f"{output} exists and is not overwritten: choose another output, or give "
+            "--force"
+        )
+
+
+def write(
+    exporter: Exporter, trace: Trace, output: Path, options: Options, *, force: bool
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a trace; the output appears whole or not at all.
+
+    Returns
+    -------
+    tuple of Path, tuple of str
+        The files, and what was lost.
+
+    Raises
+    ------
+    TraceError
+        If the trace cannot be written in this format, or the system refuses.
+    """
+    refuse(exporter, output, force=force)
+    try:
+        with _aside(exporter, output) as aside:
+            lost = tuple(exporter.write(trace, aside, options))
+            if not exporter.folder:  # of thousands of files each would take its time
+                _synchronise(aside)
+    except OSError as error:
+        raise TraceError(
+            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
+        ) from None
+    files = sorted(output.iterdir()) if exporter.folder else [output]
+    return tuple(files), lost
+
+
+@contextmanager
+def _aside(exporter: Exporter, output: Path) -> Iterator[Path]:
+    """A folder beside the output, or a file of its name in it, that takes its place."""
+    making = output.with_name(f".{output.name}.{os.getpid()}.making")
+    making.mkdir()
+    made = making if exporter.folder else making / output.name
+    try:
+        yield made
+        if exporter.folder and output.is_dir():
+            remove_folder(output)
+        os.rename(made, output)
+        sync_folder(output.absolute().parent)
+    finally:
+        if making.exists():
+            shutil.rmtree(making)
+
+
+def _synchronise(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

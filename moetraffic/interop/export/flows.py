@@ -1,0 +1,103 @@
+"""Flows of a trace's all-to-alls: who sends whom how many bytes, from when on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.trace import UNKNOWN_TIME, Trace
+
+from .calls import Chosen, Exchange, Int64, exchanges, moments
+from .options import Options
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Burst:
+    """The flows of one exchange within one group, cut to a reader's largest size."""
+
+    exchange: Exchange
+    group: tuple[int, ...]  # world ranks
+    source: Int64  # [n] world ranks
+    destination: Int64  # [n]
+    bytes: Int64  # [n] > 0
+    begin_ns: Int64  # [n] from the first flow of all, UNKNOWN_TIME at the pace "asap"
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What was cut or left out on the way."""
+
+    flows: int = 0
+    own_bytes: int = 0  # that ranks kept for themselves
+    cut: int = 0  # flows that were cut into several
+
+    def sentences(self, most: int) -> list[str]:
+        """What was lost, a sentence each."""
+        said = []
+        if self.own_bytes:
+            said.append(
+                f"{self.own_bytes} bytes that ranks kept for themselves are left out"
+            )
+        if self.cut:
+            said.append(f"{self.cut} flows of more than {most} bytes are cut into more")
+        return said
+
+
+def bursts(
+    trace: Trace, options: Options, chosen: Chosen, most: int, tally: Tally
+) -> Iterator[Burst]:
+    """The flows of the chosen all-to-alls, burst by burst in the order of calls.
+
+    A flow begins when its sender starts, or, where that is not known, issues the call;
+    with ``every_ns`` exchanges begin at that distance.
+
+    Parameters
+    ----------
+    trace, options, chosen
+        As :func:`.calls.exchanges` has them.
+    most
+        Bytes of a flow that the reader can count.
+    tally
+        Is added to.
+    """
+    first = _first(trace, options, chosen)
+    for number, one in enumerate(exchanges(trace, options, chosen)):
+        for group in one.groups:
+            members = np.array(group, np.int64)
+            sent = one.bytes[np.ix_(members, members)].copy()
+            tally.own_bytes += int(np.trace(sent))
+            np.fill_diagonal(sent, 0)
+            row, column = np.nonzero(sent)
+            size = sent[row, column]
+            pieces = -(-size // most)
+            tally.cut += int((pieces > 1).sum())
+            again = np.repeat(np.arange(len(size)), pieces)
+            part = np.full(len(again), most, np.int64)
+            last = np.cumsum(pieces) - 1
+            part[last] = size - (pieces - 1) * most
+            source = members[row][again]
+            if options.every_ns:
+                begin = np.full(len(part), number * options.every_ns, np.int64)
+            elif options.pace == "asap":
+                begin = np.full(len(part), UNKNOWN_TIME, np.int64)
+            else:
+                begin = one.begins[source] - first
+            tally.flows += len(part)
+            yield Burst(
+                exchange=one,
+                group=group,
+                source=source,
+                destination=members[column][again],
+                bytes=part,
+                begin_ns=begin,
+            )
+
+
+def _first(trace: Trace, options: Options, chosen: Chosen) -> int:
+    """When the first call began, ns of rank 0's clock; no flow begins before it."""
+    if options.every_ns or options.pace == "asap":
+        return 0
+    issued, _ = moments(trace, chosen.occurrences)
+    return int(issued.min())

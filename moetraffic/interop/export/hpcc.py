@@ -1,0 +1,84 @@
+"""Flow files for HPCC's ns-3 and its descendants: ``flow.txt``.
+
+The number of flows, then lines ``src dst priority port bytes seconds`` in ascending
+order of their start (alibaba-edu/High-Precision-Congestion-Control
+``simulation/scratch/third.cc``, FlowInput, and ``simulation/mix/flow.txt``; also read
+by the ns-3 of ASTRA-sim, ConWeave and SimAI). Sizes are uint32; a host is one of 2^16;
+a source takes a port of its own for each flow, from 10000 on, in uint16. Flows begin 2
+s after the simulation, as those of its ``traffic_gen`` do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, Trace
+
+from .calls import Int64, choose, must_be_timed
+from .exporter import Exporter
+from .flows import Tally, bursts
+from .options import Options
+
+MOST = 2**32 - 1
+MOST_HOSTS = 1 << 16
+MOST_FLOWS = (1 << 16) - 10000  # of a source
+PRIORITY = 3
+PORT = 100
+BEGIN_NS = 2 * 10**9
+
+
+def write(trace: Trace, path: Path, options: Options) -> list[str]:
+    """Write all flows, a host a rank: rank 0 is node 0.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, starts are neither known nor given, or there are
+        more ranks or flows than the simulator can tell apart.
+    """
+    if options.pace == "asap" and not options.every_ns:
+        raise TraceError(
+            "flow.txt says when each flow begins, so that none can begin after another "
+            "('asap'): take the captured pace, or a distance with --every"
+        )
+    if trace.meta.world > MOST_HOSTS:
+        raise TraceError(
+            f"the simulator has up to {MOST_HOSTS} hosts, but there are "
+            f"{trace.meta.world} ranks: place the traffic on fewer"
+        )
+    chosen = choose(trace, options, only=ALL_TO_ALL)
+    must_be_timed(trace, chosen, options)
+    tally = Tally()
+    parts: list[Int64] = [
+        np.stack([b.begin_ns + BEGIN_NS, b.source, b.destination, b.bytes], axis=1)
+        for b in bursts(trace, options, chosen, MOST, tally)
+    ]
+    flows = np.concatenate(parts)
+    flows = flows[np.argsort(flows[:, 0], kind="stable")]
+    most = int(np.bincount(flows[:, 1], minlength=1).max())
+    if most > MOST_FLOWS:
+        raise TraceError(
+            f"a source has up to {MOST_FLOWS} flows, for each takes a port, but here "
+            f"one has {most}: export fewer iterations"
+        )
+    with path.open("w") as file:
+        file.write(f"{len(flows)}\n")
+        file.writelines(
+            f"{source} {destination} {PRIORITY} {PORT} {size} "
+            f"{when // 10**9}.{when % 10**9:09d}\n"
+            for when, source, destination, size in flows.tolist()
+        )
+    return [*chosen.lost, *tally.sentences(MOST), "what ranks compute is left out"]
+
+
+EXPORTER = Exporter(
+    name="hpcc",
+    what="a flow a pair of ranks and exchange, with its start in seconds",
+    readers="HPCC's ns-3 and what came of it (ASTRA-sim's and SimAI's ns-3, ConWeave)",
+    limits=f"flows up to 2^32 - 1 B are cut into more; {MOST_FLOWS} flows a source",
+    suffix=".txt",
+    write=write,
+)

@@ -1,0 +1,116 @@
+"""Connection matrices for htsim: ``.cm`` files.
+
+``Nodes N``, ``Connections M``, ``Triggers T``, then lines ``src->dst id I start PS size
+BYTES`` and ``trigger id I barrier count C`` (Broadcom/csg-htsim
+``sim/datacenter/connection_matrix.cpp``, ConnectionMatrix::load). Sizes, ids and counts
+are read by stoi: at most 2^31 - 1; a flow's and a trigger's id is not 0. Starts are
+picoseconds read by stof, which keeps 24 bits of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, Trace
+
+from .calls import Int64, choose, must_be_timed
+from .exporter import Exporter
+from .flows import Burst, Tally, bursts
+from .options import Options
+
+MOST = 2**31 - 1
+
+
+def write(trace: Trace, path: Path, options: Options) -> list[str]:
+    """Write all flows, a node a rank.
+
+    At the pace "asap" an exchange of a group begins when all flows of its exchange
+    before have been received, by a barrier trigger.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, times are needed and not known, or there are more
+        flows than the simulator can number.
+    """
+    chosen = choose(trace, options, only=ALL_TO_ALL)
+    must_be_timed(trace, chosen, options)
+    tally = Tally()
+    found = bursts(trace, options, chosen, MOST, tally)
+    head = [f"Nodes {trace.meta.world}"]
+    lost = [*chosen.lost]
+    if options.pace == "asap" and not options.every_ns:
+        body, triggers = _chained(found)
+        head += [f"Connections {tally.flows}", f"Triggers {triggers}"]
+    else:
+        body, moved = _timed(found)
+        head += [f"Connections {tally.flows}"]
+        if moved:
+            lost.append(
+                f"starts are read as 32-bit floats, which moves them by up to {moved} "
+                "ps"
+            )
+    if tally.flows > MOST:
+        raise TraceError(
+            f"htsim numbers flows up to {MOST}, but these are {tally.flows}: export "
+            "fewer iterations"
+        )
+    path.write_text("\n".join([*head, *body]) + "\n")
+    return [*lost, *tally.sentences(MOST), "what ranks compute is left out"]
+
+
+def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
+    """Lines of flows that begin at a time, and by how many ps that is rounded."""
+    lines: list[str] = []
+    moved = 0
+    for burst in found:
+        starts = burst.begin_ns * 1000  # ps
+        read = starts.astype(np.float32).astype(np.int64)
+        moved = max(moved, int(np.abs(read - starts).max(initial=0)))
+        lines += _lines(burst, len(lines), [f"start {s}" for s in starts.tolist()])
+    return lines, moved
+
+
+def _chained(found: Iterator[Burst]) -> tuple[list[str], int]:
+    """Lines of flows that wait for those before them, and how many triggers."""
+    lines: list[str] = []
+    last: dict[tuple[int, ...], range] = {}  # of a group: its last exchange's flows
+    barriers: list[str] = []
+    for burst in found:
+        if not len(burst.source):
+            continue
+        begin = "start 0"
+        if burst.group in last:
+            number = len(barriers) + 1
+            for at in last[burst.group]:
+                lines[at] += f" recv_done_trigger {number}"
+            count = len(last[burst.group])
+            barriers.append(f"trigger id {number} barrier count {count}")
+            begin = f"trigger {number}"
+        last[burst.group] = range(len(lines), len(lines) + len(burst.source))
+        lines += _lines(burst, len(lines), [begin] * len(burst.source))
+    return lines + barriers, len(barriers)
+
+
+def _lines(burst: Burst, before: int, begin: list[str]) -> list[str]:
+    columns: list[Int64] = [burst.source, burst.destination, burst.bytes]
+    return [
+        f"{source}->{destination} id {number} {when} size {size}"
+        for number, (source, destination, size, when) in enumerate(
+            zip(*(c.tolist() for c in columns), begin, strict=True), before + 1
+        )
+    ]
+
+
+EXPORTER = Exporter(
+    name="htsim",
+    what="a connection matrix: a flow a pair of ranks and exchange",
+    readers="htsim (csg-htsim, UEC's, ndp's)",
+    limits="flows up to 2^31 - 1 B are cut into more; starts in ps keep 24 bits",
+    suffix=".cm",
+    write=write,
+)

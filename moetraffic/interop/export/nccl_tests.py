@@ -1,0 +1,98 @@
+"""Matrices for nccl-tests' ``alltoallv_perf``: a file a call.
+
+Whitespace between numbers, a row a source; square. Two generations of the program read
+them (NVIDIA/nccl-tests ``src/alltoallv.cu``): with NCCL_TESTS_ALLTOALLV_MATRIX_FILE
+numbers are bytes, rounded down to multiples of 16; with ALLTOALLV_MATRIX_FILE they are
+KiB (TRAFFIC_SCALE), of which it drops what is behind the point. ``-b`` and ``-e`` must
+be alike and at least what any rank sends or receives in all.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, Trace
+
+from .calls import choose, exchanges
+from .exporter import Exporter
+from .options import Options
+
+ALIGNMENT = 16  # bytes; AlltoAllvReadTrafficMatrix: & ~15
+MOST_RANKS = 1 << 15
+UNITS = {"B": (1, ALIGNMENT), "KiB": (1024, 1024)}
+INDEX = "matrices.csv"
+
+
+def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+    """Write a matrix a call, and a table that says what each is.
+
+    Numbers are rounded to the nearest that the program keeps.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options.
+    """
+    if options.unit not in UNITS:
+        raise TraceError(
+            f"nccl-tests reads matrices in {' or '.join(UNITS)}, not "
+            f"{options.unit[:40]!r}: change --unit"
+        )
+    unit, least = UNITS[options.unit]
+    chosen = choose(trace, options, only=ALL_TO_ALL)
+    lost = list(chosen.lost)
+    told, kept, changed = 0, 0, 0
+    with (folder / INDEX).open("w", newline="") as table:
+        rows = csv.writer(table, lineterminator="\n")
+        rows.writerow(["file", "iteration", "layer", "phase", "micro_batch", "size"])
+        for one in exchanges(trace, options, chosen):
+            values = nearest(one.bytes, least)
+            told += int(one.bytes.sum())
+            kept += int(values.sum())
+            changed += int((values != one.bytes).sum())
+            name = f"{one.name}.txt"
+            (folder / name).write_text(as_text(values // unit))
+            size = max(int(values.sum(axis=0).max()), int(values.sum(axis=1).max()))
+            site = one.site
+            rows.writerow(
+                [name, one.iteration, site.layer, site.phase, site.slot, size]
+            )
+    if changed:
+        lost.append(
+            f"{changed} cells are rounded to multiples of {least} bytes: {kept} bytes "
+            f"in all instead of {told}"
+        )
+    return lost
+
+
+def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
+    """The nearest multiples of ``least``, but never 0 for what is not 0.
+
+    Examples
+    --------
+    >>> nearest(np.array([0, 3, 23, 24, 40]), 16).tolist()
+    [0, 16, 16, 32, 48]
+    """
+    rounded = (values + least // 2) // least * least
+    return np.asarray(np.where(values > 0, np.maximum(rounded, least), 0), np.int64)
+
+
+def as_text(values: npt.NDArray[np.int64]) -> str:
+    """Rows as lines, numbers between spaces."""
+    return "".join(" ".join(map(str, row)) + "\n" for row in values.tolist())
+
+
+EXPORTER = Exporter(
+    name="nccl-tests",
+    what="an alltoallv matrix a call, and matrices.csv with the size to give -b and -e",
+    readers="nccl-tests' alltoallv_perf",
+    limits="multiples of 16 B, or of 1 KiB with --unit KiB for the older program",
+    suffix="",
+    files=r"matrices\.csv|iteration-\d+-[\w-]+\.txt",
+    write=write,
+)

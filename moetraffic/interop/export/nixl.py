@@ -1,0 +1,91 @@
+"""Traffic patterns for NIXL's ``kvbench sequential-ct-perftest``: YAML and matrices.
+
+``traffic_patterns`` is a list of ``matrix_file`` (relative to the YAML file),
+``mem_type`` ``sleep_before_launch_sec`` and ``metadata``; a matrix has a row a source,
+cells in bytes between spaces (ai-dynamo/nixl ``benchmark/kvbench/README.md``,
+``main.py`` load_matrix and sequential_ct_perftest). Storage is not used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+
+from .calls import Exchange, Int64, choose, exchanges, must_be_timed
+from .exporter import Exporter
+from .nccl_tests import as_text
+from .options import Options
+
+PATTERNS = "traffic_patterns.yaml"
+
+
+def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+    """Write the patterns in order, and a matrix file each.
+
+    Before a pattern all ranks sleep alike, as long as the one that was away from
+    exchanges for the shortest time.  With the pace "asap" nobody
+    sleeps; with ``every_ns`` that long.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, or times are needed and not known.
+    """
+    chosen = choose(trace, options, only=ALL_TO_ALL)
+    must_be_timed(trace, chosen, options)
+    before, overlapped, kept, idle = None, 0, 0, 0
+    with (folder / PATTERNS).open("w") as file:
+        file.write("traffic_patterns:\n")
+        for one in exchanges(trace, options, chosen):
+            sleep = options.every_ns
+            if not options.every_ns and options.pace == "captured":
+                sleep = _gap(one, before)
+                overlapped += sleep < 0
+                before = one.ends if before is None else np.maximum(before, one.ends)
+            kept += int(np.trace(one.bytes))
+            sent = one.bytes.copy()
+            np.fill_diagonal(sent, 0)
+            if not sent.any():
+                idle += 1
+                continue
+            name = f"{one.name}.txt"
+            (folder / name).write_text(as_text(sent))
+            seconds = f"{max(0, sleep) / 1e9:.9f}"
+            file.write(
+                f"- matrix_file: {name}\n  mem_type: cuda\n  xfer_op: WRITE\n"
+                f"  shards: 1\n  sleep_before_launch_sec: {seconds}\n"
+                f"  metadata: {{iteration: {one.iteration}, layer: {one.site.layer}, "
+                f"phase: '{one.site.phase}', micro_batch: {one.site.slot}}}\n"
+            )
+    lost = [*chosen.lost, "all ranks meet before each pattern, and sleep alike"]
+    if kept:
+        lost.append(f"{kept} bytes that ranks kept for themselves are left out")
+    if idle:
+        lost.append(f"{idle} exchanges in which nobody sends to another are left out")
+    if overlapped:
+        lost.append(
+            f"{overlapped} exchanges that began before another had ended come after it"
+        )
+    return lost
+
+
+def _gap(one: Exchange, before: Int64 | None) -> int:
+    """The shortest time of any rank from its end before to its beginning now, ns."""
+    if before is None:
+        return 0
+    known = (before != UNKNOWN_TIME) & (one.begins != UNKNOWN_TIME)
+    return int((one.begins - before)[known].min()) if known.any() else 0
+
+
+EXPORTER = Exporter(
+    name="nixl",
+    what="traffic_patterns.yaml and a matrix file for each exchange",
+    readers="NIXL's kvbench (sequential-ct-perftest)",
+    limits="bytes are exact; one exchange at a time, all ranks sleep alike before it",
+    suffix="",
+    files=r"traffic_patterns\.yaml|iteration-\d+-[\w-]+\.txt",
+    write=write,
+)

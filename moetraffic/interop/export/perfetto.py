@@ -1,0 +1,317 @@
+"""A timeline for Perfetto and chrome://tracing: Chrome's JSON trace events.
+
+A rank is a process; its steps and the groups it belongs to are threads. A call is a
+complete event (``ph`` X) from issue to end, with its bytes as ``args``; counters
+(``ph`` C) say how many calls are on the wire, how fast the rank sends, and the loss.
+``ts`` and ``dur`` are microseconds with three digits behind the point, so that
+nanoseconds are exact. Source: "Trace Event Format" (Chromium), perfetto.dev
+"Visualizing external trace formats". Events of one thread must nest: calls that overlap
+get threads of their own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace.clock import to_common
+
+from .calls import Chosen, Int64, by_width, choose
+from .exporter import Exporter
+from .options import Options
+from .programs import MESSAGE, Call, programs
+
+STEPS = 0  # the thread of a rank's steps
+COLOURS = {  # chrome://tracing's names of reserved colours, by phase
+    "dispatch": "thread_state_running",
+    "combine": "thread_state_runnable",
+    "combine_grad": "thread_state_iowait",
+    "dispatch_grad": "rail_animation",
+}
+
+
+def write(trace: Trace, path: Path, options: Options) -> list[str]:
+    """Write all calls whose times are known, on rank 0's clock, from 0 on.
+
+    A name that ends in .gz is packed, which Perfetto reads too.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, or no call has times.
+    """
+    chosen = choose(trace, options)
+    on = _wire_on(trace, chosen)
+    steps = _training(trace, options)
+    base = _first(trace, chosen, steps)
+    untimed = 0
+    lanes = {rank: _Lanes() for rank in range(trace.meta.world)}
+    with _opened(path) as file:
+        events = _Events(file, trace)
+        events.add(_heads(trace))
+        events.add(_steps(trace, steps, base))
+        for rank, calls in programs(trace, chosen):
+            known = [c for c in calls if UNKNOWN_TIME not in (c.issue_ns, c.end_ns)]
+            untimed += len(calls) - len(known)
+            for call in known:
+                lane, new = lanes[rank].place(call)
+                if new:
+                    events.add([_thread(rank, lane, call.group.kind)])
+                events.add([_slice(call, rank, lane, base, int(on[call.number]))])
+            events.add(_counters(known, rank, base, on))
+        events.finish()
+    lost = [*chosen.lost, "matrices are left out: a call has its rank's own bytes"]
+    if untimed:
+        lost.append(f"{untimed} calls of a rank whose times are not known are left out")
+    return lost
+
+
+class _Events:
+    """The document, an event at a time."""
+
+    def __init__(self, file: io.TextIOBase, trace: Trace) -> None:
+        self._file, self._between = file, ""
+        about = {
+            "source": Path(trace.name).name,
+            "model": trace.meta.model,
+            "origin": trace.meta.origin,
+            "created": trace.meta.created,
+        }
+        file.write('{"displayTimeUnit": "ns", "otherData": ')
+        file.write(json.dumps(about) + ', "traceEvents": [\n')
+
+    def add(self, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
+            self._file.write(self._between + json.dumps(event))
+            self._between = ",\n"
+
+    def finish(self) -> None:
+        self._file.write("\n]}\n")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.TextIOBase]:
+    if path.suffix == ".gz":
+        # neither name nor time in it: the same trace gives the same file
+        with (
+            path.open("wb") as raw,
+            gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, "utf-8") as text,
+        ):
+            yield text
+    else:
+        with path.open("w", encoding="utf-8") as plain:
+            yield plain
+
+
+# ---- times ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Steps:
+    """Training steps on rank 0's clock."""
+
+    iteration: Int64  # [S]
+    start: Int64  # [S, R] ns
+    end: Int64  # [S, R] ns
+    loss: npt.NDArray[np.float64]  # [S, R]
+
+
+def _training(trace: Trace, options: Options) -> _Steps:
+    steps = trace.steps
+    keep = np.array([kind == "train" for kind in steps.kind], bool)
+    if options.iterations is not None:
+        chosen = options.iterations
+        keep &= (steps.iteration >= chosen.start) & (steps.iteration < chosen.stop)
+    start, end = steps.start[keep], steps.end[keep]
+    ranks = np.broadcast_to(np.arange(start.shape[1]), start.shape)
+    return _Steps(
+        iteration=steps.iteration[keep],
+        start=to_common(trace.clocks, ranks, start),
+        end=to_common(trace.clocks, ranks, end),
+        loss=steps.loss[keep],
+    )
+
+
+def _wire_on(trace: Trace, chosen: Chosen) -> Int64:
+    """When each call is on: when the last of its members has issued it, ``[n]`` ns."""
+    on = np.full(len(chosen.occurrences), UNKNOWN_TIME, np.int64)
+    for at in by_width(trace, chosen.occurrences):
+        issue, _, _ = trace.times(chosen.occurrences[at])
+        whole = (issue != UNKNOWN_TIME).all(axis=1)
+        on[at] = np.where(whole, issue.max(axis=1), UNKNOWN_TIME)
+    return on
+
+
+def _first(trace: Trace, chosen: Chosen, steps: _Steps) -> int:
+    """The first of all times, ns of rank 0's clock."""
+    seen = [steps.start[steps.start != UNKNOWN_TIME]]
+    called = False
+    for at in by_width(trace, chosen.occurrences):
+        issue, _, _ = trace.times(chosen.occurrences[at])
+        seen.append(issue[issue != UNKNOWN_TIME])
+        called |= len(seen[-1]) > 0
+    if not called:
+        raise TraceError(
+            "a timeline needs times, but no call that fits has any: export a captured "
+            "or replayed trace"
+        )
+    return min(int(s.min()) for s in seen if len(s))
+
+
+def _us(ns: int) -> float:
+    return round(ns / 1000, 3)
+
+
+# ---- events ---------------------------------------------------------------------
+
+
+class _Lanes:
+    """Threads of a rank: of each kind of group as many as calls overlap."""
+
+    def __init__(self) -> None:
+        self._busy: dict[int, int] = {}  # thread -> until when, ns
+        self._of: dict[str, list[int]] = {}
+
+    def place(self, call: Call) -> tuple[int, bool]:
+        """The thread of a call, and whether it is new."""
+        mine = self._of.setdefault(call.group.kind, [])
+        for lane in mine:
+            if self._busy[lane] <= call.issue_ns:
+                self._busy[lane] = call.end_ns
+                return lane, False
+        lane = STEPS + 1 + len(self._busy)
+        mine.append(lane)
+        self._busy[lane] = call.end_ns
+        return lane, True
+
+
+def _heads(trace: Trace) -> Iterator[dict[str, Any]]:
+    for rank in range(trace.meta.world):
+        node = trace.meta.nodes[rank] if rank < len(trace.meta.nodes) else ""
+        name = f"rank {rank}" + (f" on {node}" if node else "")
+        yield _named("process_name", rank, STEPS, {"name": name})
+        yield _named("process_sort_index", rank, STEPS, {"sort_index": rank})
+        yield _named("thread_name", rank, STEPS, {"name": "steps"})
+
+
+def _thread(rank: int, lane: int, kind: str) -> dict[str, Any]:
+    return _named("thread_name", rank, lane, {"name": f"calls, {kind}"})
+
+
+def _named(what: str, rank: int, lane: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": args}
+
+
+def _steps(trace: Trace, steps: _Steps, base: int) -> Iterator[dict[str, Any]]:
+    for at, rank in np.ndindex(steps.start.shape):
+        begin, end = int(steps.start[at, rank]), int(steps.end[at, rank])
+        if UNKNOWN_TIME in (begin, end):
+            continue
+        yield {
+            "ph": "X",
+            "name": f"iteration {steps.iteration[at]}",
+            "cat": "step",
+            "pid": rank,
+            "tid": STEPS,
+            "ts": _us(begin - base),
+            "dur": _us(max(0, end - begin)),
+        }
+        if np.isfinite(steps.loss[at, rank]):
+            loss = {"loss": float(steps.loss[at, rank])}
+            yield _counter("loss", rank, end - base, loss)
+
+
+def _slice(call: Call, rank: int, lane: int, base: int, on: int) -> dict[str, Any]:
+    site = call.site
+    what = site.phase or site.label or site.operation
+    sent, received = _moved(call)
+    event: dict[str, Any] = {
+        "ph": "X",
+        "name": what if site.layer < 0 else f"{what} {site.layer}",
+        "cat": f"{site.operation},{call.group.kind}",
+        "pid": rank,
+        "tid": lane,
+        "ts": _us(call.issue_ns - base),
+        "dur": _us(max(0, call.end_ns - call.issue_ns)),
+        "args": {
+            "iteration": call.iteration,
+            "layer": site.layer,
+            "micro-batch": site.slot,
+            "direction": site.direction,
+            "group": list(call.group.ranks),
+            "bytes to others": sent,
+            "bytes from others": received,
+        },
+    }
+    if on != UNKNOWN_TIME:
+        event["args"]["waiting for others, us"] = _us(max(0, on - call.issue_ns))
+    if site.phase in COLOURS:
+        event["cname"] = COLOURS[site.phase]
+    return event
+
+
+def _moved(call: Call) -> tuple[int, int]:
+    """Bytes that a rank sends to others and receives from them.
+
+    Of collectives that add up or spread: its own buffer, both ways.
+    """
+    me = call.member
+    if call.site.operation == ALL_TO_ALL:
+        own = int(call.bytes[me, me])
+        return int(call.bytes[me].sum()) - own, int(call.bytes[:, me].sum()) - own
+    size = int(call.bytes[me])
+    if call.site.operation == MESSAGE and min(call.site.peers) >= 0:
+        size = int(call.bytes[call.site.peers[0]])
+        return (size, 0) if me == call.site.peers[0] else (0, size)
+    return size, size
+
+
+def _counters(
+    calls: list[Call], rank: int, base: int, on: Int64
+) -> Iterator[dict[str, Any]]:
+    """Calls on the wire and bytes/s to others, whenever they change."""
+    changes: list[tuple[int, int, float]] = []
+    for call in calls:
+        begin = int(on[call.number])
+        begin = call.issue_ns if begin == UNKNOWN_TIME else max(begin, call.issue_ns)
+        if begin >= call.end_ns:
+            continue
+        rate = _moved(call)[0] / (call.end_ns - begin)  # bytes/ns: GB/s
+        changes += [(begin, 1, rate), (call.end_ns, -1, -rate)]
+    count, rates = 0, 0.0
+    changes.sort()
+    for at, (when, step, rate) in enumerate(changes):
+        count, rates = count + step, rates + rate
+        if at + 1 < len(changes) and changes[at + 1][0] == when:
+            continue  # a counter has one value at a time
+        rates = rates if count else 0.0
+        yield _counter("on the wire", rank, when - base, {"calls": count})
+        yield _counter("sending", rank, when - base, {"GB/s": round(rates, 6)})
+
+
+def _counter(
+    name: str, rank: int, when_ns: int, values: dict[str, float]
+) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": rank, "ts": _us(when_ns), "args": values}
+
+
+EXPORTER = Exporter(
+    name="perfetto",
+    what="a timeline: ranks as tracks, calls with their bytes, counters of on and off",
+    readers="ui.perfetto.dev, chrome://tracing, Perfetto's trace_processor",
+    limits="needs times; .json.gz is packed",
+    suffix=".json.gz",
+    write=write,
+)

@@ -1,0 +1,57 @@
+"""Protocol Buffers' wire format, as far as an execution trace needs it.
+
+A field is its number and wire type as a varint, then a varint (type 0) or a length and
+so many bytes (type 2).  Source: "Encoding", protobuf.dev/programming-guides/encoding.
+Numbers here are not negative, so that int32, int64 and uint64 are written alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+VARINT, BYTES = 0, 2
+
+
+def varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the top bit says that more follow.
+
+    Examples
+    --------
+    >>> varint(1).hex(), varint(150).hex(), varint(2**64 - 1).hex()
+    ('01', '9601', 'ffffffffffffffffff01')
+    """
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"a varint has 64 bits, which {value} does not fit")
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    """A whole number or truth value; zero is written too."""
+    return varint(field << 3 | VARINT) + varint(value)
+
+
+def content(field: int, value: bytes) -> bytes:
+    """Bytes, or a message."""
+    return varint(field << 3 | BYTES) + varint(len(value)) + value
+
+
+def text(field: int, value: str) -> bytes:
+    """Text in UTF-8."""
+    return content(field, value.encode())
+
+
+def packed(field: int, values: Sequence[int]) -> bytes:
+    """Repeated whole numbers, packed; nothing for none."""
+    if not values:
+        return b""
+    return content(field, b"".join(map(varint, values)))
+
+
+def delimited(message: bytes) -> bytes:
+    """A message with its length before it, as one of several in a file."""
+    return varint(len(message)) + message

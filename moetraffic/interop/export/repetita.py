@@ -1,0 +1,82 @@
+"""Demands for REPETITA: mean rates between ranks.
+
+``DEMANDS n``, a line of names, then ``label src dest bw``; source and destination are
+numbers of nodes of the topology file, rates are kbit/s as in its data sets
+(svissicchio/Repetita wiki "Adding Problem Instances"; ``RepetitaParser.parseDemands``
+splits lines at one space and ends at an empty one).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+
+from .calls import choose, exchanges
+from .exporter import Exporter
+from .options import Options
+
+
+def write(trace: Trace, path: Path, options: Options) -> list[str]:
+    """Write the mean rate of each pair over the chosen iterations, a node a rank.
+
+    An iteration lasts as long as its step on the rank where that is longest; with
+    ``every_ns`` that long.
+
+    Raises
+    ------
+    TraceError
+        If nothing fits the options, or no step has times and no length is given.
+    """
+    chosen = choose(trace, options, only=ALL_TO_ALL)
+    iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])
+    lasted = options.every_ns * len(iterations) or _length_ns(trace, iterations)
+    total = np.zeros((trace.meta.world,) * 2, np.int64)
+    for one in exchanges(trace, options, chosen):
+        total += one.bytes
+    own = int(np.trace(total))
+    np.fill_diagonal(total, 0)
+    lines = [
+        f"demand_{n} {s} {d} {total[s, d] * 8 * 1e6 / lasted:.3f}"
+        for n, (s, d) in enumerate(
+            zip(*(a.tolist() for a in total.nonzero()), strict=True)
+        )
+    ]
+    path.write_text(
+        "\n".join([f"DEMANDS {len(lines)}", "label src dest bw", *lines]) + "\n"
+    )
+    lost = [
+        *chosen.lost,
+        f"rates are means over {lasted / 1e9:.6g} s of {len(iterations)} iterations, "
+        "in kbit/s: bursts are left out",
+    ]
+    if own:
+        lost.append(f"{own} bytes that ranks kept for themselves are left out")
+    return lost
+
+
+def _length_ns(trace: Trace, iterations: np.ndarray) -> int:
+    """How long the iterations lasted together."""
+    steps = trace.steps
+    mine = np.isin(steps.iteration, iterations)
+    start, end = steps.start[mine], steps.end[mine]
+    known = ((start != UNKNOWN_TIME) & (end != UNKNOWN_TIME)).all(axis=1)
+    if not len(known) or not known.all():
+        raise TraceError(
+            "a rate needs how long an iteration lasts, but of "
+            f"{int((~known).sum())} it is not known: say it with --every"
+        )
+    return max(1, int((end - start).max(axis=1).sum()))
+
+
+EXPORTER = Exporter(
+    name="repetita",
+    what="the mean rate of each pair of ranks, in kbit/s",
+    readers="REPETITA and the traffic-engineering solvers behind it",
+    limits="one matrix for all chosen iterations; a rank is the node of its number",
+    suffix=".demands",
+    write=write,
+)
