@@ -62,8 +62,11 @@ TRAINING = {
     "bandwidth.md",
     "fabric.md",
     "patterns.md",
+    "replay-scale.md",
+    "replay.md",
     "time-model.md",
     "training.md",
+    "validate.md",
     "virtual.md",
 }
 """Pages whose commands train or measure for half a minute: run with the slow tests."""

@@ -20,6 +20,7 @@ from . import (
     demo,
     estimate,
     fabric,
+    generate,
     import_,
     info,
     merge,
@@ -32,6 +33,7 @@ from . import (
     run,
     schedule,
     tolerance,
+    validate,
 )
 
 app = typer.Typer(
@@ -48,6 +50,7 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("info")(info.info)
 app.command("analyze")(analyze.analyze)
 app.command("compare")(compare.compare)
+app.command("validate")(validate.validate)
 app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("bandwidth")(bandwidth.bandwidth)
@@ -57,6 +60,7 @@ app.command("merge")(merge.merge)
 app.command("build")(build.build)
 app.command("plot")(plot.plot)
 app.command("place")(place.place)
+app.command("generate")(generate.generate)
 app.command("fabric")(fabric.fabric)
 app.command("estimate")(estimate.estimate)
 app.command("schedule")(schedule.schedule)
