@@ -1,4 +1,4 @@
-"""Exchanges and demands as CSV, read and written.
+"""Exchanges and demands as CSV; :mod:`moetraffic.interop.export.table` writes them.
 
 A line is what one rank sent to another, or routed to an expert; the columns are named
 in the first line, in any order.
@@ -17,7 +17,7 @@ Ranks are the world's.  A pair that is not listed sends nothing.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group, Trace
-from moetraffic.trace.model import DroppedForm
+from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
 
 from .call import Call, Record
 from .document import (
@@ -286,57 +285,3 @@ def _members(text: str) -> tuple[str, tuple[int, ...]]:
             "change the column group"
         )
     return kind, tuple(ranks)
-
-
-# ---- writing --------------------------------------------------------------------
-
-
-def exchanges(trace: Trace) -> Iterator[list[Any]]:
-    """The lines of a trace's all-to-alls of which all bytes are known, names first."""
-    yield [*EXCHANGES, *EITHER, *MORE]
-    for number, site in enumerate(trace.sites):
-        of = np.flatnonzero(trace.occurrences.site == number)
-        if site.operation != ALL_TO_ALL or not site.wire:
-            continue
-        group = trace.groups[site.group]
-        for occurrence in trace.complete(of):
-            when = int(trace.occurrences.iteration[occurrence])
-            (matrix,) = trace.wire(np.array([occurrence]))
-            for source, destination in np.ndindex(matrix.shape):
-                yield [
-                    *(when, site.layer, site.phase),
-                    *(group.ranks[source], group.ranks[destination]),
-                    *(int(matrix[source, destination]), site.slot, _named(group)),
-                    *(site.row_bytes, site.dtype, site.label, site.direction),
-                ]
-
-
-def demands(trace: Trace) -> Iterator[list[Any]]:
-    """The lines of a trace's routings, names first."""
-    yield [*DEMANDS, *EITHER, DROPPED]
-    for number, site in enumerate(trace.sites):
-        of = np.flatnonzero(trace.occurrences.site == number)
-        if site.operation != ROUTING:
-            continue
-        group, known = trace.groups[site.group], site.dropped != DroppedForm.UNKNOWN
-        for occurrence in trace.complete(of):
-            one = np.array([occurrence])
-            when = int(trace.occurrences.iteration[occurrence])
-            (routed,) = trace.demand(one)
-            dropped = trace.dropped(one)[0] if known else None
-            for member, expert in np.ndindex(routed.shape):
-                yield [
-                    *(when, site.layer, group.ranks[member], expert),
-                    *(int(routed[member, expert]), site.slot, _named(group)),
-                    "" if dropped is None else int(dropped[member, expert]),
-                ]
-
-
-def write(rows: Iterable[list[Any]], path: Path) -> None:
-    """Write lines as CSV."""
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def _named(group: Group) -> str:
-    return " ".join([group.kind, *map(str, group.ranks)])

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from moetraffic.errors import TraceError
-from moetraffic.interop import FORMATS, Options, exchange_table, import_files
+from moetraffic.interop import FORMATS, Options, import_files
 from moetraffic.interop.detection import detect
+from moetraffic.interop.export import Options as What
+from moetraffic.interop.export import export_trace
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 
 # ---- Megatron-Core's router traces ------------------------------------------------
@@ -227,8 +229,8 @@ def test_rows_of_a_table_come_back(
     made.append(table(folder, "\n".join(lines) + "\n", "routed.csv"))
     _, merged = import_files(made)
     again = [folder / "sent2.csv", folder / "routed2.csv"]
-    exchange_table.write(exchange_table.exchanges(merged.trace), again[0])
-    exchange_table.write(exchange_table.demands(merged.trace), again[1])
+    export_trace(merged.trace, again[0], "csv")
+    export_trace(merged.trace, again[1], "csv", options=What(of="demand"))
     _, twice = import_files(again)
     same_calls(merged.trace, twice.trace)
     of = twice.trace.find(operation=ALL_TO_ALL)
@@ -242,8 +244,8 @@ def test_a_captured_trace_comes_back(captured: Path, tmp_path: Path) -> None:
         kept = [s for s in opened.find() if opened.occurrences.iteration[s] < 2]
         part = opened.select(np.array(kept))
         paths = [tmp_path / "sent.csv", tmp_path / "routed.csv"]
-        exchange_table.write(exchange_table.exchanges(part), paths[0])
-        exchange_table.write(exchange_table.demands(part), paths[1])
+        export_trace(part, paths[0], "csv")
+        export_trace(part, paths[1], "csv", options=What(of="demand"))
         _, merged = import_files(paths)
         trace = merged.trace
         assert merged.contradictions == ()

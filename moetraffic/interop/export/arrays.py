@@ -22,7 +22,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
-from .calls import AT_ONCE, Int64, by_width, choose
+from .calls import AT_ONCE, Int64, by_width, choose, step_kind
 from .exporter import Exporter
 from .options import Options
 
@@ -47,7 +47,10 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
         lost.append("no all-to-all with known bytes fits")
     routed = trace.complete(
         trace.find(
-            operation=ROUTING, layer=options.layer, iterations=options.iterations
+            operation=ROUTING,
+            layer=options.layer,
+            iterations=options.iterations,
+            kind=step_kind(trace),
         )
     )
     if not len(sent) and not len(routed):

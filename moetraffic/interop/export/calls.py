@@ -102,6 +102,7 @@ def choose(trace: Trace, options: Options, *, only: str | None = None) -> Chosen
         layer=options.layer,
         phase=options.phase or None,
         iterations=options.iterations,
+        kind=step_kind(trace),
     )
     sites = trace.occurrences.site
     routes = np.array([s.operation == ROUTING for s in trace.sites], bool)
@@ -130,6 +131,11 @@ def choose(trace: Trace, options: Options, *, only: str | None = None) -> Chosen
     return Chosen(occurrences=whole, lost=tuple(lost))
 
 
+def step_kind(trace: Trace) -> str | None:
+    """Training steps, or all where nobody said which are: what is exported."""
+    return "train" if len(trace.iterations) else None
+
+
 def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
     phased = np.array([bool(s.phase) for s in trace.sites], bool)
     named = phased[trace.occurrences.site[every]]
@@ -143,8 +149,7 @@ def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
         f"{int((~named).sum())} all-to-alls without a phase "
         f"({', '.join(sorted(labels))}) are left out; --unnamed takes them"
     )
-    kept: Int64 = every[named]
-    return kept
+    return np.asarray(every[named], np.int64)
 
 
 # ---- in order -------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, Trace
 
+from .calls import step_kind
 from .exporter import Exporter
 from .options import Options
 
@@ -36,6 +37,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
             layer=options.layer,
             direction="forward",
             iterations=options.iterations,
+            kind=step_kind(trace),
         )
     )
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]

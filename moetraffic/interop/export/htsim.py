@@ -44,7 +44,9 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     head = [f"Nodes {trace.meta.world}"]
     lost = [*chosen.lost]
     if options.pace == "asap" and not options.every_ns:
-        body, triggers = _chained(found)
+        body, triggers, groups = _chained(found)
+        if groups > 1:
+            lost.append(f"the {groups} groups do not wait for each other")
         head += [f"Connections {tally.flows}", f"Triggers {triggers}"]
     else:
         body, moved = _timed(found)
@@ -75,8 +77,8 @@ def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
     return lines, moved
 
 
-def _chained(found: Iterator[Burst]) -> tuple[list[str], int]:
-    """Lines of flows that wait for those before them, and how many triggers."""
+def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
+    """Lines of flows that wait for those before them; triggers and groups."""
     lines: list[str] = []
     last: dict[tuple[int, ...], range] = {}  # of a group: its last exchange's flows
     barriers: list[str] = []
@@ -93,7 +95,7 @@ def _chained(found: Iterator[Burst]) -> tuple[list[str], int]:
             begin = f"trigger {number}"
         last[burst.group] = range(len(lines), len(lines) + len(burst.source))
         lines += _lines(burst, len(lines), [begin] * len(burst.source))
-    return lines + barriers, len(barriers)
+    return lines + barriers, len(barriers), len(last)
 
 
 def _lines(burst: Burst, before: int, begin: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,15 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
         (folder / f"rank-{rank}.json").write_text("[\n" + first)
     for rank, calls in programs(trace, chosen):
         with (folder / f"rank-{rank}.json").open("a") as file:
-            for call in calls:
-                for entry in _entries(call, rank, groups, base, lost):
-                    file.write(",\n" + json.dumps(entry))
+            for entry in _program(calls, rank, groups, base, lost):
+                file.write(",\n" + json.dumps(entry))
     for rank in range(trace.meta.world):
         with (folder / f"rank-{rank}.json").open("a") as file:
             file.write("\n]\n")
     said = [f"{count} {what}" for what, count in sorted(lost.items())]
-    said.append("each call is waited for before the next, and nothing is computed")
+    said.append(
+        "each call but sends is waited for before the next, and nothing is computed"
+    )
     if not timed:
         said.append("when calls began is left out (--use-timestamp cannot be given)")
     return [*chosen.lost, *said]
@@ -99,6 +101,28 @@ def _init(number: int, ranks: tuple[int, ...]) -> dict[str, Any]:
         "req": -1,
         "markers": ["init"],
     }
+
+
+def _program(
+    calls: list[Call],
+    rank: int,
+    groups: dict[tuple[int, ...], int],
+    base: int,
+    lost: Counter[str],
+) -> Iterator[dict[str, Any]]:
+    """The calls of a rank, each waited for, but sends at the end of the iteration.
+
+    Two ranks that send to each other before they receive would wait for ever.
+    """
+    sends: list[dict[str, Any]] = []
+    for at, call in enumerate(calls):
+        entries = _entries(call, rank, groups, base, lost)
+        if entries and entries[0]["comms"] == "send":
+            sends.append(entries.pop())
+        yield from entries
+        if at + 1 == len(calls) or calls[at + 1].iteration != call.iteration:
+            yield from sends
+            sends = []
 
 
 def _entries(
@@ -182,7 +206,7 @@ EXPORTER = Exporter(
     name="param",
     what="rank-<n>.json: every collective and message of a rank, in its order",
     readers="PARAM's comm_replay (--trace-type basic)",
-    limits="sizes in elements; each call is waited for; roots are not known",
+    limits="sizes in elements; each call but sends is waited for; roots are not known",
     suffix="",
     files=r"rank-\d+\.json",
     write=write,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 VARINT, BYTES = 0, 2
+SMALL = [bytes([value]) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
@@ -20,6 +21,8 @@ def varint(value: int) -> bytes:
     >>> varint(1).hex(), varint(150).hex(), varint(2**64 - 1).hex()
     ('01', '9601', 'ffffffffffffffffff01')
     """
+    if 0 <= value < 0x80:
+        return SMALL[value]
     if not 0 <= value < 1 << 64:
         raise ValueError(f"a varint has 64 bits, which {value} does not fit")
     out = bytearray()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Group, Trace
 
-from .calls import AT_ONCE, Int64, choose
+from .calls import AT_ONCE, Int64, choose, step_kind
 from .exporter import Exporter
 from .options import Options
 
@@ -79,7 +79,10 @@ def _with_all(options: Options) -> Options:
 def _routings(trace: Trace, options: Options) -> Int64:
     found = trace.complete(
         trace.find(
-            operation=ROUTING, layer=options.layer, iterations=options.iterations
+            operation=ROUTING,
+            layer=options.layer,
+            iterations=options.iterations,
+            kind=step_kind(trace),
         )
     )
     if not len(found):

@@ -1,0 +1,395 @@
+"""Matrices and flows, read as their consumers read them, are what was sent."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from moetraffic.data import path
+from moetraffic.errors import TraceError
+from moetraffic.interop import Options as Reading
+from moetraffic.interop import import_files
+from moetraffic.interop.export import Options, export_trace
+from moetraffic.trace import PHASES, ROUTING, Trace
+
+GOLDEN = path("golden-v1.h5")
+SOME = range(4, 6)
+
+
+def trace_of(matrices: Any, folder: Path) -> Trace:
+    """All-to-alls of these bytes, ``[n, W, W]``, without phases or times."""
+    file = folder / "matrices.txt"
+    file.write_text(
+        "\n".join("".join(" ".join(map(str, r)) + "\n" for r in m) for m in matrices)
+    )
+    return import_files([file], format="matrix", options=Reading(unit="B"))[1].trace
+
+
+def sent(trace: Trace, iterations: range, *, of: Any = "wire") -> list[Any]:
+    """``[W, W]`` bytes of all exchanges, in the order of a step."""
+    return [
+        trace.matrix(i, layer, phase, micro_batch=slot, of=of, space="world").values
+        for i in iterations
+        for slot in (0, 1)
+        for layer, phases in ((1, PHASES[:2]), (3, PHASES), (1, PHASES[2:]))
+        for phase in phases
+    ]
+
+
+def without_own(matrix: Any) -> Any:
+    matrix = np.array(matrix)
+    np.fill_diagonal(matrix, 0)
+    return matrix
+
+
+# ---- nccl-tests -------------------------------------------------------------------
+
+
+def nccl_matrix(text: str) -> Any:
+    """AlltoAllvReadTrafficMatrix: rows of strtod, square, down to multiples of 16."""
+    rows = [[float(c) for c in line.split()] for line in text.splitlines() if line]
+    assert all(len(row) == len(rows) for row in rows)
+    return np.array(rows).astype(np.int64) & ~15
+
+
+def test_nccl_tests_reads_every_matrix(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        export_trace(
+            trace, tmp_path / "m", "nccl-tests", options=Options(iterations=SOME)
+        )
+        with (tmp_path / "m" / "matrices.csv").open() as file:
+            table = list(csv.DictReader(file))
+        want = sent(trace, SOME)
+        assert len(table) == len(want) == 32
+        for row, matrix in zip(table, want, strict=True):
+            read = nccl_matrix((tmp_path / "m" / row["file"]).read_text())
+            assert (read == matrix).all()  # rows of 64 bytes are multiples of 16
+            most = max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max())
+            assert int(row["size"]) == most
+        assert table[0]["file"] == "iteration-000004-layer-001-dispatch-slot-0.txt"
+
+
+def test_what_rounding_changes_is_said(tmp_path: Path) -> None:
+    trace = trace_of([[[0, 3], [2047, 4096]]], tmp_path)
+    done = export_trace(trace, tmp_path / "m", "nccl-tests")
+    (file,) = [f for f in done.files if f.suffix == ".txt"]
+    assert nccl_matrix(file.read_text()).tolist() == [[0, 16], [2048, 4096]]
+    assert "2 cells are rounded to multiples of 16 bytes: 6160 bytes" in done.lost[0]
+    kib = export_trace(trace, tmp_path / "k", "nccl-tests", options=Options(unit="KiB"))
+    (file,) = [f for f in kib.files if f.suffix == ".txt"]
+    assert file.read_text() == "0 1\n2 4\n"
+
+
+# ---- UCC --------------------------------------------------------------------------
+
+
+def ucc_patterns(text: str) -> list[Any]:
+    """ucc_pt_generator_file on inih with continued lines."""
+    found: list[list[int]] = []
+    section, name, open_ = "", "", False
+    for line in text.splitlines():
+        assert len(line) <= 8189
+        if not line.strip() or line.lstrip().startswith((";", "#")):
+            continue
+        if line[0].isspace() and name:
+            value = line.strip()
+        elif match := re.fullmatch(r"\[(.+)\]", line):
+            section, name = match[1], ""
+            continue
+        else:
+            name, value = (part.strip() for part in line.split("=", 1))
+        if section == "collective" and name == "type":
+            assert value == "ALLTOALLV"
+        if section != "collective" or name != "counts":
+            continue
+        if "{" in value:
+            open_, value = True, value.partition("{")[2].strip()
+            found.append([])
+        closes = "}" in value
+        value = value.partition("}")[0].strip()
+        if value and open_:
+            found[-1] += [int(v) for v in value.split(",")]
+        open_ = open_ and not closes
+    assert all(0 <= v < 2**32 for p in found for v in p)
+    width = int(len(found[0]) ** 0.5)
+    return [np.array(p).reshape(width, width) for p in found]
+
+
+def test_ucc_reads_every_pattern(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        done = export_trace(
+            trace,
+            tmp_path / "p.ptini",
+            "ucc-perftest",
+            options=Options(iterations=SOME),
+        )
+        found = ucc_patterns(done.files[0].read_text())
+        assert any("give -d int64, on 2 ranks" in sentence for sentence in done.lost)
+        for pattern, matrix in zip(found, sent(trace, SOME), strict=True):
+            assert (pattern * 8 == matrix).all()
+
+
+def test_ucc_counts_what_uint32_can(tmp_path: Path) -> None:
+    wide = np.full((1, 300, 300), 2**31 + 4, np.int64)
+    trace = trace_of(wide, tmp_path)
+    done = export_trace(trace, tmp_path / "w.ptini", "ucc-perftest")
+    (pattern,) = ucc_patterns(done.files[0].read_text())
+    assert (pattern == wide[0] // 4).all()
+    trace = trace_of([[[0, 2**32], [1, 0]]], tmp_path)
+    with pytest.raises(TraceError, match="counts up to 4294967295 elements of INT8"):
+        export_trace(trace, tmp_path / "n.ptini", "ucc-perftest")
+    assert not (tmp_path / "n.ptini").exists()
+
+
+# ---- NIXL -------------------------------------------------------------------------
+
+
+def test_nixl_reads_patterns_that_pyyaml_reads(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME)
+        done = export_trace(trace, tmp_path / "n", "nixl", options=options)
+        config = yaml.safe_load((tmp_path / "n" / "traffic_patterns.yaml").read_text())
+        patterns = config["traffic_patterns"]
+        for pattern, matrix in zip(patterns, sent(trace, SOME), strict=True):
+            text = (tmp_path / "n" / pattern["matrix_file"]).read_text()
+            read = np.array(
+                [[int(c) for c in row.split()] for row in text.splitlines()]
+            )
+            assert (read == without_own(matrix)).all()
+            assert pattern["mem_type"] == "cuda"
+            assert isinstance(pattern["sleep_before_launch_sec"], float)
+            assert 0 <= pattern["sleep_before_launch_sec"] < 10
+        assert sum(p["sleep_before_launch_sec"] for p in patterns) > 0
+        own = sum(int(np.trace(m)) for m in sent(trace, SOME))
+        assert f"{own} bytes that ranks kept for themselves are left out" in done.lost
+        spaced = Options(iterations=SOME, every_ns=20_000)
+        export_trace(trace, tmp_path / "s", "nixl", options=spaced)
+        config = yaml.safe_load((tmp_path / "s" / "traffic_patterns.yaml").read_text())
+        sleeps = {p["sleep_before_launch_sec"] for p in config["traffic_patterns"]}
+        assert sleeps == {2e-5}  # not the text '2e-05'
+
+
+# ---- htsim ------------------------------------------------------------------------
+
+
+def connections(text: str) -> tuple[int, list[dict[str, Any]], dict[int, int]]:
+    """ConnectionMatrix::load: nodes, flows, and the count of each barrier."""
+    heads: dict[str, int] = {}
+    flows: list[dict[str, Any]] = []
+    barriers: dict[int, int] = {}
+    for line in text.splitlines():
+        tokens = line.split(" ")
+        if tokens[0] in ("Nodes", "Connections", "Triggers", "Failures"):
+            heads[tokens[0]] = int(tokens[1])
+        elif "->" in tokens[0]:
+            source, _, destination = tokens[0].partition("->")
+            told = dict(zip(tokens[1::2], map(int, tokens[2::2]), strict=True))
+            allowed = {"id", "start", "size", "trigger", "recv_done_trigger"}
+            assert told.keys() <= allowed
+            assert ("start" in told) != ("trigger" in told)
+            assert 0 < told["id"] < 2**31
+            assert 0 < told["size"] < 2**31
+            flows.append({"source": int(source), "to": int(destination), **told})
+        else:
+            assert tokens[0] == "trigger"
+            assert tokens[1] == "id"
+            assert tokens[3:5] == ["barrier", "count"]
+            barriers[int(tokens[2])] = int(tokens[5])
+    assert len(flows) == heads["Connections"]
+    assert len({f["id"] for f in flows}) == len(flows)
+    assert len(barriers) == heads.get("Triggers", 0)
+    assert all(0 <= f[e] < heads["Nodes"] for f in flows for e in ("source", "to"))
+    return heads["Nodes"], flows, barriers
+
+
+def run_to_the_end(flows: list[dict[str, Any]], barriers: dict[int, int]) -> list[Any]:
+    """Flows in the order in which triggers let them begin, burst by burst."""
+    ready = [f for f in flows if "start" in f]
+    left = dict(barriers)
+    bursts = []
+    while ready:
+        bursts.append(ready)
+        fired = set()
+        for flow in ready:
+            if (trigger := flow.get("recv_done_trigger")) is not None:
+                left[trigger] -= 1
+                assert left[trigger] >= 0
+                fired |= {trigger} if not left[trigger] else set()
+        ready = [f for f in flows if f.get("trigger") in fired]
+    assert sum(map(len, bursts)) == len(flows)
+    return bursts
+
+
+def test_htsim_runs_one_exchange_after_another(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME, pace="asap")
+        done = export_trace(trace, tmp_path / "a.cm", "htsim", options=options)
+        nodes, flows, barriers = connections(done.files[0].read_text())
+        bursts = run_to_the_end(flows, barriers)
+        for burst, matrix in zip(bursts, sent(trace, SOME), strict=True):
+            read = np.zeros((nodes, nodes), np.int64)
+            for flow in burst:
+                read[flow["source"], flow["to"]] += flow["size"]
+            assert (read == without_own(matrix)).all()
+
+
+def test_htsim_starts_flows_when_their_sender_did(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME, layer=3, phase="dispatch")
+        done = export_trace(trace, tmp_path / "c.cm", "htsim", options=options)
+        _, flows, _ = connections(done.files[0].read_text())
+        found = trace.find(phase="dispatch", layer=3, iterations=SOME)
+        issue, start, _ = trace.times(found)
+        begins = np.where(start < 0, issue, start)
+        want = np.sort((begins - issue.min()).ravel()) * 1000
+        assert sorted(f["start"] for f in flows) == want.tolist()
+        # what the simulator makes of them is within what was said
+        read = want.astype(np.float32).astype(np.int64)
+        (said,) = [s for s in done.lost if "32-bit floats" in s]
+        moved = int(re.search(r"up to (\d+) ps", said)[1])  # type: ignore[index]
+        assert np.abs(read - want).max() == moved
+
+
+@settings(max_examples=8)
+@given(
+    matrices=arrays.arrays(
+        np.int64, (3, 3, 3), elements=st.sampled_from([0, 1, 77, 2**31, 2**33 + 5])
+    )
+)
+def test_flows_carry_all_bytes_whatever_their_size(
+    tmp_path_factory: pytest.TempPathFactory, matrices: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("flows")
+    trace = trace_of(matrices, folder)
+    asap = Options(pace="asap")
+    done = export_trace(trace, folder / "a.cm", "htsim", options=asap)
+    nodes, flows, barriers = connections(done.files[0].read_text())
+    total = np.zeros((nodes, nodes), np.int64)
+    for burst in run_to_the_end(flows, barriers):
+        for flow in burst:
+            total[flow["source"], flow["to"]] += flow["size"]
+    assert (total == without_own(matrices.sum(axis=0))).all()
+    large = any("are cut into more" in sentence for sentence in done.lost)
+    assert large == bool((without_own_each(matrices) >= 2**31).any())
+    spaced = Options(every_ns=1_000_000)
+    done = export_trace(trace, folder / "f.txt", "hpcc", options=spaced)
+    total[:] = 0
+    for begin, source, destination, size in hpcc_flows(done.files[0].read_text()):
+        total[source, destination] += size
+        assert begin in (2 * 10**9, 2 * 10**9 + 10**6, 2 * 10**9 + 2 * 10**6)
+    assert (total == without_own(matrices.sum(axis=0))).all()
+
+
+def without_own_each(matrices: Any) -> Any:
+    return np.array([without_own(m) for m in matrices])
+
+
+def test_captured_pace_needs_times(tmp_path: Path) -> None:
+    trace = trace_of([[[0, 1], [1, 0]]], tmp_path)
+    for name in ("htsim", "hpcc", "nixl", "chakra"):
+        with pytest.raises(TraceError, match="captured pace needs the time of each"):
+            export_trace(trace, tmp_path / "out", name)
+    with pytest.raises(TraceError, match="say it with --every"):
+        export_trace(trace, tmp_path / "out", "repetita")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- HPCC -------------------------------------------------------------------------
+
+
+def hpcc_flows(text: str) -> list[tuple[int, int, int, int]]:
+    """ReadFlowInput: start in ns, source, destination, bytes."""
+    count, *lines = text.splitlines()
+    found = []
+    for line in lines:
+        source, destination, priority, port, size, start = line.split()
+        assert (int(priority), 0 < int(port) < 2**16) == (3, True)
+        assert 0 < int(size) < 2**32
+        assert int(source) != int(destination)
+        seconds, _, behind = start.partition(".")
+        found.append(
+            (
+                int(seconds) * 10**9 + int(behind),
+                int(source),
+                int(destination),
+                int(size),
+            )
+        )
+    assert len(found) == int(count)
+    assert [f[0] for f in found] == sorted(f[0] for f in found)
+    return found
+
+
+def test_hpcc_flows_begin_as_captured(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME)
+        done = export_trace(trace, tmp_path / "f.txt", "hpcc", options=options)
+        flows = hpcc_flows(done.files[0].read_text())
+        total = np.zeros((2, 2), np.int64)
+        for _, source, destination, size in flows:
+            total[source, destination] += size
+        assert (total == without_own(sum(sent(trace, SOME)))).all()
+        assert flows[0][0] == 2 * 10**9
+        found = trace.find(operation="all_to_all", iterations=SOME)
+        phased = [o for o in found if trace.sites[trace.occurrences.site[o]].phase]
+        issue, _, _ = trace.times(np.array(phased))
+        assert flows[-1][0] - flows[0][0] <= issue.max() - issue.min()
+
+
+def test_hpcc_sources_have_ports_for_so_many_flows(tmp_path: Path) -> None:
+    trace = trace_of(np.full((1, 2, 2), 2**45), tmp_path)
+    options = Options(every_ns=1)
+    done = export_trace(trace, tmp_path / "f.txt", "hpcc", options=options)
+    assert len(hpcc_flows(done.files[0].read_text())) == 2 * 8193
+    trace = trace_of(np.full((8, 2, 2), 2**45), tmp_path)
+    with pytest.raises(TraceError, match="up to 55536 flows, for each takes a port"):
+        export_trace(trace, tmp_path / "g.txt", "hpcc", options=options)
+
+
+# ---- REPETITA, EPLB ---------------------------------------------------------------
+
+
+def test_repetita_demands_are_mean_rates(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME, every_ns=10_000_000)
+        done = export_trace(trace, tmp_path / "d.demands", "repetita", options=options)
+        head, names, *lines = done.files[0].read_text().splitlines()
+        assert (head, names) == (f"DEMANDS {len(lines)}", "label src dest bw")
+        want = without_own(sum(sent(trace, SOME)))
+        rates = np.zeros((2, 2))
+        for number, line in enumerate(lines):
+            label, source, destination, rate = line.split(" ")
+            assert label == f"demand_{number}"
+            rates[int(source), int(destination)] = float(rate)  # kbit/s
+        # bytes of two iterations in twice 10 ms
+        np.testing.assert_allclose(rates, want * 8 / 1000 / 0.020, atol=5e-4)
+        steps = export_trace(
+            trace, tmp_path / "s.demands", "repetita", options=Options(iterations=SOME)
+        )
+        assert "of 2 iterations, in kbit/s" in " ".join(steps.lost)
+
+
+def test_eplb_gets_the_load_of_each_layer(tmp_path: Path) -> None:
+    with Trace.open(GOLDEN) as trace:
+        options = Options(iterations=SOME)
+        done = export_trace(trace, tmp_path / "l.npy", "eplb", options=options)
+        load = np.load(done.files[0], allow_pickle=False)
+        for row, layer in zip(load, trace.layers, strict=True):
+            found = trace.find(operation=ROUTING, layer=layer, iterations=SOME)
+            assert (row == trace.demand(found).sum(axis=(0, 1))).all()
+        assert "rows are the MoE layers 1, 3, in this order" in done.lost
+        demands = defaultdict(int)
+        for one in sent(trace, SOME, of="demand")[::1]:
+            demands["bytes"] += int(one.sum())
+        # top-2 of 64-byte rows, in four phases
+        assert demands["bytes"] == int(load.sum()) * 64 * 4
