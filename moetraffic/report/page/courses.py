@@ -1,0 +1,117 @@
+"""How a run came to rest: distances, evenness, change points."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis import Analysis, Course
+
+from .chart import (
+    FAINT,
+    Chart,
+    Missing,
+    View,
+    axes,
+    colours,
+    every,
+    line,
+    packed,
+    thinned,
+    upright,
+)
+from .skew import SMOOTHED, named
+
+MEASURES = {
+    "distance": "distance from the settled shares (0 to 1)",
+    "change": "change from the step before (0 to 1)",
+    "evenness": "Jain's index without counting noise (1 = even)",
+}
+
+
+def convergence(analysis: Analysis) -> Chart | Missing:
+    """The course of loads and matrix of each layer, with the changes found."""
+    title = "Convergence, and where the traffic changed"
+    told = [(e, e.convergence) for e in analysis.exchanges if e.convergence]
+    if not told:
+        return Missing(
+            title=title, reason="the trace shows no routing and no expert exchange"
+        )
+    step = every(max(len(c.at) for _, c in told), 5 * 2 * len(told))
+    views = []
+    for exchange, both in told:
+        for name, course in (("loads", both.load), ("matrix", both.cells)):
+            for measure, words in MEASURES.items():
+                views.append(
+                    _view(
+                        both.at,
+                        course,
+                        measure,
+                        words,
+                        step,
+                        (named(exchange, analysis), name, measure),
+                    )
+                )
+    return Chart(
+        key="convergence",
+        title=title,
+        source="Total variation of the shares of experts (loads) or of cells (matrix), "
+        "of demand where it was seen, else of wire. Grey: what counting alone makes of "
+        "it. Dotted lines: change points, at which the level of the shares changed "
+        "(5% false alarms); solid: from here on it is stable." + thinned(step),
+        columns=("iteration", "value (dimensionless)"),
+        choices=("layer", "of", "measure"),
+        views=tuple(views),
+    )
+
+
+def _view(
+    at: npt.NDArray[np.int64],
+    course: Course,
+    measure: str,
+    words: str,
+    step: int,
+    name: tuple[str, ...],
+) -> View:
+    x = packed(at[::step])
+    values = np.asarray(getattr(course, measure), np.float64)[::step]
+    traces = [line(x, packed(values), measure, colours(1)[0])]
+    floor = getattr(course, f"{measure}_floor", None)
+    if floor is not None:
+        traces.append(
+            line(
+                x,
+                packed(np.asarray(floor, np.float64)[::step]),
+                "counting alone",
+                FAINT,
+                width=2.0,
+                dash="dash",
+                meta="floor",
+            )
+        )
+    changes: list[int] = course.changed_at.tolist()
+    # words need room: of changes close to each other the first has some
+    room, last, marks = float(at[-1] - at[0]) / 30, float("-inf"), []
+    for change in changes:
+        told = change - last > room and abs(change - course.settled_at) > room
+        marks.append(upright(float(change), f"change, {change}" if told else ""))
+        last = change if told else last
+    if course.settled_at >= 0:
+        shape, text = upright(
+            float(course.settled_at), f"stable, {course.settled_at}", colours(2)[1]
+        )
+        marks.append(({**shape, "line": {**shape["line"], "dash": "solid"}}, text))
+    aside = course.why[:1].upper() + course.why[1:]
+    return View(
+        name=name,
+        traces=tuple(traces),
+        layout={
+            **axes("iteration", words, y_rangemode="tozero"),
+            "shapes": [s for s, _ in marks],
+            "annotations": [t for _, t in marks],
+        },
+        smooth=len(values) // SMOOTHED,
+        aside=aside.rstrip(".")
+        + "."
+        + (f" Changes at {', '.join(map(str, changes))}." if changes else ""),
+    )

@@ -1,0 +1,222 @@
+"""The page itself: one HTML file with all its data and scripts, for any browser.
+
+Nothing is fetched: a content security policy forbids it.  Text from a trace is escaped;
+data stand in ``application/json`` elements in which no tag can begin.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+from typing import Any
+
+from moetraffic import __version__
+from moetraffic.errors import AnalysisError
+
+from .chart import Chart, Listed, Missing, Section
+from .content import Content
+from .matrices import Matrices
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+def document(content: Content) -> str:
+    """A page as HTML text.
+
+    Parameters
+    ----------
+    content
+        Of :func:`.content.content`.
+
+    Returns
+    -------
+    str
+        UTF-8 when it is written.
+
+    Raises
+    ------
+    AnalysisError
+        If plotly, whose script the page holds, is not installed.
+    """
+    script = plotly_script()
+    folder = resources.files(__package__)
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    behaviour = (folder / "page.js").read_text(encoding="utf-8")
+    title = escape(content.title)
+    links = "".join(
+        f'<a href="#{s.key}">{escape(s.title)}</a>' for s in content.sections
+    )
+    body = "".join(_section(s, content) for s in content.sections)
+    return "".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            f"<title>{title} · moetraffic</title>\n<style>\n{style}</style>\n",
+            "</head>\n<body>\n",
+            f'<header><p class="maker">moetraffic report</p><h1>{title}</h1>',
+            f'<nav aria-label="Sections">{links}</nav></header>\n',
+            "<noscript><p class='missing'>The figures are drawn by a script, which "
+            "this browser does not run; words and tables are here.</p></noscript>\n",
+            f"<main>\n{body}</main>\n",
+            f"<footer><p>Made by moetraffic {escape(__version__)}. Works "
+            "offline; nothing is sent anywhere.</p></footer>\n",
+            f'<script type="text/plain" id="plotly">{script}</script>\n',
+            f"<script>\n{behaviour}</script>\n",
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def plotly_script() -> str:
+    """plotly.js, as its Python package ships it.
+
+    Raises
+    ------
+    AnalysisError
+        If that is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise AnalysisError(
+            "a report holds plotly's script, but plotly is not installed: pip install "
+            "'moetraffic[report]'"
+        ) from None
+    return str(get_plotlyjs())
+
+
+def _section(section: Section, content: Content) -> str:
+    inside = "".join(_part(p) for p in section.parts)
+    if section.key == "summary":
+        inside = _summary(content) + inside
+    about = f'<p class="about">{escape(section.about)}</p>' if section.about else ""
+    return (
+        f'<section id="{section.key}"><h2>{escape(section.title)}</h2>{about}'
+        f'<div class="cards">{inside}</div></section>\n'
+    )
+
+
+def _summary(content: Content) -> str:
+    tiles = "".join(
+        f'<div class="tile"><b>{escape(t.value)}</b><span>{escape(t.what)}</span>'
+        + (f"<small>{escape(t.beside)}</small>" if t.beside else "")
+        + "</div>"
+        for t in content.tiles
+    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in content.lines)
+    notes = ""
+    if content.notes:
+        told = "".join(f"<li>{escape(note)}</li>" for note in content.notes)
+        notes = (
+            f'<article class="card"><h3>What could not be computed, and why</h3>'
+            f'<ul class="notes">{told}</ul></article>'
+        )
+    return (
+        f'<div class="tiles">{tiles}</div><article class="card"><h3>In words</h3>'
+        f'<ul class="words">{lines}</ul></article>{notes}'
+    )
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, Missing):
+        why = part.reason[:1].upper() + part.reason[1:]
+        return (
+            f'<article class="card absent"><h3>{escape(part.title)}</h3>'
+            f'<p class="missing">Not shown: {escape(why.rstrip("."))}.</p></article>'
+        )
+    if isinstance(part, Listed):
+        return _listed(part)
+    if isinstance(part, Matrices):
+        return _figure(
+            part.key,
+            part.title,
+            part.source,
+            "matrices",
+            {"key": part.key, "blocks": part.blocks},
+            520,
+        )
+    assert isinstance(part, Chart)
+    told = {
+        "key": part.key,
+        "columns": part.columns,
+        "choices": part.choices,
+        "views": [
+            {
+                "name": v.name,
+                "traces": v.traces,
+                "layout": v.layout,
+                "smooth": v.smooth,
+                "aside": v.aside,
+            }
+            for v in part.views
+        ],
+    }
+    return _figure(part.key, part.title, part.source, "chart", told, part.height)
+
+
+def _figure(
+    key: str, title: str, source: str, kind: str, told: Mapping[str, Any], height: int
+) -> str:
+    return (
+        f'<article class="card figure" id="figure-{key}" data-kind="{kind}">'
+        f"<h3>{escape(title)}</h3>"
+        '<div class="controls"></div>'
+        f'<div class="plot" style="height:{height}px" role="img" '
+        f'aria-label="{escape(title, quote=True)}"></div>'
+        '<p class="aside" aria-live="polite"></p>'
+        f'<p class="source">{escape(source)}</p>'
+        '<p class="downloads"></p>'
+        f'<script type="application/json" id="data-{key}">{data_text(told)}</script>'
+        "</article>"
+    )
+
+
+def _listed(part: Listed) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in part.head)
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{escape(cell)}</th>'
+            if at == 0
+            else f"<td>{escape(cell)}</td>"
+            for at, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in part.rows
+    )
+    return (
+        f'<article class="card listed" id="figure-{part.key}">'
+        f"<h3>{escape(part.title)}</h3>"
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        f'<p class="source">{escape(part.source)}</p>'
+        f'<p class="downloads"></p></article>'
+    )
+
+
+def data_text(value: Any) -> str:
+    """JSON that may stand within a script element; what is not a number is null."""
+    text = json.dumps(_known(value), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _known(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _known(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+__all__ = ["Section", "data_text", "document", "plotly_script"]

@@ -1,0 +1,243 @@
+"""The page's content: its numbers are the trace's, and what is lacking says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from moetraffic.data import path
+from moetraffic.errors import AnalysisError
+from moetraffic.fabric.named import Network
+from moetraffic.report.page import Content, content, document
+from moetraffic.report.page.chart import Chart, Listed, Missing, packed
+from moetraffic.report.page.document import data_text
+from moetraffic.report.page.matrices import Matrices
+from moetraffic.trace import Trace
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def parts(of: Content) -> list[Any]:
+    return [p for s in of.sections for p in s.parts]
+
+
+def chart(of: Content, key: str) -> Chart:
+    return next(p for p in parts(of) if isinstance(p, Chart) and p.key == key)
+
+
+def unpacked(told: Any) -> np.ndarray[Any, Any]:
+    """What a browser makes of packed numbers."""
+    if isinstance(told, list):
+        return np.array([np.nan if v is None else v for v in told])
+    data = base64.b64decode(told["bdata"])
+    flat = np.frombuffer(data, np.dtype(told["dtype"]).newbyteorder("<"))
+    shape = told.get("shape")
+    return flat.reshape([int(n) for n in shape.split(",")]) if shape else flat
+
+
+def inflated(blocks: tuple[dict[str, Any], ...]) -> list[np.ndarray[Any, Any]]:
+    """The matrices of all blocks, as the page's script makes them."""
+    whole: list[np.ndarray[Any, Any]] = []
+    for block in blocks:
+        rows, columns = len(block["rows"]), len(block["columns"])
+        if "base" not in block:
+            data = zlib.decompress(base64.b64decode(block["data"]))
+            kind = np.dtype(block["dtype"]).newbyteorder("<")
+            made = np.frombuffer(data, kind).astype(np.int64)
+            made = made.reshape(block["count"], rows, columns)
+        else:
+            made = whole[block["base"]]
+            if "held" in block:
+                summed = np.zeros((*made.shape[:2], made.shape[1]), np.int64)
+                np.add.at(summed, (slice(None), slice(None), block["held"]), made)
+                made = summed
+            if block.get("transpose"):
+                made = made.transpose(0, 2, 1)
+        whole.append(made)
+    return [w * b["factor"] for w, b in zip(whole, blocks, strict=True)]
+
+
+def test_every_matrix_of_the_page_is_the_traces(golden: Trace, shown: Content) -> None:
+    (found,) = [p for p in parts(shown) if isinstance(p, Matrices)]
+    kinds = set()
+    for block, cells in zip(found.blocks, inflated(found.blocks), strict=True):
+        kinds.add((block["layer"], block["of"], block["phase"]))
+        assert block["iterations"] == golden.iterations.tolist()
+        for iteration, values in zip(block["iterations"], cells, strict=True):
+            if block["of"] == "wire":
+                told = golden.matrix(
+                    iteration, block["layer"], block["phase"], of="wire"
+                ).values
+            else:
+                at = golden.find(
+                    operation="routing",
+                    layer=block["layer"],
+                    direction="forward",
+                    iterations=range(iteration, iteration + 1),
+                )
+                told = golden.demand(at).sum(axis=0)
+            assert np.array_equal(values, told)
+    phases = {phase for _, of, phase in kinds if of == "wire"}
+    assert phases == {"dispatch", "combine", "combine_grad", "dispatch_grad"}
+    # what follows from the dispatch is not stored again
+    assert sum("data" in b for b in found.blocks) < len(found.blocks)
+
+
+def test_few_bytes_leave_iterations_out_and_the_page_says_so(
+    golden: Trace, fabric: Network
+) -> None:
+    few = content(golden, fabric, most_bytes=300)
+    (found,) = [p for p in parts(few) if isinstance(p, Matrices)]
+    count = found.blocks[0]["count"]
+    assert 1 <= count < len(golden.iterations)
+    assert found.source.startswith(f"{count} of {len(golden.iterations)} iterations")
+    for block, cells in zip(found.blocks, inflated(found.blocks), strict=True):
+        if block["of"] == "wire":
+            last = block["iterations"][-1]
+            told = golden.matrix(last, block["layer"], block["phase"], of="wire")
+            assert np.array_equal(cells[-1], told.values)
+
+
+def test_loads_are_shares_of_the_demand(golden: Trace, shown: Content) -> None:
+    for view in chart(shown, "loads").views:
+        layer = int(view.name[0].split()[1])
+        share = unpacked(view.traces[0]["z"])
+        assert np.allclose(share.sum(axis=0), 100.0, atol=1e-3)
+        found = golden.find(operation="routing", layer=layer, direction="forward")
+        total = golden.demand(found).sum(axis=(0, 1))
+        heaviest = int(total.argmax())
+        assert share.mean(axis=1)[heaviest] == pytest.approx(
+            share.mean(axis=1).max(), rel=0.2
+        )
+
+
+def test_half_of_the_time_is_a_ratio_of_a_half(shown: Content) -> None:
+    views = {v.name[0]: v for v in chart(shown, "replay-ratios").views}
+    points = unpacked(views["call"].traces[-1]["x"])
+    assert np.allclose(points, 0.5, atol=1e-3)
+    # the very same run is at no distance from itself, and as fast
+    for view in chart(shown, "comparison-distances").views:
+        apart = next(t for t in view.traces if t["name"] == "apart")
+        assert np.allclose(unpacked(apart["x"]), 0.0)
+    same = {v.name[0]: v for v in chart(shown, "comparison-ratios").views}
+    assert np.allclose(unpacked(same["call"].traces[-1]["x"]), 1.0)
+
+
+def test_every_figure_says_its_source_and_units(shown: Content) -> None:
+    charts = [p for p in parts(shown) if isinstance(p, Chart)]
+    assert {c.key for c in charts} >= {
+        *("evenness", "loads", "timeline", "complexity", "convergence"),
+        *("bottleneck", "links", "circuits", "replay-ratios", "comparison-distances"),
+    }
+    for each in charts:
+        assert len(each.source) > 40
+        assert each.views
+        assert len({v.name for v in each.views}) == len(each.views)
+        assert all(len(v.name) == len(each.choices) for v in each.views)
+        for view in each.views:
+            assert view.layout["xaxis"]["title"]["text"]
+    keys = [p.key for p in parts(shown) if hasattr(p, "key")]
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> None:
+    virtual = golden.replace(meta=replace(golden.meta, virtual=True))
+    alone = content(virtual, fabric, iterations=range(0, 6))
+    lacking = {p.title: p.reason for p in parts(alone) if isinstance(p, Missing)}
+    assert "virtual" in lacking["Spectrum of the on-off pattern"]
+    assert "--replay" in lacking["Replay fidelity"]
+    assert "second trace" in lacking["Comparison"]
+    ahead = lacking["How well the traffic is forecast, by iterations ahead"]
+    assert "iterations" in ahead
+    page = document(alone)
+    for reason in lacking.values():
+        assert reason.split()[-1].rstrip(".") in page
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "nothing"])
+def test_a_trace_without_exchanges_has_a_page_too(
+    golden: Trace, fabric: Network, operation: str
+) -> None:
+    few = content(golden.select(golden.find(operation=operation)), fabric)
+    lacking = {p.title: p.reason for p in parts(few) if isinstance(p, Missing)}
+    assert "no expert exchange" in lacking["Who sends whom how much"]
+    assert all(lacking.values())
+    # gradients load links all the same
+    assert ("The hottest links" in lacking) == (operation == "nothing")
+
+
+def test_text_of_a_trace_is_no_part_of_the_pages_code(shown: Content) -> None:
+    page = document(shown)
+    assert "window.hostile" in page
+    assert "<script>window.hostile" not in page
+    assert data_text({"a": "</script><b>", "b": float("nan")}) == (
+        '{"a":"\\u003c/script>\\u003cb>","b":null}'
+    )
+
+
+def test_the_page_names_no_address(shown: Content) -> None:
+    page = document(shown)
+    assert "default-src 'none'" in page
+    own = re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.S)
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", own)
+    assert "http:" not in own
+    assert "https:" not in own
+    # every figure's data can be read
+    data = re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</s', own)
+    assert len(data) >= 12
+    for _, text in data:
+        json.loads(text)
+    assert len(page) < 7_000_000
+
+
+def test_tables_have_as_many_cells_as_heads(shown: Content) -> None:
+    tables = [p for p in parts(shown) if isinstance(p, Listed)]
+    assert {t.key for t in tables} >= {"layers", "beats", "meta", "replay-times"}
+    for each in tables:
+        assert all(len(row) == len(each.head) for row in each.rows)
+
+
+@settings(max_examples=15)
+@given(arrays(np.int64, st.integers(64, 90), elements=st.integers(-(2**31), 2**31 - 1)))
+def test_packed_whole_numbers_come_back(values: np.ndarray[Any, Any]) -> None:
+    assert np.array_equal(unpacked(packed(values)), values)
+
+
+def test_without_plotly_the_remedy_is_told(
+    shown: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(AnalysisError, match=r"moetraffic\[report\]"):
+        document(shown)
+
+
+def test_the_command_writes_a_page_and_keeps_what_is_there(
+    moetraffic: Command, tmp_path: Path
+) -> None:
+    page, trace = tmp_path / "run.html", path("golden-v1.h5")
+    page.write_text("mine")
+    refused = moetraffic("report", trace, "-o", page)
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+    assert page.read_text() == "mine"
+    wrong = moetraffic("report", trace, "-o", page, "--force", "--fabric", "ring")
+    assert wrong.returncode == 2
+    assert "leaf-spine" in wrong.stderr
+    made = moetraffic("report", trace, "-o", page, "--force", "--iterations", "0:6")
+    assert made.returncode == 0, made.stderr
+    assert page.read_text().startswith("<!DOCTYPE html>")
