@@ -10,7 +10,8 @@ Of layer l with E experts, :math:`x_t = \mu(t) + d_t` is the logarithm of the we
 - :math:`z_{j,t} = s_j(t) r_e(t) v_{j,t}`, :math:`v_{j,t} = \phi_j(t) v_{j,t-1} +
   \sqrt{1 - \phi_j(t)^2} \epsilon`, one or several time scales j of standard deviation
   s, and each expert's own relative size r.  A negative memory is a load that is
-  steered against, as a bias does.
+  steered against, as a bias does.  Where training has not settled, the last z is an
+  AR(P) known by its partial autocorrelations (:mod:`.local_memory`).
 
 What depends on t is known at knots, of which there is one where training is steady
 from the beginning: routers that have just begun move faster and farther.
@@ -22,7 +23,7 @@ and the coupling outside of the recursion, so that a layer's memory is its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,10 @@ from .chance import Use, generator
 Float64 = npt.NDArray[np.float64]
 
 
-TINY = 1e-12
+TINY = 1e-9
+
+LEAST = 0.02
+"""What a bent deviation leaves of 1 + a d."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +52,10 @@ class Dynamics:
     phi: Float64  # [K, L, J] correlation one iteration apart, above -1 and below 1
     sd: Float64  # [K, L, J] standard deviation
     scale: Float64  # [K, L, E] each expert's relative deviation, mean square 1
+    # [K, L, P] partial autocorrelations of the last memory; P = 0: AR(1) by its phi
+    partial: Float64 = field(default_factory=lambda: np.zeros((1, 1, 0)))
+    # [K, L] a; from d becomes log(1 + a d)/a: how much less than exp swings up; or [1, 1]
+    bend: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
 
     def trend(self, iteration: float) -> Float64:
         """mu(t), ``[L, E]``."""
@@ -67,6 +75,14 @@ class Dynamics:
         scale = at_knots(self.knots, self.scale, iteration)
         return phi, sd[:, :, None] * scale[:, None, :]
 
+    def bent(self, deviation: Float64, iteration: float) -> Float64:
+        """Deviations ``[L, E, ...]`` as they add to the trend (Box and Cox 1964)."""
+        if not self.bend.any():
+            return deviation
+        a = np.maximum(at_knots(self.knots, self.bend, iteration), TINY)
+        a = a.reshape(-1, *[1] * (deviation.ndim - 1))
+        return np.asarray(np.log(np.maximum(1 + a * deviation, LEAST)) / a)
+
     def paths(self, seed: int) -> Iterator[Float64]:
         """x of one iteration after the other, ``[L, E]``, without end.
 
@@ -74,22 +90,66 @@ class Dynamics:
         trend's start.
         """
         layers = len(self.tau)
-        phi, size = self.sizes(0)
+        _, size = self.sizes(0)
         # of variance 1, so that the deviations follow their size at once
         unit = generator(seed, Use.BEGIN).standard_normal(size.shape)
         if len(self.knots) > 1:
             unit *= 0.0
+        steps = Steps(self, unit)
         iteration = 0
         while True:
-            deviation = (unit * size).sum(axis=1)
+            deviation = (steps.unit * size).sum(axis=1)
             for layer in range(1, layers):
                 deviation[layer] += self.coupling[layer] * deviation[layer - 1]
-            yield self.trend(iteration) + deviation
+            yield self.trend(iteration) + self.bent(deviation, iteration)
             iteration += 1
-            phi, size = self.sizes(iteration)
+            _, size = self.sizes(iteration)
             noise = generator(seed, Use.STATE, iteration).standard_normal(size.shape)
-            kept = phi[:, :, None]
-            unit = kept * unit + np.sqrt(1 - kept**2) * noise
+            steps.take(iteration, noise)
+
+
+class Steps:
+    """Units ``[L, J, ...]`` of the memories, each of variance 1, step by step."""
+
+    def __init__(self, dynamics: Dynamics, unit: Float64) -> None:
+        self.dynamics, self.unit = dynamics, unit
+        # of the last memory, the newest first
+        order = dynamics.partial.shape[2]
+        self.past = np.zeros((order, unit.shape[0], *unit.shape[2:]))
+        if order:
+            self.past[:] = unit[:, -1]
+
+    def take(self, iteration: int, noise: Float64) -> None:
+        """Move on to an iteration with what is new, standard normal."""
+        d = self.dynamics
+        phi, _ = d.sizes(iteration)
+        kept = phi.reshape(*phi.shape, *[1] * (noise.ndim - 2))
+        self.unit = kept * self.unit + np.sqrt(1 - kept**2) * noise
+        if not len(self.past):
+            return
+        weights, left = coefficients(at_knots(d.knots, d.partial, iteration))
+        tail = [1] * (noise.ndim - 2)
+        last = np.sqrt(left).reshape(-1, *tail) * noise[:, -1]
+        for weight, past in zip(weights.T, self.past, strict=True):
+            last += weight.reshape(-1, *tail) * past
+        self.unit[:, -1] = last
+        self.past = np.concatenate([last[None], self.past[:-1]])
+
+
+def coefficients(partial: Float64) -> tuple[Float64, Float64]:
+    """Of an AR(P) of variance 1: weights ``[L, P]`` of its past, and what is new ``[L]``.
+
+    Parameters
+    ----------
+    partial
+        ``[L, P]`` partial autocorrelations, between -1 and 1 (O. Barndorff-Nielsen, G.
+        Schou, J. Multivar. Anal. 3 (1973) 408: any such make a steady AR).
+    """
+    weights = partial[:, :1]
+    for h in range(1, partial.shape[1]):
+        here = partial[:, h : h + 1]
+        weights = np.concatenate([weights - here * weights[:, ::-1], here], axis=1)
+    return weights, np.asarray(np.prod(1 - partial**2, axis=1))
 
 
 def at_knots(knots: Float64, values: Float64, iteration: float) -> Float64:

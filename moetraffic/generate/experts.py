@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import Use, generator
-from .dynamics import Dynamics
+from .dynamics import Dynamics, Steps
 from .inclusion import capped, inclusion, weights_of
 
 Float64 = npt.NDArray[np.float64]
@@ -116,17 +116,16 @@ class Parts:
         across = np.arange(len(d.tau))[:, None, None, None]
         memory = np.arange(d.phi.shape[2])[None, :, None, None]
         shape = (len(d.tau), d.phi.shape[2], *self.after.shape[1:])
-        phi, size = d.sizes(0)
-        unit = generator(seed, Use.SPLIT, 1).standard_normal(shape)
+        _, size = d.sizes(0)
+        steps = Steps(d, generator(seed, Use.SPLIT, 1).standard_normal(shape))
         iteration = 0
         while True:
             parts = size[across, memory, self.after[:, None]]
-            told = d.trend(iteration)[at, self.after] + (unit * parts).sum(axis=1)
+            told = d.trend(iteration)[at, self.after] + (steps.unit * parts).sum(axis=1)
             top = told.max(axis=2, keepdims=True)
             whole = top + np.log(np.exp(told - top).sum(axis=2, keepdims=True))
             yield told - whole
             iteration += 1
-            phi, size = d.sizes(iteration)
+            _, size = d.sizes(iteration)
             noise = generator(seed, Use.CHILDREN, iteration).standard_normal(shape)
-            kept = phi[:, :, None, None]
-            unit = kept * unit + np.sqrt(1 - kept**2) * noise
+            steps.take(iteration, noise)

@@ -9,7 +9,7 @@ from the beginning is fitted in windows that double.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,9 +18,11 @@ import numpy.typing as npt
 from .dynamics import Dynamics
 from .latent import Seen, seen
 from .layer_memory import LayerMemory, fit_layer
+from .local_memory import between, fit_local
 from .memories import MOST_MEMORIES
-from .row_fitting import calibrated, fit_rows
+from .row_fitting import calibrated, drawn_apart, fit_rows
 from .rows import RowSpread
+from .state_trial import tried
 from .trend import Trend, fit_trend
 
 Float64 = npt.NDArray[np.float64]
@@ -84,6 +86,9 @@ def fit_counts(
     """
     look = seen(counts, k=k, tokens=tokens)
     count, layers, _ = look.state.shape
+    mean = counts.mean(axis=2) / tokens
+    alone = drawn_apart(look, mean, tokens=tokens)
+    look = replace(look, noise=look.noise * alone)
     # Step 1: trend by plain least squares, and whether what is left is steady
     trends = [fit_trend(look.state[:, layer]) for layer in range(layers)]
     apart = look.state - _curves(trends, count)
@@ -96,47 +101,52 @@ def fit_counts(
     own, noise = _decoupled(apart, look, coupling)
     if not correct_noise:
         noise = np.zeros_like(noise)
-    # Step 3: memories, of the whole run or of windows
+    # Step 3: memories, of the whole run, or of what is left around each knot
     edges = [0, count] if steady else _edges(count)
-    told = [
-        [
-            fit_layer(
-                x[:, layer],
-                error[:, layer],
-                look.weight[layer],
-                # what is slower is in the windows' means
-                slowest=0.0 if steady else len(x) * SLOW,
-            )
-            for layer in range(layers)
-        ]
-        for x, error in ((own[a:b], noise[a:b]) for a, b in pairwise(edges))
+    last = [
+        fit_layer(
+            own[edges[-2] :, layer],
+            noise[edges[-2] :, layer],
+            look.weight[layer],
+            # what is slower is in the trend
+            slowest=0.0 if steady else (count - edges[-2]) * SLOW,
+        )
+        for layer in range(layers)
     ]
     # Step 4: trend once more, knowing how what is left hangs together
     if steady:
         trends = [
             fit_trend(look.state[:, layer], memories=m.memories, variance=m.total)
-            for layer, m in enumerate(told[-1])
+            for layer, m in enumerate(last)
         ]
-    apart = look.state - _curves(trends, count)
-    shift = np.stack([apart[a:b].mean(axis=0) for a, b in pairwise(edges)])
-    if steady:
-        shift *= 0.0
-    rows, wide = fit_rows(look, edges=_row_edges(count, counts.shape), k=k)
-    rows = calibrated(rows, look, edges=_row_edges(count, counts.shape), k=k)
+    knots = np.array([(a + b) / 2 for a, b in pairwise(edges)])
+    memory = {
+        "phi": np.array([[m.phi for m in last]]),
+        "sd": np.array([[m.sd for m in last]]),
+        "scale": np.array([[m.scale for m in last]]),
+    }
+    shift = np.zeros((1, *look.state.shape[1:]))
+    if not steady:
+        apart = look.state - _curves(trends, count)
+        shift, left = between(apart, knots)
+        memory = fit_local(left, noise, look.share, knots).placed(MOST_MEMORIES)
+    bins = _row_edges(count, counts.shape)
+    rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
+    rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)
+    rows = replace(rows, apart=np.array([alone]))
+    dynamics = Dynamics(
+        start=np.stack([t.start for t in trends]),
+        level=np.stack([t.level for t in trends]),
+        tau=np.array([t.tau for t in trends]),
+        coupling=coupling,
+        knots=knots,
+        shift=shift,
+        **memory,
+    )
     return Fitted(
-        dynamics=Dynamics(
-            start=np.stack([t.start for t in trends]),
-            level=np.stack([t.level for t in trends]),
-            tau=np.array([t.tau for t in trends]),
-            coupling=coupling,
-            knots=np.array([(a + b) / 2 for a, b in pairwise(edges)]),
-            shift=shift,
-            phi=np.array([[m.phi for m in window] for window in told]),
-            sd=np.array([[m.sd for m in window] for window in told]),
-            scale=np.array([[m.scale for m in window] for window in told]),
-        ),
+        dynamics=dynamics if steady else tried(dynamics, look, mean, k=k),
         rows=rows,
-        bounds=_bounds(trends, told[-1], reach, wide),
+        bounds=_bounds(trends, last, reach, wide),
         settled=settled,
     )
 

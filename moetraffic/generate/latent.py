@@ -30,6 +30,8 @@ class Seen:
     noise: Float64  # [n, L, E] variance of their error, from the rows' differences
     rows: Float64  # [n, R, L, E] each row's deviation in the logarithm, first order
     counting: Float64  # [n, L, E] variance of a row's deviation by counting alone
+    answer: Float64  # [n, L, E] how inclusion answers to the logarithms, d
+    share: Float64  # [n, L, E] of each expert in the load, the sum over E 1
     weight: Float64  # [L, E] of each expert in the load, rows with the sum 1
 
 
@@ -67,5 +69,7 @@ def seen(counts: Int32, *, k: int, tokens: int) -> Seen:
         noise=noise,
         rows=np.ascontiguousarray(apart.transpose(0, 2, 1, 3)),
         counting=counting,
+        answer=answer,
+        share=share / share.sum(axis=2, keepdims=True),
         weight=sure,
     )

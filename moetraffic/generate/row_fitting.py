@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from .inclusion import inclusion, weights_of
-from .inclusion import spread as spread_of
+from .inclusion import counts, inclusion, weights_of
 from .latent import Seen
+from .row_coupling import coupling_of, share_for, turned
 from .rows import MOST_VARIANCE, RowSpread, latent_covariance, multipliers
 
 Float64 = npt.NDArray[np.float64]
@@ -24,7 +24,9 @@ TRIED = 2000
 TRIES = 4
 
 
-def fit_rows(look: Seen, *, edges: list[int], k: int) -> tuple[RowSpread, Float64]:
+def fit_rows(
+    look: Seen, *, edges: list[int], k: int, tokens: int
+) -> tuple[RowSpread, Float64]:
     """Factors and variances in each window.
 
     Parameters
@@ -33,8 +35,8 @@ def fit_rows(look: Seen, *, edges: list[int], k: int) -> tuple[RowSpread, Float6
         Deviations of rows.
     edges
         Borders of the windows, iterations.
-    k
-        Experts of a token.
+    k, tokens
+        Experts of a token, tokens of a row.
 
     Returns
     -------
@@ -58,9 +60,16 @@ def fit_rows(look: Seen, *, edges: list[int], k: int) -> tuple[RowSpread, Float6
         )
     knots, factors, variances = [], [], []
     for first, last in pairwise(edges):
-        u = look.rows[first:last].reshape(-1, cells)
+        # in shares, over the mean squared answer: iterations in which an expert gets
+        # little tell little of it
+        answer = look.answer[first:last]
+        u = look.rows[first:last] * answer[:, None]
+        unit = np.sqrt((answer**2).mean(axis=0)).ravel()
+        u = u.reshape(-1, cells) / unit
         total = u.T @ u / ((last - first) * (rows - 1))
-        by_counting = look.counting[first:last].mean(axis=0)
+        by_counting = (answer.mean(axis=0).ravel() / unit**2 / tokens).reshape(
+            layers, experts
+        )
         total -= _counted(by_counting)
         # an expert with less than a copy a row tells nothing of it
         told = by_counting.ravel() < 1.0
@@ -83,7 +92,9 @@ def fit_rows(look: Seen, *, edges: list[int], k: int) -> tuple[RowSpread, Float6
     return spread, _interval(look)
 
 
-def calibrated(spread: RowSpread, look: Seen, *, edges: list[int], k: int) -> RowSpread:
+def calibrated(
+    spread: RowSpread, look: Seen, *, edges: list[int], k: int, tokens: int
+) -> RowSpread:
     """The rows' spread whose samples vary and weigh as the counts do.
 
     A row's deviation is bent on its way to the counts, the more the hotter an expert;
@@ -97,8 +108,8 @@ def calibrated(spread: RowSpread, look: Seen, *, edges: list[int], k: int) -> Ro
         What was seen.
     edges
         Borders of the windows.
-    k
-        Experts of a token.
+    k, tokens
+        Experts of a token, tokens of a row.
     """
     _, rows, layers, _ = look.rows.shape
     if rows < 2:
@@ -108,22 +119,34 @@ def calibrated(spread: RowSpread, look: Seen, *, edges: list[int], k: int) -> Ro
     for at, (first, last) in enumerate(pairwise(edges)):
         rng = np.random.default_rng(at)
         shared = rng.standard_normal((TRIED, factors.shape[3]))
-        state = look.state[first:last].mean(axis=0)
-        answer = 1 / look.counting[first:last].mean(axis=0)  # N d
-        squares = (look.rows[first:last] ** 2).sum(axis=(0, 1))
+        when = np.linspace(first, last - 1, TRIED).astype(np.int64)
+        rng.shuffle(when)
+        answer = look.answer[first:last]
+        squares = ((look.rows[first:last] * answer[:, None]) ** 2).sum(axis=(0, 1))
         squares /= (last - first) * (rows - 1)
-        wanted = ((squares - 1 / answer) * answer).sum(axis=1)  # [L]
+        middle = answer.mean(axis=0)
+        wanted = (squares / middle).sum(axis=1) - (1 / tokens) * (len(middle[0]) - 1)
+        real = look.rows[first:last] * answer[:, None]
+        state = look.state[when]
+
+        def coupled(turn: float, at: int = at, state: Float64 = state) -> float:
+            bent = turned(factors[at], middle, turn)
+            return _coupled(bent, variance[at], state, shared, rows, k, tokens)
+
+        share = share_for(coupling_of(real), coupled)
+        factors[at] = turned(factors[at], middle, share)
         for layer in range(layers):
-            target = inclusion(np.exp(state[layer]), k)
+            state = look.state[when, layer]  # [TRIED, E]
+            target = inclusion(np.exp(state), k)
+            whole = target.mean(axis=0)
             for _ in range(TRIES):
                 own = variance[at, layer] - (factors[at, layer] ** 2).sum(axis=1)
                 own = np.sqrt(np.maximum(own, 0.0))
                 m = multipliers(rng, shared, factors[at, layer], own, k=k)
-                holds = inclusion(m * np.exp(state[layer] + offset[at, layer]), k)
+                holds = inclusion(m * np.exp(state + offset[at, layer]), k)
                 mean = holds.mean(axis=0)
-                offset[at, layer] += np.log(weights_of(target, k) / weights_of(mean, k))
-                d = spread_of(target)
-                got = (holds.var(axis=0) / d**2 * answer[layer]).sum()
+                offset[at, layer] += np.log(weights_of(whole, k) / weights_of(mean, k))
+                got = (((holds - target) ** 2).mean(axis=0) / middle[layer]).sum()
                 ratio = np.clip(wanted[layer] / max(got, 1e-12), 0.0, 2.0)
                 factors[at, layer] *= np.sqrt(ratio)
                 variance[at, layer] *= ratio
@@ -159,10 +182,24 @@ def _factors(
     """
     scaled = covariance * np.multiply.outer(weight, weight)
     values, vectors = np.linalg.eigh((scaled + scaled.T) / 2)
-    keep = min(FACTORS, len(weight))
-    values, vectors = values[::-1][:keep], vectors[:, ::-1][:, :keep]
-    factors = vectors * np.sqrt(np.maximum(values, 0.0)) / weight[:, None]
-    variance = np.maximum(np.diag(covariance), (factors**2).sum(axis=1))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    # chance makes small values large and negative; with the largest that add up to
+    # the whole, the whole is right
+    whole = max(float(values.sum()), 0.0)
+    sums = np.cumsum(values)
+    enough = int(np.searchsorted(sums[: int(values.argmin()) + 1] >= whole, True)) + 1
+    keep = min(FACTORS, len(weight), enough)
+    values = np.maximum(values, 0.0)
+    values[keep:] = 0.0
+    values = values[: min(FACTORS, len(weight))]
+    vectors = vectors[:, : len(values)]
+    factors = vectors * np.sqrt(values) / weight[:, None]
+    shared = (factors**2).sum(axis=1)
+    # what is left is a cell's own, as far as all cells together have any
+    own = np.maximum(np.diag(covariance) - shared, 0.0)
+    left = max(whole - float(values.sum()), 0.0)
+    own *= min(1.0, left / max(float((own * weight**2).sum()), 1e-12))
+    variance = shared + own
     less = np.sqrt(np.minimum(1.0, most / np.maximum(variance, 1e-12)))
     return factors * less[:, None], np.minimum(variance, most)
 
@@ -175,3 +212,63 @@ def _interval(look: Seen) -> Float64:
     mean = each.mean(axis=0)
     error = each.std(axis=0) / np.sqrt(len(each))
     return np.stack([mean - 1.96 * error, mean + 1.96 * error])
+
+
+def _coupled(
+    factors: Float64,
+    variance: Float64,
+    state: Float64,
+    shared: Float64,
+    rows: int,
+    k: int,
+    tokens: int,
+) -> float:
+    """Coupling of layers in samples, so many rows at a moment's state."""
+    rng = np.random.default_rng(0)
+    moments = len(shared) // rows
+    used = moments * rows
+    state = np.repeat(state[:moments], rows, axis=0)
+    out = np.empty((used, *variance.shape))
+    for layer in range(len(variance)):
+        own = variance[layer] - (factors[layer] ** 2).sum(axis=1)
+        own = np.sqrt(np.maximum(own, 0.0))
+        m = multipliers(rng, shared[:used], factors[layer], own, k=k)
+        weights = m * np.exp(state[:, layer] - state[:, layer].max())
+        weights /= weights.sum(axis=1, keepdims=True)
+        out[:, layer] = counts(rng, weights, k, tokens)
+    return coupling_of(out.reshape(moments, rows, *variance.shape) / tokens)
+
+
+def drawn_apart(look: Seen, load: Float64, *, tokens: int) -> float:
+    """How much the mean over ranks varies, over what independent ranks would give.
+
+    Parameters
+    ----------
+    look
+        Deviations of rows.
+    load
+        ``[n, L, E]`` the mean row's share of its tokens: states move as well, so it
+        changes from iteration to iteration at least as much as ranks' means do.
+    tokens
+        Of a row.
+
+    Returns
+    -------
+    float
+        At most 1; of the half of the run in which states are calmest, the second.
+    """
+    count, rows, _, experts = look.rows.shape
+    if rows < 2:
+        return 1.0
+    late = slice(count // 2, None)
+    answer = look.answer[late]
+    middle = answer.mean(axis=0)
+    moved = (np.diff(load[late], axis=0) ** 2).mean(axis=0) / 2
+    between = ((look.rows[late] * answer[:, None]) ** 2).sum(axis=1).mean(axis=0)
+    between /= (rows - 1) * rows
+    counting = (experts - 1) / tokens / rows
+    tops = (moved / middle).sum(axis=1) - counting
+    bottoms = (between / middle).sum(axis=1) - counting
+    if (bottoms <= counting / 10).any():
+        return 1.0
+    return float(np.clip((tops / bottoms).min(), 0.0, 1.0))

@@ -10,7 +10,7 @@ normal, new for each rank and iteration.  The mean of m is one, so that ranks di
 the load stays.  The square is skewed as a Gamma variable is, and Dirichlet shares are
 Gamma variables over their sum (Wilson and Hilferty 1931 take the cube); exp(u) has too
 long a tail.  For k > 1 weights stand for odds of being held, which may be large, and m
-is :math:`\exp(u - Var(u)/2)`.
+is :math:`(1 + u/4)^4` over its mean.
 
 In place of the reference's Dirichlet(c p), whose ranks would differ in each layer by
 itself: captures of real text show deviations of a rank that are coupled across layers.
@@ -18,7 +18,7 @@ itself: captures of real text show deviations of a rank that are coupled across 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ Float64 = npt.NDArray[np.float64]
 
 MOST_VARIANCE = (1.5, 9.0)
 """Of u, for squares and exponentials: beyond, a rank's weights are any."""
+
+MOST_STRETCH = 2.0
+"""Of factors between knots that hardly resemble each other."""
 
 LEAST = 1e-9
 """What any expert keeps of its weight."""
@@ -41,33 +44,47 @@ class RowSpread:
     knots: Float64  # [K] iterations at which it is known, ascending
     factors: Float64  # [K, L, E, Q] Lambda
     variance: Float64  # [K, L, E] of u: diag(Lambda Lambda^T) + psi^2
-    offset: (
-        Float64  # [K, L, E] of the logarithms, which keeps the load where m bends it
-    )
+    offset: Float64  # [K, L, E] of logarithms, keeps the load where m bends it
+    # [1] variance of the mean of g over R ranks, times R: below 1 where no two ranks
+    # read the same document, so that their mean varies less than it would by chance
+    apart: Float64 = field(default_factory=lambda: np.ones(1))
+
+    def shared(self, rng: np.random.Generator, *, slots: int, ranks: int) -> Float64:
+        """g of an iteration's rows, ``[slots, ranks, Q]``."""
+        g = rng.standard_normal((slots, ranks, self.factor_count))
+        g -= (1 - np.sqrt(self.apart[0])) * g.mean(axis=(0, 1))
+        return np.asarray(g, np.float64)
 
     @property
     def factor_count(self) -> int:
-        """Factors of a moment, 2 Q: those of the knots on both sides."""
-        return 2 * int(self.factors.shape[3])
+        """Factors of a moment, Q."""
+        return int(self.factors.shape[3])
 
     def at(self, iteration: float) -> tuple[Float64, Float64, Float64]:
-        """Lambda ``[L, E, 2 Q]``, psi ``[L, E]`` and the offset ``[L, E]``.
+        """Lambda ``[L, E, Q]``, psi ``[L, E]`` and the offset ``[L, E]``.
 
-        Between two knots the covariance is that of both, in their parts: each brings
-        its own factors, for those of one mean nothing to the other.
+        Factors are known up to a rotation: those of the next knot are turned to lie as
+        near as can be to those of the one before (Procrustes: P. H. Schonemann,
+        Psychometrika 31 (1966) 1), and between knots a cell moves from one to the
+        other, with a variance that does so too.
         """
         first, share = between_knots(self.knots, iteration)
-        then = min(first + 1, len(self.knots) - 1)
-        factors = np.concatenate(
-            [
-                np.sqrt(1 - share) * self.factors[first],
-                np.sqrt(share) * self.factors[then],
-            ],
-            axis=2,
-        )
         variance = at_knots(self.knots, self.variance, iteration)
+        offset = at_knots(self.knots, self.offset, iteration)
+        factors = self.factors[first]
+        if share > 0:
+            then = self.factors[first + 1]
+            count = factors.shape[2]
+            inner = then.reshape(-1, count).T @ factors.reshape(-1, count)
+            left, _, right = np.linalg.svd(inner)
+            mixed = (1 - share) * factors + share * (then @ (left @ right))
+            want = (1 - share) * (factors**2).sum(axis=2)
+            want += share * (then**2).sum(axis=2)
+            got = (mixed**2).sum(axis=2)
+            stretch = np.sqrt(want / np.maximum(got, 1e-12))
+            factors = mixed * np.minimum(stretch, MOST_STRETCH)[:, :, None]
         own = np.maximum(variance - (factors**2).sum(axis=2), 0.0)
-        return factors, np.sqrt(own), at_knots(self.knots, self.offset, iteration)
+        return factors, np.sqrt(own), offset
 
     def concentration(self, shares: Float64, iteration: float) -> Float64:
         """c of the Dirichlet(c p) whose shares vary as much, ``[L]``.
@@ -119,7 +136,8 @@ def multipliers(
         out += np.multiply.outer(shared[:, q], factors[:, q])
     variance = (factors**2).sum(axis=1) + own**2
     if k > 1:
-        return np.asarray(np.exp(out - 0.5 * variance), np.float64)
+        mean = 1 + 0.375 * variance + 0.01171875 * variance**2
+        return np.asarray((1 + 0.25 * out) ** 4 / mean + LEAST, np.float64)
     return np.asarray((1 + 0.5 * out) ** 2 / (1 + 0.25 * variance) + LEAST, np.float64)
 
 

@@ -80,9 +80,8 @@ class SampledDemand:
                 state = state + next(bursts)
             split = None if parts is None else next(parts)
             factors, own, offset = model.rows.at(iteration)
-            shared = generator(self.seed, Use.ROWS, iteration).standard_normal(
-                (slots, scene.ranks, model.rows.factor_count)
-            )
+            rng = generator(self.seed, Use.ROWS, iteration)
+            shared = model.rows.shared(rng, slots=slots, ranks=scene.ranks)
             lacks = None
             if not regrouping.trivial and (scene.k > 1 or model.scenario.k > 1):
                 shares = None if split is None else np.exp(split)

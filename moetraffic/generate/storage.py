@@ -11,7 +11,7 @@ and everything has its checksum.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,8 @@ def _part(
     told = {}
     for field in fields(kind):
         if f"{name}_{field.name}" not in arrays:
+            if field.default_factory is not MISSING:
+                continue  # files from before it was known
             raise container.damaged(f"array {name}_{field.name} is not there")
         told[field.name] = arrays[f"{name}_{field.name}"]
     return kind(**told)
@@ -214,15 +216,23 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         "factors": (r.factors, (knots, layers, experts, factors)),
         "variance": (r.variance, (knots, layers, experts)),
         "offset": (r.offset, (knots, layers, experts)),
+        "apart": (r.apart, (1,)),
     }
+    if d.partial.size:
+        shapes["partial"] = (d.partial, (own, layers, d.partial.shape[-1]))
+    if d.bend.any():
+        shapes["bend"] = (d.bend, (own, layers))
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
             raise container.damaged(f"{name} has the shape {array.shape} or no numbers")
     sound = (
         (np.abs(d.phi) < 1).all()
+        and (np.abs(d.partial) < 1).all()
         and (d.tau > 0).all()
+        and (d.bend >= 0).all()
         and (d.sd >= 0).all()
         and (r.variance >= 0).all()
+        and (r.apart >= 0).all()
         and (np.diff(d.knots) > 0).all()
         and (np.diff(r.knots) > 0).all()
         and d.knots[0] >= 0

@@ -97,6 +97,7 @@ class Knobs:
             shift=d.shift * ratio[:, None],
             sd=d.sd * ratio[:, None],
             phi=phi,
+            partial=np.sign(d.partial) * np.abs(d.partial) ** self.drift,
             tau=d.tau / self.drift,
             knots=d.knots / self.drift,
         )
