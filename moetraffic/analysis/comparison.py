@@ -28,6 +28,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
 from .completion import TimeRatio, compare_times
+from .display import comparison_html
 from .engine import observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
@@ -75,6 +76,8 @@ class Comparison:
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
     times: tuple[TimeRatio, ...] = ()
+
+    _repr_html_ = comparison_html
 
 
 def compare(

@@ -22,7 +22,8 @@ from .beats import Beats, beats
 from .complexity import Complexity
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
 from .convergence import Convergence
-from .exchange import OF, Rows, Source, read, sources, windows
+from .display import analysis_html
+from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .forecasting import HORIZONS
 from .leads import Leads, leads
 from .network import Network, network, packet_complexity
@@ -35,6 +36,9 @@ Int64 = npt.NDArray[np.int64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
 """Yields the rows of windows of an exchange, in their order."""
+
+Watch = Callable[[Source, Window, Rows], None]
+"""Is shown each window that was read, and its rows."""
 
 MOST_TIMES = 1 << 24
 """Calls times ranks whose times are held at once, for what ranks' time went into."""
@@ -68,6 +72,8 @@ class Analysis:
     sights: tuple[Sight, ...]  # what an iteration's first dispatch tells of later ones
     occupation: Occupation | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
+
+    _repr_html_ = analysis_html
 
 
 def analyze(
@@ -287,12 +293,27 @@ def observed(trace: Trace, source: Source, *, threads: int = 2) -> Rows:
     return joined(list(in_threads(trace, threads)(source, windows(source))))
 
 
-def in_threads(trace: Trace, threads: int) -> Mapper:
-    """Have threads of this process compute rows; few windows are in memory."""
+def in_threads(trace: Trace, threads: int, *, watch: Watch | None = None) -> Mapper:
+    """Have threads of this process compute rows; few windows are in memory.
+
+    Parameters
+    ----------
+    trace
+        That is read.
+    threads
+        How many.
+    watch
+        Shown every window with its rows, by several threads at once and in any order:
+        who wants to keep some of it need not read it again.
+    """
 
     def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
         def work(window: range) -> Rows:
-            return observe(source, read(trace, source, window))
+            seen = read(trace, source, window)
+            found = observe(source, seen)
+            if watch is not None:
+                watch(source, seen, found)
+            return found
 
         if threads <= 1 or len(parts) <= 1:
             yield from map(work, parts)

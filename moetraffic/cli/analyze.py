@@ -12,7 +12,7 @@ import typer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, remedy, replacing
-from moetraffic.trace.iterations import iteration_range
+from moetraffic.trace.iterations import iteration_range, number_list
 
 from .output import console, json_text, print_json, progress
 
@@ -24,8 +24,9 @@ WRITTEN = (".json", ".csv", ".parquet")
 
 def analyze(
     traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
-    layer: Annotated[
-        list[int] | None, typer.Option(help="MoE layer; may be given again.")
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", "--layer", help="Only MoE layers of a list: 1,3:6."),
     ] = None,
     phase: Annotated[
         str, typer.Option(help="Phase whose wire is looked at.")
@@ -72,13 +73,13 @@ def analyze(
 ) -> None:
     """Compute skew, rhythm, predictability, complexity and convergence.
 
-    Example: moetraffic analyze run.h5 --layer 1 --iterations 100:200 -o figures.csv
+    Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     from moetraffic.analysis import PARTS
     from moetraffic.report import plain, summary
 
     asked: dict[str, Any] = {
-        "layers": layer or None,
+        "layers": number_list(",".join(layers), "layers") if layers else None,
         "phase": phase,
         "iterations": iteration_range(iterations),
         "of": ("demand", "wire") if of is None else (of,),

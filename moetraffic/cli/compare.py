@@ -10,7 +10,7 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import iteration_range
+from moetraffic.trace.iterations import iteration_range, number_list
 
 from .output import console, print_json
 
@@ -26,8 +26,9 @@ BEYOND = 1
 def compare(
     first: Annotated[Path, typer.Argument(help="Trace file.")],
     second: Annotated[Path, typer.Argument(help="Trace file to hold against it.")],
-    layer: Annotated[
-        list[int] | None, typer.Option(help="MoE layer; may be given again.")
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", "--layer", help="Only MoE layers of a list: 1,3:6."),
     ] = None,
     phase: Annotated[
         str, typer.Option(help="Phase whose wire is compared.")
@@ -60,7 +61,7 @@ def compare(
     with Trace.open(first) as a, Trace.open(second) as b:
         found = compared(
             *(a, b),
-            layers=layer or None,
+            layers=number_list(",".join(layers), "layers") if layers else None,
             phase=phase,
             iterations=iteration_range(iterations),
             of=("demand", "wire") if of is None else (of,),

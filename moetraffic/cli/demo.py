@@ -14,15 +14,15 @@ import typer
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
+from moetraffic.launch.training import captured
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.report.overview import overview, show
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_folder, remedy
-from moetraffic.trace.spool import prepare
 
-from .capture import OVERWRITE, captured
-from .info import overview, show
-from .output import console, json_text, print_json
+from .capture import OVERWRITE
+from .output import console, json_text, print_json, progress
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "summary.txt", "summary.json")
@@ -58,9 +58,11 @@ def demo(
     refuse_unable(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
     with _folder(output):
-        prepare(run, force=force, overwrite=OVERWRITE)
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
-        trace = captured(workload, run, force=force, quiet=as_json)
+        with progress("training", iterations, quiet=as_json) as tick:
+            trace = captured(
+                workload, run, force=force, on_step=tick, overwrite=OVERWRITE
+            )
     assert trace is not None  # this process is no rank
     with trace:
         held = overview(trace, run)

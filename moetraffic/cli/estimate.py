@@ -36,7 +36,9 @@ def estimate(
     dp: Annotated[int, typer.Option(help="Data-parallel ranks, ep included.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel ranks.")] = 1,
     cp: Annotated[int, typer.Option(help="Context-parallel ranks.")] = 1,
-    virtual: Annotated[int, typer.Option(help="Pipeline stages a rank holds.")] = 1,
+    virtual_stages: Annotated[
+        int, typer.Option(help="Pipeline stages that a rank holds.")
+    ] = 1,
     micro_batch: Annotated[int, typer.Option(help="Sequences a pass.")] = 1,
     global_batch: Annotated[
         int | None,
@@ -155,7 +157,7 @@ def estimate(
         dp=dp,
         ep=ep,
         cp=cp,
-        virtual=virtual,
+        virtual=virtual_stages,
         micro_batch=micro_batch,
         global_batch=8 * micro_batch * dp if global_batch is None else global_batch,
         zero=zero,

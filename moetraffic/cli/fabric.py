@@ -54,9 +54,9 @@ def fabric(
         str | None,
         typer.Option(help="Which NIC, for rails: own, rail.", show_default="rail"),
     ] = None,
-    k: Annotated[
+    ports: Annotated[
         int | None,
-        typer.Option("-k", help="Ports of a fat-tree's switch.", show_default="fits"),
+        typer.Option(help="Ports of a fat-tree's switch.", show_default="fits"),
     ] = None,
     shape: Annotated[
         str | None,
@@ -64,7 +64,7 @@ def fabric(
             help="Torus: 4x4x2. Dragonfly: hosts a router x routers x global links."
         ),
     ] = None,
-    placement: Annotated[
+    slots: Annotated[
         str,
         typer.Option(help="Ranks on hosts: block, strided, or slots with commas."),
     ] = "block",
@@ -95,7 +95,7 @@ def fabric(
         "spines": spines,
         "oversubscription": oversubscription,
         "forwarding": forwarding,
-        "k": k,
+        "k": ports,
         "shape": shape,
     }
     options = {name: value for name, value in given.items() if value is not None}
@@ -129,7 +129,7 @@ def fabric(
             ),
             options,
         )
-        slots = placed(placement, world, made.hosts)
+        at = placed(slots, world, made.hosts)
         matrices = world_matrices(
             opened,
             chosen,
@@ -137,12 +137,10 @@ def fabric(
             algorithm=algorithm,
         )
         found = assess(
-            made, slots, matrices, routing=routing, seed=seed, flows=flows, hot=hot
+            made, at, matrices, routing=routing, seed=seed, flows=flows, hot=hot
         )
     if plot is not None:
-        source = (
-            f"{trace.name}: {world} ranks, {placement}, on a {made.name}, {routing}"
-        )
+        source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
         figures.save(report.figure(found, chosen, source), plot)
     if as_json:
         print_json({"file": str(trace), **report.as_dict(found, chosen)})

@@ -9,10 +9,10 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import LayoutError, TraceError
+from moetraffic.report.overview import overview, show
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, refuse_own_input
 
-from .info import overview, show
 from .output import console, print_json
 
 
@@ -91,6 +91,6 @@ def import_(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output)
+        show(trace, output, console)
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

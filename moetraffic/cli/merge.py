@@ -9,11 +9,11 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import CaptureError
+from moetraffic.report.overview import overview, show
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import SEGMENTS, refuse_output
 from moetraffic.trace.merge import merge_into
 
-from .info import overview, show
 from .output import console, print_json
 
 
@@ -50,6 +50,6 @@ def merge(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output)
+        show(trace, output, console)
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

@@ -50,7 +50,7 @@ def pattern(
     order: Annotated[
         str, typer.Option(help="Axes over ranks, the fastest first.")
     ] = MegatronGrid().order,
-    virtual: Annotated[
+    virtual_stages: Annotated[
         int, typer.Option(help="Chunks of layers on a stage (interleaved 1F1B).")
     ] = 1,
     micro_batch: Annotated[
@@ -145,7 +145,7 @@ def pattern(
         grid=MegatronGrid(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order),
         micro_batch=found.micro_batch if micro_batch is None else micro_batch,
         accumulation=pp if accumulation is None else accumulation,
-        virtual=virtual,
+        virtual=virtual_stages,
         zero=zero,
         synchronisation=synchronisation,
         bucket_mib=bucket_mib,
@@ -191,7 +191,7 @@ def _made(
     s, g = strategy, strategy.grid
     own = Strategy()
     left = {
-        "--virtual": s.virtual != own.virtual,
+        "--virtual-stages": s.virtual != own.virtual,
         "--sequence-parallel": s.sequence_parallel,
         "--context": s.context != own.context,
         "--gradient-dtype": bool(s.gradient_dtype),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -18,8 +18,8 @@ from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, refuse_own_input
 from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.totals import totals
 
-from .info import all_to_all_bytes
 from .output import console, print_json
 
 
@@ -84,8 +84,8 @@ def place(
         moved.save(output, force=force)
         told = {
             "file": str(output),
-            "before": traffic(opened),
-            "after": traffic(moved),
+            "before": asdict(totals(opened)),
+            "after": asdict(totals(moved)),
         }
     if as_json:
         print_json(told)
@@ -112,31 +112,6 @@ def place(
             f"{one['busiest_rank_over_mean']:.3f}",
         )
     console.print(table)
-
-
-def traffic(trace: Trace) -> dict[str, Any]:
-    """Sums over a trace's all-to-alls that tell one placement from another.
-
-    ``busiest_rank_over_mean`` is the mean, over dispatches, of what the rank that
-    receives most receives over what a rank receives on average; its own tokens count,
-    for its experts compute these too.
-    """
-    sent, kept = all_to_all_bytes(trace)
-    ratios = []
-    for number, site in enumerate(trace.sites):
-        if site.phase == "dispatch" and site.direction == "forward":
-            of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
-            received = trace.wire(of).sum(axis=1)  # [n, W]
-            received = received[received.sum(axis=1) > 0]
-            ratios.append(received.max(axis=1) / received.mean(axis=1))
-    over = np.concatenate(ratios) if ratios else np.zeros(0)
-    return {
-        "ranks": trace.meta.world,
-        "ep": trace.meta.ep,
-        "bytes": sent,
-        "bytes_between_ranks": sent - kept,
-        "busiest_rank_over_mean": float(over.mean()) if len(over) else float("nan"),
-    }
 
 
 def _placed(name: str, replicas: int, load: Any, ranks: int) -> Any:

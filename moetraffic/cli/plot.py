@@ -11,6 +11,7 @@ from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_folder
+from moetraffic.trace.iterations import number_list
 
 from .output import console, print_json
 
@@ -25,7 +26,7 @@ def plot(
     iterations: Annotated[
         str | None,
         typer.Option(
-            help="Iterations of the traffic between ranks, with commas.",
+            help="Only iterations A:B, or a list: 0,10,50:53; of the traffic.",
             show_default="first, middle, last",
         ),
     ] = None,
@@ -78,11 +79,8 @@ def _iterations(asked: str | None, trace: Trace) -> list[int]:
         raise AnalysisError(f"{trace.name} has no step, so there is nothing to draw")
     if asked is None:
         return sorted({there[0], there[len(there) // 2], there[-1]})
-    try:
-        chosen = [int(part) for part in asked.split(",")]
-    except ValueError:
-        chosen = []
-    if not chosen or not set(chosen) <= set(there):
+    chosen = list(number_list(asked, "iterations"))
+    if not set(chosen) <= set(there):
         raise AnalysisError(
             f"iterations are numbers from {there[0]} to {there[-1]} with commas "
             f"between, but are {asked!r}: give --iterations {there[0]},{there[-1]}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
+from moetraffic.errors import Interrupted, LayoutError
+from moetraffic.launch.lossy import final_losses
 from moetraffic.launch.machine import refuse_unable
-from moetraffic.launch.workers import answers
-from moetraffic.patterns import Dropping, Workload
+from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
 from moetraffic.trace.durable import refuse_output
 
@@ -88,25 +85,29 @@ def tolerance(
         burst_packets=burst_packets,
     )
     refuse_unable(base, ranks=base.layout.world)
-    # impossible shares are refused before the first training starts
-    plans = [
-        _run(base, replace(dropping, share=share), base.training.seed + seed)
-        for share in shares
-        for seed in range(seeds)
-    ]
-    told = {
+    told: dict[str, Any] = {
         "workload": json.loads(base.to_json()),
         "site": site,
         "pattern": pattern,
         "compensate": compensate,
         "runs": [],
     }
-    try:
-        losses = _train(plans, seeds, shares, told, output, workers, quiet=as_json)
-    except KeyboardInterrupt:
-        kept = f"{len(told['runs'])} of {len(plans)} trainings are kept in {output}"
-        said = kept if told["runs"] else "no training had ended"
-        raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
+    number = len(shares) * seeds
+    with progress("trainings", number, quiet=as_json) as tick:
+
+        def keep(done: int, run: Mapping[str, Any]) -> None:
+            told["runs"].append(dict(run))
+            _write(output, told)
+            tick(done, f"{run['share']:.3%} dropped: loss {run['loss']:.4f}")
+
+        try:
+            losses = final_losses(
+                base, dropping, shares, seeds=seeds, workers=workers, on_run=keep
+            )
+        except KeyboardInterrupt:
+            kept = f"{len(told['runs'])} of {number} trainings are kept in {output}"
+            said = kept if told["runs"] else "no training had ended"
+            raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
     from moetraffic.analysis.tolerance import tolerance as estimate
     from moetraffic.report import figures
     from moetraffic.report import tolerance as report
@@ -124,46 +125,6 @@ def tolerance(
     else:
         console.print(report.table(found, title))
         console.print(f"{output}" + (f", {plot}" if plot is not None else ""))
-
-
-def _train(
-    plans: list[Workload],
-    seeds: int,
-    shares: list[float],
-    told: dict[str, Any],
-    output: Path,
-    workers: int | None,
-    *,
-    quiet: bool,
-) -> Any:
-    """Final losses ``[P, S]``; each run is written as soon as it is done."""
-    losses = np.full((len(shares), seeds), np.nan)
-    cores = workers or len(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "moetraffic.models.tolerance"]
-    tasks = [plan.to_json() for plan in plans]
-    with progress("trainings", len(plans), quiet=quiet) as tick:
-        done = answers(command, tasks, workers=max(1, cores))
-        for count, (number, line) in enumerate(done, 1):
-            answer = json.loads(line)
-            if "error" in answer:
-                raise MoetrafficError(answer["error"])
-            at, seed = divmod(number, seeds)
-            losses[at, seed] = answer["loss"]
-            told["runs"].append(
-                {
-                    "share": shares[at],
-                    "seed": plans[number].training.seed,
-                    **answer,
-                }
-            )
-            _write(output, told)
-            tick(count, f"{shares[at]:.3%} dropped: loss {answer['loss']:.4f}")
-    return losses
-
-
-def _run(base: Workload, dropping: Dropping, seed: int) -> Workload:
-    training = replace(base.training, seed=seed)
-    return replace(base, training=training, dropping=dropping)
 
 
 def _shares(percent: str) -> list[float]:

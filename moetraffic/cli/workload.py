@@ -105,12 +105,18 @@ SETTINGS = (
     Setting("training", "micro_batch", int, "Sequences of a rank in one forward pass."),
     Setting("training", "accumulation", int, "Micro-batches of a step.", "pp"),
     Setting("training", "learning_rate", float, "Peak of AdamW's learning rate."),
-    Setting("training", "warmup", int, "Warm-up steps."),
+    Setting(
+        "training",
+        "warmup",
+        int,
+        "Steps over which the learning rate rises.",
+        flag="--learning-rate-warmup",
+    ),
     Setting("training", "seed", int, "Seed of everything."),
     Setting("training", "device", str, "cpu or cuda."),
     Setting("training", "dtype", str, "Of parameters: float32, float64 or bfloat16."),
     Setting("training", "precision", str, "Of products: bfloat16.", "as dtype"),
-    Setting("training", "recompute", bool, "Compute activations twice, store few."),
+    Setting("training", "recompute", str, "Recomputation: none, full.", "none"),
     Setting(
         "training",
         "corpus",
@@ -170,6 +176,8 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         for part in PANELS
     }
     parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
+    if "recompute" in given:
+        parts["training"]["recompute"] = _recomputes(given["recompute"])
     model: ModelShape = scaled(base.pop("model"), parts.pop("model"))
     parts["layout"] = _whole(ranks, parts["layout"])
     if not model.experts:
@@ -239,6 +247,16 @@ def _value(text: str) -> OptionValue:
         except ValueError:
             continue
     return text
+
+
+def _recomputes(text: str) -> bool:
+    """Whether blocks are computed twice, as ``pattern`` and ``estimate`` call it."""
+    if text not in ("none", "full"):
+        raise LayoutError(
+            f"recomputation is none or full in a training, not {text!r}: change "
+            "--recompute"
+        )
+    return text == "full"
 
 
 def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Iterations as people write them."""
+"""Iterations, and other lists of numbers, as people write them."""
 
 from __future__ import annotations
 
 import sys
 
 from moetraffic.errors import TraceError
+
+MOST = 10_000_000
+"""Numbers of a range in a list."""
 
 
 def iteration_range(text: str | None) -> range | None:
@@ -36,6 +39,41 @@ def iteration_range(text: str | None) -> range | None:
         f"iterations are A:B with A below B, not {text!r}: 10:20 are iterations 10 to "
         "19, 100: all from 100 on"
     )
+
+
+def number_list(text: str, what: str) -> tuple[int, ...]:
+    """Numbers with commas between; ``A:B`` among them are those from A up to B.
+
+    Parameters
+    ----------
+    text
+        The list; B is not part of ``A:B``.
+    what
+        What is numbered, in the plural, for the error.
+
+    Raises
+    ------
+    TraceError
+        If the text is no such list.
+
+    Examples
+    --------
+    >>> number_list("0,4:7", "layers")
+    (0, 4, 5, 6)
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, colon, last = part.strip().partition(":")
+        ends = (first, last) if colon else (first,)
+        # a rank, a layer or an iteration never has ten digits: no list fills memory
+        sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
+        if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
+            raise TraceError(
+                f"{what} are numbers, or A:B for A up to, not with, B, with commas "
+                f"between, but one is {part.strip()[:40]!r}: 0,4:8 are five"
+            )
+        found += range(int(first), int(last)) if colon else [int(first)]
+    return tuple(dict.fromkeys(found))
 
 
 def _number(digits: str) -> int:

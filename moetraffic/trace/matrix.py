@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moetraffic.errors import TraceError
+from moetraffic.markup import html_table
 
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
 from .placement import between_ranks
@@ -15,6 +16,9 @@ from .wire import in_bytes
 
 if TYPE_CHECKING:
     from .trace import Trace
+
+SHOWN = 16
+"""Ranks in a notebook."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,18 @@ class Matrix:
     of: str  # "demand" or "wire"
     ranks: tuple[int, ...]  # world rank of each row
     label: str  # what it was computed from, sums made explicit
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it; of many ranks the first."""
+        shown = self.values[:SHOWN, :SHOWN]
+        header = ["from, to", *map(str, self.ranks[:SHOWN])]
+        rows = [
+            [str(rank), *row]
+            for rank, row in zip(self.ranks, shown.tolist(), strict=False)
+        ]
+        more = len(self.ranks) > SHOWN
+        notes = [f"{SHOWN} of {len(self.ranks)} ranks are shown"] if more else []
+        return html_table(self.label, rows, header=header, notes=notes)
 
 
 def of_phase(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from . import clock, matrix, placement, selection, wire
+from . import clock, display, matrix, placement, selection, wire
 from .consistency import refuse_contradictions
 from .model import (
     CLOCK,
@@ -131,6 +131,8 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    _repr_html_ = display.html
 
     @property
     def name(self) -> str:

@@ -15,8 +15,8 @@ import h5py
 import pytest
 
 from moetraffic.cli import main
-from moetraffic.cli.capture import Heard
 from moetraffic.launch import Event
+from moetraffic.launch.training import Heard
 from moetraffic.trace import Trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -52,9 +52,9 @@ def test_oversubscription_makes_the_same_bytes_slower(
     [
         ["--topology", "leaf-spine", "--spines", "4"],
         ["--topology", "rails", "--ranks-per-host", "2"],
-        ["--topology", "fat-tree", "--placement", "3,1,2,0", "--flows", "3"],
+        ["--topology", "fat-tree", "--slots", "3,1,2,0", "--flows", "3"],
         ["--topology", "torus", "--shape", "2x2", "--routing", "shortest"],
-        ["--topology", "dragonfly", "--shape", "1x2x1", "--placement", "strided"],
+        ["--topology", "dragonfly", "--shape", "1x2x1", "--slots", "strided"],
     ],
 )
 def test_every_topology_says_what_it_does(
@@ -91,11 +91,11 @@ def test_the_picture_is_not_overwritten(
         (["--topology", "torus", "--spines", "2"], "leave out --spines"),
         (["--topology", "torus", "--shape", "4x"], "numbers with x between"),
         (["--topology", "dragonfly"], "hosts a router"),
-        (["--topology", "fat-tree", "-k", "3"], "even number of ports"),
+        (["--topology", "fat-tree", "--ports", "3"], "even number of ports"),
         (["--leaves", "3"], "choose a divisor of 4"),
         (["--hosts", "2"], "room for 2, but there are 4 ranks"),
-        (["--placement", "0,1"], "4 slots with commas"),
-        (["--placement", "0,0,1,2"], "a slot of its own"),
+        (["--slots", "0,1"], "4 slots with commas"),
+        (["--slots", "0,0,1,2"], "a slot of its own"),
         (["--routing", "valiant"], "ecmp, ideal, shortest"),
         (["--flows", "2", "--routing", "ideal"], "with ecmp alone"),
         (["--iterations", "900:"], "has none in 900:"),
@@ -130,7 +130,7 @@ def test_time_shifts_of_two_runs(
     asked = ["schedule", str(captured), str(captured), "--demand", demand]
     path = tmp_path / "shifts.json"
     picture = tmp_path / "jobs.png"
-    files = ["--json", str(path), "--plot", str(picture)]
+    files = ["-o", str(path), "--plot", str(picture)]
     assert main([*asked, *files]) == 0
     said = capsys.readouterr().out
     assert "compatibility" in said
@@ -154,19 +154,19 @@ def test_time_shifts_of_two_runs(
     assert "give --force" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("of", ["mean", "each"])
+@pytest.mark.parametrize("matrices", ["mean", "3"])
 def test_circuits_serve_a_run(
-    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path, of: str
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path, matrices: str
 ) -> None:
     path = tmp_path / "circuits.json"
-    asked = ["schedule", str(captured), "--of", of, "--matrices", "3", "--layer", "1"]
-    asked += ["--capacity", "8Gbps", "--reconfigure", "10us", "--json", str(path)]
+    asked = ["schedule", str(captured), "--matrices", matrices, "--layers", "1"]
+    asked += ["--capacity", "8Gbps", "--reconfigure", "10us", "-o", str(path)]
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "max-min matching" in said
     (exchange,) = json.loads(path.read_text())["exchanges"]
     assert (exchange["layer"], exchange["exchange"]) == (1, "dispatch")
-    assert len(exchange["schedules"]) == (1 if of == "mean" else 3)
+    assert len(exchange["schedules"]) == (1 if matrices == "mean" else 3)
     with Trace.open(captured) as trace:
         sites = trace.find(operation="all_to_all", phase="dispatch", layer=1)
         wire = trace.wire(sites)
@@ -174,8 +174,8 @@ def test_circuits_serve_a_run(
         served = np.zeros((4, 4), np.int64)
         for term in one["terms"]:
             served[np.arange(4), term["to"]] += np.array(term["bytes"])
-        want = wire.mean(axis=0).round() if of == "mean" else wire[at]
-        if of == "mean" or at != len(wire) // 2:
+        want = wire.mean(axis=0).round() if matrices == "mean" else wire[at]
+        if matrices == "mean" or at != len(wire) // 2:
             assert (served == want * (1 - np.eye(4))).all()
         assert one["sending_s"] >= one["lower_bound_s"] * (1 - 1e-9)
         assert one["reconfiguring_s"] == pytest.approx(10e-6 * one["circuits"])
@@ -188,7 +188,7 @@ def test_circuits_serve_a_run(
     [
         (False, ["--reconfigure", "10"], "a time is a number of 0 or more"),
         (False, ["--matching", "best"], "max-min, max-weight"),
-        (False, ["--of", "all"], "mean or each"),
+        (False, ["--matrices", "all"], "matrices are mean, or"),
         (False, ["--phase", "forward"], "the phase is one of dispatch"),
         (False, ["--layer", "7"], "in layers [7]: its MoE layers are [1, 3]"),
         (False, ["--tolerance", "0.1"], "tolerance is for several traces"),

@@ -69,7 +69,10 @@ def test_what_capture_trains(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dp", "2", "--algorithm", "star"], "the algorithm is one of ring"),
         ([], "raise one of them"),
         (["--library", "deepspeed"], "the library is one of megatron, moetraffic"),
-        (["--library", "moetraffic", "--virtual", "2", "--pp", "2"], "--virtual"),
+        (
+            ["--library", "moetraffic", "--virtual-stages", "2", "--pp", "2"],
+            "--virtual-stages",
+        ),
         (["--gpus-per-node", "-1"], "a node has some ranks"),
         (["--plot", "nowhere/m.png"], "nowhere"),
         (["--zero", "2", "--pp", "2"], "use --zero 1"),

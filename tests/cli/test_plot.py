@@ -28,7 +28,8 @@ def test_pictures_of_a_capture(
     ("arguments", "said"),
     [
         (["--iterations", "3,99"], "iterations are numbers from 0 to 23"),
-        (["--iterations", "early"], "iterations are numbers from 0 to 23"),
+        (["--iterations", "early"], "iterations are numbers, or A:B"),
+        (["--iterations", "20:30"], "iterations are numbers from 0 to 23"),
         (["--operations", "gossip"], "the trace has all_reduce, all_to_all"),
         (["--algorithm", "star"], "the algorithm is one of ring, direct"),
         (["-o", "nowhere/pictures"], "does not exist"),

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from moetraffic.cli import main
-from moetraffic.cli import run as verb
-from moetraffic.cli.run import Harvest
+from moetraffic.cli.run import harvest
+from moetraffic.launch import harvest as harvesting
 from moetraffic.trace import Group, Meta, Site, Trace
 from moetraffic.trace.segment import (
     EVENT,
@@ -424,7 +424,7 @@ def gather(tmp_path: Path) -> Callable[..., None]:
     def end(path: Path, *, force: bool = False) -> None:
         notes = tmp_path / "notes"
         notes.mkdir(exist_ok=True)
-        Harvest(path, began, force=force).gather(notes)
+        harvest(path, began, notes, force=force)
 
     return end
 
@@ -435,7 +435,7 @@ def test_the_last_of_several_launchers_merges(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(verb, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(harvesting, "PATIENCE_S", 0.2)
     path = tmp_path / "run.h5"
     make_room(path, force=False)
     leave(path, 0)

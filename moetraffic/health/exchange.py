@@ -1,0 +1,83 @@
+"""Two ranks or more that meet, exchange rows, and compare their clocks.
+
+Run by :func:`moetraffic.health.ranks.try_ranks`, one process a rank.  What rank 0 finds
+goes to its supervisor as the fields of a heartbeat.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous as store_of
+
+from moetraffic.capture.clock import knots
+from moetraffic.launch import current_rank, heartbeat, rendezvous
+
+TIMEOUT = timedelta(seconds=30)
+UNKNOWN = -1
+
+
+def main() -> int:
+    """Meet, exchange, compare; the exit code is 0 if every row came as it should."""
+    seat = current_rank()
+    if seat is None:
+        raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")
+    heartbeat.beat("start")
+    torch.set_num_threads(1)
+    try:
+        meeting = store_of(rendezvous(), seat.rank, seat.world, timeout=TIMEOUT)
+        store, _, _ = next(meeting)
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("group", store),
+            rank=seat.rank,
+            world_size=seat.world,
+            timeout=TIMEOUT,
+        )
+    except (RuntimeError, ValueError) as error:
+        told = str(error).splitlines()[0]
+        heartbeat.beat("error", message=f"cannot join the others: {told}", cause="own")
+        return 2
+    heartbeat.beat("ready")
+    try:
+        right = _exchange(seat.rank, seat.world)
+        knot = knots(PrefixStore("clock", store), seat.rank, seat.world, "doctor")
+        mine = torch.tensor(
+            [int(right)]
+            + (
+                [int(knot["offset_ns"][0]), int(knot["error_ns"][0])]
+                if len(knot)
+                else [0, UNKNOWN]
+            )
+        )
+        found = torch.zeros(seat.world, 3, dtype=torch.int64)
+        dist.all_gather(list(found.unbind()), mine)
+    finally:
+        # gloo's threads may abort a process that exits without this
+        dist.destroy_process_group()
+    heartbeat.beat(
+        "step",
+        right=bool(found[:, 0].all()),
+        offset_ns=int(found[:, 1].abs().max()),
+        error_ns=UNKNOWN if int(found[:, 2].min()) < 0 else int(found[:, 2].max()),
+    )
+    heartbeat.beat("done")
+    return 0 if right else 2
+
+
+def _exchange(rank: int, world: int) -> bool:
+    """An uneven all-to-all: rank r sends ``r + d + 1`` rows of r to d."""
+    sent = [rank + other + 1 for other in range(world)]
+    rows = torch.full((sum(sent),), rank, dtype=torch.int64)
+    come = torch.full((sum(sent),), -1, dtype=torch.int64)  # the same numbers come
+    dist.all_to_all_single(come, rows, sent, sent)
+    want = [other for other in range(world) for _ in range(sent[other])]
+    return come.tolist() == want
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""What this machine has: torch's backends, GPUs, interfaces, files, limits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from moetraffic.errors import CaptureError, LayoutError
+from moetraffic.launch import Seat, current_rank
+from moetraffic.launch.machine import available_bytes
+
+from .finding import Finding, State
+from .ranks import try_ranks
+from .software import software
+
+RANKS = 2
+FEW_FILES = 1024
+"""Open files of a process below which many ranks do not start."""
+LITTLE_BYTES = 1 << 30
+
+
+def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
+    """Look at everything that a capture, an analysis or a replay needs here.
+
+    Parameters
+    ----------
+    folder
+        Where traces will be written.
+    exchange
+        Also start two ranks (or be one, under another launcher), have them exchange
+        rows over gloo, and compare their clocks; takes seconds.
+
+    Returns
+    -------
+    list of Finding
+        In the order of what stands on what.
+    """
+    found = list(software())
+    areas: list[Callable[[], Iterator[Finding]]] = [
+        _torch,
+        _hook,
+        lambda: _files(folder),
+        _limits,
+        _network,
+    ]
+    for area in areas:
+        found += area()
+    try:
+        seat = current_rank()
+    except LayoutError as error:
+        found.append(_finding("network", "launcher", State.STOP, str(error)))
+        return found
+    found.append(_launcher(seat))
+    if exchange:
+        found += try_ranks(RANKS, seat)
+    return found
+
+
+def _finding(
+    area: str, name: str, state: State, said: str, remedy: str = ""
+) -> Finding:
+    kept = "" if state is State.OK else remedy
+    return Finding(area=area, name=name, state=state, said=said, remedy=kept)
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        yield _finding(
+            "torch", "torch", State.STOP, f"does not import: {error}", "reinstall it"
+        )
+        return
+    if not dist.is_available():
+        yield _finding(
+            *("torch", "distributed", State.STOP),
+            "this torch is built without torch.distributed",
+            "install a torch that has it",
+        )
+        return
+    gloo = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True
+    yield _finding(
+        *("torch", "gloo", State.OK if gloo else State.STOP),
+        "there: ranks on CPUs" if gloo else "missing: ranks on CPUs need it",
+        "install a torch that has it",
+    )
+    cuda, devices = torch.version.cuda, torch.cuda.device_count()
+    nccl = dist.is_nccl_available()
+    number = ()
+    if nccl and cuda:
+        number = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    yield _finding(
+        *("torch", "NCCL", State.OK if nccl or not devices else State.NOTE),
+        "not in this torch: GPUs cannot exchange through it"
+        if not nccl
+        else f"version {'.'.join(map(str, number))}, for CUDA {cuda}"
+        if number
+        else "there, of a version that torch does not tell",
+        "install a torch with CUDA",
+    )
+    for name, there in (("MPI", dist.is_mpi_available()), ("UCC", _ucc(dist))):
+        said = "there" if there else "not in this torch (needed only for --backend)"
+        yield _finding("torch", name, State.OK, said)
+    named = [torch.cuda.get_device_properties(d) for d in range(devices)]
+    yield _finding(
+        *("torch", "GPUs", State.OK),
+        "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
+        or "none: ranks compute and send on CPUs",
+    )
+
+
+def _ucc(dist: object) -> bool:
+    ask = getattr(dist, "is_ucc_available", None)
+    return bool(ask and ask())
+
+
+def _hook() -> Iterator[Finding]:
+    from moetraffic.capture import native
+
+    try:
+        compiled = native.load() is not None
+    except CaptureError as error:
+        yield _finding("torch", "compiled hook", State.STOP, str(error))
+        return
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    yield _finding(
+        *("torch", "compiled hook", State.OK if compiled else State.NOTE),
+        "there: a recorded collective costs least"
+        if compiled
+        else "not built for this torch: capture goes on with the hook in Python",
+        "moetraffic build"
+        if compiler
+        else "install a C++ compiler, then moetraffic build",
+    )
+
+
+def _network() -> Iterator[Finding]:
+    there = {name: _interface(name) for _, name in socket.if_nameindex()}
+    yield _finding(
+        *("network", "interfaces", State.OK if there else State.STOP),
+        "; ".join(f"{name} {told}" for name, told in there.items()) or "none",
+        "ranks need at least the loopback interface: ip link set lo up",
+    )
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in filter(None, os.environ.get(variable, "").split(",")):
+            # NCCL takes prefixes, =exact names and ^exclusions
+            bare = name.lstrip("^=")
+            known = any(other.startswith(bare) for other in there)
+            yield _finding(
+                *("network", variable, State.OK if known else State.STOP),
+                name if known else f"{name}, which is no interface here",
+                f"set it to one of {', '.join(there)}, or unset it",
+            )
+    host = platform.node()
+    try:
+        address = socket.getaddrinfo(host, None)[0][4][0]
+    except OSError as error:
+        yield _finding(
+            *("network", "host name", State.NOTE),
+            f"{host} has no address ({error}): ranks use the loopback interface",
+            "for several hosts, give it one in /etc/hosts or set GLOO_SOCKET_IFNAME",
+        )
+    else:
+        yield _finding("network", "host name", State.OK, f"{host} is {address}")
+
+
+def _interface(name: str) -> str:
+    """State and speed of an interface, as far as the kernel tells."""
+    at = Path("/sys/class/net") / name
+    try:
+        state = (at / "operstate").read_text().strip()
+    except OSError:
+        return "there"
+    try:
+        speed = int((at / "speed").read_text())
+    except (OSError, ValueError):
+        speed = 0  # a loopback or a virtual interface has none
+    up = "up" if state in ("up", "unknown") else state
+    return f"{up}, {speed / 1000:g} Gb/s" if speed > 0 else up
+
+
+def _files(folder: Path) -> Iterator[Finding]:
+    import h5py
+    import numpy as np
+
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".moetraffic-") as made:
+            path = Path(made) / "tried.h5"
+            rows = np.arange(1000)
+            with h5py.File(path, "w") as file:
+                file.create_dataset("rows", data=rows, compression="gzip", shuffle=True)
+            with h5py.File(path) as file:
+                same = bool((file["rows"][:] == rows).all())
+            with path.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        yield _finding(
+            *("files", "folder", State.STOP),
+            f"{folder} takes no trace ({error.strerror or error})",
+            "choose a folder that you may write to, with file locks",
+        )
+    else:
+        yield _finding(
+            *("files", "HDF5", State.OK if same else State.STOP),
+            f"{h5py.version.hdf5_version}, written and read in {folder}",
+            "reinstall h5py",
+        )
+        yield room(folder, LITTLE_BYTES, "files", "disk")
+    temporary = Path(tempfile.gettempdir())
+    yield room(temporary, LITTLE_BYTES // 4, "files", "temporary folder")
+
+
+def room(folder: Path, needed: float, area: str, name: str) -> Finding:
+    """Whether a folder's disk has room for so many bytes; ok or a note."""
+    free = shutil.disk_usage(folder).free
+    return _finding(
+        *(area, name, State.OK if free >= needed else State.NOTE),
+        f"{free / 1e9:.1f} GB are free in {folder}"
+        + ("" if free >= needed else f", less than {needed / 1e9:.1f} GB"),
+        "make room, or write elsewhere with -o",
+    )
+
+
+def _limits() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    memory = available_bytes()
+    yield _finding(
+        *("machine", "processors", State.OK), f"{cores or os.cpu_count()} to compute on"
+    )
+    yield _finding(
+        "machine",
+        "memory",
+        State.OK if memory is None or memory >= LITTLE_BYTES else State.NOTE,
+        "not told by this system"
+        if memory is None
+        else f"{memory / 1e9:.1f} GB are available",
+        "a rank takes about 0.3 GB: start few",
+    )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = files == resource.RLIM_INFINITY
+    few = not endless and files < FEW_FILES
+    yield _finding(
+        *("machine", "open files", State.NOTE if few else State.OK),
+        "no limit" if endless else f"at most {files} of a process",
+        f"ulimit -n {FEW_FILES}",
+    )
+
+
+def _launcher(seat: Seat | None) -> Finding:
+    said = (
+        "none: moetraffic starts ranks of this host itself"
+        if seat is None
+        else f"this is rank {seat.rank} of {seat.world}"
+    )
+    return _finding("network", "launcher", State.OK, said)

@@ -1,0 +1,58 @@
+"""Spectrum: what comes again each iteration has its power at whole multiples of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.spectrum import spectra
+from moetraffic.data import path
+from moetraffic.trace import Trace
+from moetraffic.trace.model import CLOCK
+
+STEP_NS = 1_000_000
+
+
+def regular(trace: Trace) -> Trace:
+    """The trace with each call at the same place of every iteration."""
+    panels = {}
+    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites])
+    of = width[trace.occurrences.site]
+    for size in np.unique(of).tolist():
+        mine = of == size
+        begin = trace.occurrences.iteration[mine] * STEP_NS
+        begin = begin + trace.occurrences.site[mine] * (STEP_NS // 2 // len(width))
+        panels[size] = np.repeat(begin[:, None], size, axis=1).astype(np.int64)
+    start = np.repeat(trace.steps.iteration[:, None] * STEP_NS, trace.meta.world, 1)
+    return trace.replace(
+        issue=panels,
+        start=panels,
+        end={size: at + 4_000 for size, at in panels.items()},
+        steps=replace(trace.steps, start=start, end=start + STEP_NS),
+        clocks=np.zeros(0, CLOCK),
+    )
+
+
+def test_what_comes_again_each_iteration_has_its_power_at_multiples_of_it() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        found, reason = spectra(regular(trace), by=("phase",))
+    assert reason == ""
+    assert {s.name for s in found} >= {"dispatch", "combine"}
+    for one in found:
+        assert one.share.sum() == pytest.approx(1.0)
+        assert one.step_hz == pytest.approx(1000.0)
+        multiple = one.frequency_hz / one.step_hz
+        near = np.abs(multiple - np.rint(multiple)) < 0.25
+        # a window of whole iterations leaks into the neighbours alone
+        assert one.share[near].sum() > 0.97
+
+
+def test_a_trace_without_times_says_why_it_has_no_spectrum() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        virtual = trace.replace(meta=replace(trace.meta, virtual=True))
+        assert spectra(virtual) == (
+            (),
+            "the trace is virtual: nothing was sent, so it has no times",
+        )

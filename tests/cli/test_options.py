@@ -1,0 +1,177 @@
+"""All verbs together: one name means one thing, help shows an example, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from moetraffic.cli import main
+from moetraffic.cli.app import WINGS, app
+from moetraffic.replay import __main__ as replay
+from moetraffic.replay.bench import __main__ as bench
+
+VERBS: dict[str, Any] = {
+    **get_command(app).commands,  # type: ignore[attr-defined]
+    "replay": get_command(replay.app),
+    "bench": get_command(bench.app),
+}
+MAKES_A_RUN = {"bench", "capture", "demo", "generate", "pattern", "tolerance"}
+"""They are told how many of something; other verbs choose among what a trace has."""
+
+SAME = {
+    "--json": "Print JSON.",
+    "--phase": r"[Pp]hase|dispatch, combine",
+    "--ep": r"[Ee]xpert-parallel ranks|share the experts",
+    "--tp": r"[Tt]ensor-parallel ranks",
+    "--pp": r"Pipeline stages",
+    "--dp": r"Data-parallel",
+    "--model": r"preset|name for the model",
+    "--plot": r"PNG",
+    "--force": r"^(Overwrite|Compile though|Write into a folder that holds)",
+    "--output": r"[Ww]rite|written|[Ff]older|[Ff]ile",
+    "--nproc": r"[Rr]anks",
+    "--timeout": r"Seconds that an operation may take",
+    "--algorithm": r"ring",
+    "--recompute": r"none",
+    "--virtual": r"in one process",
+    "--virtual-stages": r"[Ss]tage",
+    "--placement": r"contiguous",
+    "--warm-up": r"untimed|Not timed",
+    "--learning-rate-warmup": r"learning rate",
+    "--capacity": r"400Gbps, 50GB/s",
+    "--of": r"demand",
+    "--to": r"[Ff]ormat",
+    "--from": r"profiler",
+    "--seed": r"^(Seed|Of )",
+    "--layer": r"list: 1,3:6",
+}
+"""What the help of an option says wherever there is one of this name."""
+
+CHOOSES = {"--iterations": r"A:B", "--layers": r"list: 1,3:6"}
+"""Where a trace is read these choose among what it has; where one is made, count."""
+
+
+def options(verb: str) -> list[Any]:
+    return [
+        p
+        for p in VERBS[verb].params
+        if p.param_type_name == "option" and not p.hidden and p.name != "help"
+    ]
+
+
+def every_option() -> dict[str, dict[str, Any]]:
+    """By name, by verb."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for verb in VERBS:
+        for option in options(verb):
+            for name in option.opts:
+                found[name][verb] = option
+    return found
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_shows_an_example_that_the_verb_understands(verb: str) -> None:
+    told = get_command(app).commands[verb].help  # type: ignore[attr-defined]
+    found = re.search(r"^Example: moetraffic (?:--\S+ \S+ )?(\S+)(.*)$", told, re.M)
+    assert found is not None, f"{verb} --help lacks a line Example: moetraffic {verb}"
+    assert found[1] == verb
+    known = {name for o in options(verb) for name in (*o.opts, *o.secondary_opts)}
+    given = re.findall(r"(?<=\s)--?[a-z][\w-]*", found[2].split(" -- ")[0])
+    assert set(given) <= known, f"the example of {verb} has options it does not know"
+
+
+@pytest.mark.parametrize("name", sorted(SAME))
+def test_one_name_means_one_thing(name: str) -> None:
+    for verb, option in every_option().get(name, {}).items():
+        assert re.search(SAME[name], option.help), (verb, name, option.help)
+
+
+@pytest.mark.parametrize("name", sorted(CHOOSES))
+def test_a_list_chooses_where_a_trace_is_read_and_a_number_counts_where_one_is_made(
+    name: str,
+) -> None:
+    for verb, option in every_option()[name].items():
+        chooses = re.search(CHOOSES[name], option.help) is not None
+        assert chooses != (verb in MAKES_A_RUN), (verb, option.help)
+
+
+def test_options_that_share_a_name_are_of_one_kind() -> None:
+    """All are flags, or none is; every name is spelled with dashes, and has help."""
+    for name, by_verb in every_option().items():
+        kinds = {bool(o.is_flag) for o in by_verb.values()}
+        assert len(kinds) == 1, (name, sorted(by_verb))
+        assert "_" not in name
+        assert all(o.help and o.help.endswith(".") for o in by_verb.values()), name
+    # two names that are told apart by dashes alone are one name misspelled
+    assert len({n.replace("-", "") for n in every_option() if len(n) > 2}) == sum(
+        len(n) > 2 for n in every_option()
+    )
+
+
+def test_what_is_written_is_named_and_spared() -> None:
+    """-o names what a verb writes, and what is there is kept without --force."""
+    for verb in VERBS:
+        by_name = {name: o for o in options(verb) for name in o.opts}
+        assert ("-o" in by_name) == ("--output" in by_name), verb
+        if {"--output", "--plot"} & set(by_name) and verb != "doctor":
+            assert "--force" in by_name, f"{verb} writes but has no --force"
+        if "--json" in by_name:
+            assert by_name["--json"].is_flag, f"{verb} --json prints, -o writes"
+
+
+def test_every_verb_prints_json_or_says_nothing_but_what_it_runs() -> None:
+    without = {v for v in VERBS if not any("--json" in o.opts for o in options(v))}
+    assert without <= {"run", "report", "export"}
+
+
+def test_verbs_that_are_other_programs_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        started.append(arguments)
+        raise typer.Exit(0)
+
+    monkeypatch.setattr("os.execv", execv)
+    for verb in WINGS:
+        main([verb, "--help"])
+    assert [line[2].split(".")[1] for line in started] == ["replay", "replay"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_completion_in_bash(tmp_path: Path) -> None:
+    """What the installed script completes: a verb, and an option of a verb."""
+    program = tmp_path / "moetraffic"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom moetraffic.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    script = (
+        'show() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); '
+        '_moetraffic_completion moetraffic; echo "${COMPREPLY[@]}"; }\n'
+        'eval "$(_MOETRAFFIC_COMPLETE=source_bash moetraffic)"\n'
+        "show moetraffic mer\n"
+        "show moetraffic merge --fo\n"
+    )
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert ran.stdout.split("\n")[:2] == ["merge", "--force"], ran

@@ -1,0 +1,155 @@
+"""What doctor finds, on this machine and on ones that lack something."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moetraffic.cli import main
+from moetraffic.data import path as shipped
+from moetraffic.health import Finding, State, before_replay, examine, machine, stops
+from moetraffic.health.replay import largest_bytes
+from moetraffic.health.software import PACKAGES, newer
+from moetraffic.trace import Trace
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = shipped("golden-v1.h5")
+
+
+def named(findings: list[Finding], name: str) -> Finding:
+    (found,) = [f for f in findings if f.name == name]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_this_machine_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With two real ranks over gloo, and all that a replay needs."""
+    asked = ["doctor", "--for", str(GOLDEN), "-o", str(tmp_path / "run.h5"), "--json"]
+    code = main(asked)
+    told = json.loads(capsys.readouterr().out)
+    assert (code, told["stops"]) == (0, [])
+    states = {(f["area"], f["name"]): f for f in told["findings"]}
+    assert "2 ranks met" in states["network", "exchange"]["said"]
+    assert states["network", "clocks"]["said"] == "2 ranks read one clock"
+    assert states["replay", "ranks"]["said"] == "2, as in the trace"
+    assert {a for a, _ in states} >= {"software", "torch", "files", "machine"}
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_packages_are_those_of_the_project() -> None:
+    """The same names and least versions as pyproject has for running."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {(text, "") for text in project["dependencies"] if ";" not in text}
+    for extra in {p.extra for p in PACKAGES} - {""}:
+        wanted |= {(text, extra) for text in extras[extra]}
+    wanted = {w for w in wanted if not w[0].startswith("setuptools")}
+    assert {(f"{p.name}>={p.least}", p.extra) for p in PACKAGES} == wanted
+
+
+@pytest.mark.parametrize(
+    ("have", "least", "enough"),
+    [
+        ("2.4", "2.4", True),
+        ("2.10", "2.9", True),
+        ("2.3.9", "2.4", False),
+        ("13", "13.0.1", False),
+        ("2.13.0+cpu", "2.4", True),
+        ("3.0rc1", "2", True),
+    ],
+)
+def test_versions_are_compared_by_number(have: str, least: str, enough: bool) -> None:
+    assert newer(have, least) is enough
+
+
+def test_what_is_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    monkeypatch.setenv("MOETRAFFIC_HOOK", "fortran")
+    monkeypatch.setenv("RANK", "4")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1_000_000)
+    found = examine(tmp_path / "not-there", exchange=False)
+    wrong = {f.name for f in stops(found)}
+    assert wrong == {"GLOO_SOCKET_IFNAME", "compiled hook", "launcher", "folder"}
+    assert named(found, "memory").state is State.NOTE
+    assert named(found, "GLOO_SOCKET_IFNAME").remedy
+    assert named(found, "folder").remedy
+    assert all(not f.remedy for f in found if f.state is State.OK)
+
+
+def test_ranks_that_cannot_work_together_stop(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["doctor", "--no-exchange", "-o", str(tmp_path / "run.h5")]
+    assert main([*asked, "--for", str(GOLDEN), "--nproc", "4"]) == 1
+    said = capsys.readouterr().out
+    assert "--expand 4" in said
+    assert "1 of" in said.splitlines()[-1]
+    assert main([*asked, "--for", str(tmp_path / "none.h5")]) == 1
+    assert "there is no file" in " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "--nproc", "2"]) == 2
+    assert "add --for" in capsys.readouterr().err
+
+
+def test_a_rendezvous_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def tried(host: str, port: object) -> Finding:
+        monkeypatch.setenv("MASTER_ADDR", host)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        found = before_replay(GOLDEN, nproc=2, folder=tmp_path)
+        return named(found, "rendezvous")
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert "nothing listens there yet" in tried("127.0.0.1", port).said
+        listening.listen()
+        assert "answers" in tried("127.0.0.1", port).said
+    assert tried("127.0.0.1", "many").state is State.STOP
+    assert tried("no-such-host.invalid", 29_500).state is State.STOP
+
+
+def test_buffers_are_as_large_as_the_largest_exchange() -> None:
+    with Trace.open(GOLDEN) as trace:
+        exchanges = trace.complete(trace.find(operation="all_to_all"))
+        wire = trace.wire(exchanges)
+        sums = wire.sum(axis=2) + wire.sum(axis=1)
+        assert largest_bytes(trace) >= sums.max() > 0
+
+
+def test_gpus_and_nccl_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a torch that says it has two GPUs, with NCCL and without."""
+    card = SimpleNamespace(name="GPU X", total_memory=80_000_000_000)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    found = examine(tmp_path, exchange=False)
+    assert named(found, "GPUs").said == "GPU X, 80 GB; GPU X, 80 GB"
+    assert named(found, "NCCL").said == "version 2.28.3, for CUDA 13.0"
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    found = examine(tmp_path, exchange=False)
+    assert named(found, "NCCL").state is State.NOTE
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    assert "gloo" in {f.name for f in stops(examine(tmp_path, exchange=False))}
