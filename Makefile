@@ -1,6 +1,7 @@
 # make demo   capture, analyse and replay a real run in demo/
 # make test   lint, types, layers and tests
-# Both set everything up in .venv by themselves.
+# make docs   the documentation as a site in site/
+# All set everything up in .venv by themselves.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-com
 	-c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all bench lint tools clean
+.PHONY: demo test test-all bench docs lint tools clean
 
 demo: $(VENV)/.ready
 	$(BIN)/moetraffic demo -o demo --force
@@ -23,6 +24,9 @@ test-all: lint $(VENV)/.ready-frameworks
 
 bench: $(VENV)/.ready-test
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.ready-test tools
 	$(BIN)/ruff check .
@@ -39,6 +43,10 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(PIP) --editable '.[test]'
 	touch $@
 
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 # the frameworks whose examples only test-all runs; without them its tests skip
 $(VENV)/.ready-frameworks: $(VENV)/.ready-test
 	$(PIP) --editable '.[test,examples-megatron,examples-deepspeed,examples-torchtitan]' \
@@ -52,4 +60,4 @@ tools:
 	  || echo "h5dump is missing and could not be installed: its test will say so"
 
 clean:
-	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist demo site *.egg-info .mypy_cache .pytest_cache .ruff_cache
