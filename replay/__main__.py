@@ -79,7 +79,8 @@ def command(
     ] = None,
     # on which ranks, with which bytes, beside what
     layers: Annotated[
-        str | None, typer.Option(help="Only layers of a list: 1,3:6.")
+        str | None,
+        typer.Option("--layers", "--layer", help="Only layers of a list: 1,3:6."),
     ] = None,
     fold: Annotated[
         str,
@@ -289,7 +290,7 @@ def command(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return run(app, arguments, "moetraffic replay")
+    return run(app, arguments, "moetraffic replay", verb="replay")
 
 
 def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Summary:

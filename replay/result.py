@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.markup import html_table
 from moetraffic.trace.model import Float64
 
 from .completion import Measured
@@ -95,6 +96,23 @@ class Summary:
         GB is 1e9 bytes.
         """
         return to_json("moetraffic replay", self)
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: what was moved, and how fast."""
+        rows: list[tuple[str, object]] = [
+            ("backend", self.backend),
+            ("pace", self.pace),
+            ("ranks", self.ranks),
+            ("operations", self.operations),
+            ("verified", "every size and byte" if self.verified else "not"),
+            ("bytes between ranks", self.network_bytes),
+            ("wall time, s", self.wall_s),
+            ("median operation, us", self.time_us.p50),
+            ("99th percentile, us", self.time_us.p99),
+        ]
+        if self.total_busbw_gbs is not None:
+            rows.append(("busbw, GB/s", self.total_busbw_gbs))
+        return html_table(f"replay of {self.source}", rows, notes=self.notes)
 
 
 def summarize(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.markup import html_table
+
 from .bounds import cut_bounds, port_bound, spreading_bound
 from .collisions import Collision, collisions
 from .loads import Hot, byte_matrices, hottest, link_loads, link_times
@@ -33,6 +35,16 @@ class Assessment:
     ]  # [n] each, by name: "port", "cut host", "spreading"
     hot: tuple[Hot, ...]
     collisions: tuple[Collision, ...]  # of ECMP
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: times of the n matrices, summed, and bounds."""
+        rows = [
+            ("matrices", len(self.loads)),
+            ("bytes between hosts", float(self.bytes_between_hosts.sum())),
+            ("fullest link, s", float(self.bottleneck_s.sum())),
+            *((f"bound by {n}, s", float(b.sum())) for n, b in self.bounds_s.items()),
+        ]
+        return html_table(f"{self.topology.name}, {self.routing}", rows)
 
 
 def assess(

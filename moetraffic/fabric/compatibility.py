@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import FabricError
+from moetraffic.markup import html_table
 
 from .topology import positive
 
@@ -96,6 +97,16 @@ class Compatibility:
     circle: Circle
     angles: int  # of the circle
     exhaustive: bool  # all shifts were tried; else a local search found these
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the scores, and each job's shift."""
+        rows = [
+            ("score", self.score),
+            ("score unshifted", self.unshifted),
+            ("worst score", self.worst),
+            *((f"shift of job {n}, s", s) for n, s in enumerate(self.shifts_s)),
+        ]
+        return html_table("jobs on one link", rows)
 
 
 def unify(

@@ -74,7 +74,7 @@ def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
         takers = [t for t, names in TOPOLOGIES.items() if name in names]
         raise FabricError(
             f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
-            f"out {'-k' if name == 'k' else '--' + name}"
+            f"out --{'ports' if name == 'k' else name}"
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from moetraffic.analysis import Analysis, Complexity, Exchange, Subject
@@ -19,6 +21,9 @@ from .units import rank_span
 
 AVERAGED = 10  # iterations in each heatmap
 SHOWN = 3  # iterations in the timeline
+
+ON = "From when the last rank has issued the all-to-all until it has ended on the rank"
+"""What a bar of the timeline is."""
 
 
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
@@ -55,10 +60,10 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
     spent = analysis.occupation
     if spent is not None and spent.known.any():
         drawn.append(
-            figures.save(occupation(spent, _about(trace)), folder / "occupation.png")
+            figures.save(occupation(spent, about(trace)), folder / "occupation.png")
         )
     if packets:
-        shown = complexity_map(packets, source=f"{_about(trace)}. {_of(packets)}")
+        shown = complexity_map(packets, source=f"{about(trace)}. {_of(packets)}")
         drawn.append(figures.save(shown, folder / "complexity.png"))
     return drawn
 
@@ -92,7 +97,7 @@ def heatmaps(trace: Trace, exchange: Exchange) -> Figure:
         np.array(matrices),
         names,
         title=f"Demand of layer {exchange.layer}: who sends how much to which expert",
-        source=f"{_about(trace)}. Mean token copies an iteration, dropped ones too",
+        source=f"{about(trace)}. Mean token copies an iteration, dropped ones too",
         experts_per_rank=_experts_per_rank(trace, exchange),
     )
 
@@ -126,19 +131,39 @@ def traffic(
         np.array(matrices) / factor,
         [f"iteration {i}" for i in iterations],
         title=f"Who sends whom how much: {what}",
-        source=f"{_about(trace)}. Sums of one iteration; all-reduces and the like as "
+        source=f"{about(trace)}. Sums of one iteration; all-reduces and the like as "
         f"{algorithm}; a rank's traffic to itself left out",
         unit=unit,
         column="receiving rank",
     )
 
 
-def timeline(trace: Trace) -> Figure:
-    """When each rank's all-to-alls were on, in a few iterations of the middle."""
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """When each rank's all-to-alls were on, a few iterations, ns of rank 0's clock."""
+
+    start: npt.NDArray[np.int64]  # [n]
+    end: npt.NDArray[np.int64]  # [n]
+    rank: npt.NDArray[np.int64]  # [n] world rank
+    phase: tuple[str, ...]  # [n]
+    marks: npt.NDArray[np.int64]  # [m] begins of iterations, on rank 0
+    iterations: tuple[int, ...]  # those whose begins these are
+
+
+def calls(trace: Trace, *, shown: int = SHOWN) -> Calls:
+    """When each rank's all-to-alls were on, in a few iterations of the middle.
+
+    Parameters
+    ----------
+    trace
+        With times; without, there are no calls.
+    shown
+        How many iterations.
+    """
     when = trace.iterations
-    first = int(when[max(0, len(when) // 2 - 1)])
+    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
     found = trace.complete(
-        trace.find(operation=ALL_TO_ALL, iterations=range(first, first + SHOWN))
+        trace.find(operation=ALL_TO_ALL, iterations=range(first, first + shown))
     )
     sites = trace.occurrences.site[found]
     widths = np.array([trace.size(int(o)) for o in found], np.int64)
@@ -158,22 +183,33 @@ def timeline(trace: Trace) -> Figure:
                 )
                 if told and name
             ]
-    ranks = sorted({rank for _, _, rank, _ in parts})
-    rows = np.searchsorted(trace.steps.iteration, np.arange(first, first + SHOWN))
+    rows = np.searchsorted(trace.steps.iteration, np.arange(first, first + shown))
     rows = rows[rows < len(trace.steps.iteration)]
     marks = trace.steps.start[rows, 0]
-    return figures.timeline(
-        np.array([p[0] for p in parts], np.int64),
-        np.array([p[1] for p in parts], np.int64),
-        np.array([ranks.index(p[2]) for p in parts], np.int64),
-        [p[3] for p in parts],
-        row_names=[f"rank {rank}" for rank in ranks],
+    rows = rows[marks != UNKNOWN_TIME]
+    return Calls(
+        start=np.array([p[0] for p in parts], np.int64),
+        end=np.array([p[1] for p in parts], np.int64),
+        rank=np.array([p[2] for p in parts], np.int64),
+        phase=tuple(p[3] for p in parts),
         marks=marks[marks != UNKNOWN_TIME],
-        mark_names=[f"iteration {i}" for i in trace.steps.iteration[rows]],
-        source=(
-            f"{_about(trace)}. From when the last rank has issued the all-to-all "
-            "until it has ended on the rank"
-        ),
+        iterations=tuple(trace.steps.iteration[rows].tolist()),
+    )
+
+
+def timeline(trace: Trace) -> Figure:
+    """When each rank's all-to-alls were on, in a few iterations of the middle."""
+    on = calls(trace)
+    ranks = np.unique(on.rank)
+    return figures.timeline(
+        on.start,
+        on.end,
+        np.searchsorted(ranks, on.rank),
+        on.phase,
+        row_names=[f"rank {rank}" for rank in ranks],
+        marks=on.marks,
+        mark_names=[f"iteration {i}" for i in on.iterations],
+        source=f"{about(trace)}. {ON}",
     )
 
 
@@ -212,7 +248,7 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
         ],
         entropy_floor=floors["normalised_entropy"],
         max_over_mean_floor=floors["max_over_mean"],
-        source=f"{_about(trace)}. Of the token copies that each expert was given",
+        source=f"{about(trace)}. Of the token copies that each expert was given",
     )
 
 
@@ -239,7 +275,7 @@ def _experts_per_rank(trace: Trace, exchange: Exchange) -> int | None:
     return each if each and np.array_equal(holder, even) else None
 
 
-def _about(trace: Trace) -> str:
+def about(trace: Trace) -> str:
     """The run in a few words."""
     meta = trace.meta
     router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moetraffic.analysis.cadence import Cadence
+from moetraffic.analysis.circuits import Served
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
@@ -26,17 +26,6 @@ Int64 = npt.NDArray[np.int64]
 
 SHARES = (0.5, 0.9, 0.99)
 """Of the demand, whose terms are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """The circuit schedules of one exchange."""
-
-    layer: int  # -1: none
-    name: str  # phase or label
-    ranks: tuple[int, ...]
-    about: str  # which matrix each is, such as "mean of 24"
-    schedules: tuple[Decomposition, ...]
 
 
 def circuits_as_dict(

@@ -54,7 +54,7 @@ def tables(analysis: Analysis) -> Group:
         parts.append(_rhythm_table(analysis.beats))
     if analysis.occupation is not None:
         parts.append(occupation_table(analysis.occupation))
-    parts += [Text(line) for line in _sentences(analysis)]
+    parts += [Text(line) for line in sentences(analysis)]
     if len(shown) < len(analysis.exchanges):
         parts.append(
             Text(
@@ -286,7 +286,7 @@ def _rhythm_table(beats: Beats) -> Table:
     return table
 
 
-def _sentences(analysis: Analysis) -> list[str]:
+def sentences(analysis: Analysis) -> list[str]:
     """What a scheduler can count on, of the first exchange, and within an iteration."""
     lines: list[str] = []
     for exchange in analysis.exchanges[:1]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,6 +16,8 @@ from rich.console import Console
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.launch import current_rank
+
+from . import configuration
 
 # typer brings its own click, or uses the installed one: this is the class in either
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
@@ -36,7 +39,13 @@ def say(text: str) -> None:
         _hush(2)
 
 
-def run(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> int:
+def run(
+    app: typer.Typer,
+    arguments: Sequence[str] | None,
+    name: str,
+    *,
+    verb: str = "",
+) -> int:
     """Run a command line; bad input ends with one sentence and exit code 2.
 
     Under torchrun and srun the first rank of each host speaks for the others, to whom
@@ -50,6 +59,9 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> int:
         What follows its name; the process's own arguments if None.
     name
         What its help calls it.
+    verb
+        The verb of moetraffic that it is, whose options a configuration file may
+        give; none for a program that looks for such a file itself.
 
     Returns
     -------
@@ -58,7 +70,8 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> int:
     """
     given = list(arguments) if arguments is not None else None
     try:
-        code = app(given, standalone_mode=False, prog_name=name)
+        told = _configured(app, verb) if verb else {}
+        code = app(given, standalone_mode=False, prog_name=name, default_map=told)
         sys.stdout.flush()
     except Interrupted as error:
         refuse(str(error))
@@ -77,6 +90,17 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> int:
         _hush(1)
         return 0
     return int(code or 0)
+
+
+def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
+    """What the configuration file that the environment names says of a verb."""
+    path = configuration.asked()
+    if not path:
+        return {}
+    # other verbs' tables are not looked at: they were, where the verb was chosen
+    told = configuration.read(Path(path), [verb], strict=False)
+    command = typer.main.get_command(app)
+    return configuration.defaults(told.get(verb, {}), verb, command.params, path)
 
 
 def refuse(sentence: str) -> int:

@@ -55,7 +55,7 @@ def command(
         str | None, typer.Option("-i", "--step", help="Between sizes, instead of -f.")
     ] = None,
     iterations: Annotated[int, typer.Option("-n", "--iterations", help="Timed.")] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Not timed.")] = 5,
+    warmup: Annotated[int, typer.Option("-w", "--warm-up", help="Not timed.")] = 5,
     check: Annotated[
         int, typer.Option("-c", "--check", help="Checked to the last element.")
     ] = 1,
@@ -148,7 +148,7 @@ def command(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return run(app, arguments, "moetraffic bench")
+    return run(app, arguments, "moetraffic bench", verb="bench")
 
 
 def _collectives(given: list[str] | None, uneven: bool) -> tuple[str, ...]:

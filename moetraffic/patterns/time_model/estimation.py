@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.markup import html_table
+
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
@@ -40,6 +42,26 @@ class Estimate:
     bubble_of_ideal: Float64  # (p - 1)/(v m): SC'21's, of the time without it
     memory: Memory  # bytes of the rank that needs most
     fits: Bool  # bool: into the memory that is not reserved
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the parts of the time, of one configuration."""
+        if np.size(self.iteration) != 1:
+            times = np.asarray(self.iteration)
+            rows: list[tuple[str, object]] = [("configurations", times.size)]
+            if np.isfinite(times).any():
+                rows.append(("fastest iteration, s", float(np.nanmin(times))))
+            return html_table("estimates", rows)
+        parts = {
+            "computing": self.compute,
+            **{f"{kind} traffic": time for kind, time in self.communication.items()},
+            "hidden under computing": -self.hidden,
+            "overhead": self.overhead,
+            "optimiser": self.optimizer,
+            "bubble": self.bubble,
+            "iteration": self.iteration,
+        }
+        cells = [(name, float(np.ravel(time)[0])) for name, time in parts.items()]
+        return html_table("estimate", cells, header=("part", "s"))
 
     @property
     def tp(self) -> Float64:

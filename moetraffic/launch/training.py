@@ -1,0 +1,189 @@
+"""Training our MoE GPT on this host's ranks, recorded: what to start, what is kept."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from moetraffic.errors import CaptureError, Interrupted
+from moetraffic.patterns import Workload
+from moetraffic.trace import Trace
+from moetraffic.trace.merge import NothingRecorded, merge, write
+from moetraffic.trace.segment import PATTERN
+from moetraffic.trace.spool import RANKS as RANK_FOLDERS
+from moetraffic.trace.spool import prepare, segments_folder
+
+from .environment import Seat
+from .supervisor import Outcome, launch
+from .watch import Event
+
+
+class RankEnded(CaptureError):
+    """A rank that another launcher started has failed; rank 0 tells of the capture."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.sentence)
+        self.outcome = outcome
+
+
+def captured(
+    workload: Workload,
+    output: Path,
+    *,
+    force: bool = False,
+    seat: Seat | None = None,
+    on_step: Callable[[int, str], None] | None = None,
+    overwrite: str = "pass force=True",
+) -> Trace | None:
+    """Train, on ranks of this host or as one of another launcher's, and record it.
+
+    ``moetraffic capture`` and ``moetraffic demo`` are this.
+
+    Parameters
+    ----------
+    workload, output
+        What to train and where the trace goes.
+    force
+        Replace a trace that is there.
+    seat
+        This process's place among another launcher's ranks.
+    on_step
+        Told how many steps all ranks have ended, and their mean loss in words.
+    overwrite
+        What is to be done about a trace that is there, for the error.
+
+    Returns
+    -------
+    Trace or None
+        The trace; None on another rank than rank 0.
+
+    Raises
+    ------
+    TraceError
+        If the output cannot be written, or is there already.
+    CaptureError, Interrupted
+        If a rank failed, which the sentence names, or the user ended it; what was
+        captured is kept.
+    RankEnded
+        If this is one of another launcher's ranks but not rank 0, which tells.
+    """
+    tells = seat is None or seat.rank == 0
+    ranks = workload.layout.world
+    if workload.training.virtual or seat is not None:
+        ranks = 1
+    if tells:
+        prepare(output, force=force, overwrite=overwrite)
+    before = _written(output)
+    elsewhere = seat is not None
+    heard = Heard(
+        ranks,
+        on_step or (lambda done, note: None),
+        "rank 0's loss" if elsewhere else "mean loss",
+    )
+    outcome = launch(
+        [sys.executable, "-m", "moetraffic.models"],
+        ranks=ranks,
+        environment={
+            "MOETRAFFIC_WORKLOAD": workload.to_json(),
+            "MOETRAFFIC_CAPTURE": str(output.absolute()),
+            "MOETRAFFIC_FORCE": "1" if force else "",
+        },
+        # of ranks elsewhere nothing is known: torch's own deadlines end those
+        start_deadline_s=math.inf if elsewhere else 120.0,
+        operation_deadline_s=math.inf if elsewhere else 300.0,
+        grace_s=10.0,
+        on_event=heard,
+        seat=seat,
+    )
+    if outcome.ok and (not tells or _written(output) != before):
+        return Trace.open(output) if tells else None
+    if not tells:
+        raise RankEnded(outcome)
+    why = outcome.sentence or "the capture ended early"
+    many = seat is not None and seat.world > 1
+    said = f"{why}; {_kept(output, before, heard.steps, force=force, others=many)}"
+    if outcome.interrupted:
+        raise Interrupted(said, outcome.interrupted)
+    raise CaptureError(said)
+
+
+class Heard:
+    """What the ranks' heartbeats tell: how far they are, and their loss.
+
+    Parameters
+    ----------
+    ranks
+        How many tell.
+    tick
+        Told of each step that all have ended, with the mean of their losses.
+    name
+        What the mean is called.
+    """
+
+    def __init__(self, ranks: int, tick: Callable[[int, str], None], name: str) -> None:
+        self._ranks, self._tick, self._name = ranks, tick, name
+        self._losses: dict[int, dict[int, float]] = {}  # iteration -> rank -> loss
+        self.steps = 0  # that at least one rank has ended
+
+    def __call__(self, event: Event) -> None:
+        """Take in a heartbeat."""
+        iteration, loss = event.fields.get("iteration"), event.fields.get("loss")
+        if event.event != "step" or not isinstance(iteration, int):
+            return
+        self.steps = max(self.steps, iteration + 1)
+        told = self._losses.setdefault(iteration, {})
+        told[event.rank] = float(loss) if isinstance(loss, int | float) else math.nan
+        if len(told) < self._ranks:
+            return
+        # a full pipe loses a line: the steps before are not waited for
+        self._losses = {i: t for i, t in self._losses.items() if i > iteration}
+        mean = sum(told.values()) / len(told)
+        self._tick(iteration + 1, f"{self._name} {mean:.3f}")
+
+
+def _written(path: Path) -> int:
+    """When a file was written, 0 if it does not exist."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool) -> str:
+    """Merge what an ended capture left, and say what that is.
+
+    Parameters
+    ----------
+    before
+        When the output was written before the capture.
+    trained
+        Steps that some rank has ended.
+    others
+        Ranks that another launcher started may still be writing.
+    """
+    folder = segments_folder(output)
+    left = any(folder.glob(f"{RANK_FOLDERS}/{PATTERN}"))
+    if left and others and _written(output) == before:
+        return (
+            f"what was captured is kept in {folder}: when all ranks have ended, "
+            f"moetraffic merge {folder} makes a trace of it"
+        )
+    if left and _written(output) == before:
+        try:
+            merged = merge(folder)
+        except NothingRecorded:
+            merged = None
+        if merged is None or not len(merged.trace.steps.iteration):
+            # of a step that did not end nothing can be told: the folder would only
+            # stand in the way of the next attempt
+            shutil.rmtree(folder)
+            return "nothing was captured, for no step ended"
+        write(merged, folder, output, force=force)
+    if _written(output) == before:
+        return "nothing was captured"
+    with Trace.open(output) as trace:
+        steps, missing = len(trace.steps.iteration), trace.meta.missing
+    of = f" of {trained}" if trained > steps else ""
+    return f"{steps}{of} iterations are kept in {output}" + (
+        f" ({missing})" if missing else ""
+    )

@@ -1,0 +1,171 @@
+"""Options of long command lines, kept in a TOML file.
+
+A table a verb, a key an option without its dashes::
+
+    [capture]
+    nproc = 4
+    experts = 8
+    router-option = ["groups=4"]
+
+The file is read only when it is asked for, with ``--config FILE`` or the variable
+``MOETRAFFIC_CONFIG``: no file that happens to lie in a folder changes what a command
+does.  What the command line says goes before what the file says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from moetraffic.errors import MoetrafficError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "MOETRAFFIC_CONFIG"
+"""Names the file; a verb that another program runs reads it there."""
+
+FILE = "moetraffic.toml"
+"""In a folder that is named instead of a file."""
+
+
+def read(
+    path: Path, verbs: Iterable[str], *, strict: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Read a configuration file: a table of options a verb.
+
+    Parameters
+    ----------
+    path
+        The file, or the folder that ``moetraffic.toml`` lies in.
+    verbs
+        Those that there are.
+    strict
+        Refuse tables of other verbs.
+
+    Returns
+    -------
+    dict
+        Options by verb, as TOML has them.
+
+    Raises
+    ------
+    MoetrafficError
+        If the file cannot be read, is no TOML, or names no verb.
+    """
+    if path.is_dir():
+        path = path / FILE
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MoetrafficError(
+            f"the configuration {path} cannot be read ({error.strerror or error}): "
+            "give --config a TOML file, or leave it out"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MoetrafficError(
+            f"a configuration is a TOML file, but {path} is none "
+            f"({' '.join(str(error).split())}): mend it"
+        ) from None
+    known = sorted(verbs)
+    for name, table in told.items():
+        if name not in known:
+            if not strict:
+                continue
+            raise MoetrafficError(
+                f"a configuration has a table for each verb, but {path} has "
+                f"{name!r}: {_nearest(name, known, '[{}]')}"
+            )
+        if not isinstance(table, dict):
+            raise MoetrafficError(
+                f"a configuration has a table for each verb, but in {path} {name} is "
+                f"a single value: write [{name}] and the options below it"
+            )
+    return told
+
+
+def defaults(
+    table: Mapping[str, Any], verb: str, parameters: Iterable[Any], path: object
+) -> dict[str, Any]:
+    """What a verb's options are where the command line does not give them.
+
+    Parameters
+    ----------
+    table
+        Options by name, as TOML has them.
+    verb
+        For errors.
+    parameters
+        The verb's parameters, as click describes them.
+    path
+        The file, for errors.
+
+    Returns
+    -------
+    dict
+        Values by the name that the verb's function has for them, as click's
+        ``default_map`` takes them.
+
+    Raises
+    ------
+    MoetrafficError
+        If the verb has no such option, or a value is of a kind that it cannot have.
+    """
+    options: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.param_type_name == "option" and not parameter.hidden:
+            for spelling in parameter.opts:
+                options[spelling.lstrip("-")] = parameter
+    found = {}
+    for key, value in table.items():
+        option = options.get(key.replace("_", "-"))
+        if option is None or key in ("help", "config"):
+            raise MoetrafficError(
+                f"{path} gives moetraffic {verb} an option {key!r}, which it does not "
+                f"have: {_nearest(key, sorted(options), '{}')}"
+            )
+        if option.name in found:
+            raise MoetrafficError(
+                f"{path} gives moetraffic {verb} the option {key!r} in two spellings: "
+                "leave out one"
+            )
+        found[option.name] = _value(option, value, f"{path} [{verb}] {key}")
+    return found
+
+
+def asked() -> str:
+    """The file that the environment asks for, which children do not read again."""
+    return os.environ.pop(VARIABLE, "")
+
+
+def _value(option: Any, value: Any, where: str) -> Any:
+    """A TOML value as the command line would give it."""
+    if option.is_flag:
+        if isinstance(value, bool):
+            return value
+        raise MoetrafficError(f"{where} is true or false, not {value!r}: change it")
+    values = value if isinstance(value, list) else [value]
+    # a truth value, a table or a date is no text that an option takes
+    if any(isinstance(v, bool) or not isinstance(v, str | int | float) for v in values):
+        raise MoetrafficError(
+            f"{where} is a number, a text or a list of these, not {value!r}: change it"
+        )
+    texts = [str(v) for v in values]
+    if option.multiple:
+        return texts
+    if isinstance(value, list):
+        raise MoetrafficError(f"{where} is one value, not a list: give one of them")
+    return texts[0]
+
+
+def _nearest(name: str, known: list[str], form: str) -> str:
+    close = get_close_matches(name.replace("_", "-"), known, 1)
+    if close:
+        return f"did you mean {form.format(close[0])}?"
+    return f"there are {', '.join(known)}"

@@ -1,0 +1,174 @@
+"""The public names, and how notebooks show what they return."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import moetraffic
+from moetraffic.cli.app import app
+from moetraffic.data import path as shipped
+from moetraffic.markup import html_table
+from moetraffic.replay.result import Spread, Summary
+from moetraffic.trace import Trace
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+
+
+class Cells(HTMLParser):
+    """Texts of cells, with every tag closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        assert tag not in ("script", "link", "img", "style", "a")
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def golden() -> Trace:
+    return Trace.open(shipped("golden-v1.h5"))
+
+
+def test_every_public_name_is_there_and_told() -> None:
+    assert set(moetraffic.__all__) <= set(dir(moetraffic))
+    for name in moetraffic.__all__:
+        found = getattr(moetraffic, name)
+        assert name.startswith("__") or found.__doc__, name
+        assert name.startswith("__") or name in (moetraffic.__doc__ or "")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = moetraffic.nothing
+
+
+def test_importing_the_package_is_cheap() -> None:
+    code = (
+        "import sys, moetraffic; "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'h5py')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_trace_and_its_matrix(golden: Trace) -> None:
+    texts = Cells(golden._repr_html_()).texts
+    assert texts[0] == golden.name
+    assert "captured" in texts
+    counts = [site.operation for site in golden.sites]
+    assert "all_to_all" in counts
+    assert any("all_to_all" in text for text in texts)
+    first = int(golden.iterations[0])
+    matrix = golden.matrix(first, golden.layers[0], "dispatch")
+    shown = Cells(matrix._repr_html_()).texts
+    assert shown[0] == matrix.label
+    for value in matrix.values.ravel().tolist():
+        assert f"{value:,}" in shown
+
+
+def test_results(golden: Trace) -> None:
+    analysis = moetraffic.analyze(golden, parts=["skew"], layers=[golden.layers[0]])
+    texts = Cells(analysis._repr_html_()).texts
+    measures = {m for e in analysis.exchanges for s in e.subjects for m in s.curves}
+    assert measures & set(texts)
+    comparison = moetraffic.compare(golden, golden)
+    texts = Cells(comparison._repr_html_()).texts
+    assert {d.of for d in comparison.distances} <= set(texts)
+    assert "more" not in texts  # a run is no further from itself than by chance
+
+
+def test_a_replay_s_summary() -> None:
+    spread = Spread(min=1, p50=2.5, mean=3, p90=4, p99=5, max=6)
+    summary = Summary(
+        **{
+            "source": "a<b>.h5",
+            "out": "",
+            "backend": "gloo",
+            "pace": "asap",
+            "ranks": 2,
+            "nodes": ("a", "a"),
+            "first_iteration": 0,
+            "last_iteration": 1,
+            "operations": 8,
+            "kinds": {"all_to_all": 8},
+            "streams": ("main",),
+            "left_out": {},
+            "verified": True,
+            "digest": "",
+            "total_bytes": 20_000,
+            "network_bytes": 10_000,
+            "rank_bytes": (5_000, 5_000),
+            "buffer_bytes": 10,
+            "wall_s": 0.5,
+            "time_us": spread,
+            "algbw_gbs": None,
+            "busbw_gbs": None,
+            "total_busbw_gbs": None,
+            "slowest": (),
+            "straggler": None,
+            "straggler_share": 0.0,
+        }
+    )
+    texts = Cells(summary._repr_html_()).texts
+    assert texts[0] == "replay of a<b>.h5"
+    assert {"10,000", "2.5", "every size and byte"} <= set(texts)
+
+
+def test_texts_are_escaped_and_numbers_are_numbers() -> None:
+    made = html_table("<i>", [["<script>", 1_234, 0.123456, float("nan"), True]])
+    assert Cells(made).texts == ["<i>", "<script>", "1,234", "0.1235", "True"]
+
+
+def test_everything_the_command_line_does_is_a_function() -> None:
+    """The page's table: each verb once, each function there and told."""
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    table = page[page.index("| verb | function |") :]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.M)
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    assert [verb for verb, _ in rows] == sorted(verbs)
+    for verb, told in rows:
+        for name in re.findall(r"`(moetraffic\.[\w.]+)`", told):
+            module, _, function = name.rpartition(".")
+            found = getattr(importlib.import_module(module), function)
+            assert callable(found), (verb, name)
+            assert found.__doc__, (verb, name)
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """CONTRIBUTING's table names what pyproject asks for, and nothing else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"]]
+    for texts in project["optional-dependencies"].values():
+        asked += [t for t in texts if not t.startswith("moetraffic[")]
+    wanted = {re.match(r"[\w-]+", text)[0] for text in asked}  # type: ignore[index]
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page[page.index("| dependency | why |") :]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.M)[1:]
+    named = [name for names, _ in rows for name in re.split(r", ", _bare(names))]
+    assert sorted(named) == sorted(wanted)
+    assert all(len(why.split()) > 1 for _, why in rows)
+
+
+def _bare(names: str) -> str:
+    """Without the extra that brings them."""
+    return re.sub(r" \(.*\)", "", names).strip()
