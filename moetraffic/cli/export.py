@@ -15,6 +15,7 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.durable import refuse_own_input
 from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json
 
 FORMATS = (
@@ -31,22 +32,15 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help=f"{FORMATS}; list says who reads them, and what they cannot hold."
+            help=f"Format: {FORMATS}; list says who reads them and what they lack."
         ),
     ] = LIST,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File or folder to write."),
     ] = None,
-    iterations: Annotated[
-        str | None,
-        typer.Option(
-            help="Iterations A:B, A up to, not with, B.", show_default="all of training"
-        ),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(help="Of one layer.", show_default="all")
-    ] = None,
+    iterations: Iterations = None,
+    layers: Layers = None,
     phase: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(PHASES)}.", show_default="all"),
@@ -104,7 +98,7 @@ def export(
     refuse_own_input(trace, output)
     options = Options(
         iterations=iteration_range(iterations),
-        layer=layer,
+        layers=layer_numbers(layers),
         phase=phase or "",
         unnamed=unnamed,
         of=of,

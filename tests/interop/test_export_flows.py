@@ -245,7 +245,7 @@ def test_htsim_runs_one_exchange_after_another(tmp_path: Path) -> None:
 
 def test_htsim_starts_flows_when_their_sender_did(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME, layer=3, phase="dispatch")
+        options = Options(iterations=SOME, layers=(3,), phase="dispatch")
         done = export_trace(trace, tmp_path / "c.cm", "htsim", options=options)
         _, flows, _ = connections(done.files[0].read_text())
         found = trace.find(phase="dispatch", layer=3, iterations=SOME)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
-from .calls import AT_ONCE, Int64, by_width, choose, step_kind
+from .calls import AT_ONCE, Int64, by_width, choose, find
 from .exporter import Exporter
 from .options import Options
 
@@ -45,14 +45,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     except TraceError:
         sent = np.zeros(0, np.int64)
         lost.append("no all-to-all with known bytes fits")
-    routed = trace.complete(
-        trace.find(
-            operation=ROUTING,
-            layer=options.layer,
-            iterations=options.iterations,
-            kind=step_kind(trace),
-        )
-    )
+    routed = trace.complete(find(trace, options, operation=ROUTING))
     if not len(sent) and not len(routed):
         raise TraceError(
             f"arrays need an all-to-all or a routing, but none of {trace.name} fits: "

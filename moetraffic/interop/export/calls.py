@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,13 +98,7 @@ def choose(trace: Trace, options: Options, *, only: str | None = None) -> Chosen
     TraceError
         If there is none.
     """
-    every = trace.find(
-        operation=only,
-        layer=options.layer,
-        phase=options.phase or None,
-        iterations=options.iterations,
-        kind=step_kind(trace),
-    )
+    every = find(trace, options, operation=only, phase=options.phase or None)
     sites = trace.occurrences.site
     routes = np.array([s.operation == ROUTING for s in trace.sites], bool)
     every = every[~routes[sites[every]]] if len(every) else every
@@ -129,6 +124,16 @@ def choose(trace: Trace, options: Options, *, only: str | None = None) -> Chosen
             f"{len(trace.iterations)} iterations; widen iterations, layer or phase"
         )
     return Chosen(occurrences=whole, lost=tuple(lost))
+
+
+def find(trace: Trace, options: Options, **what: Any) -> Int64:
+    """What :meth:`Trace.find` finds in the chosen layers and iterations."""
+    found = trace.find(iterations=options.iterations, kind=step_kind(trace), **what)
+    if options.layers is None:
+        return found
+    chosen = np.isin([s.layer for s in trace.sites], options.layers)
+    kept: Int64 = found[chosen[trace.occurrences.site[found]]]
+    return kept
 
 
 def step_kind(trace: Trace) -> str | None:

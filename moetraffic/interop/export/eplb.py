@@ -15,7 +15,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, Trace
 
-from .calls import step_kind
+from .calls import find
 from .exporter import Exporter
 from .options import Options
 
@@ -31,15 +31,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     TraceError
         If no routing fits the options, or layers differ in their number of experts.
     """
-    found = trace.complete(
-        trace.find(
-            operation=ROUTING,
-            layer=options.layer,
-            direction="forward",
-            iterations=options.iterations,
-            kind=step_kind(trace),
-        )
-    )
+    found = trace.complete(find(trace, options, operation=ROUTING, direction="forward"))
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]
     experts = {s.experts for s in sites}
     layers = sorted({s.layer for s in sites})

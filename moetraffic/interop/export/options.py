@@ -23,7 +23,7 @@ class Options:
     """
 
     iterations: range | None = None  # None: all training iterations
-    layer: int | None = None  # None: all
+    layers: tuple[int, ...] | None = None  # None: all
     phase: str = ""  # one of PHASES; "": all
     unnamed: bool = False  # take all-to-alls without a phase where others have one
     of: str = "wire"  # "wire", what was sent, or "demand", what routers wanted

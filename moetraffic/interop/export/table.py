@@ -18,7 +18,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Group, Trace
 
-from .calls import AT_ONCE, Int64, choose, step_kind
+from .calls import AT_ONCE, Int64, choose, find
 from .exporter import Exporter
 from .options import Options
 
@@ -77,14 +77,7 @@ def _with_all(options: Options) -> Options:
 
 
 def _routings(trace: Trace, options: Options) -> Int64:
-    found = trace.complete(
-        trace.find(
-            operation=ROUTING,
-            layer=options.layer,
-            iterations=options.iterations,
-            kind=step_kind(trace),
-        )
-    )
+    found = trace.complete(find(trace, options, operation=ROUTING))
     if not len(found):
         raise TraceError(
             "a table of demand needs routing, but none that fits was seen: capture the "
