@@ -20,6 +20,7 @@ from moetraffic.trace.durable import (
 )
 from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json, progress
 
 MOST_MB = 100
@@ -37,15 +38,11 @@ def report(
     replay: Annotated[
         Path | None, typer.Option(help="Trace of a replay, for its fidelity.")
     ] = None,
-    layer: Annotated[
-        list[int] | None, typer.Option(help="MoE layer; may be given again.")
-    ] = None,
+    layers: Layers = None,
     phase: Annotated[
         str, typer.Option(help="Phase whose wire is analysed.")
     ] = "dispatch",
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
+    iterations: Iterations = None,
     fabric: Annotated[
         str,
         typer.Option(
@@ -96,7 +93,7 @@ def report(
             refuse_own_input(source, output, error=AnalysisError)
     chosen = iteration_range(iterations)
     asked: dict[str, Any] = {
-        "layers": layer or None,
+        "layers": layer_numbers(layers),
         "phase": phase,
         "iterations": chosen,
     }
