@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .dynamics import Dynamics
+from .inclusion import inclusion
 from .latent import Seen, seen
 from .layer_memory import LayerMemory, fit_layer
 from .local_memory import between, fit_local
@@ -129,7 +130,10 @@ def fit_counts(
     if not steady:
         apart = look.state - _curves(trends, count)
         shift, left = between(apart, knots)
-        memory = fit_local(left, noise, look.share, knots).placed(MOST_MEMORIES)
+        moved = mean - inclusion(np.exp(look.state - left), k)
+        memory = fit_local(left, noise, look.share, moved, look.answer, knots).placed(
+            MOST_MEMORIES
+        )
     bins = _row_edges(count, counts.shape)
     rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
     rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)

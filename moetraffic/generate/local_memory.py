@@ -59,7 +59,12 @@ class LocalMemory:
 
 
 def fit_local(
-    apart: Float64, noise: Float64, share: Float64, knots: Float64
+    apart: Float64,
+    noise: Float64,
+    share: Float64,
+    moved: Float64,
+    answer: Float64,
+    knots: Float64,
 ) -> LocalMemory:
     """Look around each knot.
 
@@ -71,6 +76,11 @@ def fit_local(
         ``[n, L, E]`` variance of their error.
     share
         ``[n, L, E]`` of each expert in the load, the sum over E 1.
+    moved
+        ``[n, L, E]`` loads less those of the trend: what hangs together is told by
+        them, for the logarithms of little are mostly chance.
+    answer
+        ``[n, L, E]`` how loads answer to states.
     knots
         ``[K]`` iterations.
     """
@@ -82,26 +92,25 @@ def fit_local(
         w = kernel(count, float(knot))
         root = np.sqrt(w)
         q = np.einsum("t,tle->le", w, share)
-        x = apart * root[:, None, None] * np.sqrt(q)
+        x = moved * root[:, None, None] / np.sqrt(np.maximum(q, 1e-12))
         lagged = np.array(
             [
                 (x[: count - h] * x[h:]).sum(axis=(0, 2))
                 for h in range(min(ORDER, count - 1) + 1)
             ]
         )  # [h, L]
-        chance = np.einsum("t,tle,le->l", w, noise, q)
+        by_chance = np.einsum("t,tle->le", w, noise * answer**2)
+        chance = (by_chance / np.maximum(q, 1e-12)).sum(axis=1)
         for layer in range(layers):
             c = lagged[:, layer].copy()
             whole = c[0]
             c[0] = max(c[0] - chance[layer], 1e-3 * whole, c[1:].max())
             c[1:] *= _possible(c)
             partial[at, layer] = _partial(c)
-            sd[at, layer] = np.sqrt(c[0])
-        own = (x**2).sum(axis=0) / np.maximum(q, 1e-12)
-        own = np.maximum(
-            own - np.einsum("t,tle->le", w, noise), 0.05 * own
-        )
+        own = np.einsum("t,tle->le", w, apart**2)
+        own = np.maximum(own - np.einsum("t,tle->le", w, noise), 0.05 * own)
         mean = np.maximum((own * q).sum(axis=1, keepdims=True), 1e-12)
+        sd[at] = np.sqrt(mean[:, 0])
         trust = 1 / (w**2).sum() / (1 / (w**2).sum() + TRUST)
         found = np.clip(own / mean, 0.02, 50.0) ** (trust / 2)
         scale[at] = found / np.sqrt((found**2 * q).sum(axis=1, keepdims=True))

@@ -39,7 +39,10 @@ def coupling_of(apart: Float64) -> float:
         return float("nan")
     one, other = np.triu_indices(rows, 1)
     alike = np.stack(
-        [(x[:, :, at] @ x[:, :, at].swapaxes(1, 2))[:, one, other] for at in range(layers)]
+        [
+            (x[:, :, at] @ x[:, :, at].swapaxes(1, 2))[:, one, other]
+            for at in range(layers)
+        ]
     )
     alike -= alike.mean(axis=2, keepdims=True)
     alike /= np.maximum(np.sqrt((alike**2).sum(axis=2, keepdims=True)), 1e-300)

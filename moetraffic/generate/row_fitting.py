@@ -21,7 +21,7 @@ FACTORS = 12
 TRIED = 2000
 """Rows of a trial."""
 
-TRIES = 4
+TRIES = 6
 
 
 def fit_rows(
@@ -125,7 +125,9 @@ def calibrated(
         squares = ((look.rows[first:last] * answer[:, None]) ** 2).sum(axis=(0, 1))
         squares /= (last - first) * (rows - 1)
         middle = answer.mean(axis=0)
-        wanted = (squares / middle).sum(axis=1) - (1 / tokens) * (len(middle[0]) - 1)
+        chance = (1 - 1 / len(middle[0])) / tokens
+        wanted = squares / middle - chance  # [L, E]
+        trust = np.maximum(wanted, 0.0) / (np.maximum(wanted, 0.0) + chance)
         real = look.rows[first:last] * answer[:, None]
         state = look.state[when]
 
@@ -146,9 +148,14 @@ def calibrated(
                 holds = inclusion(m * np.exp(state + offset[at, layer]), k)
                 mean = holds.mean(axis=0)
                 offset[at, layer] += np.log(weights_of(whole, k) / weights_of(mean, k))
-                got = (((holds - target) ** 2).mean(axis=0) / middle[layer]).sum()
-                ratio = np.clip(wanted[layer] / max(got, 1e-12), 0.0, 2.0)
-                factors[at, layer] *= np.sqrt(ratio)
+                got = ((holds - target) ** 2).mean(axis=0) / middle[layer]
+                whole_ratio = wanted[layer].sum() / max(got.sum(), 1e-12)
+                alone = np.maximum(wanted[layer], 0.0) / np.maximum(got, 1e-12)
+                alone = np.clip(alone / max(whole_ratio, 1e-12), 0.25, 4.0)
+                ratio = np.clip(whole_ratio, 0.0, 2.0) * alone ** trust[layer]
+                most = MOST_VARIANCE[k > 1] / np.maximum(variance[at, layer], 1e-12)
+                ratio = np.minimum(ratio, most)
+                factors[at, layer] *= np.sqrt(ratio)[:, None]
                 variance[at, layer] *= ratio
     return replace(spread, factors=factors, variance=variance, offset=offset)
 

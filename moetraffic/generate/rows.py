@@ -23,15 +23,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .dynamics import at_knots, between_knots
+from .dynamics import between_knots
 
 Float64 = npt.NDArray[np.float64]
 
-MOST_VARIANCE = (1.5, 9.0)
-"""Of u, for squares and exponentials: beyond, a rank's weights are any."""
+MOST_VARIANCE = (1.5, 30.0)
+"""Of u, for squares and fourth powers: beyond, a rank's weights are any."""
 
-MOST_STRETCH = 2.0
-"""Of factors between knots that hardly resemble each other."""
+GOLDEN = (5**0.5 - 1) / 2
 
 LEAST = 1e-9
 """What any expert keeps of its weight."""
@@ -63,28 +62,15 @@ class RowSpread:
     def at(self, iteration: float) -> tuple[Float64, Float64, Float64]:
         """Lambda ``[L, E, Q]``, psi ``[L, E]`` and the offset ``[L, E]``.
 
-        Factors are known up to a rotation: those of the next knot are turned to lie as
-        near as can be to those of the one before (Procrustes: P. H. Schonemann,
-        Psychometrika 31 (1966) 1), and between knots a cell moves from one to the
-        other, with a variance that does so too.
+        Between two knots an iteration has either's, in proportion: a mixture of both
+        factors would couple layers less than either.  Which one follows the multiples
+        of the golden ratio, whose fractions are spread evenly over any stretch.
         """
         first, share = between_knots(self.knots, iteration)
-        variance = at_knots(self.knots, self.variance, iteration)
-        offset = at_knots(self.knots, self.offset, iteration)
-        factors = self.factors[first]
-        if share > 0:
-            then = self.factors[first + 1]
-            count = factors.shape[2]
-            inner = then.reshape(-1, count).T @ factors.reshape(-1, count)
-            left, _, right = np.linalg.svd(inner)
-            mixed = (1 - share) * factors + share * (then @ (left @ right))
-            want = (1 - share) * (factors**2).sum(axis=2)
-            want += share * (then**2).sum(axis=2)
-            got = (mixed**2).sum(axis=2)
-            stretch = np.sqrt(want / np.maximum(got, 1e-12))
-            factors = mixed * np.minimum(stretch, MOST_STRETCH)[:, :, None]
-        own = np.maximum(variance - (factors**2).sum(axis=2), 0.0)
-        return factors, np.sqrt(own), offset
+        at = first + int((iteration * GOLDEN) % 1.0 < share)
+        factors = self.factors[at]
+        own = np.maximum(self.variance[at] - (factors**2).sum(axis=2), 0.0)
+        return factors, np.sqrt(own), self.offset[at]
 
     def concentration(self, shares: Float64, iteration: float) -> Float64:
         """c of the Dirichlet(c p) whose shares vary as much, ``[L]``.

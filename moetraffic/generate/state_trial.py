@@ -98,9 +98,7 @@ def _skew(square: Float64, cube: Float64, mean: Float64) -> Float64:
     return np.asarray(third / np.maximum(second, 1e-15) ** 1.5 * experts)
 
 
-def _loads(
-    d: Dynamics, middle: Float64, k: int
-) -> tuple[Float64, Float64, Float64]:
+def _loads(d: Dynamics, middle: Float64, k: int) -> tuple[Float64, Float64, Float64]:
     """Mean loads; mean squares and cubes of what parts them from a middle, [n, L, E]."""
     rng = np.random.default_rng(0)
     _, size = d.sizes(0)
