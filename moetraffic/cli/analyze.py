@@ -12,8 +12,9 @@ import typer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, remedy, replacing
-from moetraffic.trace.iterations import iteration_range, number_list
+from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, json_text, print_json, progress
 
 if TYPE_CHECKING:
@@ -24,16 +25,11 @@ WRITTEN = (".json", ".csv", ".parquet")
 
 def analyze(
     traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
-    layers: Annotated[
-        list[str] | None,
-        typer.Option("--layers", "--layer", help="Only MoE layers of a list: 1,3:6."),
-    ] = None,
+    layers: Layers = None,
     phase: Annotated[
         str, typer.Option(help="Phase whose wire is looked at.")
     ] = "dispatch",
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
+    iterations: Iterations = None,
     of: Annotated[
         str | None, typer.Option(help="Only demand, or only wire.", show_default="both")
     ] = None,
@@ -79,7 +75,7 @@ def analyze(
     from moetraffic.report import plain, summary
 
     asked: dict[str, Any] = {
-        "layers": number_list(",".join(layers), "layers") if layers else None,
+        "layers": layer_numbers(layers),
         "phase": phase,
         "iterations": iteration_range(iterations),
         "of": ("demand", "wire") if of is None else (of,),

@@ -10,8 +10,9 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import iteration_range, number_list
+from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json
 
 MEASURES = {
@@ -26,16 +27,11 @@ BEYOND = 1
 def compare(
     first: Annotated[Path, typer.Argument(help="Trace file.")],
     second: Annotated[Path, typer.Argument(help="Trace file to hold against it.")],
-    layers: Annotated[
-        list[str] | None,
-        typer.Option("--layers", "--layer", help="Only MoE layers of a list: 1,3:6."),
-    ] = None,
+    layers: Layers = None,
     phase: Annotated[
         str, typer.Option(help="Phase whose wire is compared.")
     ] = "dispatch",
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
+    iterations: Iterations = None,
     of: Annotated[
         str | None,
         typer.Option(help="Only demand, or only wire.", show_default="both"),
@@ -61,7 +57,7 @@ def compare(
     with Trace.open(first) as a, Trace.open(second) as b:
         found = compared(
             *(a, b),
-            layers=number_list(",".join(layers), "layers") if layers else None,
+            layers=layer_numbers(layers),
             phase=phase,
             iterations=iteration_range(iterations),
             of=("demand", "wire") if of is None else (of,),

@@ -15,6 +15,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output
 from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations
 from .output import console, print_json
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
@@ -71,9 +72,7 @@ def fabric(
     routing: Annotated[str, typer.Option(help="ecmp, ideal or shortest.")] = "ecmp",
     flows: Annotated[int, typer.Option(help="ECMP flows of a pair of ranks.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the switches' hash.")] = 0,
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
+    iterations: Iterations = None,
     operations: Annotated[
         str | None,
         typer.Option(help="Collectives, such as all_to_all.", show_default="all"),

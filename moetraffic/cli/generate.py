@@ -94,7 +94,7 @@ def generate(
     times: Annotated[
         bool, typer.Option(help="Generate when calls are made, where it was captured.")
     ] = True,
-    dense: Annotated[
+    dense_model: Annotated[
         str,
         typer.Option(
             help="Preset of moetraffic models whose dense collectives are added."
@@ -149,7 +149,7 @@ def generate(
         knobs=knobs,
         threads=threads,
     )
-    beside = Companions.of(dense, demand.scenario) if dense else None
+    beside = Companions.of(dense_model, demand.scenario) if dense_model else None
     if save_model is not None:
         model.save(save_model, force=force)
     told: dict[str, Any] = {"model": str(save_model) if save_model else None}

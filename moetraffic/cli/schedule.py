@@ -11,8 +11,9 @@ from moetraffic.errors import FabricError
 from moetraffic.report.units import bytes_per_second, seconds
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.durable import refuse_output, write_whole
-from moetraffic.trace.iterations import iteration_range, number_list
+from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, json_text, print_json
 
 MEAN = "mean"
@@ -29,9 +30,7 @@ def schedule(
     capacity: Annotated[
         str, typer.Option(help="Of the link or circuit: 400Gbps, 50GB/s.")
     ] = "400Gbps",
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
+    iterations: Iterations = None,
     demand: Annotated[
         str,
         typer.Option(
@@ -55,12 +54,7 @@ def schedule(
             help="The mean, or at most so many single ones, evenly spaced; one trace."
         ),
     ] = MEAN,
-    layers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--layers", "--layer", help="Only MoE layers of a list: 1,3:6; one trace."
-        ),
-    ] = None,
+    layers: Layers = None,
     phase: Annotated[
         str, typer.Option(help=f"{', '.join(PHASES)}; one trace.")
     ] = PHASES[0],
@@ -92,7 +86,7 @@ def schedule(
             rate,
             seconds(reconfigure),
             {
-                "layers": number_list(",".join(layers), "layers") if layers else None,
+                "layers": layer_numbers(layers),
                 "phase": phase,
                 "iterations": chosen,
                 "matching": matching,

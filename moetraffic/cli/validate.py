@@ -11,6 +11,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, refuse_own_input
 from moetraffic.trace.iterations import iteration_range
 
+from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json, progress
 
 TOLD_APART = 1
@@ -27,13 +28,9 @@ def validate(
         list[Path] | None,
         typer.Option("--against", help="Real trace; may be given again."),
     ] = None,
-    layer: Annotated[
-        list[int] | None, typer.Option(help="MoE layer; may be given again.")
-    ] = None,
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
-    ranks_a_host: Annotated[
+    layers: Layers = None,
+    iterations: Iterations = None,
+    ranks_per_host: Annotated[
         int | None,
         typer.Option(
             help="Neighbouring ranks that share a host, for the inter-host share.",
@@ -81,9 +78,9 @@ def validate(
                 runs.append(
                     portrait(
                         trace,
-                        layers=layer or None,
+                        layers=layer_numbers(layers),
                         iterations=iteration_range(iterations),
-                        ranks_a_host=ranks_a_host,
+                        ranks_a_host=ranks_per_host,
                     )
                 )
             tick(len(runs), str(path))

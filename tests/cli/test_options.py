@@ -51,8 +51,7 @@ SAME = {
     "--capacity": r"400Gbps, 50GB/s",
     "--of": r"demand",
     "--to": r"[Ff]ormat",
-    "--from": r"profiler",
-    "--seed": r"^(Seed|Of )",
+    "--seed": r"[Ss]eed|hash",
     "--layer": r"list: 1,3:6",
 }
 """What the help of an option says wherever there is one of this name."""

@@ -109,7 +109,7 @@ def test_an_even_run_is_told_apart_with_exit_code_1(
             "100 iterations",
         ),
         (("even.h5", "--against", "gone.h5"), "gone.h5"),
-        (("even.h5", "--against", "seed1.h5", "--ranks-a-host", "0"), "at least 1"),
+        (("even.h5", "--against", "seed1.h5", "--ranks-per-host", "0"), "at least 1"),
         (("even.h5", "--against", "seed1.h5", "--plot", "seed2.h5"), "--force"),
     ],
 )
