@@ -54,8 +54,10 @@ class Dynamics:
     scale: Float64  # [K, L, E] each expert's relative deviation, mean square 1
     # [K, L, P] partial autocorrelations of the last memory; P = 0: AR(1) by its phi
     partial: Float64 = field(default_factory=lambda: np.zeros((1, 1, 0)))
-    # [K, L] a; from d becomes log(1 + a d)/a: how much less than exp swings up; or [1, 1]
+    # [K, L] a: d becomes log(1 + a d)/a, which swings up less than exp; [1, 1]: none
     bend: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
+    # [K, L] b: d of size s becomes d/sqrt(1 + b (d/s)^2), so bounded; [1, 1]: none
+    limit: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
 
     def trend(self, iteration: float) -> Float64:
         """mu(t), ``[L, E]``."""
@@ -77,10 +79,17 @@ class Dynamics:
 
     def bent(self, deviation: Float64, iteration: float) -> Float64:
         """Deviations ``[L, E, ...]`` as they add to the trend (Box and Cox 1964)."""
+        tail = [1] * (deviation.ndim - 2)
+        if self.limit.any():
+            b = at_knots(self.knots, self.limit, iteration).reshape(-1, 1, *tail)
+            _, size = self.sizes(iteration)
+            size = np.maximum((size**2).sum(axis=1), TINY)  # [L, E]
+            square = deviation**2 / size.reshape(*size.shape, *tail)
+            deviation = deviation / np.sqrt(1 + b * square)
         if not self.bend.any():
             return deviation
         a = np.maximum(at_knots(self.knots, self.bend, iteration), TINY)
-        a = a.reshape(-1, *[1] * (deviation.ndim - 1))
+        a = a.reshape(-1, 1, *tail)
         return np.asarray(np.log(np.maximum(1 + a * deviation, LEAST)) / a)
 
     def paths(self, seed: int) -> Iterator[Float64]:
@@ -137,7 +146,7 @@ class Steps:
 
 
 def coefficients(partial: Float64) -> tuple[Float64, Float64]:
-    """Of an AR(P) of variance 1: weights ``[L, P]`` of its past, and what is new ``[L]``.
+    """Weights ``[L, P]`` of an AR(P) of variance 1, and the variance of what is new.
 
     Parameters
     ----------

@@ -127,7 +127,7 @@ def kernel(count: int, knot: float) -> Float64:
 def _possible(c: Float64) -> float:
     """By what lags above 0 are scaled for a process whose spectrum has no hole."""
     lowest = float(np.linalg.eigvalsh(toeplitz(c))[0])
-    return min(1.0, (1 - NUGGET) * c[0] / max(c[0] - lowest, 1e-300))
+    return min(1.0, float((1 - NUGGET) * c[0]) / max(float(c[0]) - lowest, 1e-300))
 
 
 def _partial(c: Float64) -> Float64:

@@ -1,10 +1,10 @@
 r"""How alike two ranks are in one layer if they are so in another.
 
 Ranks that read alike documents resemble each other in all layers.  While routers still
-move, documents favour now these experts, now those, and the covariance of a window mixes
-what at each moment is coupled.  So a window's factors keep the covariance of each layer,
-:math:`\Lambda_l \Lambda_l^T`, and are turned, layer by layer, so far towards common
-directions of the documents that samples are coupled as the counts are.
+move, documents favour now these experts, now those, and the covariance of a window
+mixes what at each moment is coupled.  So a window's factors keep the covariance of each
+layer, :math:`\Lambda_l \Lambda_l^T`, and are turned, layer by layer, so far towards
+common directions of the documents that samples are coupled as the counts are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 STEPS = 6
-"""Halvings of the way to common directions."""
+"""Of the way to common directions."""
 
 
-def coupling_of(apart: Float64) -> float:
+def coupling_of(apart: Float64) -> Float64:
     r"""Correlation, over pairs of ranks, of :math:`x_r \cdot x_s` in two layers.
 
     Parameters
@@ -30,13 +30,14 @@ def coupling_of(apart: Float64) -> float:
 
     Returns
     -------
-    float
-        Mean over iterations and pairs of layers; NaN where there is no pair of pairs.
+    float64 array
+        ``[L]`` mean over iterations and the other layers; NaN where there are no two
+        layers or pairs of ranks.
     """
     x = apart - apart.mean(axis=1, keepdims=True)
     rows, layers = x.shape[1:3]
     if rows < 3 or layers < 2:
-        return float("nan")
+        return np.full(layers, np.nan)
     one, other = np.triu_indices(rows, 1)
     alike = np.stack(
         [
@@ -46,11 +47,11 @@ def coupling_of(apart: Float64) -> float:
     )
     alike -= alike.mean(axis=2, keepdims=True)
     alike /= np.maximum(np.sqrt((alike**2).sum(axis=2, keepdims=True)), 1e-300)
-    first, second = np.triu_indices(layers, 1)
-    return float((alike[first] * alike[second]).sum(axis=2).mean())
+    among = np.einsum("ant,bnt->ab", alike, alike) / len(x)
+    return np.asarray((among.sum(axis=1) - np.diag(among)) / (layers - 1))
 
 
-def turned(factors: Float64, weight: Float64, share: float) -> Float64:
+def turned(factors: Float64, weight: Float64, share: Float64) -> Float64:
     """Factors on their way to common directions; each layer keeps its covariance.
 
     Parameters
@@ -60,7 +61,7 @@ def turned(factors: Float64, weight: Float64, share: float) -> Float64:
     weight
         ``[L, E]`` of each cell's square.
     share
-        0: as they are; 1: layers' principal directions are the same documents.
+        ``[L]``; 0: as they are; 1: layers' principal directions are the same documents.
     """
     root = np.sqrt(weight)[..., None]
     x = factors * root
@@ -72,27 +73,26 @@ def turned(factors: Float64, weight: Float64, share: float) -> Float64:
         left, values, right = np.linalg.svd(here, full_matrices=False)
         goal = common[: len(values)]
         goal = goal * np.where((goal * right).sum(axis=1) < 0, -1.0, 1.0)[:, None]
-        u, _, v = np.linalg.svd((1 - share) * right + share * goal, full_matrices=False)
+        u, _, v = np.linalg.svd(
+            right + share[layer] * (goal - right), full_matrices=False
+        )
         out[layer] = (left * values) @ (u @ v)
     return np.asarray(out / np.maximum(root, 1e-12), np.float64)
 
 
-def share_for(wanted: float, coupled: Callable[[float], float]) -> float:
-    """The least share of the way at which samples are coupled as wanted.
+def shares_for(wanted: Float64, coupled: Callable[[Float64], Float64]) -> Float64:
+    """How far on their way layers are when samples are coupled as wanted, ``[L]``.
 
     Parameters
     ----------
     wanted
-        Coupling of the counts.
+        ``[L]`` coupling of the counts.
     coupled
-        Coupling of samples at a share; it grows.
+        Coupling of samples at shares ``[L]``; it grows with them.
     """
-    if not np.isfinite(wanted) or coupled(0.0) >= wanted:
-        return 0.0
-    if coupled(1.0) <= wanted:
-        return 1.0
-    low, high = 0.0, 1.0
+    share = np.zeros(len(wanted))
+    if not np.isfinite(wanted).all():
+        return share
     for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if coupled(middle) < wanted else (low, middle)
-    return (low + high) / 2
+        share = np.clip(share + 2 * (wanted - coupled(share)), 0.0, 1.0)
+    return share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from .inclusion import counts, inclusion, weights_of
 from .latent import Seen
-from .row_coupling import coupling_of, share_for, turned
+from .row_coupling import coupling_of, shares_for, turned
 from .rows import MOST_VARIANCE, RowSpread, latent_covariance, multipliers
 
 Float64 = npt.NDArray[np.float64]
@@ -131,12 +132,19 @@ def calibrated(
         real = look.rows[first:last] * answer[:, None]
         state = look.state[when]
 
-        def coupled(turn: float, at: int = at, state: Float64 = state) -> float:
-            bent = turned(factors[at], middle, turn)
-            return _coupled(bent, variance[at], state, shared, rows, k, tokens)
-
-        share = share_for(coupling_of(real), coupled)
-        factors[at] = turned(factors[at], middle, share)
+        sample = partial(
+            _coupled,
+            factors=factors[at],
+            weight=middle,
+            variance=variance[at],
+            state=state,
+            shared=shared,
+            rows=rows,
+            k=k,
+            tokens=tokens,
+        )
+        turn = shares_for(coupling_of(real), sample)
+        factors[at] = turned(factors[at], middle, turn)
         for layer in range(layers):
             state = look.state[when, layer]  # [TRIED, E]
             target = inclusion(np.exp(state), k)
@@ -222,15 +230,19 @@ def _interval(look: Seen) -> Float64:
 
 
 def _coupled(
+    turn: Float64,
+    *,
     factors: Float64,
+    weight: Float64,
     variance: Float64,
     state: Float64,
     shared: Float64,
     rows: int,
     k: int,
     tokens: int,
-) -> float:
-    """Coupling of layers in samples, so many rows at a moment's state."""
+) -> Float64:
+    """Coupling of layers ``[L]`` in samples, so many rows at a moment's state."""
+    factors = turned(factors, weight, turn)
     rng = np.random.default_rng(0)
     moments = len(shared) // rows
     used = moments * rows

@@ -222,6 +222,8 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         shapes["partial"] = (d.partial, (own, layers, d.partial.shape[-1]))
     if d.bend.any():
         shapes["bend"] = (d.bend, (own, layers))
+    if d.limit.any():
+        shapes["limit"] = (d.limit, (own, layers))
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
             raise container.damaged(f"{name} has the shape {array.shape} or no numbers")
@@ -230,6 +232,7 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         and (np.abs(d.partial) < 1).all()
         and (d.tau > 0).all()
         and (d.bend >= 0).all()
+        and (d.limit >= 0).all()
         and (d.sd >= 0).all()
         and (r.variance >= 0).all()
         and (r.apart >= 0).all()
