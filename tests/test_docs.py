@@ -65,12 +65,18 @@ GO_ON = ("for-training.md", "for-networks.md", "for-schedulers.md")
 
 WITH_COMMANDS = [p for p in PAGES if blocks(p, "sh") and p.name not in GO_ON]
 TRAINING = {
+    "analysis.md",
     "bandwidth.md",
+    "command-line.md",
+    "export.md",
     "fabric.md",
+    "generate.md",
     "index.md",
     "patterns.md",
     "replay-scale.md",
     "replay.md",
+    "report.md",
+    "run.md",
     "time-model.md",
     "training.md",
     "tutorial.md",

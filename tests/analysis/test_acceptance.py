@@ -42,8 +42,9 @@ def names(found: Acceptance) -> set[str]:
     return {t.name.split(",")[0] for t in found.failures}
 
 
-def test_a_further_seed_passes(simulated: Make, real: list[Portrait]) -> None:
-    found = accept(of_counts(simulated(0)), real[:4])
+def test_a_further_seed_passes(real: list[Portrait]) -> None:
+    # one seed in twenty is refused: how many are is a simulation among the slow tests
+    found = accept(real[0], real[1:5])
     assert found.passed
     assert found.way == "seeds"
     assert {t.layer for t in found.tests} == {-1, 0, 1}
@@ -97,6 +98,7 @@ def test_a_twin_is_held_against_one_run(simulated: Make) -> None:
     assert twin.passed
 
 
+@pytest.mark.slow
 def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
     simulated: Make, real: list[Portrait]
 ) -> None:

@@ -226,6 +226,7 @@ def test_without_plotly_the_remedy_is_told(
         document(shown)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_keeps_what_is_there(
     moetraffic: Command, tmp_path: Path
 ) -> None:
