@@ -56,7 +56,7 @@ def test_a_further_seed_passes(real: list[Portrait]) -> None:
     ("baseline", "tells"),
     [
         (uniform, {"load of the experts", "entropy of the load", "row dispersion"}),
-        (iid, {"change", "row dispersion"}),
+        pytest.param(iid, {"change", "row dispersion"}, marks=pytest.mark.slow),
         (frozen, {"autocorrelation", "change", "coupling of layers' changes"}),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_baseline_fails(
 @pytest.mark.parametrize(
     ("other", "tells"),
     [
-        (partial(dict, persistence=0.2), "change"),
+        pytest.param(partial(dict, persistence=0.2), "change", marks=pytest.mark.slow),
         (partial(dict, concentration=2000.0), "row dispersion"),
     ],
 )

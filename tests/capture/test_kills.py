@@ -50,7 +50,13 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
         Trace.open(path).close()
 
 
-@pytest.mark.parametrize(("victim", "after_s"), [("launcher", 0.05), ("rank", 0.2)])
+@pytest.mark.parametrize(
+    ("victim", "after_s"),
+    [
+        pytest.param("launcher", 0.05, marks=pytest.mark.slow),
+        ("rank", 0.2),
+    ],
+)
 def test_killed_commands_leave_a_trace_that_opens(
     victim: str,
     after_s: float,

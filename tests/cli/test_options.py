@@ -148,6 +148,7 @@ def test_verbs_that_are_other_programs_are_known(
     assert [line[2].split(".")[1] for line in started] == ["replay", "replay"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_completion_in_bash(tmp_path: Path) -> None:
     """What the installed script completes: a verb, and an option of a verb."""

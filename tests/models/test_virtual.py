@@ -80,7 +80,14 @@ def called(trace: Trace) -> dict[tuple[Any, ...], int]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+SOME = {"switch, 4 ranks", "top-2, 4 ranks in 2 groups"}
+"""Which of the cases run always; the others run with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c in SOME else pytest.mark.slow) for c in CASES],
+)
 def test_virtual_equals_real(case: str, run_ranks: Run, tmp_path: Path) -> None:
     work = workload(case)
     real_path = tmp_path / "real.h5"
