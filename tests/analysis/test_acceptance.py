@@ -42,10 +42,12 @@ def names(found: Acceptance) -> set[str]:
     return {t.name.split(",")[0] for t in found.failures}
 
 
-def test_a_further_seed_passes(real: list[Portrait]) -> None:
-    # one seed in twenty is refused: how many are is a simulation among the slow tests
-    found = accept(real[0], real[1:5])
-    assert found.passed
+def test_further_seeds_pass(simulated: Make, real: list[Portrait]) -> None:
+    # one in twenty is refused by chance, so two of seven in one of twenty-two cases
+    runs = [of_counts(simulated(0), name="seed 0"), *real]
+    every = [accept(r, [o for o in runs if o is not r][:4]) for r in runs]
+    assert sum(not found.passed for found in every) <= 1
+    found = next(f for f in every if f.passed)
     assert found.way == "seeds"
     assert {t.layer for t in found.tests} == {-1, 0, 1}
     assert all(t.adjusted >= t.p for t in found.tests)
