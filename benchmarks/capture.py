@@ -1,9 +1,16 @@
 """What recording costs, beside torch's own ways of seeing the same all-to-alls.
 
 All ways take turns in one run, so that whatever else the machine does meets all of
-them; medians of the rounds' differences are reported.  A block is a step: 64
-all-to-alls, then a pause in which a training would compute.  A round of a way is
-settled before it is measured: what starts once in a run is no cost of a call.
+them.  A block is a step: 64 all-to-alls, then a pause in which a training would
+compute.  A round of a way is settled before it is measured: what starts once in a run
+is no cost of a call.
+
+A processor's speed may change by half within a second, which is hundreds of times what
+the hook costs.  So calls under a hook are paired with bare ones: 8 calls with it and 8
+that pass it by (its dispatch key is excluded for them) take turns within a block, and
+the median of the pairs' differences is reported.  What the recorder's own threads
+spend between the calls is told beside it, as processor time a call.  The profiler and
+the observer cannot be passed by: of them the rounds' differences are told.
 
 *recorder* has the compiled hook, *in Python* the other one.  *passing* is a kernel in
 Python that does nothing but pass the call on: what torch itself takes to enter Python
@@ -40,6 +47,8 @@ from moetraffic.capture.recorder import WINDOW_STEPS
 
 CALLS, ROUNDS, PAUSE_S, ROWS = 64, 8, 0.03, 16
 BLOCKS, SETTLED_S = 5, 1.5
+WAIT = dist.Work.wait  # as torch has it
+SLICE, PAIRED_BLOCKS, GLOO_BLOCKS = 8, 40, 80
 LIMITS = {4: 8.0, 128: 15.0}  # us added to a collective
 
 
@@ -53,12 +62,23 @@ class Calls:
         self.rows = torch.ones(width * ROWS, 16)
         self.output = torch.empty(width * ROWS, 16)
 
-    def block(self) -> float:
+    def block(self, calls: int = CALLS) -> float:
         """Microseconds an all-to-all, as the training thread sees them."""
         begin = time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(calls):
             dist.all_to_all_single(self.output, self.rows, self.received, self.sent)
-        return (time.perf_counter() - begin) / CALLS * 1e6
+        return (time.perf_counter() - begin) / calls * 1e6
+
+    def passed_by(self, calls: int) -> float:
+        """Likewise, while no kernel of a hook is entered, nor its way of waiting."""
+        hooks = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        watched = dist.Work.wait
+        dist.Work.wait = WAIT
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(hooks):
+                return self.block(calls)
+        finally:
+            dist.Work.wait = watched
 
 
 @contextmanager
@@ -122,37 +142,65 @@ WAYS = {
     "profiler": profiled,
     "observer": observed,
 }
+HOOKS = ("passing", "recorder", "in Python")
 
 
-def compare(width: int, folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Microseconds of an all-to-all under every way, ``[rounds]`` each, and bytes."""
+def compare(width: int, folder: Path) -> dict[str, list[float]]:
+    """Microseconds of an all-to-all bare, profiled and observed, ``[rounds]`` each."""
     calls = Calls(width)
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
-    sizes: dict[str, int] = dict.fromkeys(WAYS, 0)
-    for number in range(rounds + 1):
-        for name, way in WAYS.items():
-            path = folder / f"{name}-{number}.json"
-            with way(path) as step:
+    ways = {name: way for name, way in WAYS.items() if name not in HOOKS}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(ROUNDS + 1):
+        for name, way in ways.items():
+            with way(folder / f"{name}-{number}.json"):
                 calls.block()  # what is done once a group, or once a way
-                step()
-                time.sleep(SETTLED_S if way in (recorded, in_python) else PAUSE_S)
                 spent = []
                 for _ in range(BLOCKS):
-                    spent.append(calls.block())
-                    step()
                     time.sleep(PAUSE_S)
+                    spent.append(calls.block())
             if number:
                 times[name].append(float(np.median(spent)))
-                sizes[name] += sum(
-                    f.stat().st_size
-                    for f in folder.glob(
-                        f"{path.name}*/**/*.h5"
-                        if way in (recorded, in_python)
-                        else path.name
-                    )
-                    if f.is_file()
-                )
-    return {"times": times, "sizes": sizes}
+    return times
+
+
+def paired(width: int, folder: Path) -> dict[str, tuple[list[float], float]]:
+    """What each hook adds to a call.
+
+    Returns
+    -------
+    dict
+        Of each hook the differences of its pairs, us, and the processor time that
+        other threads of this process spent a call, us.
+    """
+    calls = Calls(width)
+    found: dict[str, tuple[list[float], float]] = {}
+    differences: dict[str, list[float]] = {name: [] for name in HOOKS}
+    elsewhere = dict.fromkeys(HOOKS, 0.0)
+    for number in range(ROUNDS):
+        for name in HOOKS:
+            with WAYS[name](folder / f"paired-{name}-{number}") as step:
+                calls.block()
+                step()
+                time.sleep(SETTLED_S)
+                before = time.process_time() - time.thread_time()
+                for at in range(PAIRED_BLOCKS):
+                    differences[name] += pairs_of_a_block(calls, first=at % 2)
+                    step()
+                    time.sleep(PAUSE_S)
+                elsewhere[name] += time.process_time() - time.thread_time() - before
+    for name, spent in differences.items():
+        hooked = ROUNDS * PAIRED_BLOCKS * CALLS / 2
+        found[name] = spent, elsewhere[name] / hooked * 1e6
+    return found
+
+
+def pairs_of_a_block(calls: Calls, first: int) -> list[float]:
+    """Microseconds a call with the hook less those without, of each pair of slices."""
+    calls.block(SLICE)  # awake after the pause
+    ways = (calls.passed_by, calls.block)
+    spent = [ways[(n + first) % 2](SLICE) for n in range(CALLS // SLICE)]
+    hooked, bare = spent[1 - first :: 2], spent[first::2]
+    return [a - b for a, b in zip(hooked, bare, strict=True)]
 
 
 def longer_run(width: int, folder: Path, steps: int = 100) -> dict[str, int]:
@@ -170,7 +218,7 @@ def longer_run(width: int, folder: Path, steps: int = 100) -> dict[str, int]:
     return sizes
 
 
-def noting(width: int, folder: Path) -> tuple[float, float]:
+def noting(width: int, folder: Path) -> tuple[float, float, float]:
     """Microseconds that recording adds to single calls while segments are committed.
 
     Two steps are a window.  Blocks with and without the recorder take turns.
@@ -178,7 +226,8 @@ def noting(width: int, folder: Path) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        The difference of the medians, and the 99th percentile less the bare median.
+        The difference of the medians, and the 99th percentile less the bare median,
+        of recorded calls and of bare ones.
     """
     calls = Calls(width)
     group = dist.group.WORLD
@@ -201,8 +250,8 @@ def noting(width: int, folder: Path) -> tuple[float, float]:
                 step()
                 time.sleep(0.005)
     bare = float(np.median(spent[False]))
-    on = np.array(spent[True])
-    return float(np.median(on)) - bare, float(np.percentile(on, 99)) - bare
+    last = {on: float(np.percentile(spent[on], 99)) - bare for on in spent}
+    return float(np.median(spent[True])) - bare, last[True], last[False]
 
 
 def other_operators(folder: Path) -> float:
@@ -229,7 +278,8 @@ def on_fake_group(width: int) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = compare(width, folder)
+        found: dict[str, Any] = {"times": compare(width, folder)}
+        found["paired"] = paired(width, folder)
         spent = noting(width, folder)
         found["noting"] = spent
         found["others"] = other_operators(folder)
@@ -253,19 +303,23 @@ def gloo_rank(number: int, folder: str) -> None:
     )
     calls = Calls(4)
     calls.sent = calls.received
-    times: dict[str, list[float]] = {"bare": [], "recorder": []}
-    for at in range(ROUNDS):
-        for name in times:
-            with WAYS[name](Path(folder, f"{name}-{at}.h5")) as step:
-                dist.barrier()
-                calls.block()
-                dist.barrier()
-                times[name].append(calls.block())
-                step()
-    dist.barrier()
+    differences: list[float] = []
+    bare_us: list[float] = []
+    with recorded(Path(folder, "recorder.h5")) as step:
+        calls.block()
+        step()
+        time.sleep(SETTLED_S)
+        for at in range(GLOO_BLOCKS):
+            dist.barrier()
+            bare_us.append(calls.passed_by(SLICE))
+            differences += pairs_of_a_block(calls, first=at % 2)
+            step()
+            time.sleep(PAUSE_S)
+        dist.barrier()
     dist.destroy_process_group()
     if number == 0:
-        Path(folder, "times.json").write_text(json.dumps(times))
+        found = {"bare": bare_us, "added": differences}
+        Path(folder, "times.json").write_text(json.dumps(found))
 
 
 def added(times: dict[str, list[float]], way: str) -> float:
@@ -282,14 +336,22 @@ def main() -> int:
             processes.spawn(fake_rank, (width, f"{folder}/found.json"), nprocs=1)
             found = json.loads(Path(folder, "found.json").read_text())
         times = found["times"]
-        cost = {way: added(times, way) for way in WAYS if way != "bare"}
+        cost = {way: float(np.median(found["paired"][way][0])) for way in HOOKS}
+        cost |= {way: added(times, way) for way in times if way != "bare"}
         print(f"{width} ranks, fake group: {np.median(times['bare']):.1f} us bare")
         for way, spent in cost.items():
             ratio = spent / cost["recorder"]
-            print(f"  {way:9} adds {spent:7.1f} us ({ratio:.1f} x the recorder)")
-        median, p99 = found["noting"]
+            added_by = f"{way:9} adds {spent:7.1f} us"
+            print(f"  {added_by} ({ratio:.1f} x the recorder)", end="")
+            pairs, elsewhere = found["paired"].get(way, ([], 0.0))
+            if pairs:
+                low, high = np.percentile(pairs, (25, 75))
+                print(f", quartiles {low:.1f} to {high:.1f}; ", end="")
+                print(f"other threads {elsewhere:.1f} us", end="")
+            print()
+        median, p99, bare_p99 = found["noting"]
         print(f"  a call while segments are committed: {median:+.2f} us, ", end="")
-        print(f"p99 {p99:.1f} us above the bare median")
+        print(f"p99 {p99:.1f} us above the bare median (bare: {bare_p99:.1f})")
         print(f"  another operator: {found['others']:.3f} x")
         longer = found["longer"]
         share = longer["recorder"] / longer["observer"]
@@ -298,9 +360,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(gloo_rank, (folder,), nprocs=4)
         times = json.loads(Path(folder, "times.json").read_text())
-    ratio = np.median(np.array(times["recorder"]) / np.array(times["bare"]))
+    low, middle, high = np.percentile(times["added"], (25, 50, 75))
     print(f"4 ranks, gloo: {np.median(times['bare']):.0f} us bare, ", end="")
-    print(f"{added(times, 'recorder'):.1f} us added, ratio {ratio:.3f}")
+    print(f"{middle:.1f} us added, quartiles {low:.1f} to {high:.1f}")
     print("within" if kept else "over", "the limits of", LIMITS)
     return 0
 
