@@ -257,7 +257,8 @@ def planned(path: Path) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=21)
-    parser.add_argument("--operations", type=int, default=4000)
+    parser.add_argument("--operations", type=int, default=4000, help="of 2 ranks")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="asap")
     parser.add_argument("--bytes", type=int, default=65536, help="a rank sends")
     parser.add_argument("--large", type=int, default=1_000_000, help="operations")
     parser.add_argument("--rank-task", default="")
@@ -275,10 +276,12 @@ def main() -> int:
     found: dict[str, Any] = {"processors": os.cpu_count(), "limits": LIMITS}
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as name:
         folder = Path(name)
-        for ranks in (2, 4):
+        for ranks in options.ranks:
+            # ranks that share processors wait for each other most of the time
+            operations = options.operations * 4 // ranks**2
             for dense in (False, True):
                 trace = exchanges(
-                    ranks, options.operations, bytes_a_rank=options.bytes, dense=dense
+                    ranks, operations, bytes_a_rank=options.bytes, dense=dense
                 )
                 told = on_ranks("pairs", trace, folder, ranks, options.pairs)
                 middle, low, high = ratio(told["pairs"])
