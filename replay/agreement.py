@@ -117,6 +117,8 @@ def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
             program.sends(n).tolist(),
             program.receives(n).tolist(),
         )
+    # who found a wrong size tells it, and does not come here: the others wait for that
+    meet(plan, backend)
     raise RankError(
         "has the operations of a group in another order than its other members: give "
         "every rank the same trace and the same version of moetraffic",

@@ -22,7 +22,14 @@ import pytest
 import moetraffic
 from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import heartbeat
-from moetraffic.replay import conclusion, local, make_plan, meeting, payload
+from moetraffic.replay import (
+    agreement,
+    conclusion,
+    local,
+    make_plan,
+    meeting,
+    payload,
+)
 from moetraffic.replay import rank as rank_module
 from moetraffic.replay import request as request_module
 from moetraffic.replay.failure import lost
@@ -206,6 +213,35 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
         place = named(trace, 1, 4)
     assert sentence.startswith(f"rank 1 at {place} sends {size + more} bytes to rank 2")
     assert f"whose plan says {size}" in sentence
+
+
+def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
+    toy_file, replay_with
+):
+    """Who found nothing is through first, and must not blame the order."""
+    path = toy_file(world=3)
+    with Trace.open(path) as trace:
+        program = make_plan(trace).programs[1]
+        last = int(np.flatnonzero(np.diff(program.first))[-1])
+        place = named(trace, 1, last)
+
+    def fault(rank, arguments):
+        if rank == 1:
+            request_module.make_plan = tampered(last, 8)
+        if rank == 2:
+            plain = agreement.compare_sizes
+
+            def slow(*given):
+                try:
+                    plain(*given)
+                except ReplayError:
+                    time.sleep(2.0)
+                    raise
+
+            agreement.compare_sizes = slow
+
+    sentence = failure(replay_with, path, fault)
+    assert sentence.startswith(f"rank 1 at {place} sends ")
 
 
 def tampered(n: int, more: int):
