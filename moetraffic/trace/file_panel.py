@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .codec import checksum, decode
+from .codec import checksums, decode
 from .model import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ class FilePanel:
         beside = math.prod(len(s) for s in steps)  # chunks of the same rows
         for top in range(start - start % deep, stop, deep):
             a, b = max(top, start), min(top + deep, stop)
+            part = out[a - start : b - start]
             if b - a == deep and self._chunk[1:] == self._shape[1:]:
-                self._block(top // deep, out[a - start : b - start])
+                self._block(top // deep, part)
+                self._verify(part, a)
                 continue
             for place, corner in enumerate(np.ndindex(*(len(s) for s in steps))):
                 left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
@@ -87,22 +89,28 @@ class FilePanel:
                     )
                 )
                 inner = tuple(slice(0, c.stop - c.start) for c in cut)
-                out[(slice(a - start, b - start), *cut)] = block[
-                    (slice(a - top, b - top), *inner)
-                ]
-        for at, row in enumerate(out, start):
-            if checksum(row) != self._sums[at]:
-                raise self._container.damaged(f"row {at} of {self._name} has changed")
-        if self._counts and out.size:
+                part[(slice(None), *cut)] = block[(slice(a - top, b - top), *inner)]
+            self._verify(part, a)
+        return out
+
+    def _verify(self, part: npt.NDArray[Any], first: int) -> None:
+        """Compare rows with their checksums, while they are still near."""
+        stored = self._sums[first : first + len(part)].tolist()
+        found = checksums(part)
+        if found != stored:
+            wrong = next(n for n, sum_ in enumerate(stored) if found[n] != sum_)
+            raise self._container.damaged(
+                f"row {first + wrong} of {self._name} has changed"
+            )
+        if self._counts and part.size:
             # below zero is, without a sign, above all others: one look for both
-            most = int(out.view(f"<u{out.itemsize}").max())
-            if most >= 1 << (8 * out.itemsize - 1):
+            most = int(part.view(f"<u{part.itemsize}").max())
+            if most >= 1 << (8 * part.itemsize - 1):
                 raise self._container.damaged(f"a count in {self._name} is below zero")
             if most > MOST_BYTES:
                 raise self._container.damaged(
                     f"a count in {self._name} is absurdly large"
                 )
-        return out
 
     def _block(
         self, number: int, out: npt.NDArray[Any] | None = None

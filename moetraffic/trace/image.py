@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .codec import (
     COLUMN_ROWS,
     attributes_checksum,
-    checksum,
+    checksums,
     chunk_shape,
     column_checksum,
     encode,
@@ -113,7 +113,7 @@ class Image:
             rows = np.asarray(
                 panel.read(start, min(start + chunk[0], panel.shape[0])), kind
             )
-            sums[start : start + len(rows)] = [checksum(row) for row in rows]
+            sums[start : start + len(rows)] = checksums(rows)
             corners = product(
                 *(
                     range(0, n, c)

@@ -41,7 +41,7 @@ from moetraffic.trace import (
 from moetraffic.trace.codec import (
     COLUMN_ROWS,
     attributes_checksum,
-    checksum,
+    checksums,
     chunk_shape,
     column_checksum,
 )
@@ -238,7 +238,7 @@ def put_panel(file: h5py.File, name: str, values: Any, dtype: str) -> None:
         compression="gzip",
         compression_opts=1,
     )
-    put_column(file, f"{name}_crc32", [checksum(row) for row in array], "<u4")
+    put_column(file, f"{name}_crc32", checksums(array), "<u4")
 
 
 def hostile(

@@ -159,6 +159,19 @@ def test_a_chunk_survives_its_coding(
     assert full.sum() == block.sum()
 
 
+def test_each_plane_of_bytes_is_deflated_by_itself() -> None:
+    rng = np.random.default_rng(0)
+    low, high = rng.integers(0, 256, 65536), rng.choice(3, 65536, p=[0.8, 0.1, 0.1])
+    planes = [low.astype(np.uint8), high.astype(np.uint8), np.zeros(65536, np.uint8)]
+    block = (low + (high << 8)).astype("<i4")
+    coded = encode(block, block.shape)
+    # what any reader of zlib's format sees: the bytes as HDF5's shuffle lays them
+    assert zlib.decompress(coded) == b"".join(p.tobytes() for p in (*planes, planes[2]))
+    # noise as it is, three values in a quarter of their bytes, zeros in next to nothing
+    assert 65536 < len(coded) < 65536 + 65536 // 4
+    assert np.array_equal(decode(coded, block.shape, block.dtype), block)
+
+
 @pytest.mark.parametrize(
     ("shape", "itemsize", "chunk"),
     [
