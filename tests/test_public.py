@@ -71,6 +71,12 @@ def test_importing_the_package_is_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_verb_waits_for_nothing_that_another_one_needs() -> None:
+    heavy = {"scipy", "networkx", "torch", "pandas", "matplotlib", "xarray"}
+    code = f"import sys, moetraffic.cli.app; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_trace_and_its_matrix(golden: Trace) -> None:
     texts = Cells(golden._repr_html_()).texts
     assert texts[0] == golden.name

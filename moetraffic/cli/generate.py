@@ -5,26 +5,22 @@ from __future__ import annotations
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
 from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.generate import Knobs, TrafficModel, preset_model, preset_names
-from moetraffic.generate.companions import Companions
-from moetraffic.generate.generator import block_rows
-from moetraffic.generate.scenario import scenario_of
-from moetraffic.generate.storage import is_model
-from moetraffic.generate.summary import Summary, Watched
-from moetraffic.generate.twin import Written, write_twin
-from moetraffic.generate.what_if import parse_bursts
 from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, refuse_own_input
 
 from .output import console, print_json, progress
+
+if TYPE_CHECKING:
+    from moetraffic.generate import TrafficModel
+    from moetraffic.generate.summary import Summary
+    from moetraffic.generate.twin import Written
 
 LOOK = 200
 """Iterations that are drawn to show what the model does without its knobs."""
@@ -115,6 +111,14 @@ def generate(
 
     Example: moetraffic generate run.h5 -o twin.h5 --ranks 64 --experts 64
     """
+    # they load scipy, which takes a second: no other verb shall wait for it
+    from moetraffic.generate import Knobs
+    from moetraffic.generate.companions import Companions
+    from moetraffic.generate.generator import block_rows
+    from moetraffic.generate.summary import Watched
+    from moetraffic.generate.twin import write_twin
+    from moetraffic.generate.what_if import parse_bursts
+
     for path in (output, save_model):
         if path is not None:
             refuse_output(path, force=force)
@@ -197,6 +201,13 @@ def generate(
 
 def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | None]:
     """The model, and what the trace that it was fitted to amounts to."""
+    import numpy as np
+
+    from moetraffic.generate import TrafficModel, preset_model, preset_names
+    from moetraffic.generate.scenario import scenario_of
+    from moetraffic.generate.storage import is_model
+    from moetraffic.generate.summary import Watched
+
     if (source is None) == (not preset):
         given = "neither" if source is None else "both"
         raise LayoutError(
