@@ -48,14 +48,23 @@ SHARES = {
 """Rows whose shares are compared, and what they are."""
 
 
+SCALES = {
+    "total variation": "share that differs, 0 to 1",
+    "relative difference": "over the first's",
+    "Wasserstein-1": "in the measure's own unit",
+}
+"""What the figure of each distance means.  None has a unit: what Wasserstein-1 is taken
+of, the measures of skew, has none either."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Distance:
     """How far apart two runs are in one respect."""
 
     layer: int  # -1: of the whole run
     of: str  # what is compared
-    measure: str  # "total variation", "Wasserstein-1" or "relative difference"
-    unit: str
+    measure: str  # one of SCALES
+    unit: str  # of a and b; "1" where they have none
     a: float  # the figure of the first run, NaN where it is no single one
     b: float
     value: float
@@ -180,7 +189,7 @@ def _of_exchange(
                 layer=layer,
                 of=about,
                 measure="total variation",
-                unit="share of the bytes",
+                unit="1",
                 seed=seed,
             )
         )

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.durable import refuse_outputs
 
+from .choices import picture
 from .output import console, print_json
 
 BIG_RED_200 = "big-red-200"
@@ -33,7 +34,9 @@ def bandwidth(
         int | None, typer.Option(help="On so many nodes.", show_default="what there is")
     ] = None,
     place: Annotated[str, typer.Option(help="Measured out of or in place.")] = "out",
-    plot: Annotated[Path | None, typer.Option(help="Picture to draw, PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -41,8 +44,7 @@ def bandwidth(
 
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
-    if plot is not None:
-        refuse_output(plot, force=force, error=AnalysisError)
+    refuse_outputs((plot,), (table,), force=force, error=AnalysisError)
     if place not in ("out", "in"):
         raise AnalysisError(f"a place is out or in, not {place!r}: choose one")
     if table is None:

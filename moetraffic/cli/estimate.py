@@ -11,8 +11,9 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.report.units import bytes_per_second, seconds
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.durable import refuse_outputs, write_whole
 
+from .choices import picture, refuse_idle
 from .output import console, json_text, print_json
 
 if TYPE_CHECKING:
@@ -23,8 +24,24 @@ if TYPE_CHECKING:
 SHOWN = 12
 """Of the best configurations."""
 
+OF_A_CAPTURE = (
+    *("model", "sequence", "micro_batch", "gradient_bytes", "platform"),
+    *("peak_tflops", "utilisation"),
+)
+"""What a captured run says."""
+
+OF_THE_GPUS = ("pp", "tp", "dp", "cp")
+"""What multiplies to the GPUs that the best configuration uses."""
+
+OF_THE_BEST = (
+    *("ep", "virtual_stages", "micro_batch", "zero", "recompute"),
+    *("sequence_parallel", "imbalance"),
+)
+"""What a search tries, or has one value of."""
+
 
 def estimate(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(help="A preset, see moetraffic models.")
     ] = "gpt-1.3b",
@@ -113,7 +130,9 @@ def estimate(
     gpus: Annotated[
         int | None, typer.Option(help="For --best.", show_default="pp tp dp cp")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture to write (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Picture to write (PNG).")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="JSON to write.")
     ] = None,
@@ -124,14 +143,29 @@ def estimate(
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-    for path in (plot, output):
-        if path is not None:
-            refuse_output(path, force=force)
+    refuse_outputs((plot, output), (calibrate,), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "one of --sweep, --zero-stages, --sensitivity and --best is asked for at a "
             "time, but there are several: leave out the others"
         )
+    for holds, names, why in (
+        (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
+        (best, OF_THE_BEST, "--best chooses these itself"),
+        (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
+        (not best, ("gpus",), "how many GPUs there are is asked by --best alone"),
+        (not sweep, ("sizes",), "sizes are those of --sweep"),
+        (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
+        (sweep == "large-batch", ("global_batch",), "its --sizes are the batches"),
+        (zero_stages, ("zero",), "--zero-stages shows all four"),
+        (
+            not bandwidth or "=" in bandwidth or bandwidth[0].isdigit(),
+            ("gpus_per_node",),
+            "ranks on a node are those of a file of measurements (--bandwidth)",
+        ),
+    ):
+        if holds:
+            refuse_idle(context, names, why, error=LayoutError)
     from moetraffic.patterns.time_model import Architecture, Configuration, System
 
     if calibrate is None:
@@ -160,9 +194,7 @@ def estimate(
         virtual=virtual_stages,
         micro_batch=micro_batch,
         global_batch=8 * micro_batch * dp if global_batch is None else global_batch,
-        zero=zero,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
+        **_strategy(context, calibrate, zero, recompute, sequence_parallel),
         gradient_bytes=config.gradient_bytes if calibrate else gradient_bytes,
         imbalance=imbalance,
     )
@@ -204,7 +236,7 @@ def estimate(
 
         figures.save(figure, plot)
     if output is not None:
-        output.write_text(json_text(data) + "\n")
+        write_whole(output, (json_text(data) + "\n").encode())
     if as_json:
         print_json(data)
         return
@@ -213,6 +245,26 @@ def estimate(
     for path in (plot, output):
         if path is not None:
             console.print(str(path))
+
+
+def _strategy(
+    context: typer.Context,
+    calibrate: Path | None,
+    zero: int,
+    recompute: str,
+    sequence_parallel: bool,
+) -> dict[str, Any]:
+    """How memory is saved: as the captured run does, where nothing else is said."""
+    asked = {
+        "zero": zero,
+        "recompute": recompute,
+        "sequence_parallel": sequence_parallel,
+    }
+    if calibrate is None:
+        return asked
+    sources = {name: context.get_parameter_source(name) for name in asked}
+    said = {name for name, of in sources.items() if of and of.name != "DEFAULT"}
+    return {name: value for name, value in asked.items() if name in said}
 
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:

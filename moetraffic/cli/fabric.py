@@ -12,10 +12,10 @@ from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.units import bytes_per_second
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.durable import refuse_outputs
 from moetraffic.trace.iterations import iteration_range
 
-from .choices import Iterations
+from .choices import Iterations, picture
 from .output import console, print_json
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
@@ -81,7 +81,9 @@ def fabric(
         str, typer.Option(help=f"How all-reduces travel: {', '.join(ALGORITHMS)}.")
     ] = "ring",
     hot: Annotated[int, typer.Option(help="Hottest links to name.")] = 8,
-    plot: Annotated[Path | None, typer.Option(help="Picture to draw, PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -103,8 +105,7 @@ def fabric(
     refuse_options(topology, options)
     if hot < 1:
         raise FabricError(f"at least 1 link is named, but hot is {hot}: raise --hot")
-    if plot is not None:
-        refuse_output(plot, force=force)
+    refuse_outputs((plot,), (trace,), force=force)
     rate, inner = bytes_per_second(capacity), bytes_per_second(inside)
     from moetraffic.analysis.traffic import world_matrices
     from moetraffic.fabric import Hosts

@@ -13,7 +13,7 @@ from rich.table import Table
 from moetraffic.errors import Interrupted, LayoutError
 from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output, refuse_own_input
+from moetraffic.trace.durable import refuse_outputs
 
 from .output import console, print_json, progress
 
@@ -119,11 +119,7 @@ def generate(
     from moetraffic.generate.twin import write_twin
     from moetraffic.generate.what_if import parse_bursts
 
-    for path in (output, save_model):
-        if path is not None:
-            refuse_output(path, force=force)
-            if source is not None:
-                refuse_own_input(source, path)
+    refuse_outputs((output, save_model), (source,), force=force)
     if output is None and save_model is None:
         raise LayoutError(
             "a run is generated into a file, but neither -o nor --save-model names "

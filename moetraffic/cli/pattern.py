@@ -28,8 +28,9 @@ from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronisation import SYNCHRONISATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.durable import refuse_outputs
 
+from .choices import picture
 from .output import console, print_json
 
 LIBRARIES = ("megatron", "moetraffic")
@@ -115,7 +116,9 @@ def pattern(
     gpus_per_node: Annotated[
         int, typer.Option(help="Ranks of a node; 0: all on one.")
     ] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Heatmaps to draw (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Heatmaps to draw (PNG).")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Trace to write.")
     ] = None,
@@ -127,9 +130,7 @@ def pattern(
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
-    for path in (plot, output):
-        if path is not None:
-            refuse_output(path, force=force)
+    refuse_outputs((plot, output), force=force)
     if gpus_per_node < 0:
         raise LayoutError(
             f"a node has some ranks, or 0 for all, but gpus-per-node is "

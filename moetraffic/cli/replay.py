@@ -1,4 +1,4 @@
-"""``moetraffic replay``: issue a trace's all-to-alls again."""
+"""``moetraffic replay``: put a trace's traffic on a network again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTEXT = {
 
 
 def replay(context: typer.Context) -> None:
-    """Issue a trace's all-to-alls again on gloo or NCCL, verified and timed.
+    """Put a trace's traffic on a network again, on any ranks, verified and timed.
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """

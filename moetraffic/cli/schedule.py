@@ -10,10 +10,10 @@ import typer
 from moetraffic.errors import FabricError
 from moetraffic.report.units import bytes_per_second, seconds
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.durable import refuse_output, write_whole
+from moetraffic.trace.durable import refuse_outputs, write_whole
 from moetraffic.trace.iterations import iteration_range
 
-from .choices import Iterations, Layers, layer_numbers
+from .choices import Iterations, Layers, layer_numbers, picture, refuse_idle
 from .output import console, json_text, print_json
 
 MEAN = "mean"
@@ -63,7 +63,10 @@ def schedule(
         typer.Option("-o", "--output", help="JSON to write, for a scheduler to read."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of the jobs, PNG; several traces.")
+        Path | None,
+        typer.Option(
+            callback=picture, help="Picture of the jobs, PNG; several traces."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite outputs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -72,12 +75,21 @@ def schedule(
 
     Example: moetraffic schedule a.h5 b.h5 --capacity 400Gbps -o shifts.json
     """
-    _refuse_options(context, JOB_OPTIONS if len(traces) == 1 else CIRCUIT_OPTIONS)
-    for path in (output, plot):
-        if path is not None:
-            refuse_output(path, force=force)
-    if output is not None and output == plot:
-        raise FabricError(f"{plot} cannot hold both: give -o and --plot two names")
+    if len(traces) == 1:
+        refuse_idle(
+            context,
+            JOB_OPTIONS,
+            "one trace shares its link with none",
+            error=FabricError,
+        )
+    else:
+        refuse_idle(
+            context,
+            CIRCUIT_OPTIONS,
+            "circuits are set for one trace",
+            error=FabricError,
+        )
+    refuse_outputs((output, plot), traces, force=force)
     rate = bytes_per_second(capacity)
     chosen = iteration_range(iterations)
     if len(traces) == 1:
@@ -104,17 +116,6 @@ def schedule(
     written = [str(path) for path in (output, plot) if path is not None]
     if written:
         console.print(", ".join(written))
-
-
-def _refuse_options(context: typer.Context, others: tuple[str, ...]) -> None:
-    """Options of the other kind of schedule would do nothing."""
-    for name in others:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            kind = "one trace" if others is CIRCUIT_OPTIONS else "several traces"
-            raise FabricError(
-                f"{name} is for {kind}: leave out --{name}, or change the traces"
-            )
 
 
 def _shifts(

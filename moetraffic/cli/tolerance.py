@@ -15,8 +15,9 @@ from moetraffic.launch.lossy import final_losses
 from moetraffic.launch.machine import refuse_unable
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.durable import refuse_outputs
 
+from .choices import picture
 from .output import console, print_json, progress
 from .workload import describe, takes_workload
 
@@ -29,7 +30,9 @@ def tolerance(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="JSON to write, kept run by run.")
     ] = Path("tolerance.json"),
-    plot: Annotated[Path | None, typer.Option(help="Picture to write (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Picture to write (PNG).")
+    ] = None,
     nproc: Annotated[
         int | None,
         typer.Option(help="Virtual ranks.", show_default="as many as --ep, or 4"),
@@ -68,9 +71,7 @@ def tolerance(
 
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
-    for path in (output, plot):
-        if path is not None:
-            refuse_output(path, force=force, overwrite="give --force")
+    refuse_outputs((output, plot), force=force)
     if seeds < 2:
         raise LayoutError(
             f"an interval over seeds needs 2 or more, but seeds is {seeds}: raise it"

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output, refuse_own_input
+from moetraffic.trace.durable import refuse_outputs
 from moetraffic.trace.iterations import iteration_range
 
-from .choices import Iterations, Layers, layer_numbers
+from .choices import Iterations, Layers, layer_numbers, picture
 from .output import console, print_json, progress
 
 TOLD_APART = 1
@@ -37,7 +37,9 @@ def validate(
             show_default="half of the expert-parallel ranks",
         ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture to draw, PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -67,10 +69,7 @@ def validate(
             "each run counts once, but a file is named twice: name the synthetic run "
             "and each real one once"
         )
-    if plot is not None:
-        refuse_output(plot, force=force)
-        for path in (synthetic, *real):
-            refuse_own_input(path, plot)
+    refuse_outputs((plot,), (synthetic, *real), force=force)
     runs: list[Portrait] = []
     with progress("runs", len(real) + 1, quiet=as_json) as tick:
         for path in (synthetic, *real):

@@ -37,6 +37,7 @@ PACKAGES = (
     Package("isal", "1.6", "inflating traces two to three times as fast", "fast"),
     Package("numba", "0.60", "statistics of many matrices at once", "fast"),
     Package("ruptures", "1.1.9", "change points", "analysis"),
+    Package("plotly", "6", "the page of moetraffic report", "report"),
     Package("ninja", "1.11", "compiling the hook", "hook"),
     Package("pandas", "2", "data frames", "tables"),
     Package("pyarrow", "16", "Parquet", "tables"),

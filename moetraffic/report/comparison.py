@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis.comparison import Comparison, Distance
+from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.completion import TimeRatio
 from moetraffic.analysis.resampling import LEVEL, Interval
 
-from .units import duration
+from .units import amount, duration
 
 
 def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
@@ -29,6 +29,11 @@ def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
     out = Table(
         title=f"How far apart, with intervals of {LEVEL:.0%}, and how far the first "
         "run is from itself",
+        caption="; ".join(
+            f"{measure}: {SCALES[measure]}"
+            for measure in dict.fromkeys(d.measure for d in comparison.distances)
+        ),
+        caption_justify="left",
         title_justify="left",
         box=None,
         header_style="bold",
@@ -43,8 +48,8 @@ def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
             "all" if d.layer < 0 else str(d.layer),
             d.of,
             d.measure,
-            _figure(d.a),
-            _figure(d.b),
+            amount(d.a, d.unit),
+            amount(d.b, d.unit),
             _figure(d.value),
             f"{_figure(d.low)} to {_figure(d.high)}",
             _figure(d.floor),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -21,6 +22,25 @@ def byte_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1000
     return f"{count:.2f} TB"
+
+
+def amount(value: float, unit: str) -> str:
+    """A figure with its unit; blank if it is not known.
+
+    Examples
+    --------
+    >>> amount(2_500_000, "bytes"), amount(0.0012, "s"), amount(512.5, "token copies")
+    ('2.50 MB', '1.2 ms', '512.5 copies')
+    >>> amount(0.25, "1"), amount(float("nan"), "s")
+    ('0.25', '')
+    """
+    if not math.isfinite(value):
+        return ""
+    if unit == "bytes":
+        return byte_size(value)
+    if unit == "s":
+        return duration(value)
+    return f"{value:.4g} copies" if unit == "token copies" else f"{value:.4g}"
 
 
 def rank_span(ranks: Sequence[int]) -> str:

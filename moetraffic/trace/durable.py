@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,6 +110,42 @@ def refuse_own_input(
             f"the output {output} is the input itself, which it would replace: choose "
             "another output"
         )
+
+
+def refuse_outputs(
+    outputs: Sequence[Path | None],
+    sources: Sequence[Path | None] = (),
+    *,
+    force: bool,
+    error: type[MoetrafficError] = MoetrafficError,
+) -> None:
+    """Refuse outputs that could not be written, are one file, or an input.
+
+    Parameters
+    ----------
+    outputs
+        Files; None where one is not asked for.
+    sources
+        Files that they are made from, likewise.
+    force
+        Files that are there may be replaced, but no source.
+    error
+        What to raise.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the kind asked for, as of :func:`refuse_output` and
+        :func:`refuse_own_input`.
+    """
+    files = [path for path in outputs if path is not None]
+    for path in files:
+        refuse_output(path, force=force, error=error)
+        for source in sources:
+            if source is not None:
+                refuse_own_input(source, path, error=error)
+    if len({path.absolute() for path in files}) < len(files):
+        raise error(f"{files[0]} cannot hold two outputs: give each a name of its own")
 
 
 def refuse_folder(folder: Path, *, error: type[MoetrafficError]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Comparison, Distance
+from moetraffic.analysis.comparison import SCALES
 from moetraffic.analysis.completion import TimeRatio
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.report.units import byte_size, duration
@@ -175,13 +176,12 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
             "y": names,
             "marker": {"symbol": "line-ns-open", "size": 16, "color": FAINT},
         }
-        units = ", ".join(dict.fromkeys(d.unit for d in rows if d.unit))
         views.append(
             View(
                 name=(measure,),
                 traces=(reach, one, floor),
                 layout=axes(
-                    f"{measure} [{units}]" if units else measure,
+                    f"{measure} ({SCALES[measure]})",
                     "",
                     x_rangemode="tozero",
                     y_autorange="reversed",
@@ -195,7 +195,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
         source=f"{capital(first)} and {second}, layers and groups matched by their "
         "order. What lies right of the grey mark is more than the first run differs "
         "from itself.",
-        columns=("distance (unit as on the axis)", "of"),
+        columns=("distance (dimensionless)", "of"),
         choices=("measure",),
         views=tuple(views),
         height=130 + 28 * most,
