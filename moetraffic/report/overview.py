@@ -157,12 +157,20 @@ def _layout(trace: Trace) -> str:
     """Ranks and what they are to each other, as far as it is known."""
     meta = trace.meta
     over = "virtual" if meta.virtual else meta.backend
-    if meta.workload or meta.origin != "captured" or meta.dp > 1:
+    if layout_told(meta):
         return f"{meta.world} (ep {meta.ep}, dp {meta.dp}), {over}"
-    # an own loop: the groups of its exchanges tell ep, nothing tells dp
+    return f"{meta.world} ({ep_words(trace)}, dp not told), {over}"
+
+
+def layout_told(meta: Meta) -> bool:
+    """Whether the parallel axes are known: nobody tells those of an own loop."""
+    return bool(meta.workload or meta.origin != "captured" or meta.dp > 1)
+
+
+def ep_words(trace: Trace) -> str:
+    """What the groups of an own loop's exchanges tell of expert parallelism."""
     told = any(s.phase or s.operation == ROUTING for s in trace.sites)
-    ep = f"ep {meta.ep} by its exchanges" if told else "ep not told"
-    return f"{meta.world} ({ep}, dp not told), {over}"
+    return f"ep {trace.meta.ep} by its exchanges" if told else "ep not told"
 
 
 def _loss_words(loss: dict[str, float | None]) -> str:

@@ -115,7 +115,7 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
     )
     for name in ("layer", "ranks", "of"):
         table.add_column(name)
-    table.add_column("ahead", justify="right")
+    table.add_column("ahead, it.", justify="right")
     table.add_column("by")
     for name in (
         "within 20%",
@@ -170,9 +170,9 @@ def _convergence_table(exchanges: list[Exchange]) -> Table:
     for name in ("layer", "of"):
         table.add_column(name)
     for name in (
-        "settled at",
-        "changes at",
-        "half-life",
+        "settled at it.",
+        "changes at it.",
+        "half-life, it.",
         "step over counting",
         "hot set kept",
         "at random",
@@ -211,8 +211,8 @@ def _network_table(exchanges: list[Exchange]) -> Table:
         "bottleneck MB",
         "inter-host (even)",
         "flows a NIC",
-        "their entropy",
-        "byte entropy",
+        "their entropy, bits",
+        "byte entropy, bits",
         "largest 10% carry",
         "T",
         "NT",

@@ -228,6 +228,8 @@ def upright(x: float, text: str, colour: str = "#000000") -> tuple[Drawn, Drawn]
         **{"x": x, "y": 1, "xref": "x", "yref": "paper", "text": text},
         **{"showarrow": False, "xanchor": "left", "yanchor": "top", "textangle": 90},
         "font": {"size": 10, "color": colour},
+        "bgcolor": "rgba(255,255,255,0.8)",  # read over lines, too
+        "borderpad": 0,
     }
     return shape, words
 
@@ -240,11 +242,12 @@ def interval(
     rows = [each for text in y for each in (text, text, None)]
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines+markers",  # with ends, which keep off the frame
         "name": name,
         "x": [_plain(v) for v in ends.tolist()],
         "y": rows,
         "line": {"color": colour, "width": 2},
+        "marker": {"symbol": "line-ns-open", "size": 8, "color": colour},
         "hoverinfo": "skip",
     }
 

@@ -91,7 +91,7 @@ def _view(
         )
     changes: list[int] = course.changed_at.tolist()
     # words need room: of changes close to each other the first has some
-    room, last, marks = float(at[-1] - at[0]) / 30, float("-inf"), []
+    room, last, marks = float(at[-1] - at[0]) / 20, float("-inf"), []
     for change in changes:
         told = change - last > room and abs(change - course.settled_at) > room
         marks.append(upright(float(change), f"change, {change}" if told else ""))

@@ -43,6 +43,11 @@ SMALL = 32
 
 MOST_TERMS = 400
 
+FEW = 8
+"""Permutations that are marked one by one."""
+
+LONG = {"x_type": "log"}
+
 RECONFIGURE_S = 10e-6
 
 
@@ -195,6 +200,7 @@ def _served(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -> 
     matchings = (*matchings, "halving")
     traces: list[Drawn] = []
     words = []
+    most = 0
     # where they are the same, the one behind is seen around the other
     for matching, colour, width in zip(
         matchings, colours(len(matchings)), (5.0, 3.0, 1.4), strict=False
@@ -204,9 +210,12 @@ def _served(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -> 
         at = np.unique(
             np.rint(np.geomspace(1, len(share), min(MOST_TERMS, len(share))))
         ).astype(np.int64)
-        traces.append(
-            line(packed(at), packed(share[at - 1]), matching, colour, width=width)
-        )
+        drawn = line(packed(at), packed(share[at - 1]), matching, colour, width=width)
+        if len(at) <= FEW:  # a line of one point is not seen
+            marker = {"color": colour, "size": 5 + 2 * width}
+            drawn |= {"mode": "lines+markers", "marker": marker}
+        most = max(most, len(share))
+        traces.append(drawn)
         told = duty(found, capacity_bytes_s=rate, reconfigure_s=RECONFIGURE_S)
         words.append(
             f"{matching}: {terms_for(found, 0.9)} of {found.terms} serve 90%, duty "
@@ -219,8 +228,8 @@ def _served(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -> 
         layout=axes(
             "permutations, in the order found",
             "demand served [%]",
-            x_type="log",
-            y_range=[0, 101],
+            y_range=[0, 104],
+            **({"x_dtick": 1, "x_range": [0, most + 1]} if most <= FEW else LONG),
         ),
         aside="; ".join(words) + ".",
     )

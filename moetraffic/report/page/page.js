@@ -121,6 +121,11 @@
     return layout;
   }
 
+  // A colour bar that leaves a phone's width to what it explains.
+  const slender = (trace) => (trace.colorbar ? {
+    ...trace, colorbar: { ...trace.colorbar, thickness: 10, xpad: 4, tickfont: { size: 10 } },
+  } : trace);
+
   // Lines faint, and over each its moving mean.
   function smoothed(traces, width) {
     if (width < 2) return traces;
@@ -167,6 +172,7 @@
   function show(card, traces, layout) {
     const plot = card.querySelector(".plot");
     plots.add(plot);
+    if (narrow()) traces = traces.map(slender);
     return Plotly.react(plot, traces, wrapped(layoutOf(layout)), CONFIG);
   }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, Exchange, Subject
+from moetraffic.report.overview import ep_words, layout_told
 from moetraffic.report.plain import mean
 from moetraffic.report.summary import SHOWN_LAYERS, sentences
 from moetraffic.report.units import byte_size, duration
@@ -16,6 +17,9 @@ from moetraffic.trace import Trace
 
 from .chart import Listed
 from .skew import named, subject_of
+
+UNTOLD = {"layers": 0, "hidden": 0, "experts": 0, "k": 0, "seed": -1, "virtual": False}
+"""Of a trace's meta, what says that nobody said it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,9 @@ def tiles(trace: Trace, analysis: Analysis) -> list[Tile]:
         Tile(
             value=str(meta.world),
             what="ranks",
-            beside=f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}",
+            beside=f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}"
+            if layout_told(meta)
+            else f"{ep_words(trace)}, dp not told",
         ),
         Tile(
             value=f"{len(trace.iterations):,}",
@@ -138,8 +144,10 @@ def by_layer(analysis: Analysis) -> Listed:
         key="layers",
         title="Layers in figures",
         source="Means over the iterations; in brackets, what a perfectly balanced gate "
-        "shows. Placed: bytes of the demand matrix forecast within 20% one iteration "
-        "ahead, by the best forecaster (by the last value).",
+        "shows, where that is known. Placed: what of the demand (of the wire, where no "
+        "router was seen) is forecast within 20% one iteration ahead, by the best "
+        "forecaster (by the last value). T, NT: temporal and non-temporal complexity. "
+        "Loads, matrix: from which training step on they are stable.",
         head=(
             *("exchange", "iterations", "entropy", "max / mean", "placed"),
             *("T", "NT", "loads", "matrix"),
@@ -186,7 +194,7 @@ def _placed(subject: Subject | None) -> str:
 def _settled(at: int, converged: bool | None) -> str:
     if at < 0:
         return "not settled"
-    return f"settled at {at}" + ("" if converged else ", moved since")
+    return f"step {at}" + ("" if converged else ", moved since")
 
 
 def _figure(value: float) -> str:
@@ -196,12 +204,15 @@ def _figure(value: float) -> str:
 def about(trace: Trace, notes: Mapping[str, str]) -> Listed:
     """What the trace says of itself."""
     meta = trace.meta
+    untold = () if layout_told(meta) else ("dp", "tp", "pp", "cp", "order")
     told = {
         "file": Path(trace.name).name,
         **{
             name: str(value)
             for name, value in meta.as_dict().items()
-            if name not in ("workload", "nodes") and str(value) not in ("", "nan")
+            if name not in ("workload", "nodes", *untold)
+            and str(value) not in ("", "nan")
+            and not (name in UNTOLD and value == UNTOLD[name])
         },
         **notes,
     }
