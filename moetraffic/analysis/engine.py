@@ -215,6 +215,11 @@ def _occupation(
     trace: Trace, iterations: range | None, notes: list[str]
 ) -> Occupation | None:
     """What ranks' time went into; None, and a note, where it cannot be told."""
+    if trace.meta.virtual:
+        notes.append(
+            "no occupation: the trace is virtual, one process computed for all ranks"
+        )
+        return None
     found = trace.find(iterations=iterations, kind=None)
     if len(found) * trace.meta.world > MOST_TIMES:
         notes.append(

@@ -136,10 +136,16 @@ def _refuse_strange(
     there = trace.iterations
     if iterations is not None and not any(i in iterations for i in there.tolist()):
         raise AnalysisError(
-            f"iterations {iterations.start} to {iterations.stop - 1} are none of the "
+            f"iterations {_words(iterations)} are none of the "
             f"{len(there)} training iterations, whose last is "
             f"{int(there.max(initial=-1))}: choose among these"
         )
+
+
+def _words(iterations: range) -> str:
+    """A range as it was asked for; its end may have been left open."""
+    last = iterations.stop - 1
+    return f"from {iterations.start} " + ("on" if last > 1 << 60 else f"to {last}")
 
 
 def _groups(trace: Trace, layer: int, phase: str) -> list[int]:

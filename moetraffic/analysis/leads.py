@@ -42,7 +42,8 @@ def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
     Parameters
     ----------
     trace
-        Any; without times, or without marked steps, all is NaN.
+        Any; without times, or without marked steps, all is NaN, as for a virtual
+        trace, whose times are those of one process for all ranks.
     iterations
         Training iterations; all if None.
 
@@ -52,6 +53,8 @@ def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
         Medians over the iterations and over the ranks that begin first.
     """
     starts = step_starts(trace, 0, iterations)
+    if trace.meta.virtual:
+        starts = starts[:0]
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
     site = trace.occurrences.site[found]
     offsets: dict[Key, float] = {}

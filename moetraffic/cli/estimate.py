@@ -10,9 +10,17 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.report.units import bytes_per_second, seconds
+from moetraffic.report.units import seconds
 from moetraffic.trace.durable import refuse_outputs, write_whole
 
+from .assumptions import (
+    nominal,
+    read_bandwidth,
+    read_conventions,
+    read_shares,
+    read_sizes,
+    refuse_figures,
+)
 from .choices import picture, refuse_idle
 from .output import console, json_text, print_json
 
@@ -156,7 +164,11 @@ def estimate(
         (not best, ("gpus",), "how many GPUs there are is asked by --best alone"),
         (not sweep, ("sizes",), "sizes are those of --sweep"),
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
-        (sweep == "large-batch", ("global_batch",), "its --sizes are the batches"),
+        (
+            sweep == "large-batch",
+            ("global_batch",),
+            "--sizes are the batches",
+        ),
         (zero_stages, ("zero",), "--zero-stages shows all four"),
         (
             not bandwidth or "=" in bandwidth or bandwidth[0].isdigit(),
@@ -166,6 +178,15 @@ def estimate(
     ):
         if holds:
             refuse_idle(context, names, why, error=LayoutError)
+    refuse_figures(
+        {
+            "peak-tflops": peak_tflops,
+            "gradient-bytes": gradient_bytes,
+            "sequence": sequence,
+            "utilisation": utilisation,
+        },
+        imbalance,
+    )
     from moetraffic.patterns.time_model import Architecture, Configuration, System
 
     if calibrate is None:
@@ -175,7 +196,7 @@ def estimate(
         if sequence is not None:
             shape = replace(shape, sequence=sequence)
         config = Configuration(model=Architecture.of(shape, k=k))
-        told = _nominal(platform)
+        told = nominal(platform)
         tables: list[Any] = []
     else:
         config, told, tables = _measured(calibrate)
@@ -199,7 +220,7 @@ def estimate(
         imbalance=imbalance,
     )
     if bandwidth:
-        told["bandwidth"] = _bandwidth(bandwidth, gpus_per_node)
+        told["bandwidth"] = read_bandwidth(bandwidth, gpus_per_node)
     if "bandwidth" not in told and (config.world > 1 or best or sweep):
         raise LayoutError(
             "more than one GPU needs a network, but neither platform nor bandwidth is "
@@ -215,16 +236,16 @@ def estimate(
         latency_s=seconds(latency),
         layer_overhead_s=seconds(layer_overhead),
         iteration_overhead_s=seconds(iteration_overhead),
-        overlap=_shares(overlap),
+        overlap=read_shares(overlap),
     )
-    conventions = _conventions(convention or [])
+    conventions = read_conventions(convention or [])
     where = "its own ranks" if calibrate else platform or "a system as told"
     share = "" if calibrate else f", u = {utilisation:g}"
     source = f"{model} on {where}{share}"
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
     elif sweep:
-        shown = _sweep(config, system, conventions, sweep, _sizes(sizes), source)
+        shown = _sweep(config, system, conventions, sweep, read_sizes(sizes), source)
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = _one(config, system, conventions, what, source)
@@ -398,85 +419,3 @@ def _best(
         ),
         {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
     )
-
-
-def _nominal(platform: str) -> dict[str, Any]:
-    """What a platform's source says of it, as fields of a system."""
-    if not platform:
-        return {}
-    from math import isfinite
-
-    from moetraffic.patterns.platforms import platform as named
-    from moetraffic.patterns.time_model import NodeLinks
-
-    found = named(platform)
-    told: dict[str, Any] = {
-        "peak_flops": found.peak_tflops * 1e12,
-        "memory_bytes": found.gpu_memory_gb * 1e9,
-        "memory_bytes_s": found.gpu_memory_gbs * 1e9,
-    }
-    told = {name: value for name, value in told.items() if isfinite(value)}
-    links = (found.p2p_bytes_s, found.nic_bytes_s)
-    if found.gpus_per_node and all(map(isfinite, links)):
-        told["bandwidth"] = NodeLinks(
-            gpus=found.gpus_per_node, inside_bytes_s=links[0], nic_bytes_s=links[1]
-        )
-    return told
-
-
-def _bandwidth(text: str, gpus_per_node: int) -> Any:
-    """A rate, rates by kind, or a measured table."""
-    if "=" in text:
-        return {n: bytes_per_second(v) for n, v in _pairs(text, "bandwidth").items()}
-    if text[0].isdigit():
-        return bytes_per_second(text)
-    from moetraffic.patterns.measurements import read_table
-    from moetraffic.patterns.time_model import MeasuredLinks
-
-    return MeasuredLinks(table=read_table(text), gpus=gpus_per_node)
-
-
-def _shares(text: str) -> dict[str, float]:
-    try:
-        return {n: float(v) for n, v in _pairs(text, "overlap").items()}
-    except ValueError:
-        raise LayoutError(
-            f"the overlap of a kind is a number, but is {text!r}: write dp=0.8"
-        ) from None
-
-
-def _pairs(text: str, what: str) -> dict[str, str]:
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if not (name and equals and value):
-            raise LayoutError(
-                f"{what} is name=value with commas between, not {text!r}: write for "
-                "example dp=..."
-            )
-        found[name] = value
-    return found
-
-
-def _conventions(given: list[str]) -> Conventions:
-    from moetraffic.patterns.time_model import CHOICES, Conventions
-
-    chosen = _pairs(",".join(given), "a convention")
-    for name in sorted(set(chosen) - set(CHOICES)):
-        raise LayoutError(
-            f"a convention is one of {', '.join(CHOICES)}, not {name!r}: choose one"
-        )
-    return Conventions(**chosen)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise LayoutError(
-            f"sizes are whole numbers above 0 with commas between, not {text!r}: give "
-            "--sizes 1,2,4"
-        )
-    return found

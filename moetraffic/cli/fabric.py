@@ -115,6 +115,7 @@ def fabric(
     from moetraffic.report import figures
 
     at_least(1, ranks_per_host, "ranks of a host")
+    at_least(1, 1 if nics is None else nics, "NICs of a host")
     with Trace.open(trace) as opened:
         chosen = _iterations(opened, iterations)
         world = opened.meta.world

@@ -13,10 +13,12 @@ from moetraffic.report.overview import overview, show
 from moetraffic.trace import Trace
 from moetraffic.trace.durable import refuse_output, refuse_own_input
 
+from .choices import refuse_idle
 from .output import console, print_json
 
 
 def import_(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(help="Files of all ranks, packed with gzip or not; or folders."),
@@ -73,6 +75,10 @@ def import_(
             raise LayoutError(
                 f"{name} counts from 1 to 65536, but is {value}: change --{name}"
             )
+    for taker, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
+        if format not in (None, taker):
+            why = f"only {taker} files take this"
+            refuse_idle(context, names, why, error=LayoutError)
     options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
     found, merged = import_files(files, format=format or "", options=options)
     if merged.contradictions and not keep:

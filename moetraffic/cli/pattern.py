@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -24,19 +25,21 @@ from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.router_spec import DISPATCH_FORMS
 from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronisation import SYNCHRONISATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace.durable import refuse_outputs
 
-from .choices import picture
+from .choices import picture, refuse_idle
 from .output import console, print_json
 
 LIBRARIES = ("megatron", "moetraffic")
 
 
 def pattern(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(help="A preset, see moetraffic models.")
     ] = "gpt2-large",
@@ -80,8 +83,8 @@ def pattern(
     recompute: Annotated[
         str, typer.Option(help=f"Recomputation: {', '.join(RECOMPUTATIONS)}.")
     ] = "none",
-    context: Annotated[
-        str, typer.Option(help=f"How cp works: {', '.join(CONTEXTS)}.")
+    context_parallelism: Annotated[
+        str, typer.Option("--context", help=f"How cp works: {', '.join(CONTEXTS)}.")
     ] = "ring",
     dtype: Annotated[
         str, typer.Option(help="Of parameters and activations.")
@@ -136,12 +139,39 @@ def pattern(
             f"a node has some ranks, or 0 for all, but gpus-per-node is "
             f"{gpus_per_node}: raise it"
         )
+    if output is None:
+        refuse_idle(
+            context,
+            ("iterations",),
+            "iterations are those of a trace (-o)",
+            error=LayoutError,
+        )
     found = preset(model)
     gating = found.gating
+    if not found.model.experts:
+        refuse_idle(
+            context,
+            ("dispatch", "capacity_factor"),
+            f"{model} is dense and has no experts",
+            error=LayoutError,
+        )
     if dispatch is not None:
         gating = replace(gating, dispatch=dispatch)
     if capacity_factor is not None:
         gating = replace(gating, capacity_factor=capacity_factor)
+    if gating.dispatch not in DISPATCH_FORMS:
+        raise LayoutError(
+            f"dispatch is one of {', '.join(DISPATCH_FORMS)}, not {gating.dispatch!r}: "
+            "choose one"
+        )
+    if gating.dispatch == "dropless":
+        why = "dropless experts take all tokens"
+        refuse_idle(context, ("capacity_factor",), why, error=LayoutError)
+    if not 0 < gating.capacity_factor < inf:
+        raise LayoutError(
+            f"the capacity factor is above 0, but is {gating.capacity_factor:g}: raise "
+            "--capacity-factor"
+        )
     strategy = Strategy(
         grid=MegatronGrid(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order),
         micro_batch=found.micro_batch if micro_batch is None else micro_batch,
@@ -152,7 +182,7 @@ def pattern(
         bucket_mib=bucket_mib,
         sequence_parallel=sequence_parallel,
         recompute=recompute,
-        context=context,
+        context=context_parallelism,
         dtype=dtype,
         gradient_dtype=gradient_dtype,
         tied=tied,

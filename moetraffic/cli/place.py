@@ -63,9 +63,16 @@ def place(
     """
     refuse_output(output, force=force)
     refuse_own_input(trace, output)
-    for name, value in (("replicas", replicas), ("every", every)):
-        if value < 0:
-            raise LayoutError(f"{name} counts from 0, but is {value}: raise --{name}")
+    for name, least, value in (
+        ("replicas", 0, replicas),
+        ("every", 0, every),
+        ("ranks", 1, 1 if ranks is None else ranks),
+        ("ep", 1, 1 if ep is None else ep),
+    ):
+        if value < least:
+            raise LayoutError(
+                f"{name} must be at least {least}, but is {value}: raise --{name}"
+            )
     with Trace.open(trace) as opened:
         world = opened.meta.world if ranks is None else ranks
         layout = ParallelLayout(

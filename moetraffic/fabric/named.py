@@ -128,7 +128,8 @@ def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
     ):
         return [int(size) for size in sizes]
     raise FabricError(
-        f"the shape of a {topology} is numbers with x between, not {text!r}: give "
+        f"the shape of a {topology} is numbers with x between, but "
+        f"{'none is given' if text is None else f'is {text!r}'}: give "
         + (
             "--shape 4x4"
             if topology == "torus"

@@ -80,7 +80,7 @@ def at_least(least: int, value: int, name: str) -> None:
     """Refuse a count that is too small."""
     if value < least:
         raise FabricError(
-            f"{name} count at least {least}, but is {value}: give a larger number"
+            f"{name} must be at least {least}, but is {value}: give a larger number"
         )
 
 
@@ -88,8 +88,7 @@ def positive(value: float, name: str) -> None:
     """Refuse what is not above zero, or not finite."""
     if not (value > 0 and np.isfinite(value)):
         raise FabricError(
-            f"{name} is positive and finite, but is {value}: give a rate such as "
-            "400Gbps"
+            f"{name} is positive and finite, but is {value}: give a number above 0"
         )
 
 

@@ -58,7 +58,7 @@ def convergence(analysis: Analysis) -> Chart | Missing:
         source="Total variation of the shares of experts (loads) or of cells (matrix), "
         "of demand where it was seen, else of wire. Grey: what counting alone makes of "
         "it. Dotted lines: change points, at which the level of the shares changed "
-        "(5% false alarms); solid: from here on it is stable." + thinned(step),
+        "(5% false alarms); orange: from here on it is stable." + thinned(step),
         columns=("iteration", "value (dimensionless)"),
         choices=("layer", "of", "measure"),
         views=tuple(views),
@@ -90,25 +90,18 @@ def _view(
             )
         )
     changes: list[int] = course.changed_at.tolist()
-    # words need room: of changes close to each other the first has some
-    room, last, marks = float(at[-1] - at[0]) / 20, float("-inf"), []
-    for change in changes:
-        told = change - last > room and abs(change - course.settled_at) > room
-        marks.append(upright(float(change), f"change, {change}" if told else ""))
-        last = change if told else last
-    if course.settled_at >= 0:
-        shape, text = upright(
-            float(course.settled_at), f"stable, {course.settled_at}", colours(2)[1]
-        )
-        marks.append(({**shape, "line": {**shape["line"], "dash": "solid"}}, text))
+    # no words beside them: changes may be close to each other, and are told below
+    marks = [upright(float(change), "")[0] for change in changes]
+    if course.settled_at >= 0 and course.converged:
+        shape, _ = upright(float(course.settled_at), "", colours(2)[1])
+        marks.append({**shape, "line": {**shape["line"], "dash": "solid", "width": 2}})
     aside = course.why[:1].upper() + course.why[1:]
     return View(
         name=name,
         traces=tuple(traces),
         layout={
             **axes("iteration", words, y_rangemode="tozero"),
-            "shapes": [s for s, _ in marks],
-            "annotations": [t for _, t in marks],
+            "shapes": marks,
         },
         smooth=len(values) // SMOOTHED,
         aside=aside.rstrip(".")

@@ -115,7 +115,10 @@
     if (!narrow()) return layout;
     for (const [axis, most] of [[layout.xaxis, 30], [layout.yaxis, 40]]) {
       const text = axis.title.text || "";
-      const at = text.length > most ? text.lastIndexOf(" ", most) : -1;
+      // at the space nearest to the middle
+      const spaces = [...text.matchAll(/ /g)].map((found) => found.index);
+      const off = (n) => Math.abs(n - text.length / 2);
+      const at = text.length > most ? spaces.reduce((best, n) => (off(n) < off(best) ? n : best), -1e3) : -1;
       if (at > 0) axis.title = { ...axis.title, text: `${text.slice(0, at)}<br>${text.slice(at + 1)}` };
     }
     return layout;
