@@ -51,7 +51,7 @@ SHARES = {
 SCALES = {
     "total variation": "share that differs, 0 to 1",
     "relative difference": "over the first's",
-    "Wasserstein-1": "in the measure's own unit",
+    "Wasserstein-1": "mean difference of their sorted values",
 }
 """What the figure of each distance means.  None has a unit: what Wasserstein-1 is taken
 of, the measures of skew, has none either."""

@@ -180,7 +180,10 @@ def _source(
             iterations=iterations,
         )
         if not len(routed):
-            notes.append(f"{where}: no demand, for its router was not seen")
+            notes.append(
+                f"{where}: no demand, for its router was not seen "
+                "(moetraffic.capture.routing tells of it)"
+            )
     if "wire" in of:
         sent = trace.find(
             operation=ALL_TO_ALL,

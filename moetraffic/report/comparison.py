@@ -71,7 +71,8 @@ def times(ratios: Sequence[TimeRatio]) -> Table:
         header_style="bold",
         padding=(0, 1),
     )
-    for name in ("of", "time", "calls", "p50", "p50", "p99", "p99", "ratio", ""):
+    names = ("of", "time", "calls", "p50, 1st", "p50, 2nd", "p99, 1st", "p99, 2nd")
+    for name in (*names, "ratio", "interval"):
         out.add_column(name, justify="left" if name in ("of", "time") else "right")
     for r in ratios:
         out.add_row(

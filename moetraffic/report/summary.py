@@ -116,7 +116,7 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
     for name in ("layer", "ranks", "of"):
         table.add_column(name)
     table.add_column("ahead, it.", justify="right")
-    table.add_column("by")
+    table.add_column("by", no_wrap=True)
     for name in (
         "within 20%",
         "last value",
@@ -251,7 +251,7 @@ def _network_table(exchanges: list[Exchange]) -> Table:
 
 def _rhythm_table(beats: Beats) -> Table:
     table = _table("On-off rhythm: " + (beats.about or "all-to-alls"))
-    table.add_column("of")
+    table.add_column("of", no_wrap=True)
     for name in (
         "duty",
         "bursts",

@@ -211,7 +211,10 @@ def figures(found: Comparison, key: str) -> Listed | Missing:
         key=f"{key}-times",
         title=title,
         source="Calls that both have; p50 and p99 of the first and the second.",
-        head=("of", "time", "calls", "p50", "p50, 2nd", "p99", "p99, 2nd", "ratio"),
+        head=(
+            *("of", "time", "calls", "p50, 1st", "p50, 2nd", "p99, 1st", "p99, 2nd"),
+            "ratio",
+        ),
         rows=tuple(
             (
                 *(_part(t), t.measure, str(t.number)),
