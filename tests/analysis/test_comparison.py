@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,12 @@ def test_the_command_says_by_its_exit_code(
 
     golden = str(path("golden-v1.h5"))
     assert main(["compare", golden, golden, "--at-most", "shares=0"]) == 0
-    assert "expert load" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "expert load" in said
+    # amounts with their units; shares and measures of skew have none
+    assert re.search(r"wire an iteration +relative difference +[\d.]+ kB", said)
+    assert re.search(r"demand an iteration +relative difference +\d+ copies", said)
+    assert re.search(r"duration of dispatch +relative difference +[\d.]+ [mu]s", said)
     assert main(["compare", str(captured), golden, "--at-most", "skew=0.001"]) == 1
     assert "above threshold" in capsys.readouterr().out
     assert main(["compare", golden, golden, "--at-most", "colour=1"]) == 2

@@ -1,0 +1,115 @@
+"""Options that contradict each other, amounts that nothing has, outputs in the way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moetraffic.cli import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Exit code 2 and one sentence, nothing on standard output."""
+    code = main([*map(str, arguments)])
+    out, said = capsys.readouterr()
+    assert (code, out) == (2, ""), said
+    assert said.startswith("moetraffic: ")
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("estimate --gpus 8", "--gpus is given: leave it out"),
+        ("estimate --sizes 1,2", "--sizes is given: leave it out"),
+        ("estimate --best --zero 1 --ep 2", "--ep, --zero are given: leave them out"),
+        ("estimate --best --gpus 8 --dp 8", "--dp is given"),
+        ("estimate --sweep weak --dp 4", "weak scaling is over dp"),
+        ("estimate --sweep large-batch --global-batch 8", "--sizes are the batches"),
+        ("estimate --zero-stages --zero 2", "--zero-stages shows all four"),
+        ("estimate --bandwidth 25GB/s --gpus-per-node 4", "file of measurements"),
+        ("estimate --peak-tflops 0", "raise --peak-tflops"),
+        ("estimate --utilisation 2", "1 at most, but is 2"),
+        ("estimate --imbalance 0.5", "imbalance is 0.5"),
+        ("estimate --sequence 0", "sequence is above 0"),
+        ("estimate -o a.json --plot x.pdf", "'x.pdf' has another ending"),
+        ("estimate -o x.png --plot x.png", "cannot hold two outputs"),
+        ("pattern --dp 2 --iterations 3", "those of a trace (-o)"),
+        ("pattern --dp 2 --dispatch padded", "gpt2-large is dense"),
+        (
+            "pattern --model mixtral-8x7b --dp 2 --capacity-factor 2",
+            "dropless experts take all tokens",
+        ),
+        (
+            "pattern --model mixtral-8x7b --dp 2 --dispatch some",
+            "dispatch is one of padded",
+        ),
+        ("import m.txt -o n.h5 --from csv --experts 4", "only megatron files"),
+    ],
+)
+def test_what_would_do_nothing_or_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, *arguments.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("fabric run.h5 --nics 0", "NICs of a host must be at least 1"),
+        ("fabric run.h5 --topology dragonfly", "but none is given"),
+        ("fabric run.h5 --oversubscription -1", "give a number above 0"),
+        ("compare run.h5 run.h5 --iterations 900:", "iterations from 900 on are none"),
+        ("place run.h5 -o n.h5 --ranks 0", "raise --ranks"),
+        ("schedule run.h5 -o run.h5 --force", "is the input itself"),
+        ("estimate --calibrate run.h5 -o run.h5 --force", "is the input itself"),
+        ("estimate --calibrate run.h5 --model gpt-3b", "takes these from a run"),
+        ("fabric run.h5 --plot run.h5 --force", "pictures are PNG files"),
+        ("generate run.h5 -o g.h5 --save-model g.h5", "cannot hold two outputs"),
+    ],
+)
+def test_a_trace_stays_what_it_was(
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(captured, "run.h5")
+    assert said in refused(capsys, *arguments.split())
+    assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+    assert Path("run.h5").read_bytes() == captured.read_bytes()
+
+
+def test_a_file_of_options_contradicts_no_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What it says is for many runs: sizes are there for those that sweep."""
+    table = tmp_path / "run.toml"
+    table.write_text('[estimate]\nsizes = "1,2"\nplatform = "tg40"\n')
+    assert main(["--config", str(table), "estimate", "--dp", "2"]) == 0
+    assert "T_iter" in capsys.readouterr().out
+
+
+def test_a_calibrated_run_keeps_how_it_saves_memory(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    """Unless another way is asked for: the estimate is of the captured workload."""
+    asked = ["estimate", "--calibrate", str(captured), "--json"]
+    assert main([*asked, "--dp", "4"]) == 0
+    own = capsys.readouterr().out
+    assert main([*asked, "--dp", "4", "--recompute", "none"]) == 0
+    assert capsys.readouterr().out == own  # it recomputes nothing
+    assert main([*asked, "--dp", "4", "--recompute", "full"]) == 0
+    assert capsys.readouterr().out != own
