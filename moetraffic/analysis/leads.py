@@ -52,9 +52,9 @@ def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
     Leads
         Medians over the iterations and over the ranks that begin first.
     """
-    starts = step_starts(trace, 0, iterations)
     if trace.meta.virtual:
-        starts = starts[:0]
+        return Leads(iteration_s=float("nan"), offset_s={})
+    starts = step_starts(trace, 0, iterations)
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
     site = trace.occurrences.site[found]
     offsets: dict[Key, float] = {}

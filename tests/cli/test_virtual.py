@@ -61,9 +61,9 @@ def test_virtual_ranks_are_data_parallel(capsys: pytest.CaptureFixture[str]) -> 
         (["--ep", "3"], "ep must divide dp"),
         (["--ranks", "3", "--ep", "1"], "3 does not divide the capture's 4"),
         (["--placement", "random"], "one of contiguous, strided, greedy"),
-        (["--replicas", "-1"], "replicas counts from 0, but is -1"),
+        (["--replicas", "-1"], "replicas must be at least 0, but is -1"),
         (["--replicas", "3"], "do not divide over 4 ranks"),
-        (["--every", "-2"], "every counts from 0"),
+        (["--every", "-2"], "every must be at least 0"),
         (["--order", "ep-dp"], "the order must name"),
     ],
 )

@@ -22,7 +22,7 @@ from hypothesis.extra.numpy import arrays
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
-from moetraffic.report.page import Content, content, document
+from moetraffic.report.page import Content, content, document, words
 from moetraffic.report.page.chart import Chart, Listed, Missing, packed
 from moetraffic.report.page.document import data_text
 from moetraffic.report.page.matrices import Matrices
@@ -137,6 +137,31 @@ def test_half_of_the_time_is_a_ratio_of_a_half(shown: Content) -> None:
     assert np.allclose(unpacked(same["call"].traces[-1]["x"]), 1.0)
 
 
+def test_one_circuit_is_seen_and_few_stand_apart(shown: Content) -> None:
+    """Two ranks need one permutation: as a line alone it would be no mark at all."""
+    for view in chart(shown, "circuits").views:
+        assert {len(t["x"]) for t in view.traces} == {1}
+        assert all("markers" in t["mode"] for t in view.traces)
+        assert "type" not in view.layout["xaxis"]
+        assert view.layout["xaxis"]["range"] == [0, 2]
+
+
+def test_what_nobody_told_is_not_shown(golden: Trace) -> None:
+    """An own loop without a word has no layout, no layers and no seed of 1, 0, -1."""
+    told = {row[0] for row in words.about(golden, {}).rows}
+    assert {"dp", "layers", "experts", "k", "order"} <= told
+    nothing = replace(
+        golden.meta,
+        **{"workload": "", "dp": 1, "layers": 0, "hidden": 0, "experts": 0, "k": 0},
+        seed=-1,
+    )
+    own = {row[0] for row in words.about(golden.replace(meta=nothing), {}).rows}
+    assert own == told - {
+        *("dp", "tp", "pp", "cp", "order"),
+        *("layers", "hidden", "experts", "k", "seed"),
+    }
+
+
 def test_every_figure_says_its_source_and_units(shown: Content) -> None:
     charts = [p for p in parts(shown) if isinstance(p, Chart)]
     assert {c.key for c in charts} >= {
@@ -159,6 +184,9 @@ def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> Non
     alone = content(virtual, fabric, iterations=range(0, 6))
     lacking = {p.title: p.reason for p in parts(alone) if isinstance(p, Missing)}
     assert "virtual" in lacking["Spectrum of the on-off pattern"]
+    # one process for all ranks has times, but not those of a run
+    assert "virtual" in lacking["What the time of a step goes into"]
+    assert not any(tile.what.startswith("an iteration") for tile in alone.tiles)
     assert "--replay" in lacking["Replay fidelity"]
     assert "second trace" in lacking["Comparison"]
     ahead = lacking["How well the traffic is forecast, by iterations ahead"]
