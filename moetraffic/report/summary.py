@@ -113,7 +113,9 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
     table = _table(
         "Forecasts: share of the bytes placed within 20%, and skill over the last value"
     )
-    for name in ("layer", "ranks", "of"):
+    # room is scarce: ranks are said where they differ
+    several = len({tuple(e.ranks) for e in exchanges}) > 1
+    for name in ("layer", *(("ranks",) if several else ()), "of"):
         table.add_column(name)
     table.add_column("ahead, it.", justify="right")
     table.add_column("by", no_wrap=True)
@@ -128,7 +130,7 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
         "MAPE",
         "floor",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name == "interval")
     for exchange in exchanges:
         for subject in exchange.subjects:
             forecasts = subject.forecasts
@@ -148,7 +150,7 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
                     interval = f"{verdict.skill_low:+.2f} to {verdict.skill_high:+.2f}"
                 table.add_row(
                     str(exchange.layer),
-                    rank_span(exchange.ranks),
+                    *((rank_span(exchange.ranks),) if several else ()),
                     subject.name.replace("_", " "),
                     str(horizon.horizon),
                     verdict.forecaster,
