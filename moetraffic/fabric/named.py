@@ -189,6 +189,11 @@ def network(
         If there is no such name or file, or what it says does not fit.
     """
     said: dict[str, Any] = {"topology": asked}
+    if asked == "dragonfly":
+        raise FabricError(
+            "a dragonfly has a shape, but a name alone gives none: name a JSON file "
+            'with {"topology": "dragonfly", "shape": "2x4x2"}'
+        )
     if asked not in TOPOLOGIES:
         said = _read(asked)
     rates = {"capacity": capacity or said.pop("capacity", None), "inside": "450GB/s"}

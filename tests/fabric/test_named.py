@@ -30,6 +30,11 @@ def test_every_name_alone_holds_the_ranks_at_the_capacity(name: str) -> None:
     assert bound == pytest.approx(3.0) or name == "torus"
 
 
+def test_a_dragonfly_by_name_alone_is_told_what_it_needs() -> None:
+    with pytest.raises(FabricError, match='"shape": "2x4x2"'):
+        network("dragonfly", 4, rate=bytes_per_second, capacity="8Gbps")
+
+
 def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
     path = tmp_path / "net.json"
     path.write_text(
