@@ -257,13 +257,19 @@ class Meeting:
     # ---- failure -----------------------------------------------------------------
 
     @contextmanager
-    def reporting(self, position: Callable[[], int]) -> Iterator[None]:
+    def reporting(
+        self, position: Callable[[], int], namer: Callable[[int], str]
+    ) -> Iterator[None]:
         """Inside, an error is left for the other ranks, and theirs are read.
 
         Parameters
         ----------
         position
-            How many operations this rank has entered.
+            How many operations this rank has entered and left, as the heartbeat
+            counts them.
+        namer
+            Names the n-th operation that it entered, for errors that do not say where
+            they happened; a supervisor knows better.
 
         Raises
         ------
@@ -275,7 +281,7 @@ class Meeting:
         try:
             yield
         except Exception as error:
-            mine = self._leave(error, position())
+            mine = self._leave(error, position(), namer)
             if heartbeat.supervised():
                 raise
             self._linger()
@@ -312,14 +318,20 @@ class Meeting:
                 told = self._store.expect(f"report/{rank}", patience_s)
                 if told is None or mine.message not in told["message"]:
                     return True
+                if told["blames"] == mine.rank:
+                    return True  # it heard of it from this rank, and tells it again
                 if mine.rank == 0 and told["cause"] == "peer":
                     return True  # it was told what rank 0 lacks, and has it itself
         except RankError:
             return False  # the store ended with rank 0, which has said why
         return False
 
-    def _leave(self, error: Exception, entered: int) -> Report:
+    def _leave(
+        self, error: Exception, entered: int, namer: Callable[[int], str]
+    ) -> Report:
         place, fields = told(error)
+        if entered and not place and not heartbeat.supervised():
+            place = namer(entered // 2)
         if isinstance(error, RuntimeError):
             fields["cause"] = lost(self._seat.rank, place, error).cause
         report = Report(

@@ -48,7 +48,10 @@ def run_rank(request: Request, seat: Seat) -> Summary | None:
     heartbeat.beat("start", PLACE)
     meeting = Meeting(seat, request.start_timeout_s)
     heartbeat.beat("start", "start-up")
-    with meeting.reporting(lambda: heartbeat.pulse().counted):
+    with meeting.reporting(
+        lambda: heartbeat.pulse().counted,
+        lambda n: watchdog.namer(n) if watchdog.namer else "",
+    ):
         summary = _replay(request, seat, meeting, watchdog)
     watchdog.stop()
     heartbeat.beat("done")

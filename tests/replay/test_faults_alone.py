@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from moetraffic.launch import heartbeat
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
+from moetraffic.replay.meeting import Meeting
 from moetraffic.trace.trace import Trace
 
 LENGTH = 21
@@ -107,6 +109,31 @@ def test_without_a_supervisor_the_others_name_a_killed_rank(toy_file, unsupervis
         "crashed\n"
     )
     assert said[2] == ""
+
+
+def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
+    toy_file, unsupervised, monkeypatch
+):
+    """On a busy machine the others' reports are there before rank 0 has ended."""
+    plain = Meeting._leave
+
+    def slow(self, *given):
+        report = plain(self, *given)
+        if report.rank == 0:
+            time.sleep(6.0)
+        return report
+
+    monkeypatch.setattr(Meeting, "_leave", slow)
+
+    def crash():
+        raise KeyError("nothing of that name")
+
+    path = toy_file(world=3)
+    said = unsupervised(path, lambda rank, _: rank or at_operation(20, crash))
+    with Trace.open(path) as trace:
+        place = named(trace, 0, 20 % LENGTH)
+    sentence = f"moetraffic: rank 0 at {place} failed: KeyError: 'nothing of that name'"
+    assert said[0].startswith(sentence)
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
