@@ -110,7 +110,8 @@ def test_an_even_run_is_told_apart_with_exit_code_1(
         ),
         (("even.h5", "--against", "gone.h5"), "gone.h5"),
         (("even.h5", "--against", "seed1.h5", "--ranks-per-host", "0"), "at least 1"),
-        (("even.h5", "--against", "seed1.h5", "--plot", "seed2.h5"), "--force"),
+        (("even.h5", "--against", "seed1.h5", "--plot", "there.png"), "--force"),
+        (("even.h5", "--against", "seed1.h5", "--plot", "seed2.h5"), "seed2.png"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
@@ -121,5 +122,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
+    Path("there.png").touch()
     assert main(["validate", *arguments]) == 2
     assert said in capsys.readouterr().err
