@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.machine_code import compiled
+
 from .logarithms import BINS_A_CELL, EXACT, INVERSE, LOG, SERIES, SMALL_TERMS
 
 Float64 = npt.NDArray[np.float64]
@@ -22,17 +24,6 @@ Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 
 numba: Any = import_module("numba")
-
-
-def _jit(function: Any, *signature: Any, kept: bool = True) -> Any:
-    """Compile, and keep the machine code between processes where a folder lets us."""
-    how = {"nogil": True, "error_model": "numpy"}
-    try:
-        return numba.njit(*signature, cache=kept, **how)(function)
-    except RuntimeError:
-        if not kept:
-            raise
-        return _jit(function, *signature, kept=False)  # there is no folder to keep it
 
 
 def _fill_terms(
@@ -62,7 +53,7 @@ def _fill_terms(
         out[b] = value * (exponent + (log[step] + s))
 
 
-fill_terms = _jit(_fill_terms)
+fill_terms = compiled(_fill_terms)
 
 
 def _in_lanes(values: Float64, number: int) -> float:
@@ -83,17 +74,18 @@ def _in_lanes(values: Float64, number: int) -> float:
     return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
 
 
-in_lanes = _jit(_in_lanes)
+in_lanes = compiled(_in_lanes)
 
 
 def _by_bins(
     counts: npt.NDArray[Any],
     diagonal: bool,
+    least: int,
     most: int,
     bins: UInt32,
     table: Float64,
 ) -> tuple[int, int, int, int, float]:
-    """Sums of a matrix whose cells are at most ``most``, from how often each occurs.
+    """Sums of a matrix of cells from ``least`` to ``most``, from how often each occurs.
 
     Returns
     -------
@@ -109,36 +101,54 @@ def _by_bins(
         if not diagonal:
             bins[np.uint64(counts[a, a])] -= np.uint32(1)
     nonzero: Any = cells - np.int64(bins[0])
-    below = largest = squares = differences = 0
+    # sum of F and of F^2, with F the cells that are at most n, where n goes up
+    below: Any = 0
+    last = squares = area = squared = 0
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    for first in range(0, most + 1, 8):
-        some = np.uint32(0)
-        for n in range(first, first + 8):
-            some |= bins[n]
-        if some == 0:
-            differences += 8 * below * (cells - below)
+    for n in range(least // 8 * 8, most + 1, 8):
+        o0, o1 = np.int64(bins[n]), np.int64(bins[n + 1])
+        o2, o3 = np.int64(bins[n + 2]), np.int64(bins[n + 3])
+        o4, o5 = np.int64(bins[n + 4]), np.int64(bins[n + 5])
+        o6, o7 = np.int64(bins[n + 6]), np.int64(bins[n + 7])
+        if (o0 | o1 | o2 | o3 | o4 | o5 | o6 | o7) == 0:
+            area += 8 * below
+            squared += 8 * below * below
             continue
-        s0 += bins[first] * table[first]
-        s1 += bins[first + 1] * table[first + 1]
-        s2 += bins[first + 2] * table[first + 2]
-        s3 += bins[first + 3] * table[first + 3]
-        s4 += bins[first + 4] * table[first + 4]
-        s5 += bins[first + 5] * table[first + 5]
-        s6 += bins[first + 6] * table[first + 6]
-        s7 += bins[first + 7] * table[first + 7]
-        for n in range(first, first + 8):
-            often: Any = np.int64(bins[n])
-            bins[n] = 0
-            below += often
-            # pairs of cells that the step from n to n + 1 lies between
-            differences += below * (cells - below)
-            squares += often * (n * n)
-            largest = n if often else largest
+        last = n
+        s0 += o0 * table[n]
+        s1 += o1 * table[n + 1]
+        s2 += o2 * table[n + 2]
+        s3 += o3 * table[n + 3]
+        s4 += o4 * table[n + 4]
+        s5 += o5 * table[n + 5]
+        s6 += o6 * table[n + 6]
+        s7 += o7 * table[n + 7]
+        # (n + i)^2 of each, by how many they are, by i and by i^2
+        some: Any = ((o0 + o1) + (o2 + o3)) + ((o4 + o5) + (o6 + o7))
+        by_i: Any = o1 + 2 * o2 + 3 * o3 + 4 * o4 + 5 * o5 + 6 * o6 + 7 * o7
+        by_ii: Any = o1 + 4 * o2 + 9 * o3 + 16 * o4 + 25 * o5 + 36 * o6 + 49 * o7
+        squares += n * n * some + 2 * n * by_i + by_ii
+        f0 = below + o0
+        f1 = f0 + o1
+        f2 = f1 + o2
+        f3 = f2 + o3
+        f4 = f3 + o4
+        f5 = f4 + o5
+        f6 = f5 + o6
+        below = f6 + o7
+        area += ((f0 + f1) + (f2 + f3)) + ((f4 + f5) + (f6 + below))
+        squared += ((f0 * f0 + f1 * f1) + (f2 * f2 + f3 * f3)) + (
+            (f4 * f4 + f5 * f5) + (f6 * f6 + below * below)
+        )
+    largest = 0
+    for n in range(last, last + 8):
+        largest = n if bins[n] else largest
+    bins[least // 8 * 8 : most // 8 * 8 + 8] = 0
     spread = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
-    return nonzero, largest, squares, differences, spread
+    return nonzero, largest, squares, cells * area - squared, spread
 
 
-by_bins = _jit(_by_bins)
+by_bins = compiled(_by_bins)
 
 
 def _by_rows(
@@ -168,7 +178,7 @@ def _by_rows(
     return nonzero, largest, squares, spread
 
 
-by_rows = _jit(_by_rows)
+by_rows = compiled(_by_rows)
 
 
 def _deviation(
@@ -187,7 +197,7 @@ def _deviation(
     return total
 
 
-deviation = _jit(_deviation)
+deviation = compiled(_deviation)
 
 
 def _sweep(
@@ -214,7 +224,7 @@ def _sweep(
         Of :mod:`moetraffic.analysis.logarithms`.
     whole
         Out: ``[N, 5]``: total, nonzero cells, largest, the sum of all differences of
-        two cells (-1 where not counted) and all bits that are set in any cell.
+        two cells (-1 where not counted) and the smallest, the diagonal in any case.
     sums
         Out: ``[N, 4]``: sum of squared deviations from the mean, sums of n log2 n over
         cells, row sums and column sums.
@@ -229,27 +239,25 @@ def _sweep(
     line = np.zeros((height + 7) // 8 * 8, np.float64)
     bins = np.zeros(len(table), np.uint32)
     for i in range(matrices):
-        total = every = 0
+        total = 0
         columns[:] = 0
+        low = high = counts[i, 0, 0]
         for a in range(height):
             of_row = 0
-            any_bit = counts[i, a, 0]
             for b in range(width):
                 n = counts[i, a, b]
                 of_row += n
-                any_bit |= n
+                low, high = min(low, n), max(high, n)
                 columns[b] += n
             if not diagonal:
                 of_row -= counts[i, a, a]
                 columns[a] -= counts[i, a, a]
-            bits: Any = np.int64(any_bit)
-            every |= bits
             sent[i, a] = of_row
             total += of_row
         differences = -1
-        if 0 <= every < min(len(table), BINS_A_CELL * cells):
+        if low >= 0 and high < min(len(table), BINS_A_CELL * cells):
             nonzero, largest, squares, differences, spread = by_bins(
-                counts[i], diagonal, every, bins, table
+                counts[i], diagonal, low, high, bins, table
             )
         else:
             nonzero, largest, squares, spread = by_rows(
@@ -264,7 +272,7 @@ def _sweep(
         whole[i, 1] = nonzero
         whole[i, 2] = largest
         whole[i, 3] = differences
-        whole[i, 4] = every
+        whole[i, 4] = low
         sums[i, 1] = spread
         fill_terms(sent[i], line, table, inverse, log, series)
         sums[i, 2] = in_lanes(line, height)
@@ -280,11 +288,11 @@ PARTS = ("fill_terms", "in_lanes", "by_bins", "by_rows", "deviation")
 def _compile(signature: Any) -> Any:
     """Machine code of the pass; kept for the next process if there is room on disk."""
     try:
-        return _jit(_sweep, [signature])
+        return compiled(_sweep, [signature])
     except OSError:
         for name in PARTS:
-            globals()[name] = _jit(globals()[f"_{name}"], kept=False)
-        return _jit(_sweep, [signature], kept=False)
+            globals()[name] = compiled(globals()[f"_{name}"], kept=False)
+        return compiled(_sweep, [signature], kept=False)
 
 
 @cache
@@ -299,7 +307,7 @@ def sweep(dtype: str) -> Callable[..., None]:
     vector = kind.Array(kind.float64, 1, "C", readonly=True)
     whole, sums = kind.int64[:, ::1], kind.float64[:, ::1]
     flags = kind.boolean
-    compiled = _compile(
+    machine_code = _compile(
         kind.void(
             *(counts, flags, vector, vector, vector, vector),
             *(whole, sums, whole, whole),
@@ -307,6 +315,6 @@ def sweep(dtype: str) -> Callable[..., None]:
     )
 
     def run(matrices: npt.NDArray[Any], diagonal: bool, *out: npt.NDArray[Any]) -> None:
-        compiled(matrices, diagonal, SMALL_TERMS, INVERSE, LOG, SERIES, *out)
+        machine_code(matrices, diagonal, SMALL_TERMS, INVERSE, LOG, SERIES, *out)
 
     return run

@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic import machine_code
 from moetraffic.errors import AnalysisError
 
 from . import sweep as plain
@@ -47,8 +47,11 @@ PATIENCE = 1 << 23
 
 Waiting until as much time was spent as compiling takes costs at most twice the best."""
 
-SLICE_BYTES = 1 << 21
-"""Of matrices that a thread takes at a time."""
+SLICE_BYTES = 1 << 23
+"""Of matrices that a thread takes at a time, compiled."""
+
+NUMPY_BYTES = 1 << 21
+"""Likewise in numpy, whose steps each take memory."""
 
 SORTED_CELLS = 1 << 20
 """Of matrices whose cells are sorted at a time."""
@@ -221,8 +224,9 @@ def matrix_statistics(
             if gini and cells and not (mine[:, 4] < 0).any():
                 differences[first:last] = _differences(part, diagonal, mine)
 
+        at_once = NUMPY_BYTES if one is plain.sweep else SLICE_BYTES
         # what was divided is still near when it is counted
-        size = max(1, SLICE_BYTES // (8 if unit > 1 else 1) // stack[0].nbytes)
+        size = max(1, at_once // (8 if unit > 1 else 1) // stack[0].nbytes)
         edges = [*range(0, number, size), number]
         if threads > 1 and len(edges) > 2:
             with ThreadPoolExecutor(threads) as pool:
@@ -272,28 +276,43 @@ def _divided(part: npt.NDArray[Any], unit: int) -> npt.NDArray[Any]:
 
 
 class _Bill:
-    """Cells counted by numpy in this process, while numba was not compiled."""
+    """What this process counted or will, and the types that it has compiled for."""
 
     cells = 0
+    ready: ClassVar[set[str]] = set()
+
+
+def foresee(cells: int) -> None:
+    """Say how many cells are going to come: for many, compiling pays from the first.
+
+    Parameters
+    ----------
+    cells
+        Of all matrices together.
+    """
+    _Bill.cells += cells
 
 
 def _sweep(way: str, stack: npt.NDArray[Any]) -> Sweep:
     """The pass that this many cells of this type are worth."""
     if way not in WAYS:
         raise AnalysisError(f"ways to count are {', '.join(WAYS)}, not {way!r}")
-    here = find_spec("numba") is not None
+    here = machine_code.available()
     if way == "numba" and not here:
         raise AnalysisError(
             "compiled statistics need numba, which is not installed: install "
             "moetraffic[fast], or leave the way to auto"
         )
+    kind = stack.dtype.name
     if way == "auto" and here:
         _Bill.cells += stack.size
-    if way == "numpy" or not here or (way == "auto" and _Bill.cells < PATIENCE):
+    worth = _Bill.cells >= PATIENCE or kind in _Bill.ready
+    if way == "numpy" or not here or (way == "auto" and not worth):
         return plain.sweep
     from . import compiled
 
-    return compiled.sweep(stack.dtype.name)
+    _Bill.ready.add(kind)
+    return compiled.sweep(kind)
 
 
 def _differences(part: npt.NDArray[Any], diagonal: bool, whole: Int64) -> Float64:
@@ -355,14 +374,19 @@ def _conclude(
 
     return MatrixStatistics(
         cells=cells,
-        total=total * unit,
+        total=_times(total, unit),
         nonzero=whole[:, 1],
-        largest=whole[:, 2] * unit,
-        sent=sent * unit,
-        received=received * unit,
+        largest=_times(whole[:, 2], unit),
+        sent=_times(sent, unit),
+        received=_times(received, unit),
         entropy=entropy(sums[:, 1], cells),
         source_entropy=entropy(sums[:, 2], sent.shape[1]),
         destination_entropy=entropy(sums[:, 3], received.shape[1]),
         cv_squared=ratio(cells * (sums[:, 0] / number), total),
         gini=ratio(differences, total.astype(np.float64) * cells),
     )
+
+
+def _times(counts: Int64, unit: int) -> Int64:
+    """In single counts; large sums are not copied for nothing."""
+    return counts if unit == 1 else counts * unit

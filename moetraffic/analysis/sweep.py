@@ -37,7 +37,7 @@ def sweep(
         False leaves the diagonal out.
     whole
         Out: ``[N, 5]``: total, nonzero cells, largest, the sum of all differences of
-        two cells (-1 where not counted) and all bits that are set in any cell.
+        two cells (-1 where not counted) and the smallest, the diagonal in any case.
     sums
         Out: ``[N, 4]``: sum of squared deviations from the mean, sums of n log2 n over
         cells, row sums and column sums.
@@ -46,7 +46,7 @@ def sweep(
     """
     _, height, width = counts.shape
     values = counts.astype(np.int64)
-    every = np.bitwise_or.reduce(values, axis=(1, 2))
+    low, high = values.min(axis=(1, 2)), values.max(axis=(1, 2))
     cells = height * width
     if not diagonal:
         cells -= height
@@ -59,10 +59,10 @@ def sweep(
     whole[:, 1] = np.count_nonzero(values, axis=(1, 2))
     whole[:, 2] = largest
     whole[:, 3] = -1
-    whole[:, 4] = every
+    whole[:, 4] = low
     sums[:, 2] = in_lanes(terms(sent))
     sums[:, 3] = in_lanes(terms(received))
-    binned = (every >= 0) & (every < min(SMALL, BINS_A_CELL * cells))
+    binned = (low >= 0) & (high < min(SMALL, BINS_A_CELL * cells))
     if binned.any():
         # the diagonal was set to 0 and is no cell
         whole[binned, 3], sums[binned, 1] = _by_bins(values[binned], cells)

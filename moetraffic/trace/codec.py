@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -24,9 +23,14 @@ try:  # the same format, several times faster; optional
 except ImportError:
     _deflate = zlib
 
-LEVEL = 1  # gzip-1: higher levels gain little on counts and cost much
+LEVEL = 1  # of a lowest plane: higher levels gain little on counts and cost much
+UPPER_LEVEL = 3
+"""Of planes above the lowest.  The loads of experts repeat in them from row to row; of
+the longer matches that this level finds, half as many are inflated in half the time."""
 WORTH = 16  # a plane that shrinks by less than this part is stored: 10 times as fast
 ZLIB_HEADER = b"\x78\x01"  # a window of 32 KB, the fastest level: RFC 1950
+ZLIB_AROUND = 2 + 4  # bytes: a header, and the Adler-32
+PRESET = 0x20  # the header's flag of a preset dictionary, which HDF5 never has
 ZLIB_END = b"\x03\x00"  # a last block that holds nothing: RFC 1951
 
 CHUNK_BYTES = 256 * 1024
@@ -80,18 +84,20 @@ def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
     runs of one byte, which counts have above their low bytes, want another encoder.
     """
     stream, sum_of_all = [ZLIB_HEADER], 1
-    for plane in planes:
+    for number, plane in enumerate(planes):
         data = plane.tobytes()
         sum_of_all = zlib.adler32(data, sum_of_all)
-        stream.append(_piece(data))
+        stream.append(_piece(data, lowest=number == 0))
     return b"".join((*stream, ZLIB_END, sum_of_all.to_bytes(4, "big")))
 
 
-def _piece(data: bytes) -> bytes:
+def _piece(data: bytes, *, lowest: bool) -> bytes:
     """A plane, deflated to whole bytes that are no end."""
     if data.count(data[:1]) == len(data):
         return _run(data[0], len(data))
-    piece = _deflate.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    # isal's levels are its own: none looks for matches as zlib's do
+    library, level = (_deflate, LEVEL) if lowest else (zlib, UPPER_LEVEL)
+    piece = library.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     coded: bytes = piece.compress(data) + piece.flush(zlib.Z_SYNC_FLUSH)
     if len(coded) <= len(data) - len(data) // WORTH:
         return coded
@@ -111,10 +117,12 @@ def _run(value: int, length: int) -> bytes:
 
 
 def decode(
-    raw: bytes,
+    raw: bytes | memoryview,
     chunk: tuple[int, ...],
     dtype: np.dtype[Any],
     out: npt.NDArray[Any] | None = None,
+    *,
+    summed: bool = False,
 ) -> npt.NDArray[Any]:
     """The chunk that :func:`encode` made.
 
@@ -126,6 +134,9 @@ def decode(
         Shape and element type of the chunk.
     out
         A contiguous array of this shape and type to fill; None: a new one.
+    summed
+        The caller compares what comes with a CRC: the stream's own Adler-32, which is
+        weaker and takes a third of zlib's time, is left alone.
 
     Raises
     ------
@@ -133,7 +144,7 @@ def decode(
         If it does not inflate to exactly the bytes of the chunk.
     """
     cells = math.prod(chunk)
-    data = _inflated(raw, cells * dtype.itemsize)
+    data = _inflated(raw, cells * dtype.itemsize, summed)
     planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
     if out is None:
         out = np.empty(chunk, dtype)
@@ -141,56 +152,25 @@ def decode(
     return out
 
 
-def _inflated(raw: bytes, want: int) -> bytes:
-    """What is stored, inflated to exactly so many bytes.
+def _inflated(raw: bytes | memoryview, want: int, summed: bool) -> bytes:
+    """What a zlib stream holds, inflated to exactly so many bytes (RFC 1950).
 
     Raises
     ------
     ValueError
-        If it is more, less or none.
+        If it is more, less or none, or its Adler-32 is another.
     """
-    inflater = _deflate.decompressobj()
+    method, flags = (raw[0], raw[1]) if len(raw) > ZLIB_AROUND else (0, 0)
+    if method & 15 != zlib.DEFLATED or (method << 8 | flags) % 31 or flags & PRESET:
+        raise ValueError("it does not inflate (no header of zlib's format)")
+    inflater = _deflate.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        data: bytes = inflater.decompress(raw, want + 1)
+        data: bytes = inflater.decompress(memoryview(raw)[2:], want + 1)
     except _deflate.error as error:
         raise ValueError(f"it does not inflate ({error})") from None
-    if len(data) != want or not inflater.eof or inflater.unused_data:
+    end = inflater.unused_data
+    if len(data) != want or not inflater.eof or len(end) != 4:
         raise ValueError(f"it inflates to {len(data)} bytes or more, not to {want}")
+    if not summed and int.from_bytes(end, "big") != zlib.adler32(data):
+        raise ValueError("it does not inflate (its Adler-32 is another)")
     return data
-
-
-def checksums(rows: npt.NDArray[Any]) -> list[int]:
-    """CRC32 of each row's little-endian bytes, of rows ``[N, ...]``."""
-    if not rows.size:
-        return [0] * len(rows)
-    data = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
-    size = len(data) // len(rows)
-    crc32 = _deflate.crc32
-    return [crc32(data[at : at + size]) for at in range(0, len(data), size)]
-
-
-def column_checksum(name: str, column: npt.NDArray[Any]) -> int:
-    """CRC32 of a column's name, a NUL, and its bytes as they are stored.
-
-    HDF5's own Fletcher-32 takes 0x0000 and 0xffff for the same, and a chunk of nothing
-    but zeros for a sound one.  The name tells a column from another of its kind.
-    """
-    return zlib.crc32(column.tobytes(), zlib.crc32(name.encode() + b"\0"))
-
-
-def attributes_checksum(attributes: Mapping[str, str | int | float]) -> int:
-    """CRC32 of all root attributes in the order of their names.
-
-    Of each: its name, a NUL, its text or the 8 bytes of its number, and a NUL.
-    """
-    parts: list[bytes] = []
-    for name in sorted(attributes):
-        value = attributes[name]
-        if isinstance(value, str):
-            raw = value.encode().rstrip(b"\0")
-        else:
-            raw = np.array(
-                value, "<f8" if isinstance(value, float) else "<i8"
-            ).tobytes()
-        parts += [name.encode(), raw]
-    return zlib.crc32(b"".join(part + b"\0" for part in parts))

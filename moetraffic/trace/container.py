@@ -23,8 +23,9 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 
 from .block import Malformed, Source
+from .checksum import attributes_checksum, column_checksum
 from .chunk_index import read_index
-from .codec import COLUMN_ROWS, attributes_checksum, chunk_shape, column_checksum
+from .codec import COLUMN_ROWS, chunk_shape
 from .file_panel import FilePanel
 from .structure import SIGNATURE, Stored, Structure
 

@@ -17,14 +17,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from .codec import (
-    COLUMN_ROWS,
-    attributes_checksum,
-    checksums,
-    chunk_shape,
-    column_checksum,
-    encode,
-)
+from .checksum import attributes_checksum, checksums, column_checksum
+from .codec import COLUMN_ROWS, chunk_shape, encode
 from .panel import Panel
 
 LIBVER = ("v110", "v110")  # newer object headers are unreadable to older h5dump

@@ -7,14 +7,17 @@ so on.  Counts are small, so that their upper bytes are zero in most chunks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic import machine_code
+
 Planes = npt.NDArray[np.uint8]
+Unshuffle = Callable[[Planes, npt.NDArray[Any]], None]
+
+SIGNATURE = "void(Array(uint8, 2, 'C', readonly=True), uint32[::1])"
 
 PATIENCE = 1 << 27
 """Bytes that numpy unshuffles in a process before compiling is worth its second."""
@@ -24,8 +27,8 @@ class _Bill:
     """What numpy unshuffled in this process, and what is compiled."""
 
     bytes = 0
-    four: Callable[[Planes, npt.NDArray[Any]], None] | None = None
-    here = find_spec("numba") is not None
+    four: Unshuffle | None = None
+    here = machine_code.available()
 
 
 def unshuffle(planes: Planes, out: npt.NDArray[Any]) -> None:
@@ -42,7 +45,7 @@ def unshuffle(planes: Planes, out: npt.NDArray[Any]) -> None:
     if width == 4 and _Bill.here:
         _Bill.bytes += planes.size
         if _Bill.four is None and _Bill.bytes > PATIENCE:
-            _Bill.four = _compiled()
+            _Bill.four = _compile()
         if _Bill.four is not None:
             _Bill.four(planes, out.reshape(-1).view(np.uint32))
             return
@@ -69,20 +72,20 @@ def unshuffle(planes: Planes, out: npt.NDArray[Any]) -> None:
             number |= part
 
 
-def _compiled() -> Callable[[Planes, npt.NDArray[Any]], None]:
-    """The same for elements of four bytes, by numba."""
-    numba: Any = import_module("numba")
+def _four(planes: Any, out: Any) -> None:
+    """The same for elements of four bytes, as numba likes it."""
+    for at in range(out.size):
+        out[at] = (
+            np.uint32(planes[0, at])
+            | (np.uint32(planes[1, at]) << np.uint32(8))
+            | (np.uint32(planes[2, at]) << np.uint32(16))
+            | (np.uint32(planes[3, at]) << np.uint32(24))
+        )
 
-    def four(planes: Any, out: Any) -> None:
-        for at in range(out.size):
-            out[at] = (
-                np.uint32(planes[0, at])
-                | (np.uint32(planes[1, at]) << np.uint32(8))
-                | (np.uint32(planes[2, at]) << np.uint32(16))
-                | (np.uint32(planes[3, at]) << np.uint32(24))
-            )
 
-    made: Callable[[Planes, npt.NDArray[Any]], None] = numba.njit(
-        "void(Array(uint8, 2, 'C', readonly=True), uint32[::1])", nogil=True
-    )(four)
+def _compile() -> Unshuffle:
+    try:
+        made: Unshuffle = machine_code.compiled(_four, SIGNATURE)
+    except OSError:  # no room on disk to keep it
+        made = machine_code.compiled(_four, SIGNATURE, kept=False)
     return made

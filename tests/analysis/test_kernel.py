@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from moetraffic import machine_code
 from moetraffic.analysis import kernel, skew
 from moetraffic.analysis.kernel import MatrixStatistics, matrix_statistics
 from moetraffic.analysis.logarithms import logarithm, terms
@@ -225,8 +226,9 @@ def test_nothing_sent_says_what_can_be_said():
 def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr(kernel._Bill, "cells", 0)
+    monkeypatch.setattr(kernel._Bill, "ready", set())
     monkeypatch.setattr(kernel, "PATIENCE", 150)
-    seen = []
+    seen: list[str] = []
     monkeypatch.setattr(
         "moetraffic.analysis.compiled.sweep", lambda kind: seen.append(kind) or no_sums
     )
@@ -237,6 +239,16 @@ def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
     for _ in range(3):
         matrix_statistics(np.ones((1, 8, 8), np.int32))
     assert seen == ["int32"]
+    # what is compiled is used from the first matrix on
+    monkeypatch.setattr(kernel._Bill, "cells", 0)
+    matrix_statistics(np.ones((1, 8, 8), np.int32))
+    assert seen == ["int32"] * 2
+    # and where many matrices are to come, the first waits for the compiler
+    matrix_statistics(np.ones((1, 4, 4), np.int64))
+    assert seen == ["int32"] * 2
+    kernel.foresee(500)
+    matrix_statistics(np.ones((1, 4, 4), np.int64))
+    assert seen == ["int32"] * 2 + ["int64"]
 
 
 def test_what_is_no_count_is_refused():
@@ -255,7 +267,7 @@ def test_what_is_no_count_is_refused():
 
 
 def test_without_numba_numpy_counts_and_numba_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr(kernel, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine_code, "available", lambda: False)
     monkeypatch.setattr(kernel, "PATIENCE", 0)
     assert matrix_statistics([[1, 1]]).entropy.tolist() == [1]
     with pytest.raises(AnalysisError, match=r"moetraffic\[fast\]"):

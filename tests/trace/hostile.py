@@ -38,13 +38,8 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.codec import (
-    COLUMN_ROWS,
-    attributes_checksum,
-    checksums,
-    chunk_shape,
-    column_checksum,
-)
+from moetraffic.trace.checksum import attributes_checksum, checksums, column_checksum
+from moetraffic.trace.codec import COLUMN_ROWS, chunk_shape
 from moetraffic.trace.model import CLOCK, PLACEMENT
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.segment import (
