@@ -29,7 +29,7 @@ from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
 from .completion import TimeRatio, compare_times
 from .display import comparison_html
-from .engine import observed
+from .engine import Tick, observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
 from .resampling import LEVEL, block_means, block_values
@@ -99,6 +99,7 @@ def compare(
     of: Sequence[str] = OF,
     seed: int = 0,
     threads: int = 2,
+    tick: Tick | None = None,
 ) -> Comparison:
     """Measure how far apart the traffic of two traces is.
 
@@ -113,6 +114,8 @@ def compare(
         Of the bootstrap.
     threads
         That read and compute.
+    tick
+        Told of every window that was read: how many so far of both, and of what.
 
     Returns
     -------
@@ -130,9 +133,17 @@ def compare(
         notes,
     )
     found: list[Distance] = []
+    done = 0
+
+    def read(_: int, where: str) -> None:
+        nonlocal done
+        done += 1
+        if tick is not None:
+            tick(done, where)
+
     for one, other in pairs:
         rows = [
-            observed(trace, source, threads=threads)
+            observed(trace, source, threads=threads, tick=read)
             for trace, source in ((a, one), (b, other))
         ]
         found += _of_exchange(one.layer, rows[0], rows[1], notes, seed)

@@ -25,6 +25,7 @@ from .convergence import Convergence
 from .display import analysis_html
 from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .forecasting import HORIZONS
+from .kernel import foresee
 from .leads import Leads, leads
 from .network import Network, network, packet_complexity
 from .observation import joined, observe
@@ -136,7 +137,11 @@ def analyze(
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
+    for source in every:
+        foresee(_cells(source))
     when = leads(trace, iterations=iterations)
+    followed = bool({"forecasts", "limits", "convergence"} & set(parts))
+    by = mapper or in_threads(trace, threads, cells=followed)
     exchanges: list[Exchange] = []
     first: Rows = {}
     later: dict[str, npt.NDArray[np.generic]] = {}
@@ -144,7 +149,7 @@ def analyze(
     done = 0
     for source in every:
         gathered = []
-        computed = (mapper or in_threads(trace, threads))(source, windows(source))
+        computed = by(source, windows(source))
         for part in computed:
             gathered.append(part)
             done += 1
@@ -278,7 +283,14 @@ def effort(
     return sum(len(windows(source)) for source in every)
 
 
-def observed(trace: Trace, source: Source, *, threads: int = 2) -> Rows:
+def observed(
+    trace: Trace,
+    source: Source,
+    *,
+    threads: int = 2,
+    cells: bool = True,
+    tick: Tick | None = None,
+) -> Rows:
     """The rows of all iterations of an exchange.
 
     Parameters
@@ -289,16 +301,35 @@ def observed(trace: Trace, source: Source, *, threads: int = 2) -> Rows:
         Which exchange.
     threads
         That read and compute; results do not depend on it.
+    cells
+        Whether cells are followed through time, as forecasts of matrices need it.
+    tick
+        Told of every window that was read: how many so far, and of which exchange.
 
     Returns
     -------
     Rows
         As :func:`.observation.observe` says.
     """
-    return joined(list(in_threads(trace, threads)(source, windows(source))))
+    foresee(_cells(source))
+    parts: list[Rows] = []
+    for part in in_threads(trace, threads, cells=cells)(source, windows(source)):
+        parts.append(part)
+        if tick is not None:
+            tick(len(parts), source.where)
+    return joined(parts)
 
 
-def in_threads(trace: Trace, threads: int, *, watch: Watch | None = None) -> Mapper:
+def _cells(source: Source) -> int:
+    """Of all matrices of an exchange."""
+    width = len(source.ranks)
+    wire = width if len(source.sent) else 0
+    return len(source.iterations) * width * (source.experts + wire)
+
+
+def in_threads(
+    trace: Trace, threads: int, *, watch: Watch | None = None, cells: bool = True
+) -> Mapper:
     """Have threads of this process compute rows; few windows are in memory.
 
     Parameters
@@ -310,12 +341,14 @@ def in_threads(trace: Trace, threads: int, *, watch: Watch | None = None) -> Map
     watch
         Shown every window with its rows, by several threads at once and in any order:
         who wants to keep some of it need not read it again.
+    cells
+        Whether cells are followed through time.
     """
 
     def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
         def work(window: range) -> Rows:
             seen = read(trace, source, window)
-            found = observe(source, seen)
+            found = observe(source, seen, cells=cells)
             if watch is not None:
                 watch(source, seen, found)
             return found

@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.integer]
 Rows = dict[str, npt.NDArray[np.generic]]
 """What is kept of iterations, by name, ``[n, ...]``: one entry an iteration."""
 
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 16 << 20
 """Of matrices that are in memory at a time, a thread; at least one iteration."""
 
 OF = ("demand", "wire")

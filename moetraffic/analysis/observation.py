@@ -83,7 +83,7 @@ def samples(source: Source) -> dict[str, Sample]:
     }
 
 
-def observe(source: Source, window: Window) -> Rows:
+def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
     """Compute a window's rows.
 
     Parameters
@@ -92,6 +92,8 @@ def observe(source: Source, window: Window) -> Rows:
         Whose matrices they are.
     window
         n iterations.
+    cells
+        Whether cells are followed through time; else C is 0.
 
     Returns
     -------
@@ -105,13 +107,16 @@ def observe(source: Source, window: Window) -> Rows:
         wire's without the diagonal.
     """
     rows: Rows = {}
-    followed = samples(source)
+    followed = {
+        name: chosen.index if cells else chosen.index[:0]
+        for name, chosen in samples(source).items()
+    }
     if window.demand is not None:
         demand = window.demand
         told = matrix_statistics(demand, threads=1)
         rows["demand.load"], rows["demand.sent"] = told.received, told.sent
         flat = demand.reshape(len(demand), -1)
-        rows["demand.cells"] = flat.take(followed["demand"].index, axis=1)
+        rows["demand.cells"] = flat.take(followed["demand"], axis=1)
         _measure(rows, "demand", told)
     if window.wire is not None and len(source.ranks) > 1:
         wire, unit = window.wire, window.wire_unit
@@ -125,7 +130,7 @@ def observe(source: Source, window: Window) -> Rows:
         rows["wire.unit"] = np.full(len(wire), unit, np.int64)
         rows["wire.bottleneck"] = told.bottleneck * unit
         flat = wire.reshape(len(wire), -1)
-        at = _with_diagonal(followed["wire"].index, len(source.ranks))
+        at = _with_diagonal(followed["wire"], len(source.ranks))
         chosen = flat.take(at, axis=1)
         rows["wire.cells"] = chosen.astype(np.int64) * unit
         _measure(rows, "wire", told)

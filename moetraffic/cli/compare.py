@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, Layers, layer_numbers
-from .output import console, print_json
+from .output import console, print_json, progress
 
 MEASURES = {
     "shares": "total variation",
@@ -51,17 +51,20 @@ def compare(
     """
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
+    from moetraffic.analysis.engine import effort
     from moetraffic.report.comparison import table
 
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
-        found = compared(
-            *(a, b),
-            layers=layer_numbers(layers),
-            phase=phase,
-            iterations=iteration_range(iterations),
-            of=("demand", "wire") if of is None else (of,),
-        )
+        chosen: dict[str, Any] = {
+            "layers": layer_numbers(layers),
+            "phase": phase,
+            "iterations": iteration_range(iterations),
+            "of": ("demand", "wire") if of is None else (of,),
+        }
+        total = effort(a, **chosen) + effort(b, **chosen)
+        with progress("reading both", total, quiet=as_json or total < 8) as tick:
+            found = compared(a, b, **chosen, tick=tick)
     beyond = worst(found, thresholds)
     if as_json:
         print_json(
