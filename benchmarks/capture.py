@@ -28,6 +28,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,6 +49,7 @@ from moetraffic.capture.recorder import WINDOW_STEPS
 CALLS, ROUNDS, PAUSE_S, ROWS = 64, 8, 0.03, 16
 BLOCKS, SETTLED_S = 5, 1.5
 WAIT = dist.Work.wait  # as torch has it
+UNPAUSED = 100_000  # calls times ranks
 SLICE, PAIRED_BLOCKS, GLOO_BLOCKS = 8, 40, 80
 LIMITS = {4: 8.0, 128: 15.0}  # us added to a collective
 
@@ -218,21 +220,25 @@ def longer_run(width: int, folder: Path, steps: int = 100) -> dict[str, int]:
     return sizes
 
 
-def noting(width: int, folder: Path) -> tuple[float, float, float]:
-    """Microseconds that recording adds to single calls while segments are committed.
+def noting(width: int, folder: Path) -> dict[str, float]:
+    """Microseconds that recording takes of single calls while segments are committed.
 
     Two steps are a window.  Blocks with and without the recorder take turns.
 
     Returns
     -------
-    tuple of float
-        The difference of the medians, and the 99th percentile less the bare median,
-        of recorded calls and of bare ones.
+    dict
+        ``own``, ``own_p99``: what the hook took itself, by its own clock.  ``median``:
+        the difference of the calls' medians.  ``p99``, ``bare_p99``: the 99th
+        percentile less the bare median, of recorded calls and of bare ones.
     """
     calls = Calls(width)
     group = dist.group.WORLD
     assert group is not None
     spent: dict[bool, list[float]] = {False: [], True: []}
+    own: Counter[int] = Counter()
+    hook = native.load()
+    assert hook is not None
 
     def block(recorded: bool) -> None:
         for _ in range(CALLS):
@@ -249,9 +255,35 @@ def noting(width: int, folder: Path) -> tuple[float, float, float]:
                 block(True)
                 step()
                 time.sleep(0.005)
+            own.update(dict(hook.spent()))
     bare = float(np.median(spent[False]))
     last = {on: float(np.percentile(spent[on], 99)) - bare for on in spent}
-    return float(np.median(spent[True])) - bare, last[True], last[False]
+    below = np.repeat(sorted(own), [own[ns] for ns in sorted(own)]) / 1e3
+    return {
+        "own": float(np.median(below)),
+        "own_p99": float(np.percentile(below, 99)),
+        "median": float(np.median(spent[True])) - bare,
+        "p99": last[True],
+        "bare_p99": last[False],
+    }
+
+
+def handing_on(width: int, folder: Path) -> float:
+    """Processor time of the recorder's threads, us a call, where calls never pause."""
+    calls, spent = Calls(width), []
+    number = max(1000, UNPAUSED // width)
+    with recorded(folder / "handing-on.h5") as step:
+        calls.block()
+        step()
+        time.sleep(SETTLED_S)
+        for _ in range(ROUNDS):
+            before = time.process_time() - time.thread_time()
+            calls.block(number)
+            after = time.process_time() - time.thread_time()
+            spent.append((after - before) / number * 1e6)
+            step()
+            time.sleep(10 * PAUSE_S)
+    return float(np.median(spent))
 
 
 def other_operators(folder: Path) -> float:
@@ -280,8 +312,8 @@ def on_fake_group(width: int) -> dict[str, Any]:
         folder = Path(name)
         found: dict[str, Any] = {"times": compare(width, folder)}
         found["paired"] = paired(width, folder)
-        spent = noting(width, folder)
-        found["noting"] = spent
+        found["noting"] = noting(width, folder)
+        found["handing_on"] = handing_on(width, folder)
         found["others"] = other_operators(folder)
         found["longer"] = longer_run(width, folder)
     dist.destroy_process_group()
@@ -349,9 +381,13 @@ def main() -> int:
                 print(f", quartiles {low:.1f} to {high:.1f}; ", end="")
                 print(f"other threads {elsewhere:.1f} us", end="")
             print()
-        median, p99, bare_p99 = found["noting"]
-        print(f"  a call while segments are committed: {median:+.2f} us, ", end="")
-        print(f"p99 {p99:.1f} us above the bare median (bare: {bare_p99:.1f})")
+        call = found["noting"]
+        print("  while segments are committed the hook itself takes less than ", end="")
+        print(f"{call['own']:.2f} us of a call, p99 {call['own_p99']:.2f}; ", end="")
+        print(f"the call {call['median']:+.2f} us, p99 {call['p99']:.1f} ", end="")
+        print(f"above the bare median (bare calls: {call['bare_p99']:.1f})")
+        unpaused = found["handing_on"]
+        print(f"  while calls never pause, other threads take {unpaused:.1f} us a call")
         print(f"  another operator: {found['others']:.3f} x")
         longer = found["longer"]
         share = longer["recorder"] / longer["observer"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SOURCE = Path(__file__).with_name("native.cpp")
-INCLUDED = SOURCE.with_name("native_buffer.hpp")
+INCLUDED = tuple(map(SOURCE.with_name, ("native_buffer.hpp", "native_spent.hpp")))
 VARIABLE = "MOETRAFFIC_HOOK"
 """``python`` leaves the compiled hook alone; ``native`` refuses to do without."""
 
@@ -91,6 +91,20 @@ class Native(Protocol):
 
     def calls(self) -> int:
         """How many calls have been noted in this process."""
+        ...
+
+    def spent(self) -> list[tuple[int, int]]:
+        """How long the hook itself took of the calls since it was installed.
+
+        From the kernel's begin until it passes the call on, and from the call's end
+        until its record has it.
+
+        Returns
+        -------
+        list of tuple
+            Nanoseconds that a call took less than, and how many calls did that took
+            no less than the one before; the steps are a fifth at the most.
+        """
         ...
 
     def waiting(self) -> int:
@@ -190,7 +204,7 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
 def _name() -> str:
     about = [
         SOURCE.read_bytes(),
-        INCLUDED.read_bytes(),
+        *(path.read_bytes() for path in INCLUDED),
         torch.__version__.encode(),
         (sysconfig.get_config_var("SOABI") or sys.version).encode(),
         platform.machine().encode(),
