@@ -38,6 +38,12 @@ FIRST_WINDOW = 10
 GROWTH = 1.25
 """Age at the end of a window over that at its beginning."""
 
+ROWS = 64
+"""Deviations of rows that a window has at least."""
+
+ROW_GROWTH = 1.2
+"""As GROWTH, of the windows of rows: directions of documents turn fast."""
+
 CALM = 1.6
 """Ratio to the run's second half up to which movement and size count as settled."""
 
@@ -131,10 +137,8 @@ def fit_counts(
         apart = look.state - _curves(trends, count)
         shift, left = between(apart, knots)
         moved = mean - inclusion(np.exp(look.state - left), k)
-        memory = fit_local(left, noise, look.share, moved, look.answer, knots).placed(
-            MOST_MEMORIES
-        )
-    bins = _row_edges(count, counts.shape)
+        memory = fit_local(left, noise, look.share, moved, look.answer, knots).placed()
+    bins = _row_edges(count, counts.shape[2])
     rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
     rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)
     rows = replace(rows, apart=np.array([alone]))
@@ -200,15 +204,15 @@ def _edges(count: int) -> list[int]:
     return [*edges[:-1], count]
 
 
-def _row_edges(count: int, shape: tuple[int, ...]) -> list[int]:
-    """Borders of windows that grow, each with enough rows to tell a covariance."""
-    _, layers, rows, experts = shape
-    least = -(-4 * layers * experts // rows)
-    kept = [0]
-    for edge in _edges(count):
-        if edge - kept[-1] >= least:
-            kept.append(edge)
-    return [*(kept[:-1] if len(kept) > 1 else kept), count]
+def _row_edges(count: int, rows: int) -> list[int]:
+    """Borders of windows that grow, each with enough rows to tell what they share."""
+    least = max(FIRST_WINDOW, -(-ROWS // max(rows - 1, 1)))
+    edges = [0]
+    while edges[-1] < count:
+        edges.append(max(edges[-1] + least, int(ROW_GROWTH * edges[-1])))
+    if len(edges) > 2 and count - edges[-2] < (edges[-2] - edges[-3]) / 2:
+        del edges[-2]
+    return [*edges[:-1], count]
 
 
 def _curves(trends: list[Trend], count: int) -> Float64:

@@ -31,6 +31,7 @@ class Seen:
     rows: Float64  # [n, R, L, E] each row's deviation in the logarithm, first order
     counting: Float64  # [n, L, E] variance of a row's deviation by counting alone
     answer: Float64  # [n, L, E] how inclusion answers to the logarithms, d
+    own: Float64  # [n, L, E] variance of a token holding the expert, p (1 - p)
     share: Float64  # [n, L, E] of each expert in the load, the sum over E 1
     weight: Float64  # [L, E] of each expert in the load, rows with the sum 1
 
@@ -70,6 +71,7 @@ def seen(counts: Int32, *, k: int, tokens: int) -> Seen:
         rows=np.ascontiguousarray(apart.transpose(0, 2, 1, 3)),
         counting=counting,
         answer=answer,
+        own=np.maximum(share * (1 - share), 1e-9),
         share=share / share.sum(axis=2, keepdims=True),
         weight=sure,
     )

@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 ORDER = 6
 """Lags of the recursion."""
 
-WIDTH = 0.18
+WIDTH = 0.11
 """Standard deviation of the kernel in log(1 + t)."""
 
 LEAST_WIDTH = 5.0
@@ -50,12 +50,14 @@ class LocalMemory:
     sd: Float64  # [K, L]
     scale: Float64  # [K, L, E] mean square 1 by load
 
-    def placed(self, slots: int) -> dict[str, Float64]:
-        """As fields of :class:`~.Dynamics`, with so many places for memories."""
-        shape = (*self.sd.shape, slots)
-        phi, sd = np.zeros(shape), np.zeros(shape)
-        phi[..., -1], sd[..., -1] = self.partial[..., 0], self.sd
-        return {"phi": phi, "sd": sd, "scale": self.scale, "partial": self.partial}
+    def placed(self) -> dict[str, Float64]:
+        """As fields of :class:`~.Dynamics`: the only memory is the last."""
+        return {
+            "phi": self.partial[..., :1],
+            "sd": self.sd[..., None],
+            "scale": self.scale,
+            "partial": self.partial,
+        }
 
 
 def fit_local(
@@ -88,8 +90,14 @@ def fit_local(
     partial = np.zeros((len(knots), layers, ORDER))
     sd = np.zeros((len(knots), layers))
     scale = np.ones((len(knots), layers, experts))
-    for at, knot in enumerate(knots):
-        w = kernel(count, float(knot))
+    # what moved far would count for more than what is near
+    energy = (moved**2 / np.maximum(share, 1e-12)).sum(axis=2)  # [n, L]
+    kernels = np.array([kernel(count, float(knot)) for knot in knots])
+    logs = np.log(np.maximum(kernels @ energy, 1e-12))
+    size = np.exp([at_knots(knots, logs, t) for t in range(count)])
+    moved, chances = moved / np.sqrt(size)[..., None], noise * answer**2
+    chances = chances / size[..., None]
+    for at, w in enumerate(kernels):
         root = np.sqrt(w)
         q = np.einsum("t,tle->le", w, share)
         x = moved * root[:, None, None] / np.sqrt(np.maximum(q, 1e-12))
@@ -99,7 +107,7 @@ def fit_local(
                 for h in range(min(ORDER, count - 1) + 1)
             ]
         )  # [h, L]
-        by_chance = np.einsum("t,tle->le", w, noise * answer**2)
+        by_chance = np.einsum("t,tle->le", w, chances)
         chance = (by_chance / np.maximum(q, 1e-12)).sum(axis=1)
         for layer in range(layers):
             c = lagged[:, layer].copy()

@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 from .inclusion import counts, inclusion, weights_of
 from .latent import Seen
-from .row_coupling import coupling_of, shares_for, turned
-from .rows import MOST_VARIANCE, RowSpread, latent_covariance, multipliers
+from .row_coupling import coupling_of, power_for, shares_for, sharpened, turned
+from .rows import MOST_VARIANCE, RowSpread, middle, row_weights
 
 Float64 = npt.NDArray[np.float64]
 
 FACTORS = 12
 """Most factors that a rank's layers share."""
 
-TRIED = 2000
+TRIED = 1000
 """Rows of a trial."""
 
-TRIES = 6
+TRIES = 5
 
 
 def fit_rows(
@@ -60,27 +60,18 @@ def fit_rows(
             np.full((2, layers), np.nan),
         )
     knots, factors, variances = [], [], []
+    angles = _angles(look)
     for first, last in pairwise(edges):
-        # in shares, over the mean squared answer: iterations in which an expert gets
-        # little tell little of it
-        answer = look.answer[first:last]
-        u = look.rows[first:last] * answer[:, None]
-        unit = np.sqrt((answer**2).mean(axis=0)).ravel()
-        u = u.reshape(-1, cells) / unit
+        size = look.own[first:last].mean(axis=0)
+        u = angles[first:last].reshape(-1, cells)
         total = u.T @ u / ((last - first) * (rows - 1))
-        by_counting = (answer.mean(axis=0).ravel() / unit**2 / tokens).reshape(
-            layers, experts
-        )
-        total -= _counted(by_counting)
-        # an expert with less than a copy a row tells nothing of it
-        told = by_counting.ravel() < 1.0
+        total -= _counted(look.answer[first:last].mean(axis=0)) / tokens
+        # an expert with hardly a copy in all rows tells nothing of them
+        told = size.ravel() * tokens * rows > 1.0
         total[~told], total[:, ~told] = 0.0, 0.0
-        weight = np.where(
-            told, 1 / np.sqrt(np.maximum(by_counting.ravel(), 1e-12)), 1.0
-        )
-        found, variance = _factors(
-            latent_covariance(total, k=k), weight, MOST_VARIANCE[k > 1]
-        )
+        # cells with many copies matter most to the load
+        weight = np.sqrt(np.maximum(size.ravel(), 1 / tokens / rows))
+        found, variance = _factors(total, weight, MOST_VARIANCE)
         knots.append((first + last) / 2)
         factors.append(found.reshape(layers, experts, -1))
         variances.append(variance.reshape(layers, experts))
@@ -90,7 +81,7 @@ def fit_rows(
         variance=np.stack(variances),
         offset=np.zeros((len(knots), layers, experts)),
     )
-    return spread, _interval(look)
+    return spread, _interval(angles, tokens)
 
 
 def calibrated(
@@ -115,69 +106,138 @@ def calibrated(
     _, rows, layers, _ = look.rows.shape
     if rows < 2:
         return spread
-    factors, variance = spread.factors.copy(), spread.variance.copy()
-    offset = spread.offset.copy()
+    factors, offset = spread.factors.copy(), spread.offset.copy()
+    own = np.maximum(spread.variance - (factors**2).sum(axis=3), 0.0)
     for at, (first, last) in enumerate(pairwise(edges)):
         rng = np.random.default_rng(at)
         shared = rng.standard_normal((TRIED, factors.shape[3]))
         when = np.linspace(first, last - 1, TRIED).astype(np.int64)
         rng.shuffle(when)
-        answer = look.answer[first:last]
-        squares = ((look.rows[first:last] * answer[:, None]) ** 2).sum(axis=(0, 1))
-        squares /= (last - first) * (rows - 1)
-        middle = answer.mean(axis=0)
-        chance = (1 - 1 / len(middle[0])) / tokens
-        wanted = squares / middle - chance  # [L, E]
-        trust = np.maximum(wanted, 0.0) / (np.maximum(wanted, 0.0) + chance)
-        real = look.rows[first:last] * answer[:, None]
         state = look.state[when]
+        real = look.rows[first:last] * look.answer[first:last, None]
+        size = look.own[first:last].mean(axis=0)
+        squares = (real**2).sum(axis=(0, 1)) / ((last - first) * (rows - 1))
+        wanted = squares / size - 1 / tokens  # [L, E]
+        trust = np.maximum(wanted, 0.0) / (np.maximum(wanted, 0.0) + 1 / tokens)
 
+        def put_right(
+            at: int = at,
+            shared: Float64 = shared,
+            state: Float64 = state,
+            wanted: Float64 = wanted,
+            size: Float64 = size,
+            *,
+            trust: Float64,
+            tries: int,
+        ) -> None:
+            for layer in range(layers):
+                _put_right(
+                    factors[at, layer],
+                    own[at, layer],
+                    offset[at, layer],
+                    shared=shared,
+                    state=state[:, layer],
+                    wanted=wanted[layer],
+                    size=size[layer],
+                    trust=trust[layer],
+                    k=k,
+                    tries=tries,
+                )
+
+        put_right(trust=trust, tries=TRIES)
+        # Ranks that are alike in one layer are so in others
         sample = partial(
             _coupled,
-            factors=factors[at],
-            weight=middle,
-            variance=variance[at],
-            state=state,
+            own=own[at],
+            state=state + offset[at],
             shared=shared,
             rows=rows,
             k=k,
             tokens=tokens,
         )
-        turn = shares_for(coupling_of(real), sample)
-        factors[at] = turned(factors[at], middle, turn)
-        for layer in range(layers):
-            state = look.state[when, layer]  # [TRIED, E]
-            target = inclusion(np.exp(state), k)
-            whole = target.mean(axis=0)
-            for _ in range(TRIES):
-                own = variance[at, layer] - (factors[at, layer] ** 2).sum(axis=1)
-                own = np.sqrt(np.maximum(own, 0.0))
-                m = multipliers(rng, shared, factors[at, layer], own, k=k)
-                holds = inclusion(m * np.exp(state + offset[at, layer]), k)
-                mean = holds.mean(axis=0)
-                offset[at, layer] += np.log(weights_of(whole, k) / weights_of(mean, k))
-                got = ((holds - target) ** 2).mean(axis=0) / middle[layer]
-                whole_ratio = wanted[layer].sum() / max(got.sum(), 1e-12)
-                alone = np.maximum(wanted[layer], 0.0) / np.maximum(got, 1e-12)
-                alone = np.clip(alone / max(whole_ratio, 1e-12), 0.25, 4.0)
-                ratio = np.clip(whole_ratio, 0.0, 2.0) * alone ** trust[layer]
-                most = MOST_VARIANCE[k > 1] / np.maximum(variance[at, layer], 1e-12)
-                ratio = np.minimum(ratio, most)
-                factors[at, layer] *= np.sqrt(ratio)[:, None]
-                variance[at, layer] *= ratio
-    return replace(spread, factors=factors, variance=variance, offset=offset)
+        goal, before = coupling_of(real), factors[at].copy()
+        turn = shares_for(goal, lambda x: sample(turned(before, size, x)))
+        before = turned(before, size, turn)
+        power = power_for(goal, lambda x: sample(sharpened(before, size, x)))
+        factors[at] = sharpened(before, size, power)
+        put_right(trust=0.0 * trust, tries=TRIES - 2)
+    return replace(
+        spread,
+        factors=factors,
+        variance=(factors**2).sum(axis=3) + own,
+        offset=offset,
+    )
 
 
-def _counted(by_counting: Float64) -> Float64:
-    """Covariance of the rows' deviations by counting, ``[LE, LE]``.
+def _put_right(
+    factors: Float64,
+    own: Float64,
+    offset: Float64,
+    *,
+    shared: Float64,
+    state: Float64,
+    wanted: Float64,
+    size: Float64,
+    trust: Float64,
+    k: int,
+    tries: int,
+) -> None:
+    """Change one layer's factors, own variances and offsets in place.
 
-    Counts of a layer add up, which makes them a little dependent.
+    Parameters
+    ----------
+    factors, own, offset
+        ``[E, Q]``, ``[E]`` variance, ``[E]``.
+    shared, state
+        ``[TRIED, Q]`` and ``[TRIED, E]`` of a trial.
+    wanted
+        ``[E]`` variance of rows over p (1 - p).
+    size
+        ``[E]`` p (1 - p).
+    trust
+        ``[E]`` how far each expert's own variance is wanted; 0: the layer's.
+    k, tries
+        Experts of a token; how often.
     """
-    layers, experts = by_counting.shape
-    out = np.diag(by_counting.ravel())
-    for layer in range(layers):
+    rng = np.random.default_rng(0)
+    target = inclusion(np.exp(state), k)
+    whole = weights_of(target.mean(axis=0), k)
+    for _ in range(tries):
+        variance = (factors**2).sum(axis=1) + own
+        around = middle(state + offset, np.sqrt(variance), k=k)
+        drawn = row_weights(rng, shared, factors, np.sqrt(own), around, k=k)
+        holds = inclusion(drawn, k)
+        offset += np.log(whole / weights_of(holds.mean(axis=0), k))
+        got = ((holds - target) ** 2).mean(axis=0) / size
+        together = (wanted * size).sum() / max((got * size).sum(), 1e-12)
+        alone = np.maximum(wanted, 0.0) / np.maximum(got, 1e-12)
+        alone = np.clip(alone / max(together, 1e-12), 0.25, 4.0)
+        ratio = np.clip(together, 0.0, 2.0) * alone**trust
+        ratio = np.minimum(ratio, MOST_VARIANCE / np.maximum(variance, 1e-12))
+        factors *= np.sqrt(ratio)[:, None]
+        own *= ratio
+
+
+def _angles(look: Seen) -> Float64:
+    """Deviations of rows in angles, ``[n, R, L, E]``, to first order."""
+    return np.asarray(
+        look.rows * (look.answer / np.sqrt(look.own))[:, None], np.float64
+    )
+
+
+def _counted(answer: Float64) -> Float64:
+    """Covariance of angles by counting a token, ``[LE, LE]``.
+
+    Of one layer counts add up, so angles depend on each other; see
+    :func:`.inclusion.spread` for the answer ``[L, E]``.
+    """
+    layers, experts = answer.shape
+    out = np.eye(layers * experts)
+    for layer, d in enumerate(answer):
         part = slice(layer * experts, (layer + 1) * experts)
-        out[part, part] -= 1 / (1 / by_counting[layer]).sum()
+        both = np.diag(d) - np.multiply.outer(d, d) / d.sum()
+        unit = np.sqrt(np.maximum(np.diag(both), 1e-12))
+        out[part, part] = both / np.multiply.outer(unit, unit)
     return out
 
 
@@ -219,22 +279,20 @@ def _factors(
     return factors * less[:, None], np.minimum(variance, most)
 
 
-def _interval(look: Seen) -> Float64:
+def _interval(angles: Float64, tokens: int) -> Float64:
     """Of the variance of rows, from how it differs between iterations: ``[2, L]``."""
-    rows, experts = look.rows.shape[1], look.rows.shape[3]
-    each = (look.rows**2).sum(axis=1) / (rows - 1)  # [n, L, E]
-    each = (each - look.counting * (1 - 1 / experts)).mean(axis=2)
+    rows = angles.shape[1]
+    each = (angles**2).sum(axis=1).mean(axis=2) / (rows - 1)  # [n, L]
+    each -= 1 / tokens
     mean = each.mean(axis=0)
     error = each.std(axis=0) / np.sqrt(len(each))
     return np.stack([mean - 1.96 * error, mean + 1.96 * error])
 
 
 def _coupled(
-    turn: Float64,
-    *,
     factors: Float64,
-    weight: Float64,
-    variance: Float64,
+    *,
+    own: Float64,
     state: Float64,
     shared: Float64,
     rows: int,
@@ -242,20 +300,20 @@ def _coupled(
     tokens: int,
 ) -> Float64:
     """Coupling of layers ``[L]`` in samples, so many rows at a moment's state."""
-    factors = turned(factors, weight, turn)
     rng = np.random.default_rng(0)
     moments = len(shared) // rows
     used = moments * rows
     state = np.repeat(state[:moments], rows, axis=0)
-    out = np.empty((used, *variance.shape))
-    for layer in range(len(variance)):
-        own = variance[layer] - (factors[layer] ** 2).sum(axis=1)
-        own = np.sqrt(np.maximum(own, 0.0))
-        m = multipliers(rng, shared[:used], factors[layer], own, k=k)
-        weights = m * np.exp(state[:, layer] - state[:, layer].max())
+    variance = (factors**2).sum(axis=2) + own
+    out = np.empty((used, *own.shape))
+    for layer in range(len(own)):
+        around = middle(state[:, layer], np.sqrt(variance[layer]), k=k)
+        weights = row_weights(
+            rng, shared[:used], factors[layer], np.sqrt(own[layer]), around, k=k
+        )
         weights /= weights.sum(axis=1, keepdims=True)
         out[:, layer] = counts(rng, weights, k, tokens)
-    return coupling_of(out.reshape(moments, rows, *variance.shape) / tokens)
+    return coupling_of(out.reshape(moments, rows, *own.shape) / tokens)
 
 
 def drawn_apart(look: Seen, load: Float64, *, tokens: int) -> float:

@@ -1,39 +1,56 @@
 r"""How ranks differ within an iteration: they read other documents.
 
 A rank's tokens come from a few documents, which favour some experts in every layer at
-once.  So a rank's weights are those of the iteration times
+once.  The probability :math:`\pi` that a token holds an expert is an angle
+:math:`2 \arcsin \sqrt{\pi}`, in which shares of any size vary alike: a rank's is
 
-.. math:: m = (1 + u/2)^2/(1 + Var(u)/4), \quad u = \Lambda g + \psi h
+.. math:: \pi_r = \frac{1 - \cos(\min(\max(a + u, 0), \pi))}{2}, \quad
+          u = \Lambda g + \psi h
 
 g (Q factors, shared by all layers of a rank) and h (its own in each cell) are standard
-normal, new for each rank and iteration.  The mean of m is one, so that ranks differ and
-the load stays.  The square is skewed as a Gamma variable is, and Dirichlet shares are
-Gamma variables over their sum (Wilson and Hilferty 1931 take the cube); exp(u) has too
-long a tail.  For k > 1 weights stand for odds of being held, which may be large, and m
-is :math:`(1 + u/4)^4` over its mean.
+normal, new for each rank and iteration; a is such that the mean over ranks is what the
+iteration's is.  To first order :math:`Var(\pi_r) = \pi (1 - \pi) Var(u)`, as of the
+reference's Dirichlet(c p) with :math:`Var(u) = 1/(c + 1)`: whatever a share is, and
+with it as it moves.  Some ranks hold nothing of an expert that few documents need.
 
-In place of the reference's Dirichlet(c p), whose ranks would differ in each layer by
-itself: captures of real text show deviations of a rank that are coupled across layers.
+Where a token holds k > 1 experts a rank's weights are the iteration's times the ratio
+of the odds :math:`\pi_r/(1 - \pi_r)` to the iteration's.
+
+In place of Dirichlet(c p), whose ranks would differ in each layer by itself: captures
+of real text show deviations of a rank that are coupled across layers.
+
+References
+----------
+M. F. Freeman, J. W. Tukey, Ann. Math. Stat. 21 (1950) 607: the angle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from .dynamics import between_knots
+from .inclusion import inclusion
 
 Float64 = npt.NDArray[np.float64]
 
-MOST_VARIANCE = (1.5, 30.0)
-"""Of u, for squares and fourth powers: beyond, a rank's weights are any."""
+MOST_VARIANCE = 2.0
+"""Of u: beyond, a rank's share is any."""
+
+MOST_SPLIT = 1.2
+"""Largest standard deviation of the logarithms of a split expert's parts."""
 
 GOLDEN = (5**0.5 - 1) / 2
 
 LEAST = 1e-9
 """What any expert keeps of its weight."""
+
+NEAR = 0.03
+"""Angle that is left to a probability of 1 where weights are odds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +60,7 @@ class RowSpread:
     knots: Float64  # [K] iterations at which it is known, ascending
     factors: Float64  # [K, L, E, Q] Lambda
     variance: Float64  # [K, L, E] of u: diag(Lambda Lambda^T) + psi^2
-    offset: Float64  # [K, L, E] of logarithms, keeps the load where m bends it
+    offset: Float64  # [K, L, E] of logarithms, keeps the load where sums bend it
     # [1] variance of the mean of g over R ranks, times R: below 1 where no two ranks
     # read the same document, so that their mean varies less than it would by chance
     apart: Float64 = field(default_factory=lambda: np.ones(1))
@@ -66,42 +83,55 @@ class RowSpread:
         factors would couple layers less than either.  Which one follows the multiples
         of the golden ratio, whose fractions are spread evenly over any stretch.
         """
-        first, share = between_knots(self.knots, iteration)
-        at = first + int((iteration * GOLDEN) % 1.0 < share)
+        at = self._knot(iteration)
         factors = self.factors[at]
         own = np.maximum(self.variance[at] - (factors**2).sum(axis=2), 0.0)
         return factors, np.sqrt(own), self.offset[at]
 
-    def concentration(self, shares: Float64, iteration: float) -> Float64:
-        """c of the Dirichlet(c p) whose shares vary as much, ``[L]``.
-
-        Its shares have a relative variance of ``(1 - p)/(p (c + 1))``.
-
-        Parameters
-        ----------
-        shares
-            ``[L, E]`` p.
-        iteration
-            When.
-        """
-        factors, own, _ = self.at(iteration)
-        variance = (factors**2).sum(axis=2) + own**2
-        ours = (shares**2 * _relative(variance)).sum(axis=1)
-        theirs = (shares * (1 - shares)).sum(axis=1)
-        return np.asarray(
-            np.where(ours > 0, theirs / np.maximum(ours, 1e-300) - 1, np.inf)
-        )
+    def _knot(self, iteration: float) -> int:
+        first, share = between_knots(self.knots, iteration)
+        return first + int((iteration * GOLDEN) % 1.0 < share)
 
 
-def multipliers(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Middle:
+    """What the rows of an iteration differ from."""
+
+    angle: Float64  # [..., E] a
+    ratio: Float64  # [..., E] of a weight to the odds, for k > 1
+
+
+def middle(state: Float64, deviation: Float64, *, k: int) -> Middle:
+    """The angles around which rows are, such that their mean is that of a state.
+
+    Parameters
+    ----------
+    state
+        ``[..., E]`` logarithms of weights.
+    deviation
+        ``[..., E]`` standard deviation of u.
+    k
+        Experts of a token.
+    """
+    weights = np.exp(state - state.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    holds = inclusion(weights, k)
+    return Middle(
+        angle=_centre(holds, deviation),
+        ratio=weights * (1 - np.minimum(holds, 1 - LEAST)) / np.maximum(holds, LEAST),
+    )
+
+
+def row_weights(
     rng: np.random.Generator,
     shared: Float64,
     factors: Float64,
     own: Float64,
+    around: Middle,
     *,
     k: int,
 ) -> Float64:
-    """m of one layer's rows, ``[rows, E]``.
+    """Weights of one layer's rows, ``[rows, E]``, not normalised.
 
     Parameters
     ----------
@@ -113,6 +143,8 @@ def multipliers(
         ``[E, Q]`` Lambda of the layer.
     own
         ``[E]`` psi.
+    around
+        Of the layer, ``[E]`` or ``[rows, E]``.
     k
         Experts of a token.
     """
@@ -120,37 +152,71 @@ def multipliers(
     out = rng.standard_normal((len(shared), len(own))) * own
     for q in np.flatnonzero(factors.any(axis=0)):
         out += np.multiply.outer(shared[:, q], factors[:, q])
-    variance = (factors**2).sum(axis=1) + own**2
-    if k > 1:
-        mean = 1 + 0.375 * variance + 0.01171875 * variance**2
-        return np.asarray((1 + 0.25 * out) ** 4 / mean + LEAST, np.float64)
-    return np.asarray((1 + 0.5 * out) ** 2 / (1 + 0.25 * variance) + LEAST, np.float64)
+    out += around.angle
+    np.clip(out, 0.0, np.pi if k == 1 else np.pi - NEAR, out=out)
+    np.cos(out, out=out)
+    if k == 1:
+        return np.asarray((0.5 + LEAST) - 0.5 * out, np.float64)
+    return np.asarray(around.ratio * ((1 - out) / (1 + out) + LEAST), np.float64)
 
 
-def latent_covariance(relative: Float64, *, k: int) -> Float64:
-    """The covariance of u under which that of m is so, ``[C, C]``.
+def split_size(holds: Float64, deviation: Float64, *, k: int) -> Float64:
+    """Standard deviation of the logarithms of a split expert's parts, ``[..., E]``.
 
-    By :math:`Cov(m_i, m_j) = (c + c^2/8)/((1 + c_{ii}/4)(1 + c_{jj}/4))` for normal u;
-    for k > 1 u is what was seen: it is put right by trial.
+    Parts differ between rows as much as their expert does.
 
     Parameters
     ----------
-    relative
-        ``[C, C]`` covariance of m.
+    holds
+        ``[..., E]`` probability that a token holds the expert.
+    deviation
+        ``[..., E]`` standard deviation of u.
     k
         Experts of a token.
     """
-    c = relative.copy()
-    if k > 1:
-        return c
-    for _ in range(20):
-        own = 1 + 0.25 * np.clip(np.diag(c), 0.0, MOST_VARIANCE[0])
-        want = np.clip(relative * np.multiply.outer(own, own), -1.9, None)
-        # c + c^2/8 = want
-        c = 4 * (np.sqrt(1 + want / 2) - 1)
-    return np.asarray(c, np.float64)
+    free = 1 - holds if k == 1 else 1 / np.maximum(1 - holds, LEAST)
+    return np.minimum(
+        deviation * np.sqrt(free / np.maximum(holds, LEAST)), MOST_SPLIT
+    )
 
 
-def _relative(variance: Float64) -> Float64:
-    """Variance of m by that of u."""
-    return np.asarray((variance + variance**2 / 8) / (1 + variance / 4) ** 2)
+DEVIATIONS = np.sqrt(MOST_VARIANCE) * np.linspace(0.0, 1.0, 48) ** 2
+"""For which angles are tabled, denser where they are small."""
+
+LOGITS = np.linspace(-11.0, 0.0, 111)
+"""Of means up to a half, for which angles are tabled."""
+
+
+@cache
+def _table() -> Float64:
+    """Angles ``[48, 111]`` by deviation and logit of the mean, rows clipped at 0.
+
+    Above a half the other side's is taken.
+    """
+    normal = ndtri((np.arange(400) + 0.5) / 400)
+    means = 1 / (1 + np.exp(-LOGITS))
+    out = np.empty((len(DEVIATIONS), len(LOGITS)))
+    for at, deviation in enumerate(DEVIATIONS):
+        angles = np.linspace(-4.0 * deviation, np.pi / 2, 600)
+        u = np.clip(angles[:, None] + deviation * normal, 0.0, np.pi)
+        got = 0.5 - 0.5 * np.cos(u).mean(axis=1)
+        # of a mean that no angle gives so far down, the lowest
+        out[at] = np.interp(means, got, angles)
+    return out
+
+
+def _centre(mean: Float64, deviation: Float64) -> Float64:
+    """a such that rows around it have this mean, ``[..., E]``."""
+    table = _table()
+    less = np.clip(np.minimum(mean, 1 - mean), 1e-12, 0.5)
+    x = (np.log(less / (1 - less)) - LOGITS[0]) / (LOGITS[1] - LOGITS[0])
+    x = np.clip(x, 0.0, len(LOGITS) - 1.000001)
+    y = np.sqrt(np.clip(deviation, 0.0, DEVIATIONS[-1]) / DEVIATIONS[-1])
+    y = np.clip(y * (len(DEVIATIONS) - 1), 0.0, len(DEVIATIONS) - 1.000001)
+    x, y = np.broadcast_arrays(x, y)
+    left, low = x.astype(np.int64), y.astype(np.int64)
+    across, up = x - left, y - low
+    angle = (1 - up) * (
+        (1 - across) * table[low, left] + across * table[low, left + 1]
+    ) + up * ((1 - across) * table[low + 1, left] + across * table[low + 1, left + 1])
+    return np.asarray(np.where(mean > 0.5, np.pi - angle, angle), np.float64)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from .chance import Use, generator
 from .experts import Parts, Regrouping
 from .generator import block_rows
-from .inclusion import counts
-from .rows import multipliers
+from .inclusion import counts, inclusion
+from .rows import Middle, middle, row_weights, split_size
 from .scenario import Scenario
 from .what_if import Bursts
 
@@ -86,9 +86,16 @@ class SampledDemand:
             if not regrouping.trivial and (scene.k > 1 or model.scenario.k > 1):
                 shares = None if split is None else np.exp(split)
                 lacks = regrouping.correction(np.exp(state), shares)
+            deviation = np.sqrt((factors**2).sum(axis=2) + own**2)
+            k = model.scenario.k
+            size = None
+            if split is not None:
+                size = split_size(inclusion(np.exp(state), k), deviation, k=k)
             yield _Moment(
                 state=state + offset,
+                around=middle(state + offset, deviation, k=k),
                 parts=split,
+                size=size,
                 factors=factors,
                 own=own,
                 shared=shared,
@@ -104,17 +111,21 @@ class SampledDemand:
         rng = generator(self.seed, Use.COUNTS, iteration, x)
         shared = moment.shared[scene.slots.index(scene.exchanges[x].slot)]
         own = moment.own[layer]
-        rows = multipliers(
-            rng, shared, moment.factors[layer], own, k=self.model.scenario.k
+        around = Middle(
+            angle=moment.around.angle[layer], ratio=moment.around.ratio[layer]
         )
-        state = moment.state[layer]
-        rows *= np.exp(state - state.max())
+        rows = row_weights(
+            rng,
+            shared,
+            moment.factors[layer],
+            own,
+            around,
+            k=self.model.scenario.k,
+        )
         shares = None
-        if moment.parts is not None:
-            # the parts of an expert differ between rows as much as experts do
-            size = np.sqrt((moment.factors[layer] ** 2).sum(axis=1) + own**2)
+        if moment.parts is not None and moment.size is not None:
             parts = rng.standard_normal((scene.ranks, *moment.parts.shape[1:]))
-            parts *= size[:, None]
+            parts *= moment.size[layer][:, None]
             parts += moment.parts[layer]
             shares = np.exp(parts - parts.max(axis=2, keepdims=True))
             shares /= shares.sum(axis=2, keepdims=True)
@@ -130,7 +141,9 @@ class _Moment:
     """All that the exchanges of an iteration share."""
 
     state: Float64  # [L, E]
+    around: Middle  # [L, E]
     parts: Float64 | None  # [L, E, m] logarithms of shares
+    size: Float64 | None  # [L, E] by which parts differ between rows
     factors: Float64  # [L, E, Q]
     own: Float64  # [L, E]
     shared: Float64  # [S, R, Q]

@@ -19,11 +19,15 @@ from .latent import Seen
 from .local_memory import kernel
 
 Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 PATHS = 48
 """Drawn at once."""
 
-TRIES = 8
+TRIES = 15
+
+APART = 0.025
+"""Moments that are looked at are so far apart, as a share of the run's age."""
 
 LIMIT = 0.5
 """By which the limit grows with a tail too heavy."""
@@ -60,8 +64,13 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
     """
     count = len(load)
     d = dynamics
+    # loads of samples change slowly with age: they are looked at less often later
+    when = _moments(count)
+    nearest = np.abs(np.subtract.outer(np.arange(count), when)).argmin(axis=1)
     kernels = np.array([kernel(count, knot) for knot in d.knots])  # [K, n]
     middle = np.array([inclusion(np.exp(d.trend(t)), k) for t in range(count)])
+    few = np.zeros((len(kernels), len(when)))
+    np.add.at(few.T, nearest, kernels.T)
     noise = look.noise * look.answer**2
     mean = np.einsum("kt,tle->kle", kernels, load)
     wanted = np.einsum("kt,tle->kle", kernels, (load - middle) ** 2)
@@ -79,23 +88,27 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
     wanted_tail = _tail(wanted, fourth, mean)
     # where chance is most of what is seen, tails are not
     sure = (wanted / mean).sum(axis=2) > 2 * (chance / mean).sum(axis=2)
-    for _ in range(TRIES):
-        drawn_mean, square, cube, fourth = _loads(d, middle, k)
-        fourth = np.einsum("kt,tle->kle", kernels, fourth)
-        cubes = np.einsum("kt,tle->kle", kernels, cube)
-        got_mean = np.einsum("kt,tle->kle", kernels, drawn_mean)
-        got = np.einsum("kt,tle->kle", kernels, square)
+    for at in range(TRIES):
+        # what is put right together disturbs each other: in ever smaller steps
+        pace = min(1.0, 5 / (at + 1))
+        drawn_mean, square, cube, fourth = _loads(d, middle, k, when)
+        fourth = np.einsum("kt,tle->kle", few, fourth)
+        cubes = np.einsum("kt,tle->kle", few, cube)
+        # where the trend bends, what it is nearby is not what it is here
+        got_mean = np.einsum("kt,tle->kle", few, drawn_mean)
+        got_mean += np.einsum("kt,tle->kle", kernels, middle)
+        got = np.einsum("kt,tle->kle", few, square)
         by_layer = (wanted / mean).sum(axis=2) / np.maximum(
             (got / mean).sum(axis=2), 1e-15
         )
-        by_layer = np.clip(by_layer, *STEP)[:, :, None]
-        alone = np.clip(wanted / np.maximum(got, 1e-15), *STEP) / by_layer
+        by_layer = np.clip(by_layer, *STEP)[:, :, None] ** pace
+        alone = np.clip(wanted / np.maximum(got, 1e-15), *STEP) ** pace / by_layer
         scale = d.scale * np.sqrt(np.maximum(alone, 1e-3)) ** trust
         unit = np.sqrt((scale**2 * mean).sum(axis=2) / mean.sum(axis=2))
         more = _skew(got, cubes, mean) - wanted_skew
-        bend = np.clip(d.bend + BEND * more, *MOST_BEND)
+        bend = np.clip(d.bend + pace * BEND * more, *MOST_BEND)
         heavier = np.where(sure, _tail(got, fourth, mean) - wanted_tail, 0.0)
-        limit = np.clip(d.limit + LIMIT * heavier, *MOST_LIMIT)
+        limit = np.clip(d.limit + pace * LIMIT * heavier, *MOST_LIMIT)
         level = np.log(weights_of(mean, k) / weights_of(got_mean, k))
         d = replace(
             d,
@@ -103,7 +116,7 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
             limit=limit,
             scale=scale / unit[:, :, None],
             sd=d.sd * np.sqrt(by_layer),
-            shift=d.shift + np.clip(level, -0.5, 0.5),
+            shift=d.shift + pace * np.clip(level, -0.5, 0.5),
         )
     return d
 
@@ -122,25 +135,36 @@ def _skew(square: Float64, cube: Float64, mean: Float64) -> Float64:
     return np.asarray(third / np.maximum(second, 1e-15) ** 1.5 * experts)
 
 
+def _moments(count: int) -> Int64:
+    """Iterations that are looked at, ascending, ever farther apart."""
+    out = [0]
+    while out[-1] < count - 1:
+        out.append(min(out[-1] + max(1, int(APART * out[-1])), count - 1))
+    return np.array(out)
+
+
 def _loads(
-    d: Dynamics, middle: Float64, k: int
+    d: Dynamics, middle: Float64, k: int, when: Int64
 ) -> tuple[Float64, Float64, Float64, Float64]:
-    """Mean loads; their distance to a middle squared, cubed, to the 4th; [n, L, E]."""
+    """Loads less a middle: mean, square, cube and 4th power at moments, [m, L, E]."""
     rng = np.random.default_rng(0)
     _, size = d.sizes(0)
     shape = (*size.shape, PATHS)
     steps = Steps(d, np.zeros(shape))
-    mean, square, cube, fourth = (np.empty_like(middle) for _ in range(4))
-    for t in range(len(middle)):
+    out = np.empty((4, len(when), *middle.shape[1:]))
+    at = 0
+    for t in range(int(when[-1]) + 1):
         if t:
-            _, size = d.sizes(t)
             steps.take(t, rng.standard_normal(shape))
+        if t < when[at]:
+            continue
+        _, size = d.sizes(t)
         moved = (steps.unit * size[..., None]).sum(axis=1)
         state = d.trend(t)[..., None] + d.bent(moved, t)
         state -= state.max(axis=1, keepdims=True)
         drawn = inclusion(np.exp(state).transpose(2, 0, 1), k)  # [PATHS, L, E]
-        mean[t] = drawn.mean(axis=0)
         apart = drawn - middle[t]
-        square[t], cube[t] = (apart**2).mean(axis=0), (apart**3).mean(axis=0)
-        fourth[t] = (apart**4).mean(axis=0)
-    return mean, square, cube, fourth
+        for power in range(1, 5):
+            out[power - 1, at] = (apart**power).mean(axis=0)
+        at += 1
+    return out[0], out[1], out[2], out[3]

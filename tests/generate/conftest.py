@@ -24,7 +24,7 @@ def known(
     sd: float = 0.3,
     coupling: float = 0.5,
     tau: float = 100.0,
-    variance: float = 0.09,
+    variance: float = 0.015,
     k: int = 1,
     layers: int = 2,
     experts: int = 8,

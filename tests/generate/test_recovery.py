@@ -9,6 +9,7 @@ import pytest
 
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.fitting import Fitted, fit_counts
+from moetraffic.generate.inclusion import inclusion, spread
 
 Make = Callable[..., TrafficModel]
 
@@ -23,14 +24,19 @@ def fitted(
 
 
 def centred_variance(model: TrafficModel) -> np.ndarray:
-    """Variance of u ``[L]`` less its mean by load: all that shares can tell."""
+    """Variance of u ``[L]`` less what shares, which add up, cannot tell."""
     factors, own, _ = model.rows.at(0)
+    k = model.scenario.k
     out = []
     for layer, level in enumerate(model.dynamics.level):
-        p = np.exp(level) / np.exp(level).sum()
-        centre = np.eye(len(p)) - p
+        p = inclusion(np.exp(level), k)
+        answer, root = spread(p), np.sqrt(p * (1 - p))
+        # of the logarithm of a weight by u: of p itself, or of the odds
+        slope = root / p if k == 1 else 1 / root
+        told = np.diag(answer) - np.multiply.outer(answer, answer) / answer.sum()
+        told = told * slope / root[:, None]
         c = factors[layer] @ factors[layer].T + np.diag(own[layer] ** 2)
-        out.append(np.diag(centre @ c @ centre.T).mean())
+        out.append(np.diag(told @ c @ told.T).mean())
     return np.array(out)
 
 
@@ -55,7 +61,7 @@ def test_a_few_hundred_iterations_tell_memory_rows_and_trend(known_model: Make) 
 def test_noise_that_is_not_corrected_hides_memory(known_model: Make) -> None:
     # few tokens and few ranks: chance is most of what is seen
     model = known_model(
-        layers=1, ranks=4, tokens=64, sd=0.15, phi=0.95, variance=0.1, far=0.0
+        layers=1, ranks=4, tokens=64, sd=0.15, phi=0.95, variance=0.015, far=0.0
     )
     right = fitted(model, 1000, 3)
     wrong = fitted(model, 1000, 3, correct=False)
