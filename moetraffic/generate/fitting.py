@@ -44,6 +44,9 @@ ROWS = 64
 ROW_GROWTH = 1.2
 """As GROWTH, of the windows of rows: directions of documents turn fast."""
 
+STEADY_WINDOW = 200
+"""Iterations of the first window of rows where training was steady."""
+
 CALM = 1.6
 """Ratio to the run's second half up to which movement and size count as settled."""
 
@@ -138,7 +141,7 @@ def fit_counts(
         shift, left = between(apart, knots)
         moved = mean - inclusion(np.exp(look.state - left), k)
         memory = fit_local(left, noise, look.share, moved, look.answer, knots).placed()
-    bins = _row_edges(count, counts.shape[2])
+    bins = _row_edges(count, counts.shape[2], steady=steady)
     rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
     rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)
     rows = replace(rows, apart=np.array([alone]))
@@ -204,9 +207,11 @@ def _edges(count: int) -> list[int]:
     return [*edges[:-1], count]
 
 
-def _row_edges(count: int, rows: int) -> list[int]:
+def _row_edges(count: int, rows: int, *, steady: bool) -> list[int]:
     """Borders of windows that grow, each with enough rows to tell what they share."""
     least = max(FIRST_WINDOW, -(-ROWS // max(rows - 1, 1)))
+    if steady:
+        least = max(least, STEADY_WINDOW)
     edges = [0]
     while edges[-1] < count:
         edges.append(max(edges[-1] + least, int(ROW_GROWTH * edges[-1])))

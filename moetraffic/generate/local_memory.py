@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 ORDER = 6
 """Lags of the recursion."""
 
-WIDTH = 0.11
+WIDTH = 0.18
 """Standard deviation of the kernel in log(1 + t)."""
 
 LEAST_WIDTH = 5.0
@@ -100,7 +100,9 @@ def fit_local(
     for at, w in enumerate(kernels):
         root = np.sqrt(w)
         q = np.einsum("t,tle->le", w, share)
-        x = moved * root[:, None, None] / np.sqrt(np.maximum(q, 1e-12))
+        # what loads are off here on average is put right in the trend
+        x = moved - np.einsum("t,tle->le", w, moved)
+        x = x * root[:, None, None] / np.sqrt(np.maximum(q, 1e-12))
         lagged = np.array(
             [
                 (x[: count - h] * x[h:]).sum(axis=(0, 2))

@@ -175,9 +175,7 @@ def split_size(holds: Float64, deviation: Float64, *, k: int) -> Float64:
         Experts of a token.
     """
     free = 1 - holds if k == 1 else 1 / np.maximum(1 - holds, LEAST)
-    return np.minimum(
-        deviation * np.sqrt(free / np.maximum(holds, LEAST)), MOST_SPLIT
-    )
+    return np.minimum(deviation * np.sqrt(free / np.maximum(holds, LEAST)), MOST_SPLIT)
 
 
 DEVIATIONS = np.sqrt(MOST_VARIANCE) * np.linspace(0.0, 1.0, 48) ** 2

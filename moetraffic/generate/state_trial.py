@@ -8,6 +8,7 @@ the captured ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,17 +74,15 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
     np.add.at(few.T, nearest, kernels.T)
     noise = look.noise * look.answer**2
     mean = np.einsum("kt,tle->kle", kernels, load)
-    wanted = np.einsum("kt,tle->kle", kernels, (load - middle) ** 2)
-    wanted = np.maximum(
-        wanted - np.einsum("kt,tle->kle", kernels, noise), 0.02 * wanted
-    )
+    raw = [(load - middle) ** power for power in range(1, 5)]
+    # what loads are off on average is the trend's, and no movement
+    wanted, cubes, fourth = _central(kernels, raw)
+    chance = np.einsum("kt,tle->kle", kernels, noise)
+    wanted = np.maximum(wanted - chance, 0.02 * wanted)
     trust = 1 / (kernels**2).sum(axis=1)
     trust = (trust / (trust + TRUST))[:, None, None]
-    cubes = np.einsum("kt,tle->kle", kernels, (load - middle) ** 3)
     wanted_skew = _skew(wanted, cubes, mean)
     # the fourth cumulant of normal noise is 0
-    fourth = np.einsum("kt,tle->kle", kernels, (load - middle) ** 4)
-    chance = np.einsum("kt,tle->kle", kernels, noise)
     fourth = fourth - 6 * wanted * chance - 3 * chance**2
     wanted_tail = _tail(wanted, fourth, mean)
     # where chance is most of what is seen, tails are not
@@ -91,13 +90,10 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
     for at in range(TRIES):
         # what is put right together disturbs each other: in ever smaller steps
         pace = min(1.0, 5 / (at + 1))
-        drawn_mean, square, cube, fourth = _loads(d, middle, k, when)
-        fourth = np.einsum("kt,tle->kle", few, fourth)
-        cubes = np.einsum("kt,tle->kle", few, cube)
-        # where the trend bends, what it is nearby is not what it is here
-        got_mean = np.einsum("kt,tle->kle", few, drawn_mean)
+        drawn = _loads(d, middle, k, when)
+        got, cubes, fourth = _central(few, drawn)
+        got_mean = np.einsum("kt,tle->kle", few, drawn[0])
         got_mean += np.einsum("kt,tle->kle", kernels, middle)
-        got = np.einsum("kt,tle->kle", few, square)
         by_layer = (wanted / mean).sum(axis=2) / np.maximum(
             (got / mean).sum(axis=2), 1e-15
         )
@@ -119,6 +115,18 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
             shift=d.shift + pace * np.clip(level, -0.5, 0.5),
         )
     return d
+
+
+def _central(
+    kernels: Float64, raw: Sequence[Float64]
+) -> tuple[Float64, Float64, Float64]:
+    """Central moments 2 to 4, ``[K, L, E]``, of raw ones 1 to 4, ``[n, L, E]`` each."""
+    one, two, three, four = (np.einsum("kt,tle->kle", kernels, x) for x in raw)
+    return (
+        two - one**2,
+        three - 3 * one * two + 2 * one**3,
+        four - 4 * one * three + 6 * one**2 * two - 3 * one**4,
+    )
 
 
 def _tail(square: Float64, fourth: Float64, mean: Float64) -> Float64:
@@ -143,9 +151,7 @@ def _moments(count: int) -> Int64:
     return np.array(out)
 
 
-def _loads(
-    d: Dynamics, middle: Float64, k: int, when: Int64
-) -> tuple[Float64, Float64, Float64, Float64]:
+def _loads(d: Dynamics, middle: Float64, k: int, when: Int64) -> Sequence[Float64]:
     """Loads less a middle: mean, square, cube and 4th power at moments, [m, L, E]."""
     rng = np.random.default_rng(0)
     _, size = d.sizes(0)
@@ -167,4 +173,4 @@ def _loads(
         for power in range(1, 5):
             out[power - 1, at] = (apart**power).mean(axis=0)
         at += 1
-    return out[0], out[1], out[2], out[3]
+    return list(out)

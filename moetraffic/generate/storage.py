@@ -1,6 +1,6 @@
 """A model's file: HDF5 of plain columns, read without trust as traces are.
 
-Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 1, ``fitted`` and
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 2, ``fitted`` and
 ``settled`` in iterations, ``scenario`` as JSON.  Columns: ``array`` names each
 parameter; ``array_axes`` says how many axes it has, ``axis_length`` how long these are,
 one array after the other; the panel ``value_row`` holds all of them row-major, rounded
@@ -35,7 +35,8 @@ from .scenario import Exchange, Scenario
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 1
+VERSION = 2
+"""1 had ranks that differ by factors of weights in place of angles."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
