@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -155,11 +156,7 @@ def calibrated(
             k=k,
             tokens=tokens,
         )
-        goal, before = coupling_of(real), factors[at].copy()
-        turn = shares_for(goal, lambda x: sample(turned(before, size, x)))
-        before = turned(before, size, turn)
-        power = power_for(goal, lambda x: sample(sharpened(before, size, x)))
-        factors[at] = sharpened(before, size, power)
+        factors[at] = _as_alike(factors[at].copy(), size, coupling_of(real), sample)
         put_right(trust=0.0 * trust, tries=TRIES - 2)
     return replace(
         spread,
@@ -167,6 +164,19 @@ def calibrated(
         variance=(factors**2).sum(axis=3) + own,
         offset=offset,
     )
+
+
+def _as_alike(
+    factors: Float64,
+    size: Float64,
+    goal: Float64,
+    sample: Callable[[Float64], Float64],
+) -> Float64:
+    """Factors ``[L, E, Q]`` turned and sharpened until samples are coupled so."""
+    turn = shares_for(goal, lambda share: sample(turned(factors, size, share)))
+    on_the_way = turned(factors, size, turn)
+    power = power_for(goal, lambda x: sample(sharpened(on_the_way, size, x)))
+    return sharpened(on_the_way, size, power)
 
 
 def _put_right(
