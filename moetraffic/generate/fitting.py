@@ -1,10 +1,9 @@
 r"""Fit trend, memory, coupling and rows to counts.
 
 In steps, each by what identifies it without the others: rows' differences within an
-iteration tell the documents and the noise of an iteration's mean; lagged covariances,
-which that noise does not touch, tell the coupling; the spectrum, less the known noise,
-tells the memories; least squares with these tell the trend.  A run that is not steady
-from the beginning is fitted in windows that double.
+iteration tell the documents and the noise of an iteration's mean; spectra, less that
+noise, tell the coupling and the memories; least squares with these tell the trend.  A
+run that is not steady from the beginning is fitted in windows that double.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from .coupling import couplings
 from .dynamics import Dynamics
+from .far_start import Missed, missed, refined
 from .inclusion import inclusion
 from .latent import Seen, seen
 from .layer_memory import LayerMemory, fit_layer
@@ -53,8 +54,11 @@ CALM = 1.6
 SLOW = 0.25
 """Longest time scale in a window, as a share of it."""
 
-LAGS = 3
-"""Of the covariances that tell the coupling."""
+LEAST_FREE = 0.05
+"""Of a layer's experts, the share that moves where one has all the load."""
+
+ENOUGH = 0.25
+"""Precision of a state, over that at the run's end, that tells its memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,20 +103,33 @@ def fit_counts(
     mean = counts.mean(axis=2) / tokens
     alone = drawn_apart(look, mean, tokens=tokens)
     look = replace(look, noise=look.noise * alone)
-    # Step 1: trend by plain least squares, and whether what is left is steady
-    trends = [fit_trend(look.state[:, layer]) for layer in range(layers)]
-    apart = look.state - _curves(trends, count)
-    settled = settled_from(apart, look)
+    # Step 1: trend by least squares, and whether what is left is steady
+    plain = [fit_trend(look.state[:, layer]) for layer in range(layers)]
+    copies = tokens * counts.shape[2]
+    trends = [
+        refined(trend, look, layer, k=k, copies=copies)
+        for layer, trend in enumerate(plain)
+    ]
+    over = [
+        missed(trend, look, layer, k=k, copies=copies)
+        for layer, trend in enumerate(trends)
+    ]
+    settled = settled_from(over)
     steady = not settled
+    if not steady:
+        trends = plain
+    # what starts far off is seen too badly to tell memories, which the rest tells
+    near = near_from(over) if steady else 0
+    apart = (look.state - _curves(trends, count))[near:]
     # Step 2: the coupling of layers, and each layer's own part
     coupling, reach = np.zeros(layers), np.full((2, layers), np.nan)
     if steady:
-        coupling, reach = _couplings(apart)
+        coupling, reach = couplings(apart, look, alone=alone)
     own, noise = _decoupled(apart, look, coupling)
     if not correct_noise:
         noise = np.zeros_like(noise)
     # Step 3: memories, of the whole run, or of what is left around each knot
-    edges = [0, count] if steady else _edges(count)
+    edges = [0, count - near] if steady else _edges(count)
     last = [
         fit_layer(
             own[edges[-2] :, layer],
@@ -126,10 +143,10 @@ def fit_counts(
     # Step 4: trend once more, knowing how what is left hangs together
     if steady:
         trends = [
-            fit_trend(look.state[:, layer], memories=m.memories, variance=m.total)
-            for layer, m in enumerate(last)
+            refined(trend, look, layer, k=k, copies=copies, memories=m.memories)
+            for layer, (trend, m) in enumerate(zip(trends, last, strict=True))
         ]
-    knots = np.array([(a + b) / 2 for a, b in pairwise(edges)])
+    knots = np.array([near + (a + b) / 2 for a, b in pairwise(edges)])
     memory = {
         "phi": np.array([[m.phi for m in last]]),
         "sd": np.array([[m.sd for m in last]]),
@@ -162,21 +179,22 @@ def fit_counts(
     )
 
 
-def settled_from(apart: Float64, look: Seen) -> int:
+def settled_from(left: list[Missed]) -> int:
     """The iteration from which on states move as fast and as far as at the end.
 
     Parameters
     ----------
-    apart
-        ``[n, L, E]`` states less their trend.
-    look
-        With the noise of each.
+    left
+        What the trend of each layer leaves over.
     """
-    count = len(apart)
-    weight = look.weight[None]
-    far = ((apart**2 - look.noise) * weight).sum(axis=2)  # [n, L]
-    fast = np.diff(apart, axis=0) ** 2 - look.noise[1:] - look.noise[:-1]
-    fast = (fast * weight).sum(axis=2)
+    count = len(left[0].apart)
+    far, fast = np.empty((count, len(left))), np.empty((count - 1, len(left)))
+    for layer, x in enumerate(left):
+        # of a layer whose load a few experts have, so few deviations are seen
+        free = np.maximum(1 - (x.load**2).sum(axis=1), LEAST_FREE)
+        far[:, layer] = (x.load * (x.apart**2 - x.noise)).sum(axis=1) / free
+        steps = np.diff(x.apart, axis=0) ** 2 - x.noise[1:] - x.noise[:-1]
+        fast[:, layer] = (x.load[1:] * steps).sum(axis=1) / free[1:]
     for at in _edges(count // 2):
         until = min(max(2 * at, FIRST_WINDOW), count)
         if all(
@@ -185,6 +203,20 @@ def settled_from(apart: Float64, look: Seen) -> int:
             # a trend that is not quite an exponential is no other regime
             return at if at > max(2 * FIRST_WINDOW, count // 40) else 0
     return count // 2
+
+
+def near_from(left: list[Missed]) -> int:
+    """The iteration from which on states are seen as later on, at most the middle.
+
+    Parameters
+    ----------
+    left
+        What the trend of each layer leaves over.
+    """
+    count = len(left[0].precision)
+    known = np.array([x.precision / x.precision[-1] for x in left])
+    unknown = np.flatnonzero((known < ENOUGH).any(axis=(0, 2)))
+    return min(int(unknown[-1]) + 1, count // 2) if len(unknown) else 0
 
 
 def _steady(here: Float64, rest: Float64) -> bool:
@@ -224,50 +256,25 @@ def _curves(trends: list[Trend], count: int) -> Float64:
     return np.stack([t.curve(count) for t in trends], axis=1)
 
 
-def _couplings(apart: Float64) -> tuple[Float64, Float64]:
-    """b ``[L]`` from lagged covariances, which noise does not touch, and its bounds."""
-    count, layers, _ = apart.shape
-    blocks = min(20, count // 8)
-    value, error = np.zeros(layers), np.full(layers, np.nan)
-    x = apart - apart.mean(axis=0)
-    used = count - LAGS
-    for layer in range(1, layers):
-        cross, auto = np.zeros(used), np.zeros(used)
-        for lag in range(1, LAGS + 1):
-            later, sooner = slice(lag, lag + used), slice(0, used)
-            cross += (x[later, layer] * x[sooner, layer - 1]).sum(axis=1)
-            cross += (x[sooner, layer] * x[later, layer - 1]).sum(axis=1)
-            auto += 2 * (x[later, layer - 1] * x[sooner, layer - 1]).sum(axis=1)
-        parts = np.array_split(np.arange(used), blocks)
-        tops = np.array([cross[p].sum() for p in parts])
-        bottoms = np.array([auto[p].sum() for p in parts])
-        if bottoms.sum() <= 3 * bottoms.std() * np.sqrt(blocks):
-            continue  # the layer before has no memory that could be seen in this one
-        b = tops.sum() / bottoms.sum()
-        # of a ratio of sums over blocks, by its residuals
-        left = tops - b * bottoms
-        error[layer] = np.sqrt((left**2).sum() * blocks / (blocks - 1)) / bottoms.sum()
-        value[layer] = b
-    # experts of real layers are numbered at random: a coupling that is not sure is none
-    sure = np.abs(value) > 3 * error
-    reach = np.stack([value - 1.96 * error, value + 1.96 * error])
-    return np.where(sure, value, 0.0), reach
-
-
 def _decoupled(
     apart: Float64, look: Seen, coupling: Float64
 ) -> tuple[Float64, Float64]:
     """Each layer's own deviation ``[n, L, E]``, and the variance of its error."""
-    own, noise = apart.copy(), look.noise.copy()
+    first = len(look.noise) - len(apart)
+    own, noise = apart.copy(), look.noise[first:].copy()
     rows = look.rows.shape[1]
     for layer in np.flatnonzero(coupling):
-        b = coupling[layer]
-        own[:, layer] -= b * apart[:, layer - 1]
+        b, by = coupling[layer], look.weight[layer]
+        before = apart[:, layer - 1]
+        own[:, layer] -= b * (before - (before @ by)[:, None])
         if rows > 1:
-            mixed = look.rows[:, :, layer] - b * look.rows[:, :, layer - 1]
+            before = look.rows[first:, :, layer - 1]
+            mixed = look.rows[first:, :, layer] - b * (
+                before - (before @ by)[..., None]
+            )
             noise[:, layer] = (mixed**2).sum(axis=1) / (rows - 1) / rows
         else:
-            noise[:, layer] += b**2 * look.noise[:, layer - 1]
+            noise[:, layer] += b**2 * look.noise[first:, layer - 1]
     return own, noise
 
 

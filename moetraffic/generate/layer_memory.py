@@ -28,7 +28,6 @@ class LayerMemory:
     phi: Float64  # [J]
     sd: Float64  # [J]
     scale: Float64  # [E] mean square 1, by load
-    total: float  # variance that was seen, noise included
     memories: Memories
     slots: list[int]  # the place of each memory
 
@@ -53,7 +52,6 @@ def fit_layer(
     count, experts = x.shape
     total = np.maximum((x**2).mean(axis=0), 1e-12)
     by_chance = noise.mean(axis=0)
-    seen = float((total * weight).sum())
     state = np.maximum(total - by_chance, 0.02 * total)
     # of the series as they are fitted, each with variance 1
     share = float(np.clip((by_chance / total).clip(0, 0.98) @ weight, 0.0, 0.98))
@@ -79,6 +77,4 @@ def fit_layer(
     trust = swings / (swings + TRUST)
     scale = (state / mean) ** (trust / 2)
     scale /= np.sqrt(scale**2 @ weight)
-    return LayerMemory(
-        phi=phi, sd=sd, scale=scale, total=seen, memories=memories, slots=slots
-    )
+    return LayerMemory(phi=phi, sd=sd, scale=scale, memories=memories, slots=slots)

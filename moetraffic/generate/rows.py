@@ -31,7 +31,7 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+from scipy.special import ndtr
 
 from .dynamics import between_knots
 from .inclusion import inclusion
@@ -148,15 +148,20 @@ def row_weights(
     k
         Experts of a token.
     """
-    # factor by factor: the order of the sums is the same wherever this runs
-    out = rng.standard_normal((len(shared), len(own))) * own
-    for q in np.flatnonzero(factors.any(axis=0)):
-        out += np.multiply.outer(shared[:, q], factors[:, q])
+    out = rng.standard_normal((len(shared), len(own)))
+    out *= own
+    # no BLAS: it would sum in another order on other machines and threads
+    used = factors.any(axis=0)
+    out += np.einsum(
+        "rq,qe->re", shared[:, used], np.ascontiguousarray(factors.T[used])
+    )
     out += around.angle
     np.clip(out, 0.0, np.pi if k == 1 else np.pi - NEAR, out=out)
     np.cos(out, out=out)
     if k == 1:
-        return np.asarray((0.5 + LEAST) - 0.5 * out, np.float64)
+        out *= -0.5
+        out += 0.5 + LEAST
+        return out
     return np.asarray(around.ratio * ((1 - out) / (1 + out) + LEAST), np.float64)
 
 
@@ -181,25 +186,34 @@ def split_size(holds: Float64, deviation: Float64, *, k: int) -> Float64:
 DEVIATIONS = np.sqrt(MOST_VARIANCE) * np.linspace(0.0, 1.0, 48) ** 2
 """For which angles are tabled, denser where they are small."""
 
-LOGITS = np.linspace(-11.0, 0.0, 111)
+LOGITS = np.linspace(-16.0, 0.0, 161)
 """Of means up to a half, for which angles are tabled."""
+
+
+NODES = 200
+"""Of an integral over angles."""
 
 
 @cache
 def _table() -> Float64:
-    """Angles ``[48, 111]`` by deviation and logit of the mean, rows clipped at 0.
+    """Angles ``[48, 161]`` by deviation and logit of the mean, rows clipped at 0.
 
     Above a half the other side's is taken.
     """
-    normal = ndtri((np.arange(400) + 0.5) / 400)
-    means = 1 / (1 + np.exp(-LOGITS))
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
     out = np.empty((len(DEVIATIONS), len(LOGITS)))
-    for at, deviation in enumerate(DEVIATIONS):
-        angles = np.linspace(-4.0 * deviation, np.pi / 2, 600)
-        u = np.clip(angles[:, None] + deviation * normal, 0.0, np.pi)
-        got = 0.5 - 0.5 * np.cos(u).mean(axis=1)
-        # of a mean that no angle gives so far down, the lowest
-        out[at] = np.interp(means, got, angles)
+    out[0] = np.arccos(1 - 2 / (1 + np.exp(-LOGITS)))
+    for at, deviation in enumerate(DEVIATIONS[1:], 1):
+        angles = np.linspace(-6.0 * deviation, np.pi / 2, 600)[:, None]
+        low = np.maximum(angles - 8.0 * deviation, 0.0)
+        high = np.minimum(angles + 8.0 * deviation, np.pi)
+        u = low + (high - low) * (nodes + 1) / 2
+        dense = np.exp(-0.5 * ((u - angles) / deviation) ** 2)
+        dense *= (high - low) / (2 * deviation * np.sqrt(2 * np.pi))
+        got = (np.sin(u / 2) ** 2 * dense) @ weights
+        got += ndtr((angles[:, 0] - np.pi) / deviation)
+        logits = np.log(got / (1 - got))
+        out[at] = np.interp(LOGITS, logits, angles[:, 0])
     return out
 
 

@@ -1,10 +1,10 @@
 r"""The trend of a layer's states: from where they start to where they converge.
 
 :math:`\mu(t) = \mu_\infty + (\mu_0 - \mu_\infty) \exp(-t/\tau)`: linear in both ends,
-which least squares gives for each tau of a grid; what is left over has memory, so the
-squares are those of :math:`r^T V^{-1} r`, V the Toeplitz covariance of the memories:
-each residual less its best forecast from the ORDER before, over that forecast's error
-(Vecchia, J. R. Stat. Soc. B 50 (1988) 297).
+which least squares gives for each tau of a grid.  From there :mod:`.far_start` goes on:
+what is left over has memory, so the squares are those of :math:`r^T V^{-1} r`, V the
+Toeplitz covariance of the memories: each residual less its best forecast from the ORDER
+before, over that forecast's error (Vecchia, J. R. Stat. Soc. B 50 (1988) 297).
 """
 
 from __future__ import annotations
@@ -50,28 +50,19 @@ class Trend:
         return np.asarray(self.level + (self.start - self.level) * faded, np.float64)
 
 
-def fit_trend(
-    state: Float64, *, memories: Memories | None = None, variance: float = 1.0
-) -> Trend:
-    """Fit the trend of ``[n, E]`` states.
+def fit_trend(state: Float64) -> Trend:
+    """Fit the trend of ``[n, E]`` states, what is left over taken for white.
 
     Parameters
     ----------
     state
         Centred logarithms.
-    memories
-        Of what the trend leaves over; None: it is taken for white.
-    variance
-        Of what the trend leaves over, noise included.
     """
     x = state[:LONGEST]
     count, experts = x.shape
     taus = np.geomspace(1.0, max(2.0, count * SLOWEST), GRID)
     steps = np.arange(count)
     basis = np.column_stack([np.ones(count), *(np.exp(-steps / tau) for tau in taus)])
-    if memories is not None:
-        both = whitened(np.column_stack([basis, x]), memories) / np.sqrt(variance)
-        basis, x = both[:, : GRID + 1], both[:, GRID + 1 :]
     squares = (x**2).sum()
     grams = basis.T @ basis
     hits = basis.T @ x
@@ -81,8 +72,7 @@ def fit_trend(
         pair = np.ix_([0, at + 1], [0, at + 1])
         ends[at] = np.linalg.solve(grams[pair], hits[[0, at + 1]])
         left[at] = squares - (ends[at] * hits[[0, at + 1]]).sum()
-    if memories is None:
-        left *= count * experts / max(left.min(), 1e-300)
+    left *= count * experts / max(left.min(), 1e-300)
     best = int(left.argmin())
     tau = _between(np.log(taus), left, best)
     inside = np.flatnonzero(left <= left.min() + 3.84)
