@@ -34,7 +34,8 @@ def compiled(function: Callable[..., Any], *signature: Any, kept: bool = True) -
     how = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(*signature, cache=kept, **how)(function)
-    except RuntimeError:
+    except (RuntimeError, OSError):
         if not kept:
             raise
-        return compiled(function, *signature, kept=False)  # no folder to keep it in
+        # there is no folder to keep it in, or no room
+        return compiled(function, *signature, kept=False)

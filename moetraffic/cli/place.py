@@ -122,4 +122,10 @@ def place(
 
 
 def _placed(name: str, replicas: int, load: Any, ranks: int) -> Any:
+    if replicas > len(load) * (ranks - 1):
+        raise LayoutError(
+            f"no rank needs an expert twice, but {replicas} more replicas of "
+            f"{len(load)} experts are more than {ranks} ranks can hold once: lower "
+            f"--replicas to {len(load) * (ranks - 1)} at most"
+        )
     return place_experts(name, load, ranks, len(load) + replicas)

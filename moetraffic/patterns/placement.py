@@ -133,12 +133,6 @@ def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int6
             f"every expert needs a slot, but there are {len(load)} experts and {slots} "
             "slots: raise the number of replicas"
         )
-    if slots > len(load) * ranks:
-        raise LayoutError(
-            f"no rank needs an expert twice, but {slots - len(load)} more replicas of "
-            f"{len(load)} experts are more than {ranks} ranks can hold once: lower "
-            f"--replicas to {len(load) * (ranks - 1)} at most"
-        )
     if slots % ranks:
         raise LayoutError(
             f"each rank holds as many experts, but {slots} slots ({len(load)} experts "

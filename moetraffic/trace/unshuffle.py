@@ -45,7 +45,7 @@ def unshuffle(planes: Planes, out: npt.NDArray[Any]) -> None:
     if width == 4 and _Bill.here:
         _Bill.bytes += planes.size
         if _Bill.four is None and _Bill.bytes > PATIENCE:
-            _Bill.four = _compile()
+            _Bill.four = machine_code.compiled(_four, SIGNATURE)
         if _Bill.four is not None:
             _Bill.four(planes, out.reshape(-1).view(np.uint32))
             return
@@ -81,11 +81,3 @@ def _four(planes: Any, out: Any) -> None:
             | (np.uint32(planes[2, at]) << np.uint32(16))
             | (np.uint32(planes[3, at]) << np.uint32(24))
         )
-
-
-def _compile() -> Unshuffle:
-    try:
-        made: Unshuffle = machine_code.compiled(_four, SIGNATURE)
-    except OSError:  # no room on disk to keep it
-        made = machine_code.compiled(_four, SIGNATURE, kept=False)
-    return made

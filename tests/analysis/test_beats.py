@@ -114,9 +114,7 @@ def test_real_runs_are_told_whole(captured: Path) -> None:
             assert rhythm.cycles > 10
             assert rhythm.burst_lengths is not None
             assert rhythm.burst_lengths.number == rhythm.bursts
-            assert np.isfinite([rhythm.jitter, rhythm.likeness]).all()
-            # a link that much else delayed may show no period in its own series
-            assert np.isfinite(rhythm.acf) == np.isfinite(rhythm.period_ns)
+            assert np.isfinite([rhythm.jitter, rhythm.likeness, rhythm.acf]).all()
             assert beat.amount > 0
         # four phases, two layers, two micro-batches
         assert told["rank 0"].rhythm.cycle_bursts in range(12, 17)

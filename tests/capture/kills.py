@@ -23,7 +23,7 @@ from moetraffic.capture import Recorder
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 
-RUNS, RANKS, WINDOW = 8, 2, 16
+RUNS, RANKS, WINDOW = 18, 2, 16
 WORK = Workload(
     model=ModelShape(layers=2, hidden=16, heads=1, sequence=16, experts=4),
     gating=Gating(k=2),

@@ -19,7 +19,7 @@ from moetraffic.trace.merge import merge
 
 
 def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> None:
-    assert len(killed) == 8
+    assert len(killed) == 18
     assert {len(run["victims"]) for run in killed} == {1, 2}
     for run in killed:
         merged = merge(Path(run["folder"]) / "run.h5.segments")

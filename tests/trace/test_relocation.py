@@ -128,7 +128,6 @@ def test_the_same_place_is_the_same_trace() -> None:
 def test_nothing_is_lost_wherever_the_experts_lie(
     ep: int, ranks: int, name: str, more: int, every: int, drops: bool, seed: int
 ) -> None:
-    more = more if ep > 1 else 0  # one rank holds each expert once
     trace = made(ranks=8, experts=8, ep=8, drops=drops, seed=seed)
     ep = min(ep, ranks)
     moved = relocate(trace, to(ranks, ep, name, more, every))
