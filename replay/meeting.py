@@ -15,7 +15,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -364,14 +364,17 @@ class Meeting:
 
     def _look_around(self) -> dict[str, str]:
         """What became of the ranks of this host, where that can be seen."""
-        found = {}
+        states = {rank: state_of(self._offers[rank].pid) for rank in self._near()}
+        return {str(r): state for r, state in states.items() if state != "running"}
+
+    def _near(self) -> list[int]:
+        """The ranks whose processes can be seen from here, once all have met."""
         mine = self._offers[self._seat.rank] if self._offers else None
-        for rank, offer in enumerate(self._offers):
-            if mine and (offer.node, offer.space) == (mine.node, mine.space):
-                state = state_of(offer.pid)
-                if state != "running":
-                    found[str(rank)] = state
-        return found
+        return [
+            rank
+            for rank, offer in enumerate(self._offers)
+            if mine and (offer.node, offer.space) == (mine.node, mine.space)
+        ]
 
     def _ask(self, mine: Report) -> RankError:
         """Wait a moment for the other ranks' reports, and judge."""
@@ -391,7 +394,20 @@ class Meeting:
             # the others are leaving as well, and cannot say so
             missing = missing if served_by_agent() else {0}
             reports.pop(0, None)
-        return inquest(reports, missing, self._look_around())
+        return inquest(reports, missing, self._last_sight(missing, until))
+
+    def _last_sight(self, missing: Collection[int], until: float) -> dict[str, str]:
+        """What became of the ranks of this host, those that are ending included.
+
+        A process that is killed closes its connections before it is gone: who hears
+        of it by them may look too early.
+        """
+        near = {str(r) for r in self._near() if r in missing}
+        while True:
+            seen = self._look_around()
+            if near <= seen.keys() or time.monotonic() >= until:
+                return seen
+            time.sleep(_LOOK_S)
 
 
 def _failure(error: RankError, *, told: bool = False) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from moetraffic.launch import heartbeat
-from moetraffic.replay import make_plan
+from moetraffic.launch.processes import state_of
+from moetraffic.replay import make_plan, meeting
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.meeting import Meeting
 from moetraffic.trace.trace import Trace
@@ -109,6 +110,29 @@ def test_without_a_supervisor_the_others_name_a_killed_rank(toy_file, unsupervis
         "crashed\n"
     )
     assert said[2] == ""
+
+
+def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
+    toy_file, unsupervised, monkeypatch
+):
+    """A process closes its connections before it ends; on a busy machine, long."""
+    first_looks: list[float] = []
+
+    def late(pid):
+        first_looks.append(time.monotonic())
+        return "running" if time.monotonic() < first_looks[0] + 1.5 else state_of(pid)
+
+    monkeypatch.setattr(meeting, "state_of", late)
+
+    def fault(rank, arguments):
+        if rank == 0:
+            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    path = toy_file(world=3)
+    said = unsupervised(path, fault)
+    with Trace.open(path) as trace:
+        place = named(trace, 0, 20 % LENGTH)
+    assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
 
 
 def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
