@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def run(
     given = list(arguments) if arguments is not None else None
     try:
         told = _configured(app, verb) if verb else {}
-        code = app(given, standalone_mode=False, prog_name=name, default_map=told)
+        code = _command(app)(
+            given, standalone_mode=False, prog_name=name, default_map=told
+        )
         sys.stdout.flush()
     except Interrupted as error:
         refuse(str(error))
@@ -92,6 +95,12 @@ def run(
     return int(code or 0)
 
 
+@cache
+def _command(app: typer.Typer) -> Any:
+    """What parses the arguments: to read every verb's signature takes a while."""
+    return typer.main.get_command(app)
+
+
 def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
     """What the configuration file that the environment names says of a verb."""
     path = configuration.asked()
@@ -99,7 +108,7 @@ def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
         return {}
     # other verbs' tables are not looked at: they were, where the verb was chosen
     told = configuration.read(Path(path), [verb], strict=False)
-    command = typer.main.get_command(app)
+    command = _command(app)
     return configuration.defaults(told.get(verb, {}), verb, command.params, path)
 
 
