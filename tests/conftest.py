@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Several processes run the tests, and ranks beside them: where each has threads on
+# every core, these spin for one that waits for its turn, and a product of two small
+# matrices takes a tenth of a second.  It is read where torch and numpy are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # make test tries some of the cases, make test-all many
 settings.register_profile(
     "moetraffic",
