@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ _GUARD = str(Path(__file__).with_name("guard.py"))
 _LAST_LINES = 60
 _LONGEST_LINE = 2000  # characters
 _CHUNK = 1 << 16
+_LOOK_S = 0.005
 
 
 class RankProcess:
@@ -87,6 +89,20 @@ class RankProcess:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
 
+    def outlast(self, until: float) -> None:
+        """Wait until what the rank had started is gone too, after its kill.
+
+        A process that was killed lives until it is its turn on a core, and nobody but
+        its own parent, the ended rank, is told of its end.
+
+        Parameters
+        ----------
+        until
+            Of the monotonic clock: when to leave it to the kernel.
+        """
+        while _group_lives(self.pid) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
     def read(self) -> bool:
         """Take in what stderr holds; False when it has ended."""
         while True:
@@ -114,6 +130,22 @@ class RankProcess:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return  # nothing of the group is left
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of the group runs; one that waits to be reaped does not."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = process.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended, or is somebody else's
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            return True
+    return not Path("/proc/self/stat").exists()  # it may, where that is not told
 
 
 def state_of(pid: int) -> str:

@@ -18,6 +18,7 @@ from .environment import FILE_STORE, Seat
 from .processes import RankProcess
 
 _LOOK_EVERY_S = 0.05
+_REST_S = 2.0  # how long the kernel may take to end what was killed
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16  # a line of the pipe without an end is dropped
 
@@ -204,6 +205,8 @@ class Watch:
                 state.killed = True
         for process in self._processes:
             process.kill()
+        for process in self._processes:
+            process.outlast(now + _REST_S)
         self._look(now)
         self._on_event = None  # the last words are for the verdict
         self._hear()

@@ -264,6 +264,22 @@ def test_what_a_rank_started_ends_with_it(run, tmp_path, is_alive):
     assert not is_alive(int((tmp_path / "child").read_text()))
 
 
+def test_what_a_rank_started_is_gone_also_where_it_must_wait_for_a_core(
+    run, tmp_path, is_alive
+):
+    assert run(
+        """
+        import subprocess
+        command = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+        children = [subprocess.Popen(command).pid for _ in range(8)]
+        (here / "children").write_text(" ".join(map(str, children)))
+        """,
+        ranks=1,
+    ).ok
+    children = (tmp_path / "children").read_text().split()
+    assert not [pid for pid in children if is_alive(int(pid))]
+
+
 def test_a_command_that_does_not_exist_is_named():
     outcome = launch(["no-such-command-at-all"], ranks=2, grace_s=0.2)
     assert not outcome.ok
