@@ -11,8 +11,8 @@ from math import comb
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from scipy.special import gammaln
-from scipy.stats import binom
 
 from moetraffic.errors import AnalysisError
 
@@ -175,7 +175,7 @@ def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
     """Exact mean entropy in bits of W x E counts, each binomial (N, k/E)."""
     count = _likely(tokens, k / experts)
     share = count / (tokens * k * sources)
-    chance = binom.pmf(count, tokens, k / experts)
+    chance = scipy.stats.binom.pmf(count, tokens, k / experts)
     return float(-experts * sources * (chance * share * np.log2(share)).sum())
 
 
@@ -251,7 +251,7 @@ def _mean_distance(steps: int, moving: float) -> float:
     moves = _likely(steps, moving)
     half = (moves + 1) // 2
     log_central = gammaln(2 * half + 1) - 2 * gammaln(half + 1) - half * np.log(4)
-    chance = binom.pmf(moves, steps, moving)
+    chance = scipy.stats.binom.pmf(moves, steps, moving)
     return float((chance * 2 * half * np.exp(log_central)).sum())
 
 

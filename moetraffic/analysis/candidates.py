@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
+import scipy
 
 from .autoregression import (
     Autoregression,
@@ -269,7 +269,9 @@ class Block:
         if alpha not in self._levels:
             x = self._filled
             start = (1 - alpha) * x[:, :1]
-            level, _ = lfilter([alpha], [1, alpha - 1], x, axis=1, zi=start)
+            level, _ = scipy.signal.lfilter(
+                [alpha], [1, alpha - 1], x, axis=1, zi=start
+            )
             self._levels = {alpha: np.asarray(level, np.float64)}  # one at a time
         return self._levels[alpha]
 

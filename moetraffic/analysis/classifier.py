@@ -19,9 +19,9 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from moetraffic.errors import AnalysisError
 
@@ -104,7 +104,7 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     many, few = int(mark.sum()), int((~mark).sum())
     if not (many and few):
         return float("nan")
-    ranks = rankdata(np.asarray(scores, np.float64))
+    ranks = scipy.stats.rankdata(np.asarray(scores, np.float64))
     return float((ranks[mark].sum() - many * (many + 1) / 2) / (many * few))
 
 

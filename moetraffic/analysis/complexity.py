@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -273,7 +273,7 @@ def _interval(value: float, of_windows: npt.NDArray[np.float64]) -> Interval:
     if len(known) < 3:
         return _NAN, _NAN
     error = float(known.std(ddof=1)) / len(known) ** 0.5
-    aside = float(student.ppf(0.975, len(known) - 1)) * error
+    aside = float(scipy.stats.t.ppf(0.975, len(known) - 1)) * error
     return max(0.0, value - aside), value + aside
 
 

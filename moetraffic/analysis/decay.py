@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import f as fisher
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -155,7 +155,7 @@ def decay(
     # Step 3: whether there is an approach at all, and the interval of tau.
     whole_squares = float((total * weight).sum())
     gain = (whole_squares - least) / least * freedom / (count + 1)
-    p = float(fisher.sf(gain, count + 1, freedom)) if least > 0 else 0.0
+    p = float(scipy.stats.f.sf(gain, count + 1, freedom)) if least > 0 else 0.0
     p = min(_TOLD_APART * p, 1.0)
     explained = 1 - float(_left(centred, t - t0, tau).sum() / total.sum())
     if not p <= 1 - confidence:
@@ -168,7 +168,7 @@ def decay(
             explained=explained,
             p=p,
         )
-    bound = least * (1 + float(fisher.ppf(confidence, 1, freedom)) / freedom)
+    bound = least * (1 + float(scipy.stats.f.ppf(confidence, 1, freedom)) / freedom)
     inside = taus[squares <= bound]
     low = min(float(inside.min(initial=tau)), tau)
     high = max(float(inside.max(initial=tau)), tau)

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -143,7 +143,7 @@ def ema(series: npt.ArrayLike, *, alpha: float = 0.3, horizon: int = 1) -> Float
         return x
     if known.all():
         start = (1 - alpha) * x[:1]
-        level, _ = lfilter([alpha], [1, alpha - 1], x, axis=0, zi=start)
+        level, _ = scipy.signal.lfilter([alpha], [1, alpha - 1], x, axis=0, zi=start)
     else:
         level = np.empty_like(x)
         now = x[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import hypergeom
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -110,7 +110,7 @@ def hot_set(
     lags = np.arange(1, max(min(reach, steps - 1), 0) + 1)
     overlap, jaccard = _overlaps(members, known, lags, k)
     shared = np.arange(max(0, 2 * k - cells), k + 1)
-    chance = hypergeom.pmf(shared, cells, k, k)
+    chance = scipy.stats.hypergeom.pmf(shared, cells, k, k)
     random = k / cells
     counted = counting_overlap(
         x,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import chi2
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -178,7 +178,7 @@ def fit_memory(
     # Step 2: the maximum, and the intervals.
     found = _maximum(likelihood, worth / x.shape[1], noise_share, confidence)
     phi, noise, phi_range, noise_range, rise = found
-    if rise < float(chi2.ppf(confidence, 1)) / 2:
+    if rise < float(scipy.stats.chi2.ppf(confidence, 1)) / 2:
         return _unknown(
             len(x), "nothing tells the series from white noise", series=worth
         )
@@ -301,7 +301,7 @@ def _maximum(
     zooms: int = ZOOMS,
 ) -> tuple[float, float, Range, Range, float]:
     """phi, noise, their intervals, and how far above white noise the likelihood is."""
-    drop = float(chi2.ppf(confidence, 1)) / 2
+    drop = float(scipy.stats.chi2.ppf(confidence, 1)) / 2
     # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi).  And a, by
     # the logarithm of the noise over what is new in p in a step: of a slow series that
     # ratio is known long before phi and a are, which would make a narrow ridge.

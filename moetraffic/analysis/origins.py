@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -190,7 +190,7 @@ def gain(
         )
     left = 1 - above / below
     spread = float(np.sqrt((blocks - 1) / blocks * ((left - left.mean()) ** 2).sum()))
-    reach = float(student.ppf(0.975, blocks - 1)) * spread
+    reach = float(scipy.stats.t.ppf(0.975, blocks - 1)) * spread
     return Ratio(
         value=value, error=spread, low=value - reach, high=value + reach, blocks=blocks
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import welch
+import scipy
 
 from moetraffic.trace import Trace
 
@@ -108,7 +108,9 @@ def _spectrum(
     size = min(BINS_A_STEP * STEPS_A_WINDOW, len(series))
     if size < 4 * BINS_A_STEP or not series.std() > 0:
         return None
-    frequency, power = welch(series, fs=1e9 / width, nperseg=size, detrend="constant")
+    frequency, power = scipy.signal.welch(
+        series, fs=1e9 / width, nperseg=size, detrend="constant"
+    )
     total = float(power[1:].sum())
     if not total > 0:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -82,7 +82,7 @@ def tolerance(
             "raise --seeds"
         )
     sigma = float(losses[0].std(ddof=1))
-    reach = float(stats.t.ppf(0.5 + confidence / 2, seeds - 1)) / np.sqrt(seeds)
+    reach = float(scipy.stats.t.ppf(0.5 + confidence / 2, seeds - 1)) / np.sqrt(seeds)
     increases, p_star, borne = [], 0.0, True
     for at in range(1, count):
         paired = losses[at] - losses[0]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from scipy.special import ndtri
-from scipy.stats import norm
 
 from moetraffic.errors import AnalysisError
 
@@ -179,7 +179,7 @@ def _trend(x: Float64, steps: Float64, confidence: float, serial: bool) -> Trend
     return Trend(
         tau=tau,
         z=z,
-        p=2 * norm.sf(np.abs(z)),
+        p=2 * scipy.stats.norm.sf(np.abs(z)),
         slope=slope,
         low=np.where(enough, low, np.nan),
         high=np.where(enough, high, np.nan),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 from moetraffic.errors import AnalysisError
 
@@ -227,7 +227,9 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
     spread = np.maximum(np.linalg.eigvalsh(gram), 0.0)
     directions = max(1.0, float(spread.sum() ** 2 / (spread**2).sum()))
     ratio = far / (within * (1 + 1 / number))
-    return float(stats.f.sf(max(ratio, 0.0), directions, directions * (number - 1)))
+    return float(
+        scipy.stats.f.sf(max(ratio, 0.0), directions, directions * (number - 1))
+    )
 
 
 def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
@@ -274,7 +276,7 @@ def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
     error = float(further.std(ddof=1)) / np.sqrt(number - 1)
     if not error > 0:
         return 1.0 if further.mean() <= 0 else 0.0
-    return float(stats.t.sf(further.mean() / error, number - 1))
+    return float(scipy.stats.t.sf(further.mean() / error, number - 1))
 
 
 def swap_p(
