@@ -65,7 +65,8 @@ def beat(
     global _last
     _last = event, operation, time.monotonic(), within_s
     if within_s:
-        fields["within_s"] = within_s
+        # an operation that was counted before is no sign that the silence is over
+        fields |= {"within_s": within_s, "counted": _counted[0]}
     fd = _pipe()
     if fd is None:
         return

@@ -186,6 +186,9 @@ class Watch:
         state.changed_s = time.monotonic()
         within_s = said.get("within_s", 0.0)
         state.within_s = within_s if isinstance(within_s, (int, float)) else 0.0
+        counted = said.get("counted")
+        if state.within_s and isinstance(counted, int):
+            state.entered = counted
         state.ready |= name in ("ready", "enter", "exit", "step")
         state.done |= name == "done"
         if name == "error":

@@ -184,6 +184,21 @@ def test_a_rank_that_never_gets_ready_is_named(run):
     assert "within 0.8 s of its start" in outcome.blame.reason
 
 
+def test_an_announced_silence_is_not_over_by_what_was_counted_before(run):
+    outcome = run(
+        """
+        count = heartbeat.counter()
+        beat("ready")
+        count[0] = 8
+        beat("step", "the writing", within_s=30.0)
+        time.sleep(1.0)
+        beat("done")
+        """,
+        operation_deadline_s=0.4,
+    )
+    assert outcome.ok, outcome.sentence
+
+
 def test_a_rank_that_does_not_end_after_it_is_done_is_ended(run):
     outcome = run(
         """
