@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 from moetraffic.analysis.occupation import Occupation
 
-from .figures import headline
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTS = (
     ("compute only", "#0072B2"),
@@ -49,6 +51,11 @@ def figure(found: Occupation, source: str = "") -> Figure:
     source
         What it was computed from, in words.
     """
+    # a table alone needs no matplotlib, which takes half a second to load
+    from matplotlib.figure import Figure
+
+    from .figures import headline
+
     shares = np.nan_to_num(found.shares[:, _ORDER])
     ranks = len(shares)
     length_ms = found.total.sum(axis=0) / np.maximum(found.known.sum(axis=0), 1) / 1e6
