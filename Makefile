@@ -44,9 +44,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
-$(VENV)/.ready-test: $(VENV)/.ready
+# all at once: pip need not resolve and build a second time
+$(VENV)/.ready-test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[test]'
-	touch $@
+	touch $(VENV)/.ready $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
 	$(PIP) --editable '.[docs]'
