@@ -217,8 +217,10 @@ def test_a_rank_that_does_not_end_after_it_is_done_is_ended(run):
 def test_a_mismatch_outranks_the_crashes_that_follow(run):
     outcome = run(
         """
-        beat("ready")
+        up()
         if rank == 0:
+            while not (here / "up-1").exists():  # its start may take longer than grace
+                time.sleep(0.01)
             os.abort()
         time.sleep(0.1)
         if rank == 1:
@@ -228,6 +230,7 @@ def test_a_mismatch_outranks_the_crashes_that_follow(run):
         time.sleep(60)
         """,
         ranks=3,
+        grace_s=1.5,
     )
     assert outcome.blame is not None
     assert (outcome.blame.rank, outcome.blame.operation) == (2, "operation 4")

@@ -96,6 +96,7 @@ def collectives(
         calls[operation](torch.ones(elements), root)
         behind = settled()
         told.append([before, behind, settled()])
+    dist.barrier()  # who leaves takes its connections along: not before all have looked
     return told
 
 
@@ -114,6 +115,7 @@ def counted(rank: int, world: int, workload: str, steps: int) -> list[Seen]:
 
     train(work, Counter(), groups=groups, corpus=_corpus())
     seen.append(settled())
+    dist.barrier()  # as above
     return seen
 
 
