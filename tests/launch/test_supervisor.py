@@ -83,6 +83,7 @@ def test_a_killed_rank_is_named_with_its_operation_and_signal(run):
         sys.exit("RuntimeError: Connection closed by peer [127.0.0.1]:4000")
         """,
         ranks=3,
+        grace_s=20.0,  # whoever is slow to start ends by itself too
     )
     assert not outcome.ok
     assert outcome.blame is not None
