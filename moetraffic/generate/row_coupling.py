@@ -16,19 +16,22 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-STEPS = 6
+STEPS = 8
 """Of the way to common directions."""
 
 GAIN = 3.0
 """Of the way in a step, for what coupling lacks."""
 
-CLOSE = 0.007
+CLOSE = 0.003
 """Lack of coupling that is none."""
 
-SHARPER = 4.0
+SHARED = (0.3, 5.0)
+"""By what a layer's shared variance is multiplied, at least and at most."""
+
+SHARPER = 8.0
 """Of the way in a step, for what coupling lacks."""
 
-SHARPEST = 1.0
+SHARPEST = 3.0
 """Largest power by which directions are told apart."""
 
 
@@ -136,7 +139,7 @@ def sharpened(factors: Float64, weight: Float64, power: float) -> Float64:
 
 
 def power_for(wanted: Float64, coupled: Callable[[float], Float64]) -> float:
-    """How sharp directions are when samples are coupled as wanted.
+    """How sharp directions are when samples are coupled as wanted, or more.
 
     Parameters
     ----------
@@ -149,8 +152,29 @@ def power_for(wanted: Float64, coupled: Callable[[float], Float64]) -> float:
     if not np.isfinite(wanted).all():
         return power
     for _ in range(STEPS):
-        lack = float((wanted - coupled(power)).mean())
+        lack = float((wanted - coupled(power)).max())
         if abs(lack) < CLOSE or (lack < 0 and not power):
             break
         power = float(np.clip(power + SHARPER * lack, 0.0, SHARPEST))
     return power
+
+
+def kept_for(wanted: Float64, coupled: Callable[[Float64], Float64]) -> Float64:
+    """By what each layer's shared variance is multiplied, ``[L]``; the rest is its own.
+
+    Parameters
+    ----------
+    wanted
+        ``[L]`` coupling of the counts.
+    coupled
+        Coupling of samples with so much shared ``[L]``; it grows with it.
+    """
+    kept = np.ones(len(wanted))
+    if not np.isfinite(wanted).all():
+        return kept
+    for _ in range(STEPS):
+        lack = wanted - coupled(kept)
+        if (np.abs(lack) < CLOSE).all():
+            break
+        kept = np.clip(kept * np.exp(GAIN * lack), *SHARED)
+    return kept

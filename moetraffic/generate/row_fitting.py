@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from .inclusion import counts, inclusion, weights_of
 from .latent import Seen
-from .row_coupling import coupling_of, power_for, shares_for, sharpened, turned
-from .rows import MOST_VARIANCE, RowSpread, middle, row_weights
+from .row_coupling import (
+    coupling_of,
+    kept_for,
+    power_for,
+    shares_for,
+    sharpened,
+    turned,
+)
+from .row_shares import colder, half_for, squares
+from .row_trial import RowTrial, trial_of
+from .rows import MOST_VARIANCE, RowSpread
 
 Float64 = npt.NDArray[np.float64]
 
 FACTORS = 12
 """Most factors that a rank's layers share."""
-
-TRIED = 1000
-"""Rows of a trial."""
 
 TRIES = 5
 
@@ -104,128 +107,60 @@ def calibrated(
     k, tokens
         Experts of a token, tokens of a row.
     """
-    _, rows, layers, _ = look.rows.shape
+    rows = look.rows.shape[1]
     if rows < 2:
         return spread
-    factors, offset = spread.factors.copy(), spread.offset.copy()
-    own = np.maximum(spread.variance - (factors**2).sum(axis=3), 0.0)
-    for at, (first, last) in enumerate(pairwise(edges)):
-        rng = np.random.default_rng(at)
-        shared = rng.standard_normal((TRIED, factors.shape[3]))
-        when = np.linspace(first, last - 1, TRIED).astype(np.int64)
-        rng.shuffle(when)
-        state = look.state[when]
-        real = look.rows[first:last] * look.answer[first:last, None]
-        size = look.own[first:last].mean(axis=0)
-        squares = (real**2).sum(axis=(0, 1)) / ((last - first) * (rows - 1))
-        wanted = squares / size - 1 / tokens  # [L, E]
-        trust = np.maximum(wanted, 0.0) / (np.maximum(wanted, 0.0) + 1 / tokens)
+    apart = look.rows * look.answer[:, None]
+    trials = [
+        trial_of(spread, look, at, range(*ends), k=k, tokens=tokens)
+        for at, ends in enumerate(pairwise(edges))
+    ]
 
-        def put_right(
-            at: int = at,
-            shared: Float64 = shared,
-            state: Float64 = state,
-            wanted: Float64 = wanted,
-            size: Float64 = size,
-            *,
-            trust: Float64,
-            tries: int,
-        ) -> None:
-            for layer in range(layers):
-                _put_right(
-                    factors[at, layer],
-                    own[at, layer],
-                    offset[at, layer],
-                    shared=shared,
-                    state=state[:, layer],
-                    wanted=wanted[layer],
-                    size=size[layer],
-                    trust=trust[layer],
-                    k=k,
-                    tries=tries,
-                )
+    def sampled(half: Float64) -> Float64:
+        """How much less colder experts vary than hotter ones, with such a half."""
+        tried = [trial.put_right(half, tries=TRIES) for trial in trials]
+        return colder([squares(*trial.seen(half)) for trial in tried])
 
-        put_right(trust=trust, tries=TRIES)
-        # Ranks that are alike in one layer are so in others
-        sample = partial(
-            _coupled,
-            own=own[at],
-            state=state + offset[at],
-            shared=shared,
-            rows=rows,
-            k=k,
-            tokens=tokens,
-        )
-        factors[at] = _as_alike(factors[at].copy(), size, coupling_of(real), sample)
-        put_right(trust=0.0 * trust, tries=TRIES - 2)
+    # Step 1: how much less cold experts vary
+    wanted = colder(
+        [
+            squares(apart[a:b], look.own[a:b], look.share[a:b])
+            for a, b in pairwise(edges)
+        ]
+    )
+    half = half_for(wanted, sampled)
+    done = []
+    for trial, (first, last) in zip(trials, pairwise(edges), strict=True):
+        # Step 2: ranks that are alike in one layer are so in others
+        right = trial.put_right(half, tries=TRIES)
+        right = _as_alike(right, half, coupling_of(apart[first:last]))
+        right = replace(right, trust=0.0 * right.trust)
+        # Step 3: what that has changed
+        done.append(right.put_right(half, tries=TRIES - 2))
+    factors = np.stack([trial.factors for trial in done])
+    own = np.stack([trial.own for trial in done])
     return replace(
         spread,
         factors=factors,
         variance=(factors**2).sum(axis=3) + own,
-        offset=offset,
+        offset=np.stack([trial.offset for trial in done]),
+        half=half,
     )
 
 
-def _as_alike(
-    factors: Float64,
-    size: Float64,
-    goal: Float64,
-    sample: Callable[[Float64], Float64],
-) -> Float64:
-    """Factors ``[L, E, Q]`` turned and sharpened until samples are coupled so."""
-    turn = shares_for(goal, lambda share: sample(turned(factors, size, share)))
+def _as_alike(trial: RowTrial, half: Float64, goal: Float64) -> RowTrial:
+    """With layers whose samples hang together so, ``[L]``."""
+
+    def coupled(factors: Float64) -> Float64:
+        return coupling_of(replace(trial, factors=factors).seen(half)[0])
+
+    factors, size = trial.factors, trial.size
+    turn = shares_for(goal, lambda share: coupled(turned(factors, size, share)))
     on_the_way = turned(factors, size, turn)
-    power = power_for(goal, lambda x: sample(sharpened(on_the_way, size, x)))
-    return sharpened(on_the_way, size, power)
-
-
-def _put_right(
-    factors: Float64,
-    own: Float64,
-    offset: Float64,
-    *,
-    shared: Float64,
-    state: Float64,
-    wanted: Float64,
-    size: Float64,
-    trust: Float64,
-    k: int,
-    tries: int,
-) -> None:
-    """Change one layer's factors, own variances and offsets in place.
-
-    Parameters
-    ----------
-    factors, own, offset
-        ``[E, Q]``, ``[E]`` variance, ``[E]``.
-    shared, state
-        ``[TRIED, Q]`` and ``[TRIED, E]`` of a trial.
-    wanted
-        ``[E]`` variance of rows over p (1 - p).
-    size
-        ``[E]`` p (1 - p).
-    trust
-        ``[E]`` how far each expert's own variance is wanted; 0: the layer's.
-    k, tries
-        Experts of a token; how often.
-    """
-    rng = np.random.default_rng(0)
-    target = inclusion(np.exp(state), k)
-    whole = weights_of(target.mean(axis=0), k)
-    for _ in range(tries):
-        variance = (factors**2).sum(axis=1) + own
-        around = middle(state + offset, np.sqrt(variance), k=k)
-        drawn = row_weights(rng, shared, factors, np.sqrt(own), around, k=k)
-        holds = inclusion(drawn, k)
-        offset += np.log(whole / weights_of(holds.mean(axis=0), k))
-        got = ((holds - target) ** 2).mean(axis=0) / size
-        together = (wanted * size).sum() / max((got * size).sum(), 1e-12)
-        alone = np.maximum(wanted, 0.0) / np.maximum(got, 1e-12)
-        alone = np.clip(alone / max(together, 1e-12), 0.25, 4.0)
-        ratio = np.clip(together, 0.0, 2.0) * alone**trust
-        ratio = np.minimum(ratio, MOST_VARIANCE / np.maximum(variance, 1e-12))
-        factors *= np.sqrt(ratio)[:, None]
-        own *= ratio
+    power = power_for(goal, lambda x: coupled(sharpened(on_the_way, size, x)))
+    sharp = replace(trial, factors=sharpened(on_the_way, size, power))
+    kept = kept_for(goal, lambda x: coupling_of(sharp.sharing(x).seen(half)[0]))
+    return sharp.sharing(kept)
 
 
 def _angles(look: Seen) -> Float64:
@@ -297,33 +232,6 @@ def _interval(angles: Float64, tokens: int) -> Float64:
     mean = each.mean(axis=0)
     error = each.std(axis=0) / np.sqrt(len(each))
     return np.stack([mean - 1.96 * error, mean + 1.96 * error])
-
-
-def _coupled(
-    factors: Float64,
-    *,
-    own: Float64,
-    state: Float64,
-    shared: Float64,
-    rows: int,
-    k: int,
-    tokens: int,
-) -> Float64:
-    """Coupling of layers ``[L]`` in samples, so many rows at a moment's state."""
-    rng = np.random.default_rng(0)
-    moments = len(shared) // rows
-    used = moments * rows
-    state = np.repeat(state[:moments], rows, axis=0)
-    variance = (factors**2).sum(axis=2) + own
-    out = np.empty((used, *own.shape))
-    for layer in range(len(own)):
-        around = middle(state[:, layer], np.sqrt(variance[layer]), k=k)
-        weights = row_weights(
-            rng, shared[:used], factors[layer], np.sqrt(own[layer]), around, k=k
-        )
-        weights /= weights.sum(axis=1, keepdims=True)
-        out[:, layer] = counts(rng, weights, k, tokens)
-    return coupling_of(out.reshape(moments, rows, *own.shape) / tokens)
 
 
 def drawn_apart(look: Seen, load: Float64, *, tokens: int) -> float:

@@ -5,13 +5,17 @@ once.  The probability :math:`\pi` that a token holds an expert is an angle
 :math:`2 \arcsin \sqrt{\pi}`, in which shares of any size vary alike: a rank's is
 
 .. math:: \pi_r = \frac{1 - \cos(\min(\max(a + u, 0), \pi))}{2}, \quad
-          u = \Lambda g + \psi h
+          u = w(\pi) (\Lambda g + \psi h)
 
 g (Q factors, shared by all layers of a rank) and h (its own in each cell) are standard
 normal, new for each rank and iteration; a is such that the mean over ranks is what the
 iteration's is.  To first order :math:`Var(\pi_r) = \pi (1 - \pi) Var(u)`, as of the
-reference's Dirichlet(c p) with :math:`Var(u) = 1/(c + 1)`: whatever a share is, and
-with it as it moves.  Some ranks hold nothing of an expert that few documents need.
+reference's Dirichlet(c p) with :math:`Var(u) = 1/(c + 1)`.  Experts that hold little
+do so in most documents: ranks differ less in them, by
+
+.. math:: w(\pi) = \sqrt{\frac{x (1 + s)}{x + s}}, \quad x = \pi E / k,
+
+which is 1 for an even share, and at any share where s is 0.
 
 Where a token holds k > 1 experts a rank's weights are the iteration's times the ratio
 of the odds :math:`\pi_r/(1 - \pi_r)` to the iteration's.
@@ -61,6 +65,8 @@ class RowSpread:
     factors: Float64  # [K, L, E, Q] Lambda
     variance: Float64  # [K, L, E] of u: diag(Lambda Lambda^T) + psi^2
     offset: Float64  # [K, L, E] of logarithms, keeps the load where sums bend it
+    # [L] s, of the even share: below, rows vary less; 0: as much at any share
+    half: Float64 = field(default_factory=lambda: np.zeros(1))
     # [1] variance of the mean of g over R ranks, times R: below 1 where no two ranks
     # read the same document, so that their mean varies less than it would by chance
     apart: Float64 = field(default_factory=lambda: np.ones(1))
@@ -98,10 +104,13 @@ class Middle:
     """What the rows of an iteration differ from."""
 
     angle: Float64  # [..., E] a
+    size: Float64  # [..., E] w, by which deviations are multiplied
     ratio: Float64  # [..., E] of a weight to the odds, for k > 1
 
 
-def middle(state: Float64, deviation: Float64, *, k: int) -> Middle:
+def middle(
+    state: Float64, deviation: Float64, *, k: int, half: npt.ArrayLike = 0.0
+) -> Middle:
     """The angles around which rows are, such that their mean is that of a state.
 
     Parameters
@@ -109,17 +118,40 @@ def middle(state: Float64, deviation: Float64, *, k: int) -> Middle:
     state
         ``[..., E]`` logarithms of weights.
     deviation
-        ``[..., E]`` standard deviation of u.
+        ``[..., E]`` standard deviation of u, of an expert with an even share.
     k
         Experts of a token.
+    half
+        ``[...]`` s.
     """
     weights = np.exp(state - state.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     holds = inclusion(weights, k)
+    size = at_share(holds, half, k=k)
     return Middle(
-        angle=_centre(holds, deviation),
+        angle=_centre(holds, size * deviation),
+        size=size,
         ratio=weights * (1 - np.minimum(holds, 1 - LEAST)) / np.maximum(holds, LEAST),
     )
+
+
+def at_share(holds: Float64, half: npt.ArrayLike, *, k: int) -> Float64:
+    """w, how far rows differ in an expert of some share, over that of an even one.
+
+    Parameters
+    ----------
+    holds
+        ``[..., E]`` probability that a token holds the expert.
+    half
+        ``[...]`` s.
+    k
+        Experts of a token.
+    """
+    relative = holds * (holds.shape[-1] / k)
+    s = np.asarray(half, np.float64)[..., None]
+    with np.errstate(invalid="ignore"):
+        square = relative * (1 + s) / (relative + s)
+    return np.asarray(np.sqrt(np.where(s > 0, square, 1.0)), np.float64)
 
 
 def row_weights(
@@ -155,6 +187,7 @@ def row_weights(
     out += np.einsum(
         "rq,qe->re", shared[:, used], np.ascontiguousarray(factors.T[used])
     )
+    out *= around.size
     out += around.angle
     np.clip(out, 0.0, np.pi if k == 1 else np.pi - NEAR, out=out)
     np.cos(out, out=out)

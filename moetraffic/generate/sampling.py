@@ -88,12 +88,16 @@ class SampledDemand:
                 lacks = regrouping.correction(np.exp(state), shares)
             deviation = np.sqrt((factors**2).sum(axis=2) + own**2)
             k = model.scenario.k
+            half = model.rows.half
+            around = middle(state + offset, deviation, k=k, half=half)
             size = None
             if split is not None:
-                size = split_size(inclusion(np.exp(state), k), deviation, k=k)
+                size = split_size(
+                    inclusion(np.exp(state), k), around.size * deviation, k=k
+                )
             yield _Moment(
                 state=state + offset,
-                around=middle(state + offset, deviation, k=k),
+                around=around,
                 parts=split,
                 size=size,
                 factors=factors,
@@ -111,8 +115,9 @@ class SampledDemand:
         rng = generator(self.seed, Use.COUNTS, iteration, x)
         shared = moment.shared[scene.slots.index(scene.exchanges[x].slot)]
         own = moment.own[layer]
+        every = moment.around
         around = Middle(
-            angle=moment.around.angle[layer], ratio=moment.around.ratio[layer]
+            angle=every.angle[layer], size=every.size[layer], ratio=every.ratio[layer]
         )
         rows = row_weights(
             rng,
