@@ -11,7 +11,8 @@ Of layer l with E experts, :math:`x_t = \mu(t) + d_t` is the logarithm of the we
   \sqrt{1 - \phi_j(t)^2} \epsilon`, one or several time scales j of standard deviation
   s, and each expert's own relative size r.  A negative memory is a load that is
   steered against, as a bias does.  Where training has not settled, the last z is an
-  AR(P) known by its partial autocorrelations (:mod:`.local_memory`).
+  AR(P) of each expert, known by its partial autocorrelations (:mod:`.local_memory`),
+  and :math:`\sum_e c_e d_e = 0`: some swing against each other, and others are calm.
 
 What depends on t is known at knots, of which there is one where training is steady
 from the beginning: routers that have just begun move faster and farther.
@@ -52,8 +53,10 @@ class Dynamics:
     phi: Float64  # [K, L, J] correlation one iteration apart, above -1 and below 1
     sd: Float64  # [K, L, J] standard deviation
     scale: Float64  # [K, L, E] each expert's relative deviation, mean square 1
-    # [K, L, P] partial autocorrelations of the last memory; P = 0: AR(1) by its phi
-    partial: Float64 = field(default_factory=lambda: np.zeros((1, 1, 0)))
+    # [K, L, E, P] partial autocorrelations of the last memory; P = 0: AR(1) by its phi
+    partial: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1, 0)))
+    # [K, L, E] c: deviations are those whose sum weighted by c is 0; [1, 1, 1]: any
+    balance: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1)))
     # [K, L] a: d becomes log(1 + a d)/a, which swings up less than exp; [1, 1]: none
     bend: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
     # [K, L] b: d of size s becomes d/sqrt(1 + b (d/s)^2), so bounded; [1, 1]: none
@@ -76,6 +79,24 @@ class Dynamics:
         sd = np.sqrt(now * share)
         scale = at_knots(self.knots, self.scale, iteration)
         return phi, sd[:, :, None] * scale[:, None, :]
+
+    def deviation(self, unit: Float64, iteration: float) -> Float64:
+        """d without the layers' coupling, ``[L, E, ...]``, of units ``[L, J, E, ...]``.
+
+        Where there is a balance, independent normal deviations given that they are in
+        balance: what one swings up by, those that swing as well go down by, and those
+        that are calm stay calm.
+        """
+        _, size = self.sizes(iteration)
+        tail = [1] * (unit.ndim - 3)
+        d = (unit * size.reshape(*size.shape, *tail)).sum(axis=1)
+        if not self.balance.any():
+            return np.asarray(d)
+        c = at_knots(self.knots, self.balance, iteration)
+        gain = (size**2).sum(axis=1) * c  # [L, E]
+        gain /= np.maximum((gain * c).sum(axis=1, keepdims=True), TINY)
+        c, gain = (x.reshape(*x.shape, *tail) for x in (c, gain))
+        return np.asarray(d - gain * (c * d).sum(axis=1, keepdims=True))
 
     def bent(self, deviation: Float64, iteration: float) -> Float64:
         """Deviations ``[L, E, ...]`` as they add to the trend (Box and Cox 1964)."""
@@ -107,13 +128,13 @@ class Dynamics:
         steps = Steps(self, unit)
         iteration = 0
         while True:
-            deviation = (steps.unit * size).sum(axis=1)
+            deviation = self.deviation(steps.unit, iteration)
             for layer in range(1, layers):
                 deviation[layer] += self.coupling[layer] * deviation[layer - 1]
             yield self.trend(iteration) + self.bent(deviation, iteration)
             iteration += 1
             _, size = self.sizes(iteration)
-            noise = generator(seed, Use.STATE, iteration).standard_normal(size.shape)
+            noise = generator(seed, Use.STATE, iteration).standard_normal(unit.shape)
             steps.take(iteration, noise)
 
 
@@ -123,7 +144,7 @@ class Steps:
     def __init__(self, dynamics: Dynamics, unit: Float64) -> None:
         self.dynamics, self.unit = dynamics, unit
         # of the last memory, the newest first
-        order = dynamics.partial.shape[2]
+        order = dynamics.partial.shape[3]
         self.past = np.zeros((order, unit.shape[0], *unit.shape[2:]))
         if order:
             self.past[:] = unit[:, -1]
@@ -137,28 +158,28 @@ class Steps:
         if not len(self.past):
             return
         weights, left = coefficients(at_knots(d.knots, d.partial, iteration))
-        tail = [1] * (noise.ndim - 2)
-        last = np.sqrt(left).reshape(-1, *tail) * noise[:, -1]
-        for weight, past in zip(weights.T, self.past, strict=True):
-            last += weight.reshape(-1, *tail) * past
+        tail = [1] * (noise.ndim - 3)
+        last = np.sqrt(left).reshape(*left.shape, *tail) * noise[:, -1]
+        for at, past in enumerate(self.past):
+            last += weights[..., at].reshape(*left.shape, *tail) * past
         self.unit[:, -1] = last
         self.past = np.concatenate([last[None], self.past[:-1]])
 
 
 def coefficients(partial: Float64) -> tuple[Float64, Float64]:
-    """Weights ``[L, P]`` of an AR(P) of variance 1, and the variance of what is new.
+    """Weights ``[..., P]`` of an AR(P) of variance 1, and the variance of what is new.
 
     Parameters
     ----------
     partial
-        ``[L, P]`` partial autocorrelations, between -1 and 1 (O. Barndorff-Nielsen, G.
-        Schou, J. Multivar. Anal. 3 (1973) 408: any such make a steady AR).
+        ``[..., P]`` partial autocorrelations, between -1 and 1 (O. Barndorff-Nielsen,
+        G. Schou, J. Multivar. Anal. 3 (1973) 408: any such make a steady AR).
     """
-    weights = partial[:, :1]
-    for h in range(1, partial.shape[1]):
-        here = partial[:, h : h + 1]
-        weights = np.concatenate([weights - here * weights[:, ::-1], here], axis=1)
-    return weights, np.asarray(np.prod(1 - partial**2, axis=1))
+    weights = partial[..., :1]
+    for h in range(1, partial.shape[-1]):
+        here = partial[..., h : h + 1]
+        weights = np.concatenate([weights - here * weights[..., ::-1], here], axis=-1)
+    return weights, np.asarray(np.prod(1 - partial**2, axis=-1))
 
 
 def at_knots(knots: Float64, values: Float64, iteration: float) -> Float64:

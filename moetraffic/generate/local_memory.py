@@ -5,10 +5,12 @@ about (a balancing loss under an optimiser with momentum) or back and forth (a b
 is turned each step).  So around each knot the autocovariance of what the trend leaves
 over is taken as it is, less the chance that counts add at lag 0,
 
-.. math:: c_h = \sum_t \sqrt{w_t w_{t+h}} \sum_e q_e x_{e,t} x_{e,t+h} / \sum_t w_t,
+.. math:: c_{e,h} = \sum_t \sqrt{w_t w_{t+h}} x_{e,t} x_{e,t+h} / (q_e \sum_t w_t),
 
-w a Gaussian kernel in :math:`\log(1 + t)` and q the experts' shares of the load; the
-partial autocorrelations of ORDER lags are those of the Durbin-Levinson recursion.
+w a Gaussian kernel in :math:`\log(1 + t)` and q the experts' shares of the load.  Some
+experts swing back and forth where others hardly stir: each has its own, as far as its
+counts tell it, and else that of those which move as far.  The partial autocorrelations
+of ORDER lags are those of the Durbin-Levinson recursion.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import toeplitz
+from scipy.optimize import nnls
 
 from .dynamics import at_knots
 
@@ -32,11 +34,23 @@ WIDTH = 0.18
 LEAST_WIDTH = 5.0
 """Standard deviation of the kernel, iterations, where the run is young."""
 
-STEADIEST = 0.985
+STEADIEST = 0.998
 """Largest partial autocorrelation."""
 
-NUGGET = 0.03
+NUGGET = 0.003
 """White part of the variance that any has: noise leaves autocovariances unsure."""
+
+OWN_TRUST = 15.0
+"""Iterations at which an expert's own memory counts for half, beside those alike."""
+
+ALIKE = 0.7
+"""Of the logarithms of variances: how near they are of experts that move alike."""
+
+FAINT = 0.01
+"""Variance over the mean expert's, below which chance hides how far one moves."""
+
+FREQUENCIES = 49
+"""At which spectra are looked at."""
 
 TRUST = 12.0
 """Iterations at which an expert's own size counts for half."""
@@ -46,17 +60,20 @@ TRUST = 12.0
 class LocalMemory:
     """How far and how smoothly L layers of E experts move around K knots."""
 
-    partial: Float64  # [K, L, ORDER] partial autocorrelations
+    partial: Float64  # [K, L, E, ORDER] partial autocorrelations
+    phi: Float64  # [K, L] the first of them, of all experts together
     sd: Float64  # [K, L]
     scale: Float64  # [K, L, E] mean square 1 by load
+    balance: Float64  # [K, L, E] how loads answer to states, the sum over E 1
 
     def placed(self) -> dict[str, Float64]:
         """As fields of :class:`~.Dynamics`: the only memory is the last."""
         return {
-            "phi": self.partial[..., :1],
+            "phi": self.phi[..., None],
             "sd": self.sd[..., None],
             "scale": self.scale,
             "partial": self.partial,
+            "balance": self.balance,
         }
 
 
@@ -87,9 +104,11 @@ def fit_local(
         ``[K]`` iterations.
     """
     count, layers, experts = apart.shape
-    partial = np.zeros((len(knots), layers, ORDER))
+    partial = np.zeros((len(knots), layers, experts, ORDER))
+    phi = np.zeros((len(knots), layers))
     sd = np.zeros((len(knots), layers))
     scale = np.ones((len(knots), layers, experts))
+    balance = np.empty((len(knots), layers, experts))
     # what moved far would count for more than what is near
     energy = (moved**2 / np.maximum(share, 1e-12)).sum(axis=2)  # [n, L]
     kernels = np.array([kernel(count, float(knot)) for knot in knots])
@@ -105,18 +124,18 @@ def fit_local(
         x = x * root[:, None, None] / np.sqrt(np.maximum(q, 1e-12))
         lagged = np.array(
             [
-                (x[: count - h] * x[h:]).sum(axis=(0, 2))
+                (x[: count - h] * x[h:]).sum(axis=0)
                 for h in range(min(ORDER, count - 1) + 1)
             ]
-        )  # [h, L]
-        by_chance = np.einsum("t,tle->le", w, chances)
-        chance = (by_chance / np.maximum(q, 1e-12)).sum(axis=1)
+        )  # [h, L, E]
+        by_chance = np.einsum("t,tle->le", w, chances) / np.maximum(q, 1e-12)
+        known = 1 / float((w**2).sum())
         for layer in range(layers):
-            c = lagged[:, layer].copy()
-            whole = c[0]
-            c[0] = max(c[0] - chance[layer], 1e-3 * whole, c[1:].max())
-            c[1:] *= _possible(c)
-            partial[at, layer] = _partial(c)
+            phi[at, layer], partial[at, layer] = _each(
+                lagged[:, layer], by_chance[layer], known
+            )
+        balance[at] = np.einsum("t,tle->le", w, answer)
+        balance[at] /= balance[at].sum(axis=1, keepdims=True)
         own = np.einsum("t,tle->le", w, apart**2)
         own = np.maximum(own - np.einsum("t,tle->le", w, noise), 0.05 * own)
         mean = np.maximum((own * q).sum(axis=1, keepdims=True), 1e-12)
@@ -124,7 +143,7 @@ def fit_local(
         trust = 1 / (w**2).sum() / (1 / (w**2).sum() + TRUST)
         found = np.clip(own / mean, 0.02, 50.0) ** (trust / 2)
         scale[at] = found / np.sqrt((found**2 * q).sum(axis=1, keepdims=True))
-    return LocalMemory(partial=partial, sd=sd, scale=scale)
+    return LocalMemory(partial=partial, phi=phi, sd=sd, scale=scale, balance=balance)
 
 
 def kernel(count: int, knot: float) -> Float64:
@@ -134,10 +153,52 @@ def kernel(count: int, knot: float) -> Float64:
     return np.asarray(w / w.sum(), np.float64)
 
 
-def _possible(c: Float64) -> float:
-    """By what lags above 0 are scaled for a process whose spectrum has no hole."""
-    lowest = float(np.linalg.eigvalsh(toeplitz(c))[0])
-    return min(1.0, float((1 - NUGGET) * c[0]) / max(float(c[0]) - lowest, 1e-300))
+def _each(lagged: Float64, chance: Float64, known: float) -> tuple[float, Float64]:
+    """Of a layer's experts together phi, and of each the partial autocorrelations.
+
+    Parameters
+    ----------
+    lagged
+        ``[P + 1, E]`` autocovariances of what is seen.
+    chance
+        ``[E]`` variance of its error.
+    known
+        Iterations that they were taken from.
+    """
+    experts = lagged.shape[1]
+    whole = _state(lagged.sum(axis=1), float(chance.sum()))
+    alone = np.stack(
+        [_state(c, float(n)) for c, n in zip(lagged.T, chance, strict=True)]
+    )  # [E, P + 1]
+    # those that move as far move alike: some swing, some hardly stir
+    far = np.log(np.maximum(alone[:, 0], FAINT * whole[0] / experts))
+    alike = np.exp(-0.5 * (np.subtract.outer(far, far) / ALIKE) ** 2)
+    partial = np.empty((experts, ORDER))
+    for expert, own in enumerate(alone):
+        among = _state(lagged @ alike[expert], float(chance @ alike[expert]))
+        # as far as an expert's own is known, and no chance
+        told = known * (own[0] / max(float(lagged[0, expert]), 1e-300)) ** 2
+        told /= told + OWN_TRUST
+        c = told * own / own[0] + (1 - told) * among / among[0]
+        partial[expert] = _partial(c)
+    return float(whole[1] / whole[0]), partial
+
+
+def _state(c: Float64, chance: float) -> Float64:
+    """Autocovariances ``[P + 1]`` of the states, of those of what is seen.
+
+    Chance leaves them such as no process has: the nearest that have a spectrum, which
+    is nowhere negative, are taken (C. L. Lawson, R. J. Hanson, Solving Least Squares
+    Problems, 1974, chapter 23).
+    """
+    least = max(1e-3 * float(c[0]), 1e-300)
+    seen = np.r_[max(c[0] - chance, least), c[1:]] / max(float(c[0]), 1e-300)
+    waves = np.cos(np.outer(np.arange(len(c)), np.linspace(0, np.pi, FREQUENCIES)))
+    power, _ = nnls(waves, seen)
+    out = waves @ power * max(float(c[0]), 1e-300)
+    out[0] = max(out[0], least)
+    out[1:] *= 1 - NUGGET
+    return np.asarray(out, np.float64)
 
 
 def _partial(c: Float64) -> Float64:

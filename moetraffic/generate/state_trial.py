@@ -8,8 +8,8 @@ the captured ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,12 @@ PATHS = 48
 """Drawn at once."""
 
 TRIES = 15
+
+ROUNDS = 2
+"""Tries, half as many each, that know how far means of samples wander."""
+
+SURE = 0.5
+"""Variance over that by chance, above which tails are told."""
 
 APART = 0.025
 """Moments that are looked at are so far apart, as a share of the run's age."""
@@ -64,57 +70,142 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
         Experts of a token.
     """
     count = len(load)
-    d = dynamics
     # loads of samples change slowly with age: they are looked at less often later
     when = _moments(count)
     nearest = np.abs(np.subtract.outer(np.arange(count), when)).argmin(axis=1)
-    kernels = np.array([kernel(count, knot) for knot in d.knots])  # [K, n]
-    middle = np.array([inclusion(np.exp(d.trend(t)), k) for t in range(count)])
+    kernels = np.array([kernel(count, knot) for knot in dynamics.knots])  # [K, n]
     few = np.zeros((len(kernels), len(when)))
     np.add.at(few.T, nearest, kernels.T)
-    noise = look.noise * look.answer**2
+    middle = np.array([inclusion(np.exp(dynamics.trend(t)), k) for t in range(count)])
+    goal = _goal(kernels, load, middle, look.noise * look.answer**2)
+    trial = _Trial(kernels=kernels, few=few, when=when, middle=middle, k=k)
+    d = trial.put_right(dynamics, goal, TRIES)
+    # A stretch of the run has a mean of its own, by chance, and varies around that one:
+    # what is there for good is less far apart than the means, and moves farther.
+    even = k / load.shape[2]
+    spread = goal.mean - even
+    for _ in range(ROUNDS):
+        slow = trial.wander(d)
+        off = (slow + goal.chance).sum(axis=2) / np.maximum(
+            (spread**2).sum(axis=2), 1e-15
+        )
+        kept = np.sqrt(np.clip(1 - off, 0.0, 1.0))[..., None]
+        more = replace(goal, mean=even + kept * spread, square=goal.square + slow)
+        d = trial.put_right(d, more, TRIES // 2)
+    return d
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Goal:
+    """What loads are to be around each knot."""
+
+    mean: Float64  # [K, L, E]
+    square: Float64  # [K, L, E] variance of the states' part
+    skew: Float64  # [K, L]
+    tail: Float64  # [K, L]
+    sure: npt.NDArray[np.bool_]  # [K, L] whether tails can be told from chance
+    trust: Float64  # [K, 1, 1] in each expert's own variance
+    chance: Float64  # [K, L, E] variance of the mean by rows' chance
+
+
+def _goal(kernels: Float64, load: Float64, middle: Float64, noise: Float64) -> _Goal:
     mean = np.einsum("kt,tle->kle", kernels, load)
     raw = [(load - middle) ** power for power in range(1, 5)]
     # what loads are off on average is the trend's, and no movement
-    wanted, cubes, fourth = _central(kernels, raw)
+    square, cubes, fourth = _central(kernels, raw)
     chance = np.einsum("kt,tle->kle", kernels, noise)
-    wanted = np.maximum(wanted - chance, 0.02 * wanted)
-    trust = 1 / (kernels**2).sum(axis=1)
-    trust = (trust / (trust + TRUST))[:, None, None]
-    wanted_skew = _skew(wanted, cubes, mean)
+    square = np.maximum(square - chance, 0.02 * square)
     # the fourth cumulant of normal noise is 0
-    fourth = fourth - 6 * wanted * chance - 3 * chance**2
-    wanted_tail = _tail(wanted, fourth, mean)
-    # where chance is most of what is seen, tails are not
-    sure = (wanted / mean).sum(axis=2) > 2 * (chance / mean).sum(axis=2)
-    for at in range(TRIES):
-        # what is put right together disturbs each other: in ever smaller steps
-        pace = min(1.0, 5 / (at + 1))
-        drawn = _loads(d, middle, k, when)
-        got, cubes, fourth = _central(few, drawn)
-        got_mean = np.einsum("kt,tle->kle", few, drawn[0])
-        got_mean += np.einsum("kt,tle->kle", kernels, middle)
-        by_layer = (wanted / mean).sum(axis=2) / np.maximum(
-            (got / mean).sum(axis=2), 1e-15
-        )
-        by_layer = np.clip(by_layer, *STEP)[:, :, None] ** pace
-        alone = np.clip(wanted / np.maximum(got, 1e-15), *STEP) ** pace / by_layer
-        scale = d.scale * np.sqrt(np.maximum(alone, 1e-3)) ** trust
-        unit = np.sqrt((scale**2 * mean).sum(axis=2) / mean.sum(axis=2))
-        more = _skew(got, cubes, mean) - wanted_skew
-        bend = np.clip(d.bend + pace * BEND * more, *MOST_BEND)
-        heavier = np.where(sure, _tail(got, fourth, mean) - wanted_tail, 0.0)
-        limit = np.clip(d.limit + pace * LIMIT * heavier, *MOST_LIMIT)
-        level = np.log(weights_of(mean, k) / weights_of(got_mean, k))
-        d = replace(
-            d,
-            bend=bend,
-            limit=limit,
-            scale=scale / unit[:, :, None],
-            sd=d.sd * np.sqrt(by_layer),
-            shift=d.shift + pace * np.clip(level, -0.5, 0.5),
-        )
-    return d
+    fourth = fourth - 6 * square * chance - 3 * chance**2
+    known = 1 / (kernels**2).sum(axis=1)
+    return _Goal(
+        mean=mean,
+        square=square,
+        skew=_skew(square, cubes, mean),
+        tail=_tail(square, fourth, mean),
+        # where chance is most of what is seen, tails are not
+        sure=(square / mean).sum(axis=2) > SURE * (chance / mean).sum(axis=2),
+        trust=(known / (known + TRUST))[:, None, None],
+        chance=np.einsum("kt,tle->kle", kernels**2, noise),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Trial:
+    """Samples of states, held against goals."""
+
+    kernels: Float64  # [K, n] weights of iterations around knots
+    few: Float64  # [K, m] those of the moments that are looked at
+    when: Int64  # [m]
+    middle: Float64  # [n, L, E] loads of the trend at first
+    k: int
+
+    def put_right(self, d: Dynamics, goal: _Goal, tries: int) -> Dynamics:
+        """The states nearer to the goal."""
+        mean = goal.mean
+        for at in range(tries):
+            # what is put right together disturbs each other: in ever smaller steps
+            pace = min(1.0, 5 / (at + 1))
+            drawn = self._loads(d)
+            got, cubes, fourth = _central(self.few, drawn)
+            got_mean = np.einsum("kt,tle->kle", self.few, drawn[0])
+            got_mean += np.einsum("kt,tle->kle", self.kernels, self.middle)
+            by_layer = (goal.square / mean).sum(axis=2) / np.maximum(
+                (got / mean).sum(axis=2), 1e-15
+            )
+            by_layer = np.clip(by_layer, *STEP)[:, :, None] ** pace
+            alone = np.clip(goal.square / np.maximum(got, 1e-15), *STEP) ** pace
+            alone = np.maximum(alone / by_layer, 1e-3)
+            scale = d.scale * np.sqrt(alone) ** goal.trust
+            unit = np.sqrt((scale**2 * mean).sum(axis=2) / mean.sum(axis=2))
+            more = _skew(got, cubes, mean) - goal.skew
+            heavier = np.where(goal.sure, _tail(got, fourth, mean) - goal.tail, 0.0)
+            level = np.log(weights_of(mean, self.k) / weights_of(got_mean, self.k))
+            d = replace(
+                d,
+                bend=np.clip(d.bend + pace * BEND * more, *MOST_BEND),
+                limit=np.clip(d.limit + pace * LIMIT * heavier, *MOST_LIMIT),
+                scale=scale / unit[:, :, None],
+                sd=d.sd * np.sqrt(by_layer),
+                shift=d.shift + pace * np.clip(level, -0.5, 0.5),
+            )
+        return d
+
+    def wander(self, d: Dynamics) -> Float64:
+        """Variance ``[K, L, E]`` of the mean load around knots, from run to run."""
+        _, layers, experts = self.middle.shape
+        sums = np.zeros((len(self.kernels), PATHS, layers, experts))
+        for t, load in self._drawn(d, range(len(self.middle))):
+            near = self.kernels[:, t] > 0
+            sums[near] += self.kernels[near, t, None, None, None] * load
+        return np.asarray(sums.var(axis=1, ddof=1), np.float64)
+
+    def _loads(self, d: Dynamics) -> Sequence[Float64]:
+        """Loads less the middle: mean and powers to the 4th at moments, [m, L, E]."""
+        out = np.empty((4, len(self.when), *self.middle.shape[1:]))
+        for at, (t, load) in enumerate(self._drawn(d, self.when.tolist())):
+            apart = load - self.middle[t]
+            for power in range(1, 5):
+                out[power - 1, at] = (apart**power).mean(axis=0)
+        return list(out)
+
+    def _drawn(self, d: Dynamics, when: Sequence[int]) -> Iterator[tuple[int, Float64]]:
+        """Loads ``[PATHS, L, E]`` of samples at some iterations, ascending."""
+        rng = np.random.default_rng(0)
+        _, size = d.sizes(0)
+        shape = (*size.shape, PATHS)
+        steps = Steps(d, np.zeros(shape))
+        at = 0
+        for t in range(when[-1] + 1):
+            if t:
+                steps.take(t, rng.standard_normal(shape))
+            if t < when[at]:
+                continue
+            moved = d.bent(d.deviation(steps.unit, t), t)
+            state = d.trend(t)[..., None] + moved
+            state -= state.max(axis=1, keepdims=True)
+            yield t, inclusion(np.exp(state).transpose(2, 0, 1), self.k)
+            at += 1
 
 
 def _central(
@@ -149,28 +240,3 @@ def _moments(count: int) -> Int64:
     while out[-1] < count - 1:
         out.append(min(out[-1] + max(1, int(APART * out[-1])), count - 1))
     return np.array(out)
-
-
-def _loads(d: Dynamics, middle: Float64, k: int, when: Int64) -> Sequence[Float64]:
-    """Loads less a middle: mean, square, cube and 4th power at moments, [m, L, E]."""
-    rng = np.random.default_rng(0)
-    _, size = d.sizes(0)
-    shape = (*size.shape, PATHS)
-    steps = Steps(d, np.zeros(shape))
-    out = np.empty((4, len(when), *middle.shape[1:]))
-    at = 0
-    for t in range(int(when[-1]) + 1):
-        if t:
-            steps.take(t, rng.standard_normal(shape))
-        if t < when[at]:
-            continue
-        _, size = d.sizes(t)
-        moved = (steps.unit * size[..., None]).sum(axis=1)
-        state = d.trend(t)[..., None] + d.bent(moved, t)
-        state -= state.max(axis=1, keepdims=True)
-        drawn = inclusion(np.exp(state).transpose(2, 0, 1), k)  # [PATHS, L, E]
-        apart = drawn - middle[t]
-        for power in range(1, 5):
-            out[power - 1, at] = (apart**power).mean(axis=0)
-        at += 1
-    return list(out)

@@ -35,8 +35,9 @@ from .scenario import Exchange, Scenario
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 2
-"""1 had ranks that differ by factors of weights in place of angles."""
+VERSION = 3
+"""1 had ranks that differ by factors of weights in place of angles; 2 had one memory
+for all experts of a layer."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
@@ -220,11 +221,15 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         "apart": (r.apart, (1,)),
     }
     if d.partial.size:
-        shapes["partial"] = (d.partial, (own, layers, d.partial.shape[-1]))
+        shapes["partial"] = (d.partial, (own, layers, experts, d.partial.shape[-1]))
+    if d.balance.any():
+        shapes["balance"] = (d.balance, (own, layers, experts))
     if d.bend.any():
         shapes["bend"] = (d.bend, (own, layers))
     if d.limit.any():
         shapes["limit"] = (d.limit, (own, layers))
+    if r.half.any():
+        shapes["half"] = (r.half, (layers,))
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
             raise container.damaged(f"{name} has the shape {array.shape} or no numbers")
@@ -237,6 +242,7 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         and (d.sd >= 0).all()
         and (r.variance >= 0).all()
         and (r.apart >= 0).all()
+        and (r.half >= 0).all()
         and (np.diff(d.knots) > 0).all()
         and (np.diff(r.knots) > 0).all()
         and d.knots[0] >= 0
