@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-HALVES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""s that are tried, until one is too much."""
+HALVES = (0.0, 0.25, 0.5, 1.0, 2.0)
+"""s that are tried, until one is too much; where none is, it is something else."""
 
 LEAST = 1e-12
 
@@ -87,4 +87,4 @@ def half_for(wanted: Float64, sampled: Callable[[Float64], Float64]) -> Float64:
         half = np.where(found, half, between)
         found |= now <= wanted
         before = now
-    return half
+    return np.asarray(np.where(found, half, 0.0), np.float64)

@@ -30,6 +30,9 @@ TRIES = 15
 ROUNDS = 2
 """Tries, half as many each, that know how far means of samples wander."""
 
+LEAST_LOAD = 1e-7
+"""Of an expert that got nothing, for its logarithm."""
+
 SURE = 0.5
 """Variance over that by chance, above which tails are told."""
 
@@ -90,7 +93,10 @@ def tried(dynamics: Dynamics, look: Seen, load: Float64, *, k: int) -> Dynamics:
             (spread**2).sum(axis=2), 1e-15
         )
         kept = np.sqrt(np.clip(1 - off, 0.0, 1.0))[..., None]
-        more = replace(goal, mean=even + kept * spread, square=goal.square + slow)
+        # by ratios: what is cold stays so
+        mean = (np.maximum(goal.mean, LEAST_LOAD) / even) ** kept
+        mean *= k / mean.sum(axis=2, keepdims=True)
+        more = replace(goal, mean=mean, square=goal.square + slow)
         d = trial.put_right(d, more, TRIES // 2)
     return d
 
