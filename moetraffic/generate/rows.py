@@ -180,6 +180,9 @@ def row_weights(
     k
         Experts of a token.
     """
+    size = around.size
+    if size.ndim == 1:  # cheaper in what all rows share
+        own, factors = own * size, factors * size[:, None]
     out = rng.standard_normal((len(shared), len(own)))
     out *= own
     # no BLAS: it would sum in another order on other machines and threads
@@ -187,7 +190,8 @@ def row_weights(
     out += np.einsum(
         "rq,qe->re", shared[:, used], np.ascontiguousarray(factors.T[used])
     )
-    out *= around.size
+    if size.ndim > 1:
+        out *= size
     out += around.angle
     np.clip(out, 0.0, np.pi if k == 1 else np.pi - NEAR, out=out)
     np.cos(out, out=out)

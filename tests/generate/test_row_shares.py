@@ -53,12 +53,16 @@ def test_the_half_is_found_where_samples_are_as_the_counts_and_else_none() -> No
 def test_a_known_half_is_recovered_from_counts(known_model) -> None:
     model = known_model(experts=16, ranks=16, tokens=256, variance=0.03, sd=0.8, far=0)
     model = replace(model, rows=replace(model.rows, half=np.full(2, 0.7)))
-    counts = np.concatenate([b for _, b in model.sample(iterations=400, seed=1).blocks()])
+    counts = np.concatenate(
+        [b for _, b in model.sample(iterations=400, seed=1).blocks()]
+    )
     found = fit_counts(counts, k=1, tokens=256).rows
     assert ((found.half > 0.3) & (found.half < 1.6)).all()
     assert found.variance.mean() == pytest.approx(0.03, rel=0.15)
     plain = replace(model, rows=replace(model.rows, half=np.zeros(2)))
-    counts = np.concatenate([b for _, b in plain.sample(iterations=400, seed=1).blocks()])
+    counts = np.concatenate(
+        [b for _, b in plain.sample(iterations=400, seed=1).blocks()]
+    )
     assert (fit_counts(counts, k=1, tokens=256).rows.half < 0.2).all()
 
 
