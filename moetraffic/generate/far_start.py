@@ -154,7 +154,8 @@ def _step(trend: Trend, now: Missed, memories: Memories | None) -> Trend:
     # the error of tau is that of both ends too
     inverse = np.linalg.inv(ends)
     inverse = inverse + np.einsum("ea,eb->eab", *2 * [solved[:, :, 0]]) / known
-    error = 1 / np.sqrt(known)
+    # where next to nothing tells it, any tau will do
+    reach = float(np.exp(min(1.96 / np.sqrt(known), 60.0)))
     return replace(
         trend,
         start=start - start @ by_load,
@@ -162,5 +163,5 @@ def _step(trend: Trend, now: Missed, memories: Memories | None) -> Trend:
         tau=tau,
         start_error=np.sqrt(inverse.sum(axis=(1, 2)) * (1 - 1 / experts)),
         level_error=np.sqrt(inverse[:, 0, 0] * (1 - 1 / experts)),
-        tau_bounds=(tau * np.exp(-1.96 * error), tau * np.exp(1.96 * error)),
+        tau_bounds=(tau / reach, tau * reach),
     )
