@@ -101,11 +101,11 @@ class RowTrial:
             ``[n, L, E]`` shares of the load, the sum over E 1.
         """
         rng = np.random.default_rng(0)
-        moments = len(self.shared) // self.rows
-        used = moments * self.rows
+        moments = max(1, len(self.shared) // self.rows)
+        used = np.arange(moments * self.rows) % len(self.shared)
         state = np.repeat((self.state + self.offset)[:moments], self.rows, axis=0)
         variance = (self.factors**2).sum(axis=2) + self.own
-        out = np.empty((used, *self.own.shape))
+        out = np.empty((len(used), *self.own.shape))
         for layer, own in enumerate(self.own):
             around = middle(
                 state[:, layer],
@@ -115,7 +115,7 @@ class RowTrial:
             )
             weights = row_weights(
                 rng,
-                self.shared[:used],
+                self.shared[used],
                 self.factors[layer],
                 np.sqrt(own),
                 around,

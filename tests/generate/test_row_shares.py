@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetraffic.generate import row_trial
 from moetraffic.generate.fitting import fit_counts
 from moetraffic.generate.row_coupling import kept_for
 from moetraffic.generate.row_shares import colder, half_for, squares
@@ -77,3 +78,14 @@ def test_what_layers_share_is_turned_into_their_own_and_back() -> None:
     assert coupled(kept_for(wanted, coupled)) == pytest.approx(wanted, abs=0.005)
     nothing = kept_for(np.full(3, np.nan), coupled)
     assert (nothing == 1).all()
+
+
+def test_more_ranks_than_rows_are_tried_at_once_are_fitted_as_well(
+    known_model, monkeypatch
+) -> None:
+    monkeypatch.setattr(row_trial, "TRIED", 100)
+    model = known_model(ranks=4, tokens=16, experts=4, far=0)
+    demand = model.sample(iterations=32, seed=1, ranks=150)
+    found = fit_counts(np.concatenate([b for _, b in demand.blocks()]), k=1, tokens=16)
+    assert np.isfinite(found.rows.factors).all()
+    assert found.rows.variance.mean() == pytest.approx(0.015, rel=0.3)
