@@ -28,11 +28,11 @@ CLOSE = 0.003
 SHARED = (0.3, 5.0)
 """By what a layer's shared variance is multiplied, at least and at most."""
 
-SHARPER = 8.0
-"""Of the way in a step, for what coupling lacks."""
+POWERS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
+"""That are tried, for what common directions do not couple."""
 
-SHARPEST = 3.0
-"""Largest power by which directions are told apart."""
+WORTH = 0.02
+"""Coupling that a larger power must gain: it changes how layers vary."""
 
 
 def coupling_of(apart: Float64) -> Float64:
@@ -146,17 +146,18 @@ def power_for(wanted: Float64, coupled: Callable[[float], Float64]) -> float:
     wanted
         ``[L]`` coupling of the counts.
     coupled
-        Coupling of samples at a power; it grows with it.
+        Coupling of samples at a power.
     """
-    power = 0.0
     if not np.isfinite(wanted).all():
-        return power
-    for _ in range(STEPS):
-        lack = float((wanted - coupled(power)).max())
-        if abs(lack) < CLOSE or (lack < 0 and not power):
+        return 0.0
+    best, least = 0.0, np.inf
+    for power in POWERS:
+        lack = max(float((wanted - coupled(power)).max()), 0.0)
+        if lack < least - (WORTH if power else 0.0):
+            best, least = power, lack
+        if lack < WORTH:
             break
-        power = float(np.clip(power + SHARPER * lack, 0.0, SHARPEST))
-    return power
+    return best
 
 
 def kept_for(wanted: Float64, coupled: Callable[[Float64], Float64]) -> Float64:

@@ -53,7 +53,7 @@ GOLDEN = (5**0.5 - 1) / 2
 LEAST = 1e-9
 """What any expert keeps of its weight."""
 
-NEAR = 0.03
+NEAR = 0.002
 """Angle that is left to a probability of 1 where weights are odds."""
 
 
@@ -68,7 +68,7 @@ class RowSpread:
     # [L] s, of the even share: below, rows vary less; 0: as much at any share
     half: Float64 = field(default_factory=lambda: np.zeros(1))
     # [1] variance of the mean of g over R ranks, times R: below 1 where no two ranks
-    # read the same document, so that their mean varies less than it would by chance
+    # read the same document, above where they read parts of the same
     apart: Float64 = field(default_factory=lambda: np.ones(1))
 
     def shared(self, rng: np.random.Generator, *, slots: int, ranks: int) -> Float64:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from moetraffic.generate.inclusion import counts
 from moetraffic.generate.rows import middle, row_weights
 
 SHARES = np.array([1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3])
@@ -47,3 +48,17 @@ def test_factors_of_no_layer_change_nothing() -> None:
         return row_weights(rng, shared, factors, np.full(4, 0.1), around, k=1)
 
     assert np.array_equal(drawn(np.zeros((4, 3))), drawn(np.zeros((4, 0))))
+
+
+def test_where_two_experts_hold_every_token_no_other_gets_any() -> None:
+    """Layers that collapse send nothing at all to the rest for tens of iterations."""
+    rng = np.random.default_rng(0)
+    state = np.array([0.0, 0.2, -40.0, -40.0, -40.0, -40.0])
+    around = middle(state, np.full(6, 0.3), k=2)
+    shared = rng.standard_normal((4000, 2))
+    weights = row_weights(
+        rng, shared, np.full((6, 2), 0.2), np.full(6, 0.1), around, k=2
+    )
+    weights /= weights.sum(axis=1, keepdims=True)
+    drawn = counts(rng, weights, 2, 256)
+    assert (drawn[:, :2] == 256).all(axis=1).mean() > 0.99
