@@ -13,6 +13,8 @@ Of layer l with E experts, :math:`x_t = \mu(t) + d_t` is the logarithm of the we
   steered against, as a bias does.  Where training has not settled, the last z is an
   AR(P) of each expert, known by its partial autocorrelations (:mod:`.local_memory`),
   and :math:`\sum_e c_e d_e = 0`: some swing against each other, and others are calm.
+  Where a bias steers, a load jumps by its side of the mean rather than by how far off
+  it is: a memory that swings goes on from :math:`v/\sqrt{1 + h v^2}` in place of v.
 
 What depends on t is known at knots, of which there is one where training is steady
 from the beginning: routers that have just begun move faster and farther.
@@ -39,6 +41,22 @@ TINY = 1e-9
 LEAST = 0.02
 """What a bent deviation leaves of 1 + a d."""
 
+SWINGS = -0.1
+"""First partial autocorrelation, below which a memory steers back and forth."""
+
+TURN = 0.5
+"""h over the bound b of the same expert, where a memory steers."""
+
+_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
+SIDES = np.linspace(0.0, 4.0, 81) ** 2
+MEANS = np.array(
+    [_WEIGHTS @ (_POINTS**2 / np.sqrt(1 + h * _POINTS**2)) for h in SIDES]
+) / float(_WEIGHTS.sum())
+"""h, and what of a standard normal v is left in v/sqrt(1 + h v^2)."""
+
+LOWEST = 40.0
+"""Logarithm of the hottest expert's weight over that of one that gets nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dynamics:
@@ -57,10 +75,12 @@ class Dynamics:
     partial: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1, 0)))
     # [K, L, E] c: deviations are those whose sum weighted by c is 0; [1, 1, 1]: any
     balance: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1)))
-    # [K, L] a: d becomes log(1 + a d)/a, which swings up less than exp; [1, 1]: none
-    bend: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
-    # [K, L] b: d of size s becomes d/sqrt(1 + b (d/s)^2), so bounded; [1, 1]: none
-    limit: Float64 = field(default_factory=lambda: np.zeros((1, 1)))
+    # [K, L, E] a: d becomes log(1 + a d)/a, which swings up less than exp, or more
+    # where a is below 0; [1, 1, 1]: none
+    bend: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1)))
+    # [K, L, E] b: d of size s becomes d/sqrt(1 + b (d/s)^2), so bounded; [1, 1, 1]:
+    # none
+    limit: Float64 = field(default_factory=lambda: np.zeros((1, 1, 1)))
 
     def trend(self, iteration: float) -> Float64:
         """mu(t), ``[L, E]``."""
@@ -102,15 +122,16 @@ class Dynamics:
         """Deviations ``[L, E, ...]`` as they add to the trend (Box and Cox 1964)."""
         tail = [1] * (deviation.ndim - 2)
         if self.limit.any():
-            b = at_knots(self.knots, self.limit, iteration).reshape(-1, 1, *tail)
+            b = at_knots(self.knots, self.limit, iteration)
             _, size = self.sizes(iteration)
             size = np.maximum((size**2).sum(axis=1), TINY)  # [L, E]
-            square = deviation**2 / size.reshape(*size.shape, *tail)
-            deviation = deviation / np.sqrt(1 + b * square)
+            by = b / size
+            square = deviation**2 * by.reshape(*by.shape, *tail)
+            deviation = deviation / np.sqrt(1 + square)
         if not self.bend.any():
             return deviation
-        a = np.maximum(at_knots(self.knots, self.bend, iteration), TINY)
-        a = a.reshape(-1, 1, *tail)
+        a = at_knots(self.knots, self.bend, iteration)
+        a = np.where(np.abs(a) < TINY, TINY, a).reshape(*a.shape, *tail)
         return np.asarray(np.log(np.maximum(1 + a * deviation, LEAST)) / a)
 
     def paths(self, seed: int) -> Iterator[Float64]:
@@ -131,11 +152,16 @@ class Dynamics:
             deviation = self.deviation(steps.unit, iteration)
             for layer in range(1, layers):
                 deviation[layer] += self.coupling[layer] * deviation[layer - 1]
-            yield self.trend(iteration) + self.bent(deviation, iteration)
+            yield bounded(self.trend(iteration) + self.bent(deviation, iteration))
             iteration += 1
             _, size = self.sizes(iteration)
             noise = generator(seed, Use.STATE, iteration).standard_normal(unit.shape)
             steps.take(iteration, noise)
+
+
+def bounded(state: Float64) -> Float64:
+    """States ``[L, E, ...]`` whose weights are numbers above 0."""
+    return np.asarray(np.maximum(state, state.max(axis=1, keepdims=True) - LOWEST))
 
 
 class Steps:
@@ -157,13 +183,35 @@ class Steps:
         self.unit = kept * self.unit + np.sqrt(1 - kept**2) * noise
         if not len(self.past):
             return
-        weights, left = coefficients(at_knots(d.knots, d.partial, iteration))
+        partial = at_knots(d.knots, d.partial, iteration)
+        weights, left = coefficients(partial)
         tail = [1] * (noise.ndim - 3)
         last = np.sqrt(left).reshape(*left.shape, *tail) * noise[:, -1]
-        for at, past in enumerate(self.past):
+        seen = self.past
+        if d.limit.any():
+            bound = at_knots(d.knots, d.limit, iteration)
+            turn = np.where(partial[..., 0] < SWINGS, TURN * bound, 0.0)
+            seen = sided(seen, turn.reshape(*turn.shape, *tail))
+        for at, past in enumerate(seen):
             last += weights[..., at].reshape(*left.shape, *tail) * past
         self.unit[:, -1] = last
         self.past = np.concatenate([last[None], self.past[:-1]])
+
+
+def sided(unit: Float64, turn: Float64) -> Float64:
+    """v/sqrt(1 + h v^2), over what of v is left in it if v is standard normal.
+
+    The larger h, the more it is the side of v that counts, and not how far it is.
+
+    Parameters
+    ----------
+    unit
+        v.
+    turn
+        h, of a shape that goes with v.
+    """
+    mean = np.interp(turn, SIDES, MEANS)
+    return np.asarray(unit / np.sqrt(1 + turn * unit**2) / mean, np.float64)
 
 
 def coefficients(partial: Float64) -> tuple[Float64, Float64]:

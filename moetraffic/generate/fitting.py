@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from .alike_ranks import at_most_apart, drawn_apart, with_noise_of
 from .coupling import couplings
 from .dynamics import Dynamics
 from .far_start import Missed, missed, refined
@@ -22,7 +23,7 @@ from .latent import Seen, seen
 from .layer_memory import LayerMemory, fit_layer
 from .local_memory import between, fit_local
 from .memories import MOST_MEMORIES
-from .row_fitting import calibrated, drawn_apart, fit_rows
+from .row_fitting import calibrated, fit_rows
 from .rows import RowSpread
 from .state_trial import tried
 from .trend import Trend, fit_trend
@@ -38,6 +39,9 @@ FIRST_WINDOW = 10
 
 GROWTH = 1.25
 """Age at the end of a window over that at its beginning."""
+
+KNOT_GROWTH = 1.08
+"""As GROWTH, of what is known at knots: swings come and go."""
 
 ROWS = 64
 """Deviations of rows that a window has at least."""
@@ -101,7 +105,8 @@ def fit_counts(
     look = seen(counts, k=k, tokens=tokens)
     count, layers, _ = look.state.shape
     mean = counts.mean(axis=2) / tokens
-    alone = drawn_apart(look, mean, tokens=tokens)
+    bare = look
+    alone = at_most_apart(look, mean, tokens=tokens)
     look = replace(look, noise=look.noise * alone)
     # Step 1: trend by least squares, and whether what is left is steady
     plain = [fit_trend(look.state[:, layer]) for layer in range(layers)]
@@ -118,6 +123,8 @@ def fit_counts(
     steady = not settled
     if not steady:
         trends = plain
+        alone = drawn_apart(bare, mean, tokens=tokens)
+        look = with_noise_of(bare, alone)
     # what starts far off is seen too badly to tell memories, which the rest tells
     near = near_from(over) if steady else 0
     apart = (look.state - _curves(trends, count))[near:]
@@ -146,7 +153,9 @@ def fit_counts(
             refined(trend, look, layer, k=k, copies=copies, memories=m.memories)
             for layer, (trend, m) in enumerate(zip(trends, last, strict=True))
         ]
-    knots = np.array([near + (a + b) / 2 for a, b in pairwise(edges)])
+    windows = edges if steady else _edges(count, KNOT_GROWTH)
+    knots = np.array([near + (a + b) / 2 for a, b in pairwise(windows)])
+    local = None
     memory = {
         "phi": np.array([[m.phi for m in last]]),
         "sd": np.array([[m.sd for m in last]]),
@@ -157,7 +166,7 @@ def fit_counts(
         apart = look.state - _curves(trends, count)
         shift, left = between(apart, knots)
         moved = mean - inclusion(np.exp(look.state - left), k)
-        memory = fit_local(left, noise, look.share, moved, look.answer, knots).placed()
+        local = fit_local(left, noise, look.share, moved, look.answer, knots)
     bins = _row_edges(count, counts.shape[2], steady=steady)
     rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
     rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)
@@ -169,10 +178,12 @@ def fit_counts(
         coupling=coupling,
         knots=knots,
         shift=shift,
-        **memory,
+        **(memory if local is None else local.placed()),
     )
+    if local is not None:
+        dynamics = tried(dynamics, look, mean, local.alike, k=k)
     return Fitted(
-        dynamics=dynamics if steady else tried(dynamics, look, mean, k=k),
+        dynamics=dynamics,
         rows=rows,
         bounds=_bounds(trends, last, reach, wide),
         settled=settled,
@@ -229,11 +240,11 @@ def _steady(here: Float64, rest: Float64) -> bool:
     return bool(((now <= CALM * mean + slack) & (now >= mean / CALM - slack)).all())
 
 
-def _edges(count: int) -> list[int]:
+def _edges(count: int, growth: float = GROWTH) -> list[int]:
     """Borders of windows that grow with the run's age."""
     edges = [0]
     while edges[-1] < count:
-        edges.append(max(edges[-1] + FIRST_WINDOW, int(GROWTH * edges[-1])))
+        edges.append(max(edges[-1] + FIRST_WINDOW, int(growth * edges[-1])))
     if count - edges[-2] < edges[-2] - edges[-3] if len(edges) > 2 else False:
         del edges[-2]
     return [*edges[:-1], count]

@@ -232,38 +232,3 @@ def _interval(angles: Float64, tokens: int) -> Float64:
     mean = each.mean(axis=0)
     error = each.std(axis=0) / np.sqrt(len(each))
     return np.stack([mean - 1.96 * error, mean + 1.96 * error])
-
-
-def drawn_apart(look: Seen, load: Float64, *, tokens: int) -> float:
-    """How much the mean over ranks varies, over what independent ranks would give.
-
-    Parameters
-    ----------
-    look
-        Deviations of rows.
-    load
-        ``[n, L, E]`` the mean row's share of its tokens: states move as well, so it
-        changes from iteration to iteration at least as much as ranks' means do.
-    tokens
-        Of a row.
-
-    Returns
-    -------
-    float
-        At most 1; of the half of the run in which states are calmest, the second.
-    """
-    count, rows, _, experts = look.rows.shape
-    if rows < 2:
-        return 1.0
-    late = slice(count // 2, None)
-    answer = look.answer[late]
-    middle = answer.mean(axis=0)
-    moved = (np.diff(load[late], axis=0) ** 2).mean(axis=0) / 2
-    between = ((look.rows[late] * answer[:, None]) ** 2).sum(axis=1).mean(axis=0)
-    between /= (rows - 1) * rows
-    counting = (experts - 1) / tokens / rows
-    tops = (moved / middle).sum(axis=1) - counting
-    bottoms = (between / middle).sum(axis=1) - counting
-    if (bottoms <= counting / 10).any():
-        return 1.0
-    return float(np.clip((tops / bottoms).min(), 0.0, 1.0))

@@ -1,6 +1,6 @@
 """A model's file: HDF5 of plain columns, read without trust as traces are.
 
-Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 2, ``fitted`` and
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 4, ``fitted`` and
 ``settled`` in iterations, ``scenario`` as JSON.  Columns: ``array`` names each
 parameter; ``array_axes`` says how many axes it has, ``axis_length`` how long these are,
 one array after the other; the panel ``value_row`` holds all of them row-major, rounded
@@ -35,9 +35,9 @@ from .scenario import Exchange, Scenario
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 3
+VERSION = 4
 """1 had ranks that differ by factors of weights in place of angles; 2 had one memory
-for all experts of a layer."""
+for all experts of a layer; 3 one bending of states."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
@@ -225,9 +225,9 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
     if d.balance.any():
         shapes["balance"] = (d.balance, (own, layers, experts))
     if d.bend.any():
-        shapes["bend"] = (d.bend, (own, layers))
+        shapes["bend"] = (d.bend, (own, layers, experts))
     if d.limit.any():
-        shapes["limit"] = (d.limit, (own, layers))
+        shapes["limit"] = (d.limit, (own, layers, experts))
     if r.half.any():
         shapes["half"] = (r.half, (layers,))
     for name, (array, shape) in shapes.items():
@@ -237,7 +237,6 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         (np.abs(d.phi) < 1).all()
         and (np.abs(d.partial) < 1).all()
         and (d.tau > 0).all()
-        and (d.bend >= 0).all()
         and (d.limit >= 0).all()
         and (d.sd >= 0).all()
         and (r.variance >= 0).all()
