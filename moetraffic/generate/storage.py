@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES
-from moetraffic.trace.container import Container
+from moetraffic.trace.container import Container, OtherVersionError
 from moetraffic.trace.durable import ForgivingFile, refuse_output, remedy, replacing
 from moetraffic.trace.image import Image
 from moetraffic.trace.panel import ArrayPanel
@@ -122,6 +122,8 @@ def is_model(path: Path) -> bool:
     """Whether a file says that it is a model; of what cannot be read, False."""
     try:
         Container(path, KIND, VERSION).close()
+    except OtherVersionError:
+        return True  # loading it says which it is
     except TraceError:
         return False
     return True

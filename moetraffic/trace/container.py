@@ -46,6 +46,10 @@ KINDS = {
 """The kinds of files, in words."""
 
 
+class OtherVersionError(TraceError):
+    """A file of the right kind, but of a version that is not read here."""
+
+
 class Container:
     """A checked file of columns and panels; a context manager.
 
@@ -200,7 +204,7 @@ class Container:
             raise self._strange(kind)
         found = self.attributes.get("format_version")
         if found != version:
-            raise TraceError(
+            raise OtherVersionError(
                 f"{self.path} has format version {found}, and this moetraffic reads "
                 f"version {version}: use the release that wrote it"
             )

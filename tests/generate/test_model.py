@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError, LayoutError, TraceError
-from moetraffic.generate import Bursts, Knobs, TrafficModel
+from moetraffic.generate import Bursts, Knobs, TrafficModel, storage
 from moetraffic.generate.sampling import SampledDemand
 from moetraffic.generate.summary import Watched
 from moetraffic.trace import Trace
@@ -116,6 +116,18 @@ def test_a_changed_file_is_refused_or_says_the_same(
     assert refused > 0
     path.write_bytes(b"no model")
     with pytest.raises(TraceError, match="HDF5"):
+        TrafficModel.load(path)
+
+
+def test_a_model_of_an_older_version_is_named_as_such(
+    known_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old.h5"
+    with monkeypatch.context() as older:
+        older.setattr(storage, "VERSION", storage.VERSION - 1)
+        known_model().save(path)
+    assert storage.is_model(path)
+    with pytest.raises(TraceError, match=f"has format version {storage.VERSION - 1}"):
         TrafficModel.load(path)
 
 
