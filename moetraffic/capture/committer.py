@@ -347,7 +347,10 @@ class Committer:
         if not window.steps:
             return 1
         _, _, _, start, end = window.steps[-1]
-        return 1 + int(UNSENT_NS / max(1, end - start))
+        unsent = 1 + int(UNSENT_NS / max(1, end - start))
+        # a program that tells its steps waits where too many are not handed over
+        told = self._boundaries.marked
+        return min(unsent, 2 * self._window_steps) if told else unsent
 
     def _say(self, **words: Any) -> None:
         try:

@@ -19,29 +19,14 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from moetraffic.errors import CaptureError
 
-from .annotate import Place
-from .pipe import (
-    CALL,
-    CALL_HEAD,
-    END,
-    GAP,
-    OPTIMIZER,
-    ROUTED,
-    ROUTED_HEAD,
-    STEP,
-    WORDS,
-    frame,
-    loss_word,
-    told,
-)
+from .encoder import Encoder
+from .pipe import CALL, GAP, ROUTED, STEP, WORDS, frame, told
 
 if TYPE_CHECKING:
     from .native import Native
@@ -64,7 +49,10 @@ PIPE_BYTES = 1 << 20
 """What a pipe may hold without a right that few users have (Linux).  The usual 64 KB
 hold a few hundred calls: writer and reader would wake each other all the time."""
 BACKLOG_BYTES = 16 << 20  # encoded and not taken by the committer yet
-PATIENCE_S = 0.25  # how long a step waits for a committer that is behind
+PATIENCE_S = 0.25  # how long a step waits for what is behind
+HASTE = 4
+"""Steps are handed over four times a window, however few records they make: what is
+not handed over when a rank is killed is lost, and a window is the most that may be."""
 LEAVE_S = 120.0  # how long the end waits for the committer's last write
 
 
@@ -111,7 +99,9 @@ class Journal:
         self._chunks: deque[bytes] = deque()
         self._backlog = 0
         self._dropping = 0
-        self._closing = threading.Event()
+        self._window = int(about["window"])
+        self._steps = self._handed = 0  # that ended, and of these on their way
+        self._wake, self._closing = threading.Event(), False
         self._reports: list[dict[str, Any]] = []
         self._heard = b""
         self._pipe = self._report = -1
@@ -125,11 +115,25 @@ class Journal:
         """Say something to the committer, in the order of the records."""
         self.put((TOLD_RECORD, words))
 
-    def behind(self) -> None:
-        """Wait a little where the committer cannot keep up; a step calls this."""
+    def stepped(self, *, waits: bool = True) -> None:
+        """A step has ended, and its record is put.
+
+        Parameters
+        ----------
+        waits
+            Whether the training waits a little where half a window of steps is not
+            handed over yet, or the committer cannot keep up.
+        """
+        self._steps += 1
+        if self._steps - self._handed >= max(1, self._window // HASTE):
+            self._wake.set()
         deadline = time.monotonic() + PATIENCE_S
-        while self._backlog > BACKLOG_BYTES // 2 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        while waits and self._is_behind() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _is_behind(self) -> bool:
+        unsent = self._steps - self._handed
+        return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
 
     def close(self, *, even_empty: bool) -> list[dict[str, Any]]:
         """Have everything written, and end the committer.
@@ -145,7 +149,8 @@ class Journal:
             What it reported: errors, and its last word.
         """
         self.tell(close=even_empty)
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         self._thread.join(LEAVE_S)
         # whatever became of the last word, the committer ends with its pipe
         os.close(self._pipe)
@@ -205,12 +210,15 @@ class Journal:
     def _run(self) -> None:
         drained, before = time.monotonic(), 0
         while True:
-            closing = self._closing.wait(PAUSE_S)
+            called = self._wake.wait(PAUSE_S)
+            self._wake.clear()
+            closing = self._closing
             held, count = time.monotonic() - drained, self._waiting()
             quiet, before = count == before, count  # no call since the last look
-            if not (quiet or closing or count >= MANY or held >= HOLD_S):
+            if not (quiet or called or closing or count >= MANY or held >= HOLD_S):
                 continue
             drained, before = time.monotonic(), 0
+            steps = self._steps  # whose records are put, so that they are drained
             try:
                 self._resolve()
                 self._drain()
@@ -219,6 +227,7 @@ class Journal:
             except Exception as error:
                 # the training must not notice; what is lost is counted
                 self.error = self.error or f"the journal failed: {error!r}"
+            self._handed = steps
             if closing and not self._waiting():
                 return
 
@@ -375,95 +384,3 @@ TOLD_RECORD = -1
 
 def _ignored(_record: tuple[Any, ...]) -> None:
     """Take no record."""
-
-
-class Encoder:
-    """Turns records into words, and numbers what they name."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, dict[Any, int]] = {
-            name: {} for name in ("group", "place", "dtype", "thread", "node")
-        }
-        self._defined: deque[dict[str, Any]] = deque()
-        self._lock = threading.Lock()
-
-    def definitions(self) -> list[dict[str, Any]]:
-        """What was numbered since the last call."""
-        return [self._defined.popleft() for _ in range(len(self._defined))]
-
-    def encode(self, record: Sequence[Any], words: list[int]) -> None:
-        """Append the words of a record.
-
-        Parameters
-        ----------
-        record
-            ``(CALL, ...)`` as :data:`.hook.Record` says, ``(END, number, start, end)``,
-            ``(STEP, end, tokens, kind, loss)``, ``(OPTIMIZER, end)`` or ``(ROUTED,
-            issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
-        words
-            The list to append to.
-        """
-        kind = record[0]
-        if kind == CALL:
-            self._call(record, words)
-        elif kind == END:
-            words += (END, 5, record[1], record[2], record[3])
-        elif kind == STEP:
-            words += (STEP, 6, *record[1:4], loss_word(record[4]))
-        elif kind == OPTIMIZER:
-            words += (OPTIMIZER, 3, record[1])
-        else:
-            _, issue, group, layer, label, thread, again, grad, demand, dropped = record
-            experts = len(demand)
-            length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
-            words += (
-                *(ROUTED, length, issue, self.number("group", group), layer),
-                *(self.number("place", Place(label=label)),),
-                *(self.number("thread", thread), again, int(grad), experts),
-                int(dropped is not None),
-            )
-            words += demand
-            words += dropped or ()
-
-    def _call(self, record: Sequence[Any], words: list[int]) -> None:
-        # fmt: off
-        (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
-         node, source, destination, size, shape, rows, sent, received) = record
-        # fmt: on
-        ran = -1 if node is None else self.number("node", node)
-        row = 0
-        if shape:
-            row = dtype.itemsize
-            for length in shape[1:]:
-                row *= length
-        words += (
-            *(CALL, CALL_HEAD + len(sent) + len(received), number, issue, operation),
-            *(self.number("group", group), self.number("place", place)),
-            *(self.number("dtype", dtype), self.number("thread", thread)),
-            *(again, int(grad), link, ran, source, destination, size, row),
-            *(shape[0] if shape else 0, rows, len(sent), len(received)),
-        )
-        words += sent
-        words += received
-
-    def number(self, kind: str, name: Any) -> int:
-        """The number of a name, from any thread; it is defined before it is known."""
-        known = self._names[kind]
-        number = known.get(name)
-        if number is None:
-            with self._lock:
-                number = known.get(name)
-                if number is None:
-                    number = len(known)
-                    self._defined.append({"define": kind, "name": _told(name)})
-                    known[name] = number
-        return number
-
-
-def _told(name: Any) -> Any:
-    """A name as JSON can say it."""
-    if isinstance(name, Place):
-        return [name.layer, name.phase, name.label]
-    if isinstance(name, torch.dtype):
-        return str(name).removeprefix("torch.")
-    return name

@@ -243,7 +243,7 @@ class Recorder:
         count = tokens_of(tokens, self._left_out)
         self.put((STEP, hook.now_ns(), count, STEP_KINDS.index(kind), value))
         self.iteration += 1
-        self._journal.behind()
+        self._journal.stepped()
 
     def end_early(self, why: str) -> None:
         """Note what ends the capture before its time; the trace tells it.
@@ -333,6 +333,8 @@ class Recorder:
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self.put((OPTIMIZER, hook.now_ns()))
+        if not self.iteration:  # else the program tells its steps
+            self._journal.stepped(waits=False)
 
     def _routing(
         self,

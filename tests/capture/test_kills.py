@@ -50,6 +50,44 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
         Trace.open(path).close()
 
 
+HASTY = """\
+import os, signal, sys, time
+from moetraffic.capture import Recorder, journal
+journal.HOLD_S = journal.PAUSE_S = 1000.0  # its thread waits for others, or is slow
+with Recorder(sys.argv[1], window=16) as recorder:
+    for _ in range(100):
+        time.sleep(float(sys.argv[2]))
+        recorder.step(tokens=1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("pace_s", [0, 0.002])
+def test_steps_are_handed_over_however_few_records_they_make(
+    pace_s: float, tmp_path: Path
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", HASTY, tmp_path / "run.h5", str(pace_s)],
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    segments = tmp_path / "run.h5.segments"
+    deadline = time.monotonic() + 60
+    while (kept := _steps_in(segments)) < 100 - 16:
+        # the committer ends a moment after its rank
+        assert time.monotonic() < deadline, f"{kept} of 100 steps are kept"
+        time.sleep(0.05)
+    (missing,) = [m for m in merge(segments).missing if "last word" in m]
+    lost = int(missing.split("lost up to ")[1].split()[0])
+    assert 100 - kept <= lost <= 16
+
+
+def _steps_in(segments: Path) -> int:
+    return len(merge(segments).trace.iterations) if any(segments.rglob("*.h5")) else 0
+
+
 @pytest.mark.parametrize(
     ("victim", "after_s"),
     [

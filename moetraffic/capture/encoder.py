@@ -1,0 +1,105 @@
+"""Turn the records of a training into the words that its committer reads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .annotate import Place
+from .pipe import CALL, CALL_HEAD, END, OPTIMIZER, ROUTED, ROUTED_HEAD, STEP, loss_word
+
+
+class Encoder:
+    """Turns records into words, and numbers what they name."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, dict[Any, int]] = {
+            name: {} for name in ("group", "place", "dtype", "thread", "node")
+        }
+        self._defined: deque[dict[str, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """What was numbered since the last call."""
+        return [self._defined.popleft() for _ in range(len(self._defined))]
+
+    def encode(self, record: Sequence[Any], words: list[int]) -> None:
+        """Append the words of a record.
+
+        Parameters
+        ----------
+        record
+            ``(CALL, ...)`` as :data:`.hook.Record` says, ``(END, number, start, end)``,
+            ``(STEP, end, tokens, kind, loss)``, ``(OPTIMIZER, end)`` or ``(ROUTED,
+            issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
+        words
+            The list to append to.
+        """
+        kind = record[0]
+        if kind == CALL:
+            self._call(record, words)
+        elif kind == END:
+            words += (END, 5, record[1], record[2], record[3])
+        elif kind == STEP:
+            words += (STEP, 6, *record[1:4], loss_word(record[4]))
+        elif kind == OPTIMIZER:
+            words += (OPTIMIZER, 3, record[1])
+        else:
+            _, issue, group, layer, label, thread, again, grad, demand, dropped = record
+            experts = len(demand)
+            length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
+            words += (
+                *(ROUTED, length, issue, self.number("group", group), layer),
+                *(self.number("place", Place(label=label)),),
+                *(self.number("thread", thread), again, int(grad), experts),
+                int(dropped is not None),
+            )
+            words += demand
+            words += dropped or ()
+
+    def _call(self, record: Sequence[Any], words: list[int]) -> None:
+        # fmt: off
+        (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
+         node, source, destination, size, shape, rows, sent, received) = record
+        # fmt: on
+        ran = -1 if node is None else self.number("node", node)
+        row = 0
+        if shape:
+            row = dtype.itemsize
+            for length in shape[1:]:
+                row *= length
+        words += (
+            *(CALL, CALL_HEAD + len(sent) + len(received), number, issue, operation),
+            *(self.number("group", group), self.number("place", place)),
+            *(self.number("dtype", dtype), self.number("thread", thread)),
+            *(again, int(grad), link, ran, source, destination, size, row),
+            *(shape[0] if shape else 0, rows, len(sent), len(received)),
+        )
+        words += sent
+        words += received
+
+    def number(self, kind: str, name: Any) -> int:
+        """The number of a name, from any thread; it is defined before it is known."""
+        known = self._names[kind]
+        number = known.get(name)
+        if number is None:
+            with self._lock:
+                number = known.get(name)
+                if number is None:
+                    number = len(known)
+                    self._defined.append({"define": kind, "name": _told(name)})
+                    known[name] = number
+        return number
+
+
+def _told(name: Any) -> Any:
+    """A name as JSON can say it."""
+    if isinstance(name, Place):
+        return [name.layer, name.phase, name.label]
+    if isinstance(name, torch.dtype):
+        return str(name).removeprefix("torch.")
+    return name
