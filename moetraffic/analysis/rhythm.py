@@ -70,7 +70,12 @@ def peak_to_mean(series: npt.ArrayLike) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """The on-off pattern of one source of traffic; NaN where it cannot be told."""
+    """The on-off pattern of one source of traffic; NaN where it cannot be told.
+
+    The pace is the period; where none is found, as in a run whose iterations are
+    stalled again and again, the mean length of the cycles that marks tell: how little
+    recurs at it is then told too.
+    """
 
     duty: float  # share of the time that is on
     bursts: int  # number of bursts
@@ -80,14 +85,14 @@ class Rhythm:
     gap_cv: float
     period_ns: float  # of the autocorrelation
     strength: float  # autocorrelation at the period, bursts four bins wide or more
-    fundamental_share: float  # of AC power, at 1/period, in windows of some cycles
+    fundamental_share: float  # of AC power, at 1/pace, in windows of some cycles
     peak_to_mean: float  # of the on-off series in bins
     jitter: float  # standard deviation of the cycle time over the period
     bin_ns: float  # width of the bins that period and peak were taken from
     burst_lengths: Durations | None = None  # quantiles and histogram
     gap_lengths: Durations | None = None
-    harmonics: tuple[float, ...] = ()  # shares of AC power at n / period, n = 1, 2 ...
-    acf: float = _NAN  # autocorrelation of the on-off series as it is, at the period
+    harmonics: tuple[float, ...] = ()  # shares of AC power at n / pace, n = 1, 2 ...
+    acf: float = _NAN  # autocorrelation of the on-off series as it is, at the pace
     sine_period_ns: float = _NAN  # strongest sine (Lomb-Scargle)
     sine_power: float = _NAN  # share of the variance that it explains
     sine_false_alarm: float = _NAN  # probability of such a peak in noise
@@ -113,7 +118,7 @@ class Weighted:
     mean_s: float  # bytes a second, over all of the time observed
     on_mean_s: float  # bytes a second, while on
     peak_to_mean: float  # of the rate in bins
-    acf: float  # autocorrelation of the rate at the period
+    acf: float  # autocorrelation of the rate at the pace
     fundamental_share: float  # of the rate's AC power, in windows of some cycles
     burst_cv: float  # of the bytes of a burst: standard deviation over mean
 
@@ -219,7 +224,10 @@ def rhythm(
     sine = strongest_of_series(widened, shortest=least, longest=most)
     period_ns = found.length * width
     cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
-    shares = _harmonics(first, last, period_ns, parts, cycles)
+    pace_ns = period_ns
+    if marks is not None and period_ns != period_ns and cut.length_ns.size:
+        pace_ns = float(cut.length_ns.mean())
+    shares = _harmonics(first, last, pace_ns, parts, cycles)
     burst_ns, burst_cv = mean_and_cv(bursts)
     gap_ns, gap_cv = mean_and_cv(gaps)
     seen_ns = float((parts[1] - parts[0]).sum()) if reach else _NAN
@@ -231,7 +239,7 @@ def rhythm(
             reach,
             hidden,
             width,
-            found.length,
+            pace_ns / width,
             cycles,
         )
     return Rhythm(
@@ -252,7 +260,7 @@ def rhythm(
         burst_lengths=durations(bursts),
         gap_lengths=durations(gaps),
         harmonics=shares,
-        acf=_acf_at(series, found.length),
+        acf=_acf_at(series, pace_ns / width),
         sine_period_ns=sine.period * width,
         sine_power=sine.power,
         sine_false_alarm=sine.false_alarm,
@@ -369,7 +377,7 @@ def _weighted(
     length: float,
     cycles: int | None,
 ) -> Weighted:
-    """The rhythm of the rate; ``length`` is the period in bins."""
+    """The rhythm of the rate; ``length`` is the pace in bins."""
     rate = rate_series(*events, bin_ns=width, span=reach)
     rate[hidden] = np.nan
     on = on_off_series(*bursts, bin_ns=width, span=reach)[~hidden].sum()

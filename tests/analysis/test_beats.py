@@ -121,6 +121,54 @@ def test_real_runs_are_told_whole(captured: Path) -> None:
         assert told["dispatch"].amount == told["combine_grad"].amount
 
 
+def stalled(trace: Trace, seed: int) -> Trace:
+    """As on a busy machine: once a step or so, all ranks stall for half a step."""
+    chance = np.random.default_rng(seed)
+    steps = trace.steps
+    begin, end = int(steps.start.min()), int(steps.end.max())
+    number = len(steps.iteration)
+    at = np.sort(chance.integers(begin, end, number))
+    stalls = chance.exponential((end - begin) / number / 2, number).astype(np.int64)
+    lost = np.concatenate(([0], np.cumsum(stalls)))
+
+    def later(times: np.ndarray) -> np.ndarray:
+        return np.where(
+            times == UNKNOWN_TIME, times, times + lost[np.searchsorted(at, times)]
+        )
+
+    panels = {
+        name: {4: later(panel.read(0, panel.shape[0]))}
+        for name in ("issue", "start", "end")
+        for panel in (trace.panels[f"{name}_4"],)
+    }
+    marks = {"start": later(steps.start), "end": later(steps.end)}
+    return trace.replace(**panels, steps=replace(steps, **marks))
+
+
+def test_where_no_period_is_found_it_is_told_how_little_recurs(
+    captured: Path,
+) -> None:
+    with Trace.open(captured) as trace:
+        calm = by_name(beats(trace, by=SOURCES))
+        lacking = 0
+        for seed in range(3):
+            found = beats(stalled(trace, seed), by=SOURCES)
+            for beat in found.found:
+                rhythm, before = beat.rhythm, calm.get(beat.name)
+                told = (rhythm.jitter, rhythm.likeness, rhythm.acf)
+                assert np.isfinite(told).all(), beat.name
+                if not np.isnan(rhythm.period_ns):
+                    continue
+                lacking += 1
+                assert rhythm.agreement == ""
+                assert rhythm.fundamental_share < 0.5
+                assert rhythm.weighted is not None
+                assert np.isfinite(rhythm.weighted.acf)
+                if before is not None:
+                    assert rhythm.jitter > before.rhythm.jitter
+    assert lacking > 6
+
+
 def test_blocks_do_not_matter(captured: Path, monkeypatch) -> None:
     with Trace.open(captured) as trace:
         whole = beats(trace, by=SOURCES)

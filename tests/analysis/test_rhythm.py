@@ -188,6 +188,21 @@ def test_marks_tell_the_cycles_where_no_lag_does():
     assert found.strength < 0.5 or np.isnan(found.strength)
 
 
+def test_what_recurs_is_told_by_marks_where_no_period_is_found():
+    start = np.arange(40) * 8 * MS
+    ends, sizes = start + 4 * MS, np.full(40, 100)
+    nowhere = (1.0 * MS, 3.0 * MS)  # among shorter ones there is none
+    found = rhythm(start, ends, size=sizes, marks=start, period_range_ns=nowhere)
+    assert np.isnan([found.period_ns, found.strength]).all()
+    assert found.acf == pytest.approx(1)
+    assert found.fundamental_share == pytest.approx(0.810569, abs=1e-6)
+    assert found.weighted is not None
+    assert found.weighted.acf == pytest.approx(1)
+    assert found.weighted.fundamental_share == pytest.approx(0.81, abs=0.05)
+    unmarked = rhythm(start, ends, size=sizes, period_range_ns=nowhere)
+    assert np.isnan([unmarked.acf, unmarked.fundamental_share]).all()
+
+
 @pytest.mark.parametrize(
     ("period", "sine", "word"),
     [
