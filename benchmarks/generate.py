@@ -25,6 +25,8 @@ from moetraffic.generate import (
     write_twin,
 )
 
+TURNS = 16
+
 
 def model(
     *, experts: int, layers: int, tokens: int, k: int, factors: int
@@ -67,8 +69,11 @@ def model(
     )
 
 
-def speed(asked: argparse.Namespace) -> dict[str, float]:
-    """Rows a second of processor time, of the model and of numpy's multinomial."""
+def speed(asked: argparse.Namespace) -> dict[str, object]:
+    """Rows a second of processor time, of the model and of numpy's multinomial.
+
+    The two take turns, for a processor's speed drifts: the ratio is of neighbours.
+    """
     made = model(
         experts=asked.experts,
         layers=asked.layers,
@@ -76,37 +81,42 @@ def speed(asked: argparse.Namespace) -> dict[str, float]:
         k=asked.k,
         factors=asked.factors,
     )
-    demand = made.sample(
-        iterations=asked.iterations, seed=0, ranks=asked.ranks, threads=1
-    )
     # tables that a process makes once are there before the clock runs
     next(iter(made.sample(iterations=1, seed=0, threads=1).blocks()))
-    began = time.process_time()
-    for _ in demand.blocks():
-        pass
-    ours = time.process_time() - began
-    rows = asked.iterations * asked.layers * asked.ranks
-    shares = [
-        np.exp(state) / np.exp(state).sum(axis=1, keepdims=True)
-        for state, _ in zip(
-            made.dynamics.paths(0), range(asked.iterations), strict=False
-        )
-    ]
+    iterations = max(1, asked.iterations // TURNS)
+    rows = iterations * asked.layers * asked.ranks
     rng = np.random.default_rng(0)
-    began = time.process_time()
-    for each in shares:
-        for share in each:
-            rng.multinomial(
-                asked.k * asked.tokens,
-                np.broadcast_to(share, (asked.ranks, asked.experts)),
+    ours, bare = [], []
+    for seed in range(TURNS):
+        demand = made.sample(
+            iterations=iterations, seed=seed, ranks=asked.ranks, threads=1
+        )
+        began = time.process_time()
+        for _ in demand.blocks():
+            pass
+        ours.append(time.process_time() - began)
+        shares = [
+            np.exp(state) / np.exp(state).sum(axis=1, keepdims=True)
+            for state, _ in zip(
+                made.dynamics.paths(seed), range(iterations), strict=False
             )
-    bare = time.process_time() - began
+        ]
+        began = time.process_time()
+        for each in shares:
+            for share in each:
+                rng.multinomial(
+                    asked.k * asked.tokens,
+                    np.broadcast_to(share, (asked.ranks, asked.experts)),
+                )
+        bare.append(time.process_time() - began)
+    ratios = np.divide(bare, ours)
     return {
         "k": asked.k,
-        "rows": rows,
-        "rows_a_second": rows / ours,
-        "rows_a_second_of_numpys_multinomial": rows / bare,
-        "speed_over_numpys_multinomial": bare / ours,
+        "rows": rows * TURNS,
+        "rows_a_second": rows / float(np.median(ours)),
+        "rows_a_second_of_numpys_multinomial": rows / float(np.median(bare)),
+        "speed_over_numpys_multinomial": float(np.median(ratios)),
+        "quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
     }
 
 
@@ -138,7 +148,7 @@ def stream(asked: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--layers", type=int, default=8)
