@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
-import pickle
 import signal
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ import numpy as np
 import pytest
 import torch
 
-from moetraffic.launch import Seat, watch
+from moetraffic.errors import ReplayError
+from moetraffic.launch import Seat, heartbeat, watch
 from moetraffic.launch.processes import RankProcess
+from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.local import replay
 from moetraffic.replay.request import Request
 from moetraffic.replay.result import Summary
+from moetraffic.replay.timing import Timing
 from moetraffic.trace.model import (
     Group,
     Meta,
@@ -254,9 +258,48 @@ def replay_with(
         assert not Path(f"/proc/{pid}").exists()
 
 
+def written(found: Any) -> Any:
+    """What a rank found, as JSON can say it."""
+    if isinstance(found, list):
+        return [written(each) for each in found]
+    if isinstance(found, tuple):
+        return {"tuple": [written(each) for each in found]}
+    if isinstance(found, dict):
+        return {"dict": [[written(k), written(v)] for k, v in found.items()]}
+    if isinstance(found, np.ndarray):
+        return {"array": found.tolist(), "dtype": str(found.dtype)}
+    if isinstance(found, Timing):
+        return {
+            "timing": {f.name: written(getattr(found, f.name)) for f in fields(found)}
+        }
+    if isinstance(found, ReplayError):
+        return {"refused": str(found)}
+    if isinstance(found, Exception):
+        return {"failed": "".join(traceback.format_exception(found))}
+    return found
+
+
+def read(told: Any) -> Any:
+    """The same again; what failed otherwise than by a ReplayError fails the test."""
+    if isinstance(told, list):
+        return [read(each) for each in told]
+    if not isinstance(told, dict):
+        return told
+    assert "failed" not in told, told["failed"]
+    if "tuple" in told:
+        return tuple(read(each) for each in told["tuple"])
+    if "dict" in told:
+        return {read(key): read(value) for key, value in told["dict"]}
+    if "array" in told:
+        return np.array(told["array"], told["dtype"])
+    if "timing" in told:
+        return Timing(**{name: read(value) for name, value in told["timing"].items()})
+    return ReplayError(told["refused"])
+
+
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
-    """Run ``work(seat)`` on several ranks; returns what each returns or raises.
+    """Run ``work(seat)`` on several ranks; returns what each returns or is refused.
 
     With ``ends`` ranks may end as they like, and nothing is returned.
     """
@@ -275,7 +318,7 @@ def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
                     found = work(Seat(rank, world, rank))
                 except Exception as error:
                     found = error
-                results[rank].write_bytes(pickle.dumps(found))
+                results[rank].write_text(json.dumps(written(found)))
                 return 0
 
             environment = {
@@ -294,9 +337,46 @@ def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
                     pids.remove(pid)
             assert time.monotonic() < until, "ranks hang"
             time.sleep(0.01)
-        return [] if ends else [pickle.loads(r.read_bytes()) for r in results]
+        return [] if ends else [read(json.loads(r.read_text())) for r in results]
 
     yield run
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+class Tripwire:
+    """A rank's counter of operations, that does something before the n-th."""
+
+    def __init__(self, counter: Any, n: int, then: Callable[[], object]) -> None:
+        self.counter, self.at, self.then = counter, 2 * n + 1, then
+
+    def __getitem__(self, at: int) -> Any:
+        return self.counter[at]
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self.counter[at] = value
+        if value == self.at:
+            self.then()
+
+
+@pytest.fixture
+def at_operation() -> Callable[[int, Callable[[], object]], None]:
+    """Make this rank do something when it enters its n-th operation of all passes."""
+
+    def set_up(n: int, then: Callable[[], object]) -> None:
+        plain = heartbeat.counter
+        heartbeat.counter = lambda: Tripwire(plain(), n, then)  # type: ignore
+
+    return set_up
+
+
+@pytest.fixture
+def named() -> Callable[[Trace, int, int], str]:
+    """How a rank's n-th operation is called."""
+
+    def name(trace: Trace, rank: int, n: int) -> str:
+        plan = make_plan(trace)
+        return plan.name(int(plan.programs[rank].operation[n]))
+
+    return name

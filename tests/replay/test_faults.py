@@ -21,7 +21,6 @@ import pytest
 
 import moetraffic
 from moetraffic.errors import Interrupted, ReplayError
-from moetraffic.launch import heartbeat
 from moetraffic.replay import (
     agreement,
     conclusion,
@@ -45,32 +44,6 @@ LENGTH = 21
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "replay_faults.py"
 
 
-class Tripwire:
-    """A rank's counter of operations, that does something before the n-th."""
-
-    def __init__(self, counter, n, then):
-        self.counter, self.at, self.then = counter, 2 * n + 1, then
-
-    def __getitem__(self, at):
-        return self.counter[at]
-
-    def __setitem__(self, at, value):
-        self.counter[at] = value
-        if value == self.at:
-            self.then()
-
-
-def at_operation(n: int, then) -> None:
-    """Make this rank do something when it enters its n-th operation of all passes."""
-    plain = heartbeat.counter
-    heartbeat.counter = lambda: Tripwire(plain(), n, then)  # type: ignore
-
-
-def named(trace: Trace, rank: int, n: int) -> str:
-    plan = make_plan(trace)
-    return plan.name(int(plan.programs[rank].operation[n]))
-
-
 def failure(replay_with, path, fault, **options) -> str:
     with pytest.raises(ReplayError) as told:
         replay_with(path, fault, **options)
@@ -79,7 +52,9 @@ def failure(replay_with, path, fault, **options) -> str:
     return sentence
 
 
-def test_a_killed_rank_is_named_with_its_operation(toy_file, replay_with):
+def test_a_killed_rank_is_named_with_its_operation(
+    toy_file, replay_with, at_operation, named
+):
     def fault(rank, arguments):
         if rank == 1:
             at_operation(3, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -90,7 +65,9 @@ def test_a_killed_rank_is_named_with_its_operation(toy_file, replay_with):
         assert sentence == f"rank 1 at {named(trace, 1, 3)} was ended by SIGKILL"
 
 
-def test_a_rank_killed_in_the_timed_pass_is_named_there(toy_file, replay_with):
+def test_a_rank_killed_in_the_timed_pass_is_named_there(
+    toy_file, replay_with, at_operation, named
+):
     def fault(rank, arguments):
         if rank == 0:
             at_operation(LENGTH + 7, lambda: os.kill(os.getpid(), signal.SIGSEGV))
@@ -109,7 +86,9 @@ def test_a_rank_killed_in_the_timed_pass_is_named_there(toy_file, replay_with):
     ],
     ids=["stopped", "late"],
 )
-def test_a_rank_that_does_not_come_is_named(toy_file, replay_with, what, said):
+def test_a_rank_that_does_not_come_is_named(
+    toy_file, replay_with, what, said, at_operation, named
+):
     def fault(rank, arguments):
         if rank == 2:
             at_operation(4, what)
@@ -197,7 +176,7 @@ def test_a_file_that_one_rank_does_not_have_is_named(toy_file, replay_with, tmp_
     ("more", "depth"), [(8, Depth.NONE), (-8, Depth.SAMPLE), (8, Depth.FULL)]
 )
 def test_sending_other_than_planned_is_found_before_it_is_sent(
-    toy_file, replay_with, more, depth
+    toy_file, replay_with, more, depth, named
 ):
     """gloo would abort the receiver of more, and keep old bytes where less comes."""
     path = toy_file(world=3)
@@ -216,7 +195,7 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
 
 
 def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
-    toy_file, replay_with
+    toy_file, replay_with, named
 ):
     """Who found nothing is through first, and must not blame the order."""
     path = toy_file(world=3)
@@ -375,7 +354,9 @@ def test_a_long_writing_is_no_silence(toy_file, replay_with, tmp_path):
     assert out.exists()
 
 
-def test_an_error_that_nobody_foresaw_is_named(toy_file, replay_with):
+def test_an_error_that_nobody_foresaw_is_named(
+    toy_file, replay_with, at_operation, named
+):
     def fault(rank, arguments):
         if rank == 1:
             at_operation(2, lambda: {}["a key that is not there"])
@@ -402,7 +383,7 @@ def test_gloos_message_loses_its_ornaments():
     assert (own.cause, own.reason) == ("own", "CUDA error: out of memory")
 
 
-def test_ctrl_c_ends_all_ranks(toy_file, replay_with):
+def test_ctrl_c_ends_all_ranks(toy_file, replay_with, at_operation):
     def fault(rank, arguments):
         if rank == 1:
             at_operation(3, lambda: os.kill(os.getppid(), signal.SIGINT))

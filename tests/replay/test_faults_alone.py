@@ -12,41 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.launch import heartbeat
 from moetraffic.launch.processes import state_of
-from moetraffic.replay import make_plan, meeting
+from moetraffic.replay import meeting
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.meeting import Meeting
 from moetraffic.trace.trace import Trace
 
 LENGTH = 21
 """Operations of a rank of the toy trace, whatever its number of ranks."""
-
-
-class Tripwire:
-    """A rank's counter of operations, that does something before the n-th."""
-
-    def __init__(self, counter, n, then):
-        self.counter, self.at, self.then = counter, 2 * n + 1, then
-
-    def __getitem__(self, at):
-        return self.counter[at]
-
-    def __setitem__(self, at, value):
-        self.counter[at] = value
-        if value == self.at:
-            self.then()
-
-
-def at_operation(n: int, then) -> None:
-    """Make this rank do something when it enters its n-th operation of all passes."""
-    plain = heartbeat.counter
-    heartbeat.counter = lambda: Tripwire(plain(), n, then)  # type: ignore
-
-
-def named(trace: Trace, rank: int, n: int) -> str:
-    plan = make_plan(trace)
-    return plan.name(int(plan.programs[rank].operation[n]))
 
 
 @pytest.fixture
@@ -86,7 +59,9 @@ def unsupervised(forked, tmp_path):
     return run
 
 
-def test_without_a_supervisor_the_others_name_a_killed_rank(toy_file, unsupervised):
+def test_without_a_supervisor_the_others_name_a_killed_rank(
+    toy_file, unsupervised, at_operation, named
+):
     def fault(rank, arguments):
         if rank == 0:
             at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -113,7 +88,7 @@ def test_without_a_supervisor_the_others_name_a_killed_rank(toy_file, unsupervis
 
 
 def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
-    toy_file, unsupervised, monkeypatch
+    toy_file, unsupervised, monkeypatch, at_operation, named
 ):
     """A process closes its connections before it ends; on a busy machine, long."""
     first_looks: list[float] = []
@@ -136,7 +111,7 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
 
 
 def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
-    toy_file, unsupervised, monkeypatch
+    toy_file, unsupervised, monkeypatch, at_operation, named
 ):
     """On a busy machine the others' reports are there before rank 0 has ended."""
     plain = Meeting._leave
