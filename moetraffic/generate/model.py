@@ -166,7 +166,7 @@ class TrafficModel:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the model to a file of some kB.
+        """Write the model to a file, of 20 to 220 kB for those that ship.
 
         Raises
         ------

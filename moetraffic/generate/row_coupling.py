@@ -105,15 +105,12 @@ def shares_for(wanted: Float64, coupled: Callable[[Float64], Float64]) -> Float6
     coupled
         Coupling of samples at shares ``[L]``; it grows with them.
     """
-    share = np.zeros(len(wanted))
-    if not np.isfinite(wanted).all():
-        return share
-    for _ in range(STEPS):
-        lack = wanted - coupled(share)
-        if (np.abs(lack) < CLOSE).all():
-            break
-        share = np.clip(share + GAIN * lack, 0.0, 1.0)
-    return share
+    return _coupled_as(
+        wanted,
+        coupled,
+        np.zeros(len(wanted)),
+        lambda share, lack: np.clip(share + GAIN * lack, 0.0, 1.0),
+    )
 
 
 def sharpened(factors: Float64, weight: Float64, power: float) -> Float64:
@@ -170,12 +167,30 @@ def kept_for(wanted: Float64, coupled: Callable[[Float64], Float64]) -> Float64:
     coupled
         Coupling of samples with so much shared ``[L]``; it grows with it.
     """
-    kept = np.ones(len(wanted))
+    return _coupled_as(
+        wanted,
+        coupled,
+        np.ones(len(wanted)),
+        lambda kept, lack: np.clip(kept * np.exp(GAIN * lack), *SHARED),
+    )
+
+
+def _coupled_as(
+    wanted: Float64,
+    coupled: Callable[[Float64], Float64],
+    first: Float64,
+    nearer: Callable[[Float64, Float64], Float64],
+) -> Float64:
+    """Where samples are coupled as wanted, ``[L]``: the first, if that is not known.
+
+    ``nearer`` takes where it is and what coupling lacks there.
+    """
+    at = first
     if not np.isfinite(wanted).all():
-        return kept
+        return at
     for _ in range(STEPS):
-        lack = wanted - coupled(kept)
+        lack = wanted - coupled(at)
         if (np.abs(lack) < CLOSE).all():
             break
-        kept = np.clip(kept * np.exp(GAIN * lack), *SHARED)
-    return kept
+        at = nearer(at, lack)
+    return at
