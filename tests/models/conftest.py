@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from moetraffic.capture.annotate import Place
 from moetraffic.models import GPT, Corpus, GradientBucket
 from moetraffic.models.optimizer import AdamW, learning_rate
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
@@ -44,6 +45,8 @@ TRAINING = Training(
 )
 
 Run = Callable[..., list[Any]]
+# what ranks tell beside tensors and plain values
+torch.serialization.add_safe_globals([range, Place])
 Key = tuple[str, str, str, int, str, tuple[int, int]]
 
 
@@ -89,7 +92,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Run:
         assert not said, "\n".join(said)
         assert [process.exitcode for process in processes] == [0] * world
         return [
-            torch.load(folder / f"{rank}.pt", weights_only=False)
+            torch.load(folder / f"{rank}.pt", weights_only=True)
             for rank in range(world)
         ]
 
