@@ -26,7 +26,7 @@ def refuse_unable(workload: Workload, *, ranks: int) -> None:
     workload
         What is to be trained.
     ranks
-        Ranks of it on this host.
+        Ranks of it on this host; of a virtual run, those that its process stands for.
 
     Raises
     ------
@@ -38,7 +38,8 @@ def refuse_unable(workload: Workload, *, ranks: int) -> None:
     if training.device == "cuda":
         _refuse_no_gpu()
     else:
-        share = ranks / (1 if training.virtual else workload.layout.world)
+        # a virtual run is one process, whatever ranks it stands for
+        share = 1.0 if training.virtual else ranks / workload.layout.world
         _refuse_no_memory(least_bytes(workload) * share)
     check_text(
         training.corpus,

@@ -10,6 +10,7 @@ import torch
 from moetraffic.errors import LayoutError
 from moetraffic.launch import machine
 from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns.footprint import RANK_BYTES, least_bytes
 
 
 def test_memory_that_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +25,23 @@ def test_memory_that_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     machine.refuse_unable(many, ranks=1)  # one of eight hosts
     monkeypatch.setattr(machine, "available_bytes", lambda: None)
     machine.refuse_unable(wide, ranks=1)
+
+
+def test_a_virtual_run_needs_the_memory_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Workload(
+        model=ModelShape(experts=64),
+        layout=ParallelLayout(dp=64, ep=64),
+        training=Training(virtual=True),
+    )
+    needed = least_bytes(one)
+    assert needed < 64 * RANK_BYTES
+    monkeypatch.setattr(machine, "available_bytes", lambda: needed)
+    machine.refuse_unable(one, ranks=64)
+    monkeypatch.setattr(machine, "available_bytes", lambda: needed - 1)
+    with pytest.raises(LayoutError, match="lower --layers"):
+        machine.refuse_unable(one, ranks=64)
 
 
 def test_this_machine_tells_its_memory() -> None:
