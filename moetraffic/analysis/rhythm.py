@@ -224,9 +224,8 @@ def rhythm(
     sine = strongest_of_series(widened, shortest=least, longest=most)
     period_ns = found.length * width
     cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
-    pace_ns = period_ns
-    if marks is not None and period_ns != period_ns and cut.length_ns.size:
-        pace_ns = float(cut.length_ns.mean())
+    cycle_ns = float(cut.length_ns.mean()) if cut.length_ns.size else _NAN
+    pace_ns = cycle_ns if math.isnan(period_ns) else period_ns
     shares = _harmonics(first, last, pace_ns, parts, cycles)
     burst_ns, burst_cv = mean_and_cv(bursts)
     gap_ns, gap_cv = mean_and_cv(gaps)
@@ -265,7 +264,7 @@ def rhythm(
         sine_power=sine.power,
         sine_false_alarm=sine.false_alarm,
         agreement=agreement(period_ns, sine.period * width, extent_ns=extent),
-        cycle_ns=float(cut.length_ns.mean()) if cut.length_ns.size else _NAN,
+        cycle_ns=cycle_ns,
         cycles=len(cut.length_ns),
         likeness=cut.likeness,
         cycle_bursts=cut.bursts,

@@ -227,6 +227,7 @@ class Journal:
             except Exception as error:
                 # the training must not notice; what is lost is counted
                 self.error = self.error or f"the journal failed: {error!r}"
+            # what a full pipe keeps back is the committer's to take: see the backlog
             self._handed = steps
             if closing and not self._waiting():
                 return

@@ -59,27 +59,28 @@ def unsupervised(forked, tmp_path):
     return run
 
 
-def test_without_a_supervisor_the_others_name_a_killed_rank(
-    toy_file, unsupervised, at_operation, named
-):
-    def fault(rank, arguments):
-        if rank == 0:
-            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+@pytest.fixture
+def killed(toy_file, unsupervised, at_operation, named):
+    """Kill a rank of three in its 20th operation: what each says, and where it was."""
 
-    path = toy_file(world=3)
+    def run(victim: int) -> tuple[list[str], str]:
+        def fault(rank, arguments):
+            if rank == victim:
+                at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+        path = toy_file(world=3)
+        said = unsupervised(path, fault)
+        with Trace.open(path) as trace:
+            return said, named(trace, victim, 20 % LENGTH)
+
+    return run
+
+
+def test_without_a_supervisor_the_others_name_a_killed_rank(killed):
     # with rank 0 the store is gone, through which the others would hear of each other
-    said = unsupervised(path, fault)
-    with Trace.open(path) as trace:
-        place = named(trace, 0, 20 % LENGTH)
+    said, place = killed(0)
     assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
-
-    def other(rank, arguments):
-        if rank == 1:
-            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-    said = unsupervised(path, other)
-    with Trace.open(path) as trace:
-        place = named(trace, 1, 20 % LENGTH)
+    said, place = killed(1)
     assert said[0] == (
         f"moetraffic: rank 1 at {place} ended without a word: it was killed, or "
         "crashed\n"
@@ -88,7 +89,7 @@ def test_without_a_supervisor_the_others_name_a_killed_rank(
 
 
 def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
-    toy_file, unsupervised, monkeypatch, at_operation, named
+    killed, monkeypatch
 ):
     """A process closes its connections before it ends; on a busy machine, long."""
     first_looks: list[float] = []
@@ -98,15 +99,7 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
         return "running" if time.monotonic() < first_looks[0] + 1.5 else state_of(pid)
 
     monkeypatch.setattr(meeting, "state_of", late)
-
-    def fault(rank, arguments):
-        if rank == 0:
-            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-    path = toy_file(world=3)
-    said = unsupervised(path, fault)
-    with Trace.open(path) as trace:
-        place = named(trace, 0, 20 % LENGTH)
+    said, place = killed(0)
     assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
 
 
