@@ -29,7 +29,7 @@ from moetraffic.report.units import (
     duration,
     rank_span,
 )
-from moetraffic.trace.durable import refuse_output, write_whole
+from moetraffic.trace.hdf5.durable import refuse_output, write_whole
 from moetraffic.trace.trace import Trace
 
 from .exchanges import Scaled

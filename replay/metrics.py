@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.trace.durable import remedy, write_whole
+from moetraffic.trace.hdf5.durable import remedy, write_whole
 
 from .fidelity import Fidelity
 from .result import Summary

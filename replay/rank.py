@@ -10,7 +10,7 @@ import moetraffic
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.launch.machine import available_bytes
 from moetraffic.launch.watchdog import Watchdog
-from moetraffic.trace.format import VERSION
+from moetraffic.trace.hdf5.format import VERSION
 from moetraffic.trace.trace import Trace
 
 from .agreement import agree_on_sizes, gather

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moetraffic.errors import ReplayError
-from moetraffic.trace.durable import remedy, write_whole
+from moetraffic.trace.hdf5.durable import remedy, write_whole
 
 from .metrics import result_metrics, write_metrics
 from .records import to_json

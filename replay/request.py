@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moetraffic.errors import ReplayError
 from moetraffic.report.units import bytes_per_second
-from moetraffic.trace.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 from moetraffic.trace.trace import Trace
 
 from .companions_pairs import schedule, without

@@ -27,9 +27,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from moetraffic.errors import CaptureError, MoetrafficError
-from moetraffic.trace.segment import rank_folder
-from moetraffic.trace.series import join
-from moetraffic.trace.spool import segments_folder
+from moetraffic.trace.segments.segment import rank_folder
+from moetraffic.trace.segments.series import join
+from moetraffic.trace.segments.store import segments_folder
 
 from . import hook
 from .evidence import cause

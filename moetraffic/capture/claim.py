@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.spool import prepare
+from moetraffic.trace.segments.store import prepare
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

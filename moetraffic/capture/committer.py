@@ -26,8 +26,8 @@ from moetraffic.trace.model import (
     Int64,
     Meta,
 )
-from moetraffic.trace.segment import Segment
-from moetraffic.trace.spool import SegmentWriter
+from moetraffic.trace.segments.segment import Segment
+from moetraffic.trace.segments.store import SegmentWriter
 
 from .boundaries import Boundaries
 from .direction import Directions

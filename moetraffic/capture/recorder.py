@@ -20,10 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
-from moetraffic.trace.merge import Merged, merge_into
+from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import ROUTING, STEP_KINDS
-from moetraffic.trace.segment import PATTERN, rank_folder
-from moetraffic.trace.spool import CLOSED, RankFolder, segments_folder
+from moetraffic.trace.segments.segment import PATTERN, rank_folder
+from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 
 from . import clock, hook
 from .annotate import here, is_layer, subscribe

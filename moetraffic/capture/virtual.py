@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from moetraffic.patterns import Workload
-from moetraffic.trace.merge import Merged, merge_into
+from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Group, Int32
-from moetraffic.trace.segment import STEP, Segment
-from moetraffic.trace.shards import ShardWindow, contiguous, segment_of_shards
-from moetraffic.trace.spool import Spool, segments_folder
+from moetraffic.trace.segments.segment import STEP, Segment
+from moetraffic.trace.segments.shards import ShardWindow, contiguous, segment_of_shards
+from moetraffic.trace.segments.store import Spool, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
 from .claim import claim

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.model import PLACEMENT, ROUTING, UNKNOWN_TIME, Group, Int64, Site
-from moetraffic.trace.segment import EVENT, STEP
+from moetraffic.trace.segments.segment import EVENT, STEP
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output, remedy, replacing
+from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, Layers, layer_numbers

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 
 from .choices import picture
 from .output import console, print_json

@@ -19,7 +19,7 @@ from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Wo
 from moetraffic.report.overview import overview, show
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_folder, remedy
+from moetraffic.trace.hdf5.durable import refuse_folder, remedy
 
 from .capture import OVERWRITE
 from .output import console, json_text, print_json, progress

@@ -11,7 +11,7 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.report.units import seconds
-from moetraffic.trace.durable import refuse_outputs, write_whole
+from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
 
 from .assumptions import (
     nominal,

@@ -12,7 +12,7 @@ from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.units import bytes_per_second
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, picture

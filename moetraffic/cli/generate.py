@@ -13,7 +13,7 @@ from rich.table import Table
 from moetraffic.errors import Interrupted, LayoutError
 from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 
 from .output import console, print_json, progress
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from moetraffic.errors import LayoutError, TraceError
 from moetraffic.report.overview import overview, show
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 
 from .choices import refuse_idle
 from .output import console, print_json

@@ -11,8 +11,8 @@ from rich.text import Text
 from moetraffic.errors import CaptureError
 from moetraffic.report.overview import overview, show
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import SEGMENTS, refuse_output
-from moetraffic.trace.merge import merge_into
+from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output
+from moetraffic.trace.merge.merging import merge_into
 
 from .output import console, print_json
 

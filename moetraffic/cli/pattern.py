@@ -30,7 +30,7 @@ from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronisation import SYNCHRONISATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 
 from .choices import picture, refuse_idle
 from .output import console, print_json

@@ -16,7 +16,7 @@ from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.patterns.placement import place as place_experts
 from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 from moetraffic.trace.relocation import Relocation, relocate
 from moetraffic.trace.totals import totals
 

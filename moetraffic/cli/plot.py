@@ -10,7 +10,7 @@ import typer
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_folder
+from moetraffic.trace.hdf5.durable import refuse_folder
 from moetraffic.trace.iterations import number_list
 
 from .output import console, print_json

@@ -12,7 +12,7 @@ import typer
 from moetraffic.errors import AnalysisError
 from moetraffic.report.units import byte_size, bytes_per_second
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import (
+from moetraffic.trace.hdf5.durable import (
     refuse_output,
     refuse_own_input,
     remedy,

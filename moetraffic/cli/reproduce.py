@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.trace.durable import refuse_folder
+from moetraffic.trace.hdf5.durable import refuse_folder
 
 from .output import console, json_text, print_json
 

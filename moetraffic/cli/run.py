@@ -15,7 +15,7 @@ from moetraffic.launch.harvest import Harvest
 from moetraffic.report.overview import show
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.series import clear, make_room
+from moetraffic.trace.segments.series import clear, make_room
 
 from .output import WIDTH
 

@@ -15,7 +15,7 @@ from moetraffic.launch.lossy import final_losses
 from moetraffic.launch.machine import refuse_unable
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 
 from .choices import picture
 from .output import console, print_json, progress

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import refuse_outputs
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, Layers, layer_numbers, picture

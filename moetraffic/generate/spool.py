@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.codec import decode, encode
+from moetraffic.trace.hdf5.codec import decode, encode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,14 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES
-from moetraffic.trace.container import Container, OtherVersionError
-from moetraffic.trace.durable import ForgivingFile, refuse_output, remedy, replacing
-from moetraffic.trace.image import Image
+from moetraffic.trace.hdf5.container import Container, OtherVersionError
+from moetraffic.trace.hdf5.durable import (
+    ForgivingFile,
+    refuse_output,
+    remedy,
+    replacing,
+)
+from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.panel import ArrayPanel
 
 from .dynamics import Dynamics

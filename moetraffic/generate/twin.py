@@ -29,7 +29,7 @@ from moetraffic.trace import (
     Steps,
     Trace,
 )
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.hdf5.durable import refuse_output
 from moetraffic.trace.model import PLACEMENT, Presence
 from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing

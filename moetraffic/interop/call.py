@@ -26,7 +26,7 @@ from moetraffic.trace.model import (
     Meta,
     Site,
 )
-from moetraffic.trace.segment import EVENT, STEP, Segment
+from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
 from .document import MOST_BYTES
 

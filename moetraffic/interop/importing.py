@@ -13,7 +13,7 @@ import numpy as np
 
 from moetraffic import __version__
 from moetraffic.errors import TraceError
-from moetraffic.trace.merge import Merged, merge_segments
+from moetraffic.trace.merge.merging import Merged, merge_segments
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.durable import remove_folder
-from moetraffic.trace.merge import NothingRecorded, merge
-from moetraffic.trace.segment import PATTERN
-from moetraffic.trace.series import alone, clear, members
-from moetraffic.trace.spool import RANKS, recording, segments_folder
+from moetraffic.trace.hdf5.durable import remove_folder
+from moetraffic.trace.merge.merging import NothingRecorded, merge
+from moetraffic.trace.segments.segment import PATTERN
+from moetraffic.trace.segments.series import alone, clear, members
+from moetraffic.trace.segments.store import RANKS, recording, segments_folder
 
 from . import hooked
 from .environment import current_rank

@@ -11,10 +11,10 @@ from pathlib import Path
 from moetraffic.errors import CaptureError, Interrupted
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
-from moetraffic.trace.merge import NothingRecorded, merge, write
-from moetraffic.trace.segment import PATTERN
-from moetraffic.trace.spool import RANKS as RANK_FOLDERS
-from moetraffic.trace.spool import prepare, segments_folder
+from moetraffic.trace.merge.merging import NothingRecorded, merge, write
+from moetraffic.trace.segments.segment import PATTERN
+from moetraffic.trace.segments.store import RANKS as RANK_FOLDERS
+from moetraffic.trace.segments.store import prepare, segments_folder
 
 from .environment import Seat
 from .supervisor import Outcome, launch

@@ -18,7 +18,7 @@ from moetraffic.analysis import Analysis, Curve, Exchange, Subject, stage_means
 from moetraffic.analysis.occupation import Occupation
 from moetraffic.analysis.verdict import sentence
 from moetraffic.errors import AnalysisError
-from moetraffic.trace.durable import refuse_output, remedy, replacing
+from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
 
 STAGES = ("early", "middle", "late")
 

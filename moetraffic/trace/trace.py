@@ -36,7 +36,7 @@ from .rows import TIMES, Rows
 if TYPE_CHECKING:
     import xarray
 
-    from .container import Container
+    from moetraffic.trace.hdf5.container import Container
 
 
 class Trace:
@@ -105,7 +105,7 @@ class Trace:
         TraceError
             If there is no such file, or it is damaged or no trace.
         """
-        from .format import load
+        from moetraffic.trace.hdf5.format import load
 
         return load(Path(path))
 
@@ -117,7 +117,7 @@ class Trace:
         TraceError
             If the file exists and ``force`` is not given, or the disk refuses.
         """
-        from .format import save
+        from moetraffic.trace.hdf5.format import save
 
         save(self, Path(path), force=force)
 
@@ -414,7 +414,7 @@ class Trace:
         TraceError
             If the training steps are not all alike, or a rank's record is missing.
         """
-        from .labelled import demand_array
+        from .labeled import demand_array
 
         return demand_array(self, group)
 

@@ -20,7 +20,7 @@ from moetraffic.launch import Event, Seat, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.ending import to_the_end
 from moetraffic.report.terminal import refuse, run, say
-from moetraffic.trace.durable import refuse_output
+from moetraffic.trace.hdf5.durable import refuse_output
 
 from .local import measure
 from .result import ENDINGS, Bench, lines

@@ -18,7 +18,7 @@ import numpy as np
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.hockney import HockneyFit, hockney_fit
-from moetraffic.trace.durable import remedy, write_whole
+from moetraffic.trace.hdf5.durable import remedy, write_whole
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}

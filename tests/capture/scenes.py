@@ -30,7 +30,7 @@ from moetraffic.capture import Recorder, clock, hook, native
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.trace import spool
+from moetraffic.trace.segments import store
 
 SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, moe_every=2, experts=8)
 
@@ -208,9 +208,9 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         dist.all_reduce(output)
     said["watched"] = noted() - before
     dist.barrier()  # nobody's folder goes before all are through
-    for file in spool.segments_folder(first.path).glob(f"rank-{rank:05d}/*"):
+    for file in store.segments_folder(first.path).glob(f"rank-{rank:05d}/*"):
         file.unlink()
-    spool.segments_folder(first.path).joinpath(f"rank-{rank:05d}").rmdir()
+    store.segments_folder(first.path).joinpath(f"rank-{rank:05d}").rmdir()
     for _ in range(4):
         dist.all_to_all_single(output, rows)
         first.step(loss=0.5)

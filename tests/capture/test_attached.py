@@ -14,9 +14,9 @@ import pytest
 
 from moetraffic.launch import hooked
 from moetraffic.trace import Trace
-from moetraffic.trace.merge import Merged, merge
-from moetraffic.trace.series import members
-from moetraffic.trace.spool import segments_folder
+from moetraffic.trace.merge.merging import Merged, merge
+from moetraffic.trace.segments.series import members
+from moetraffic.trace.segments.store import segments_folder
 
 HERE = Path(__file__).parent
 

@@ -17,8 +17,8 @@ from moetraffic.capture import Recorder, annotate
 from moetraffic.capture.evidence import LeftOut, counts_of, loss_of, tokens_of
 from moetraffic.errors import CaptureError
 from moetraffic.trace import PHASES, ROUTING, Trace
-from moetraffic.trace.merge import merge
-from moetraffic.trace.spool import segments_folder
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.store import segments_folder
 
 
 @pytest.fixture

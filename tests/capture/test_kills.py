@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moetraffic.trace import PHASES, ROUTING, Trace
-from moetraffic.trace.merge import merge
+from moetraffic.trace.merge.merging import merge
 
 
 def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.trace import Trace
-from moetraffic.trace.merge import merge
-from moetraffic.trace.segment import read_segment
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.segment import read_segment
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow

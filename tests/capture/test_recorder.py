@@ -15,8 +15,8 @@ from moetraffic.capture.committer import Committer
 from moetraffic.capture.pipe import STEP, loss_word
 from moetraffic.errors import CaptureError
 from moetraffic.trace import Meta
-from moetraffic.trace.segment import read_segment
-from moetraffic.trace.spool import RankFolder, segments_folder
+from moetraffic.trace.segments.segment import read_segment
+from moetraffic.trace.segments.store import RankFolder, segments_folder
 
 
 def test_a_start_that_fails_leaves_the_folder_free(

@@ -22,15 +22,15 @@ from moetraffic.cli import main
 from moetraffic.cli.run import harvest
 from moetraffic.launch import harvest as harvesting
 from moetraffic.trace import Group, Meta, Site, Trace
-from moetraffic.trace.segment import (
+from moetraffic.trace.segments.segment import (
     EVENT,
     STEP,
     Segment,
     rank_folder,
     write_segment,
 )
-from moetraffic.trace.series import make_room
-from moetraffic.trace.spool import segments_folder
+from moetraffic.trace.segments.series import make_room
+from moetraffic.trace.segments.store import segments_folder
 
 TRAIN = """
 import json, os, sys

@@ -15,7 +15,7 @@ from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
 from moetraffic.interop import kineto as profiles
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
-from moetraffic.trace.merge import Merged
+from moetraffic.trace.merge.merging import Merged
 
 KINDS = {"profiler": "profile_rank*", "execution-trace": "et_rank*"}
 WIDE = 40

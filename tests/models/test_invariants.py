@@ -21,7 +21,7 @@ from moetraffic.patterns.routers import broken_rules
 from moetraffic.trace import PHASES, Group, Meta, Steps
 from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.shards import contiguous
+from moetraffic.trace.segments.shards import contiguous
 
 Run = Callable[..., list[Any]]
 

@@ -149,7 +149,7 @@ def test_a_virtual_program_is_every_ranks_calls_in_order(tmp_path: Path) -> None
 
 
 def test_a_kill_loses_a_window_at_most(tmp_path: Path) -> None:
-    from moetraffic.trace.merge import merge
+    from moetraffic.trace.merge.merging import merge
 
     work = workload("switch, 4 ranks")
     path = tmp_path / "v.h5"

@@ -30,8 +30,8 @@ from mutations import FORGED, PLAIN, metadata
 
 from moetraffic.data import path as data_path
 from moetraffic.trace import Trace
-from moetraffic.trace.merge import merge
-from moetraffic.trace.segment import rank_folder, read_segment, write_segment
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.segment import rank_folder, read_segment, write_segment
 
 DEADLINE_S = 200.0  # after which reading one file is a hang, on a busy machine too
 WORKERS = 2

@@ -24,7 +24,7 @@ from moetraffic.trace import (
 )
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK, PLACEMENT, ROUTING
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.segment import EVENT, STEP, Segment
+from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
 ITERATIONS, LAYERS, RANKS, EXPERTS, ROW = 40, 2, 4, 8, 512
 

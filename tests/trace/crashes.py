@@ -28,13 +28,10 @@ from conftest import make_trace
 from hostile import segments
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.trace import Trace, durable
-from moetraffic.trace.merge import merge, merge_into
-from moetraffic.trace.segment import (
-    rank_folder,
-    read_segment,
-    write_segment,
-)
+from moetraffic.trace import Trace
+from moetraffic.trace.hdf5 import durable
+from moetraffic.trace.merge.merging import merge, merge_into
+from moetraffic.trace.segments.segment import rank_folder, read_segment, write_segment
 
 THROUGH, REFUSED = 0, 3  # exit codes: it ended, or said in a sentence why not
 DEFECT = 4

@@ -38,11 +38,15 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.checksum import attributes_checksum, checksums, column_checksum
-from moetraffic.trace.codec import COLUMN_ROWS, chunk_shape
+from moetraffic.trace.hdf5.checksum import (
+    attributes_checksum,
+    checksums,
+    column_checksum,
+)
+from moetraffic.trace.hdf5.codec import COLUMN_ROWS, chunk_shape
 from moetraffic.trace.model import CLOCK, PLACEMENT
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.segment import (
+from moetraffic.trace.segments.segment import (
     EVENT,
     STEP,
     Segment,
@@ -1265,7 +1269,7 @@ def _told(path: Path, number: int = 1, **fields: Any) -> Path:
 
 def _merged(folder: Path, _: Any) -> str:
     """Merge; every trace that comes of it can be saved and opened."""
-    from moetraffic.trace.merge import merge
+    from moetraffic.trace.merge.merging import merge
 
     merged = merge(folder)
     if any("a segment is left out" in told for told in merged.missing):

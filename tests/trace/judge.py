@@ -20,8 +20,8 @@ import numpy as np
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.trace import PHASES, ROUTING, Trace
-from moetraffic.trace.merge import merge
-from moetraffic.trace.segment import Segment, read_segment
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.segment import Segment, read_segment
 
 MOST_MEMORY = 256 << 20  # bytes that reading one file may take
 PIECE_BYTES = 8 << 20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.trace.checksum import block_checksum, checksums, joined, of_blocks
-from moetraffic.trace.codec import decode, encode
+from moetraffic.trace.hdf5.checksum import block_checksum, checksums, joined, of_blocks
+from moetraffic.trace.hdf5.codec import decode, encode
 
 
 @given(

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import Trace, durable
-from moetraffic.trace.codec import chunk_shape, decode, encode
+from moetraffic.trace import Trace
+from moetraffic.trace.hdf5 import durable
+from moetraffic.trace.hdf5.codec import chunk_shape, decode, encode
 from moetraffic.trace.panel import ArrayPanel
 
 

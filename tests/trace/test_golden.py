@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moetraffic.data import path
-from moetraffic.trace import PHASES, ROUTING, Trace, format
+from moetraffic.trace import PHASES, ROUTING, Trace
+from moetraffic.trace.hdf5 import format
 
 
 @pytest.mark.parametrize("version", [1])

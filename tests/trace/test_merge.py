@@ -20,9 +20,9 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.merge import merge, merge_into
+from moetraffic.trace.merge.merging import merge, merge_into
 from moetraffic.trace.model import CLOCK, PLACEMENT
-from moetraffic.trace.segment import (
+from moetraffic.trace.segments.segment import (
     EVENT,
     STEP,
     Segment,

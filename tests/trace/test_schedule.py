@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetraffic.trace.inference.schedule import find_schedule
 from moetraffic.trace.model import (
     PLACEMENT,
     ROUTING,
     Site,
 )
-from moetraffic.trace.schedule import find_schedule
-from moetraffic.trace.segment import STEP, Segment
+from moetraffic.trace.segments.segment import STEP, Segment
 
 
 def found(segments: list[Segment]) -> dict[int, list[Label]]:

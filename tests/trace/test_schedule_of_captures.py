@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.trace.marks import filled
-from moetraffic.trace.merge import merge_segments
+from moetraffic.trace.inference.markers import filled
+from moetraffic.trace.inference.schedule import find_schedule
+from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
-from moetraffic.trace.schedule import find_schedule
-from moetraffic.trace.segment import Segment, read_segment
+from moetraffic.trace.segments.segment import Segment, read_segment
 
 QUICK = ("dropped", "padded-again")
 LONG = (

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.series import LIST, alone, clear, join, make_room, members
-from moetraffic.trace.spool import segments_folder
+from moetraffic.trace.segments.series import (
+    LIST,
+    alone,
+    clear,
+    join,
+    make_room,
+    members,
+)
+from moetraffic.trace.segments.store import segments_folder
 
 
 def names(paths: list[Path]) -> list[str]:

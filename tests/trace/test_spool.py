@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from moetraffic.errors import CaptureError, ReplayError
-from moetraffic.trace.durable import refuse_output, refuse_own_input
-from moetraffic.trace.spool import CLOSED, Spool, prepare, segments_folder
+from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.segments.store import CLOSED, Spool, prepare, segments_folder
 
 
 def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
-from moetraffic.trace.block import Malformed, Source
-from moetraffic.trace.chunk_index import read_index
-from moetraffic.trace.structure import Structure
+from moetraffic.trace.hdf5.block import Malformed, Source
+from moetraffic.trace.hdf5.chunk_index import read_index
+from moetraffic.trace.hdf5.structure import Structure
 
 LIBVER = ("v110", "v110")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.trace import unshuffle as way
-from moetraffic.trace.unshuffle import unshuffle
+from moetraffic.trace.hdf5 import unshuffle as way
+from moetraffic.trace.hdf5.unshuffle import unshuffle
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
-from moetraffic.trace.durable import (
+from moetraffic.trace.hdf5.durable import (
     refuse_folder,
     refuse_output,
     remedy,

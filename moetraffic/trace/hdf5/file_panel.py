@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.model import MOST_BYTES
+
 from .checksum import block_checksum, checksums, joined, of_blocks
 from .codec import decode
-from .model import MOST_BYTES
 
 if TYPE_CHECKING:
     from .container import Container

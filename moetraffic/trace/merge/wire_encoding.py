@@ -13,9 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.errors import TraceError
-
-from .assemble import Events, out_of_step
-from .model import (
+from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
     TRANSPOSED_PHASES,
@@ -24,10 +22,12 @@ from .model import (
     Site,
     WireForm,
 )
-from .panel import ArrayPanel
-from .reconciliation import Reconciled, UInt8, reconcile, sized
-from .trace import Trace
-from .wire import told_by_demand
+from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.reconciliation import Reconciled, UInt8, reconcile, sized
+from moetraffic.trace.trace import Trace
+from moetraffic.trace.wire import told_by_demand
+
+from .assembly import Events, out_of_step
 
 FOLLOWS_DEMAND = ("dropped", "dropless")
 """Dispatch forms whose bytes follow the routing."""

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
+from moetraffic.trace.hdf5.durable import remedy
 
-from .durable import remedy
-from .spool import prepare, segments_folder
+from .store import prepare, segments_folder
 
 LIST = "captures"
 MOST = 10_000
@@ -37,7 +37,7 @@ def make_room(path: Path, *, force: bool) -> None:
     Raises
     ------
     CaptureError
-        As :func:`~moetraffic.trace.spool.prepare` does.
+        As :func:`~moetraffic.trace.segments.store.prepare` does.
     """
     with alone(path):
         prepare(path, force=force, overwrite="give --force")

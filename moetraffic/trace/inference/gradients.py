@@ -7,8 +7,8 @@ several passes wait for their gradients, the oldest first.
 
 from __future__ import annotations
 
+from .phases import Call, Experts, Forward, Pass, Unit
 from .programs import BETWEEN, ROUTER, Program
-from .roles import Call, Experts, Forward, Pass, Unit
 
 NEAR = 12  # calls that may have no gradient, or come in another order
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}

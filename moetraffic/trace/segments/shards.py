@@ -2,7 +2,7 @@
 
 One process trains on the shards of all R ranks.  Its segments hold what the routers
 decided, R rows a layer and micro-batch; the all-to-alls are implied by it
-(:mod:`.routed`).  Steps have R rows each as well, in the order of the ranks.
+(:mod:`moetraffic.trace.routed`).  Steps have R rows each as well, in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .model import (
+from moetraffic.trace.model import (
     ALL_TO_ALL,
     PLACEMENT,
     ROUTING,
@@ -26,9 +26,10 @@ from .model import (
     Site,
     Steps,
 )
-from .routed import RoutedLayer, trace_of_routing
+from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from moetraffic.trace.trace import Trace
+
 from .segment import EVENT, Segment
-from .trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

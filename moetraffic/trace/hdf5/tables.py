@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.trace.model import DroppedForm, Group, Meta, Site, WireForm
+
 from .container import MOST_TEXT, Container
 from .image import Image
-from .model import DroppedForm, Group, Meta, Site, WireForm
 
 TEXT = "S"
 SITE_COLUMNS = {  # column: (field of Site, type)

@@ -16,13 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .container import Container
-from .durable import write_whole
-from .image import Image
-from .model import CLOCK, PLACEMENT, Group, Int32, Int64, Meta, Site
-from .panel import ArrayPanel
-from .soundness import contradiction
-from .tables import (
+from moetraffic.trace.hdf5.container import Container
+from moetraffic.trace.hdf5.durable import write_whole
+from moetraffic.trace.hdf5.image import Image
+from moetraffic.trace.hdf5.tables import (
     as_text,
     meta_attributes,
     read_groups,
@@ -34,6 +31,10 @@ from .tables import (
     write_sites,
     write_table,
 )
+from moetraffic.trace.model import CLOCK, PLACEMENT, Group, Int32, Int64, Meta, Site
+from moetraffic.trace.panel import ArrayPanel
+
+from .soundness import contradiction
 
 KIND = "moetraffic-segment"
 VERSION = 1

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import CaptureError
-
-from .model import Group, Int32, Int64, Occurrences, Site
-from .segment import EVENT, Segment
+from moetraffic.trace.model import Group, Int32, Int64, Occurrences, Site
+from moetraffic.trace.segments.segment import EVENT, Segment
 
 ALIGNED = np.dtype(
     [

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .calls import Calls
-from .model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Int64
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Int64
+from moetraffic.trace.segments.calls import Calls
+from moetraffic.trace.segments.segment import STEP, Segment
+
 from .numbering import Numbered
-from .segment import STEP, Segment
 
 MOST = 0.5  # of the steps must train for others to be told by what they lack
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .calls import Calls, is_between_stages, is_exchange
+from moetraffic.trace.model import Int64
+from moetraffic.trace.segments.calls import Calls, is_between_stages, is_exchange
+
 from .gradients import Reading
-from .model import Int64
 from .numbering import Numbered, Shared
+from .phases import Call, Unit, experts_sorts
 from .programs import EXCHANGE, gather_programs
-from .roles import Call, Unit, experts_sorts
 
 Name = tuple[str, int, str]  # phase, layer, label
 UNNAMED: Name = ("", -1, "")

@@ -17,9 +17,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.panel import Panel
+
 from .checksum import attributes_checksum, checksums, column_checksum
 from .codec import COLUMN_ROWS, chunk_shape, encode
-from .panel import Panel
 
 LIBVER = ("v110", "v110")  # newer object headers are unreadable to older h5dump
 TEXT_BYTES = 16384

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .consistency import clocks_hold, placements_hold
-from .model import (
+from moetraffic.trace.consistency import clocks_hold, placements_hold
+from moetraffic.trace.model import (
     ALL_TO_ALL,
     MOST_BYTES,
     MOST_ITERATIONS,

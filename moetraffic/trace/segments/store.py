@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
+from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output, remedy
 
-from .durable import SEGMENTS, refuse_output, remedy
 from .segment import PATTERN, Segment, rank_folder, write_segment
 
 CLOSED = "closed"  # a rank's last word in its folder

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .model import Bool, Int64
+from moetraffic.trace.model import Bool, Int64
 
 AT_LEAST = 0.95  # of the calls that must repeat after a period
 COVERED = 0.8  # of the steps that must have the same number of blocks

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from moetraffic.errors import CaptureError, TraceError
-
-from .assemble import Events, Layouts, gather_events, gather_layouts
-from .durable import SEGMENTS, remove_folder
-from .model import (
+from moetraffic.trace.hdf5.durable import SEGMENTS, remove_folder
+from moetraffic.trace.inference.schedule import find_schedule
+from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
@@ -33,12 +32,18 @@ from .model import (
     Site,
     Steps,
 )
-from .panel import ArrayPanel, Panel
-from .schedule import find_schedule
-from .segment import PATTERN, Segment, read_segment, segment_path
-from .shards import trace_of_shards
-from .statement import state_bytes
-from .trace import Trace
+from moetraffic.trace.panel import ArrayPanel, Panel
+from moetraffic.trace.segments.segment import (
+    PATTERN,
+    Segment,
+    read_segment,
+    segment_path,
+)
+from moetraffic.trace.segments.shards import trace_of_shards
+from moetraffic.trace.trace import Trace
+
+from .assembly import Events, Layouts, gather_events, gather_layouts
+from .wire_encoding import state_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks that need no proof
 MOST_ABSENT = 64  # of these, at most, one that is there

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .calls import (
+from moetraffic.trace.model import Int64
+from moetraffic.trace.segments.calls import (
     Calls,
     is_backward,
     is_between_stages,
@@ -21,7 +22,7 @@ from .calls import (
     is_routing,
     symbols,
 )
-from .model import Int64
+
 from .period import Steps, Traits, find_steps
 
 Members = tuple[int, ...]

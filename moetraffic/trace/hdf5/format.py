@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moetraffic.errors import TraceError
-
-from .container import Container
-from .durable import ForgivingFile, refuse_output, remedy, replacing
-from .image import Image
-from .model import (
+from moetraffic.trace.model import (
     CLOCK,
     PLACEMENT,
     STEP_KINDS,
@@ -27,7 +23,11 @@ from .model import (
     Program,
     Steps,
 )
-from .panel import ArrayPanel, Panel
+from moetraffic.trace.panel import ArrayPanel, Panel
+
+from .container import Container
+from .durable import ForgivingFile, refuse_output, remedy, replacing
+from .image import Image
 from .tables import (
     as_text,
     meta_attributes,
@@ -43,7 +43,7 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from .trace import Trace
+    from moetraffic.trace.trace import Trace
 
 KIND = "moetraffic"
 VERSION = 1
@@ -100,7 +100,7 @@ def save(trace: Trace, path: Path, *, force: bool) -> None:
 
 def load(path: Path) -> Trace:
     """See :meth:`Trace.open`."""
-    from .trace import Trace
+    from moetraffic.trace.trace import Trace
 
     container = Container(path, KIND, VERSION)
     try:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from . import marks
-from .calls import Calls, gather_calls, is_exchange
-from .model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
+from moetraffic.trace.model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
+from moetraffic.trace.segments.calls import Calls, gather_calls, is_exchange
+from moetraffic.trace.segments.segment import Segment
+
+from . import markers
 from .names import Naming, find_names
 from .numbering import Numbered, number_steps
-from .segment import Segment
 
 ROUTER = "router"
 """Label of a routing that a hook on the router reported, not the program itself."""
@@ -44,19 +45,21 @@ def find_schedule(segments: Sequence[Segment]) -> list[Segment]:
     """
     if not segments or segments[0].shards:
         return list(segments)
-    segments = marks.filled(segments)
+    segments = markers.filled(segments)
     by_rank: dict[int, list[Segment]] = {}
     for segment in segments:
         by_rank.setdefault(segment.rank, []).append(segment)
     marked = not any((s.events["iteration"] < 0).any() for s in segments)
     sites = [s for segment in segments for s in segment.sites]
     if marked and not any(_unnamed(s) or _unbound(s) for s in sites):
-        return marks.with_kinds(segments)
+        return markers.with_kinds(segments)
     every = [gather_calls(mine) for mine in by_rank.values()]
     numbered: Mapping[int, Numbered] | None = None
-    if not marked or marks.untold(segments):
+    if not marked or markers.untold(segments):
         numbered = number_steps(every)
-    if marked and (numbered is None or not marks.hide_evaluations(segments, numbered)):
+    if marked and (
+        numbered is None or not markers.hide_evaluations(segments, numbered)
+    ):
         numbered = None
     said: list[str] = []
     found = numbered is not None
@@ -76,12 +79,12 @@ def find_schedule(segments: Sequence[Segment]) -> list[Segment]:
             new = writer.named(number, segment)
             if found:
                 steps = numbered[calls.rank]
-                new, last = marks.stepped(new, calls, steps, number, last)
+                new, last = markers.stepped(new, calls, steps, number, last)
             changed[segment.rank, segment.index] = new
     words = "; ".join(w for w in said if w)[:LONGEST]
     out = [changed[s.rank, s.index] for s in segments]
     if not found and marked:
-        out = marks.with_kinds(out)
+        out = markers.with_kinds(out)
     return [replace(s, meta=replace(s.meta, schedule=words)) for s in out]
 
 

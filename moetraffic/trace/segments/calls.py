@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .model import ALL_TO_ALL, ROUTING, Bool, Group, Int64, Site
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Group, Int64, Site
+
 from .segment import EVENT, Segment
 
 FEW = 8  # row sizes that one kind of call may have and still be told apart by them

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .calls import FEW, Calls, is_between_stages, is_exchange, is_routing
-from .model import ALL_TO_ALL, ROUTING, Bool, Int64
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64
+from moetraffic.trace.segments.calls import (
+    FEW,
+    Calls,
+    is_between_stages,
+    is_exchange,
+    is_routing,
+)
+
 from .numbering import Numbered
 
 EXCHANGE, BETWEEN, ROUTER = "exchange", "between", "router"

@@ -1,0 +1,1 @@
+"""Merging the segments of all ranks into one trace."""
