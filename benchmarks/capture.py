@@ -43,7 +43,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic import Recorder
-from moetraffic.capture import native
+from moetraffic.capture.hook import native
 from moetraffic.capture.recorder import WINDOW_STEPS
 
 CALLS, ROUNDS, PAUSE_S, ROWS = 64, 8, 0.03, 16

@@ -11,7 +11,7 @@ from .annotate import at, routing
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-    from .routers import router, watch_routers
+    from .routers.router_hooks import router, watch_routers
     from .virtual import VirtualRecorder
 
 __all__ = [
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
         return VirtualRecorder
     if name in ("router", "watch_routers"):
-        from . import routers
+        from .routers import router_hooks
 
         return getattr(routers, name)
     raise AttributeError(name)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.capture.hook.python import now_ns
 from moetraffic.trace.model import CLOCK
-
-from .hook import now_ns
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -18,6 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from moetraffic.capture.hook.completion import Completion
+from moetraffic.capture.hook.device import DeviceClock
+from moetraffic.capture.hook.native import load
+from moetraffic.capture.records.journal import Journal
+from moetraffic.capture.routers.bypass import watch_bypasses
+from moetraffic.capture.routers.router_hooks import watch_routers
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged, merge_into
@@ -25,23 +31,13 @@ from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 
-from . import clock, hook
+from . import clock
 from .annotate import here, is_layer, subscribe
-from .bypass import watch_bypasses
-from .claim import claim
-from .completion import Completion
-from .description import (
-    checked_groups,
-    checked_placement,
-    describe,
-    refuse_untellable,
-)
-from .device import DeviceClock
-from .evidence import LeftOut, cause, counts_of, loss_of, tokens_of
-from .journal import Journal
-from .native import load
+from .hook import python as hook
+from .metadata import checked_groups, checked_placement, describe, refuse_untellable
+from .output_check import claim
 from .pipe import OPTIMIZER, ROUTED, STEP
-from .routers import watch_routers
+from .validity import LeftOut, cause, counts_of, loss_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,9 +26,9 @@ from moetraffic.trace.segments.shards import ShardWindow, contiguous, segment_of
 from moetraffic.trace.segments.store import Spool, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
-from .claim import claim
-from .description import describe
-from .evidence import cause
+from .metadata import describe
+from .output_check import claim
+from .validity import cause
 
 log = logging.getLogger("moetraffic")
 

@@ -21,7 +21,7 @@ def build(
     Example: moetraffic build
     """
     # torch takes a second to import
-    from moetraffic.capture import native
+    from moetraffic.capture.hook import native
 
     if not as_json:
         console.print("compiling the hook, which takes about a minute ...")

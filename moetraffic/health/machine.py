@@ -123,7 +123,7 @@ def _ucc(dist: object) -> bool:
 
 
 def _hook() -> Iterator[Finding]:
-    from moetraffic.capture import native
+    from moetraffic.capture.hook import native
 
     try:
         compiled = native.load() is not None

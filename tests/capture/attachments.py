@@ -159,7 +159,7 @@ def forks(folder: Path, rank: int, world: int) -> Log:
     log = [exchange(0)]
     helper = os.fork()
     if helper == 0:
-        hook = importlib.import_module("moetraffic.capture.hook")
+        hook = importlib.import_module("moetraffic.capture.hook.python")
         save(folder, 10 + rank, [[int(hook.installed())]])
         atexit._run_exitfuncs()  # what the interpreter does at its end, but not gloo's
         os._exit(0)
@@ -265,7 +265,7 @@ def play(name: str, folder: Path, rank: int) -> None:
 
 def main(folder: Path) -> None:
     # what a rank of a fresh interpreter imports by itself, once for all
-    importlib.import_module("moetraffic.capture.attached")
+    importlib.import_module("moetraffic.capture.attachment")
     gc.freeze()  # the ranks need not look at all of torch when they end
     for name, (world, _) in SCENES.items():
         own = folder / name

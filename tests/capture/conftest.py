@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moetraffic.capture import native
+from moetraffic.capture.hook import native
 
 HERE = Path(__file__).parent
 Seen = Callable[[str], list[dict[str, Any]]]

@@ -26,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock, hook, native
+from moetraffic.capture import Recorder, clock
+from moetraffic.capture.hook import native
+from moetraffic.capture.hook import python as hook
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload

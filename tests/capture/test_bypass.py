@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moetraffic import capture
-from moetraffic.capture.bypass import Exchange, watch_bypasses
+from moetraffic.capture.routers.bypass import Exchange, watch_bypasses
 from moetraffic.errors import CaptureError
 
 IDS = torch.tensor([[0, 1], [1, 3], [3, -1]])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.capture import device
-from moetraffic.capture.device import DeviceClock
+from moetraffic.capture.hook import device
+from moetraffic.capture.hook.device import DeviceClock
 from moetraffic.capture.pipe import END
 
 

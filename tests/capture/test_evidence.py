@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from moetraffic import capture
 from moetraffic.capture import Recorder, annotate
-from moetraffic.capture.evidence import LeftOut, counts_of, loss_of, tokens_of
+from moetraffic.capture.validity import LeftOut, counts_of, loss_of, tokens_of
 from moetraffic.errors import CaptureError
 from moetraffic.trace import PHASES, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge

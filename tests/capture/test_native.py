@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.capture import native
+from moetraffic.capture.hook import native
 from moetraffic.errors import CaptureError
 
 

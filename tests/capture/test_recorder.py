@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.capture import Recorder, committer, hook
-from moetraffic.capture.committer import Committer
+from moetraffic.capture import Recorder
+from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe import STEP, loss_word
+from moetraffic.capture.records import committer
+from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError
 from moetraffic.trace import Meta
 from moetraffic.trace.segments.segment import read_segment

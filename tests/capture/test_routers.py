@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import annotate, decisions, layers
-from moetraffic.capture.routers import router, watch_routers
+from moetraffic.capture import annotate
+from moetraffic.capture.routers import decisions, layer_index
+from moetraffic.capture.routers.router_hooks import router, watch_routers
 from moetraffic.errors import CaptureError
 from moetraffic.gating import FairscaleTop2Router
 
@@ -538,13 +539,13 @@ def test_positions_come_from_attributes_paths_or_the_order_of_calls() -> None:
     chunk = nn.ModuleList([nn.ModuleDict({"layers": nn.ModuleList([Gate(), Gate()])})])
     plain = Gate()
     modules = [*told.modules(), *chunk.modules(), *plain.modules()]
-    held = layers.holders(modules)
+    held = layer_index.holders(modules)
     positions = [
-        layers.position_of(module, held)
+        layer_index.position_of(module, held)
         for module in (told, *chunk[0]["layers"], plain)  # type: ignore[index]
     ]
     assert [p and p.number for p in positions] == [3, 0, 1, None]
-    numbering = layers.Numbering()
+    numbering = layer_index.Numbering()
     assert numbering.number(positions) == [3, 0, 1, None]
     assert numbering.next() == 2
     assert numbering.next() == 4

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import moetraffic.replay.conclusion  # noqa: F401 - once, not in each forked rank
-from moetraffic.capture import hook
+from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.agreement import gather

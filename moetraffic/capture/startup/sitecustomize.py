@@ -3,7 +3,7 @@
 ``moetraffic run`` puts this folder at the front of PYTHONPATH, so that every Python
 process of the command, on whatever way it was started, imports this file first.  It
 imports nothing: a finder waits for the module that has ``init_process_group``, and
-wraps that.  Once a process group is there, :mod:`moetraffic.capture.attached` records.
+wraps that.  Once a process group is there, :mod:`moetraffic.capture.attachment` records.
 Then it steps aside for the ``sitecustomize`` that would have been imported without it.
 
 The environment tells what to do; :mod:`moetraffic.launch.hooked` writes it, and
@@ -154,7 +154,7 @@ def begin() -> None:
 
 def end() -> None:
     """Close the record before the process group goes."""
-    attached = sys.modules.get("moetraffic.capture.attached")
+    attached = sys.modules.get("moetraffic.capture.attachment")
     if attached is not None:
         attached.end(sys.exc_info()[1])
 
@@ -183,12 +183,12 @@ def import_attached() -> Any:
         sys.modules["moetraffic"] = module
         try:
             spec.loader.exec_module(module)
-            return importlib.import_module("moetraffic.capture.attached")
+            return importlib.import_module("moetraffic.capture.attachment")
         except BaseException:
             for name in [n for n in sys.modules if n.split(".")[0] == "moetraffic"]:
                 del sys.modules[name]
             raise
-    return importlib.import_module("moetraffic.capture.attached")
+    return importlib.import_module("moetraffic.capture.attachment")
 
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -17,21 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    CLOCK,
-    ROUTING,
-    STEP_KINDS,
-    Group,
-    Int64,
-    Meta,
-)
-from moetraffic.trace.segments.segment import Segment
-from moetraffic.trace.segments.store import SegmentWriter
-
-from .boundaries import Boundaries
-from .direction import Directions
-from .pipe import (
+from moetraffic.capture.boundaries import Boundaries
+from moetraffic.capture.pipe import (
     CALL,
     CALL_HEAD,
     END,
@@ -45,6 +32,19 @@ from .pipe import (
     loss_of_word,
     words_of,
 )
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    CLOCK,
+    ROUTING,
+    STEP_KINDS,
+    Group,
+    Int64,
+    Meta,
+)
+from moetraffic.trace.segments.segment import Segment
+from moetraffic.trace.segments.store import SegmentWriter
+
+from .direction import Directions
 from .sites import SiteTable
 from .window import Event, Window, placements
 

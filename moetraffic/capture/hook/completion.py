@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from moetraffic.capture.pipe import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
 from .device import DeviceClock
-from .hook import KEY, Waiting, now_ns
-from .pipe import END
+from .python import KEY, Waiting, now_ns
 
 if TYPE_CHECKING:
     from .native import Native

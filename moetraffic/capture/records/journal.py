@@ -23,13 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moetraffic.capture.pipe import CALL, GAP, ROUTED, STEP, WORDS, frame, told
 from moetraffic.errors import CaptureError
 
 from .encoder import Encoder
-from .pipe import CALL, GAP, ROUTED, STEP, WORDS, frame, told
 
 if TYPE_CHECKING:
-    from .native import Native
+    from moetraffic.capture.hook.native import Native
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from .watched import Router
+    from .observed_router import Router
 
 _entries: WeakValueDictionary[int, Router] = WeakValueDictionary()
 _numbers = itertools.count(1)

@@ -8,7 +8,7 @@ a replayed CUDA graph never comes here.  The kernels here are Python; where
 
 The kernels run in the training's own time, so they note only what will not be there
 later, and hold no tensor: whatever can be worked out is worked out elsewhere
-(:mod:`.journal`, :mod:`.committer`).
+(:mod:`moetraffic.capture.records.journal`, :mod:`moetraffic.capture.records.committer`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from moetraffic.capture import annotate
+from moetraffic.capture.annotate import here
+from moetraffic.capture.pipe import CALL, OPERATIONS
 from moetraffic.errors import CaptureError
-
-from . import annotate
-from .annotate import here
-from .pipe import CALL, OPERATIONS
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 ENTRY_POINTS = "moetraffic.router_readers"
 """Entry points of installed packages: the class's full name, and a function
-``(inputs, output) -> ids`` as :func:`.routers.router` takes one."""
+``(inputs, output) -> ids`` as :func:`.router_hooks.router` takes one."""
 
 EXPERT_COUNTS = (
     *("num_experts", "n_routed_experts", "num_local_experts", "n_experts"),

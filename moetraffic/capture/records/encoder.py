@@ -9,8 +9,17 @@ from typing import Any
 
 import torch
 
-from .annotate import Place
-from .pipe import CALL, CALL_HEAD, END, OPTIMIZER, ROUTED, ROUTED_HEAD, STEP, loss_word
+from moetraffic.capture.annotate import Place
+from moetraffic.capture.pipe import (
+    CALL,
+    CALL_HEAD,
+    END,
+    OPTIMIZER,
+    ROUTED,
+    ROUTED_HEAD,
+    STEP,
+    loss_word,
+)
 
 
 class Encoder:
@@ -33,7 +42,7 @@ class Encoder:
         Parameters
         ----------
         record
-            ``(CALL, ...)`` as :data:`.hook.Record` says, ``(END, number, start, end)``,
+            ``(CALL, ...)`` as :data:`moetraffic.capture.hook.python.Record` says, ``(END, number, start, end)``,
             ``(STEP, end, tokens, kind, loss)``, ``(OPTIMIZER, end)`` or ``(ROUTED,
             issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
         words

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from .hook import now_ns
-from .pipe import END
+from moetraffic.capture.pipe import END
+
+from .python import now_ns
 
 REBASE_NS = 5_000_000_000
 """A base event's age: the time between events is a float32 of milliseconds, whose

@@ -55,7 +55,7 @@ class Native(Protocol):
         Parameters
         ----------
         operators
-            Name, index into :data:`.pipe.OPERATIONS`, position of the process group
+            Name, index into :data:`moetraffic.capture.pipe.OPERATIONS`, position of the process group
             and of this rank's input (-1 for none) among the operator's arguments.
         arrive
             Numbers of the calling thread and of the place where it stands; asked once
@@ -65,7 +65,7 @@ class Native(Protocol):
         number
             Likewise of a dtype (told by a tensor) or an autograd node (its name).
         before, launched, failed
-            As of :class:`.hook.Sink`, for calls that are asynchronous or on a device.
+            As of :class:`.python.Sink`, for calls that are asynchronous or on a device.
         """
         ...
 

@@ -30,10 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moetraffic.capture import annotate
+from moetraffic.capture.annotate import Place, RoutingSink
 from moetraffic.errors import CaptureError
 
-from . import annotate, compiled, decisions
-from .annotate import Place, RoutingSink
+from . import compiled, decisions
 
 LABEL = "bypass"
 KEY = "BackendSelect"

@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
+from moetraffic.capture import annotate
+from moetraffic.capture.annotate import Place, RoutingSink
 from moetraffic.errors import CaptureError
 
-from . import annotate, compiled, decisions, layers, watched
-from .annotate import Place, RoutingSink
+from . import compiled, decisions, layer_index, observed_router
 
 log = logging.getLogger("moetraffic")
 
@@ -102,7 +103,7 @@ def watch_routers(
     Parameters
     ----------
     on_routing
-        Called as :func:`.annotate.routing` is: layer, demand ``[E]`` int64, dropped
+        Called as :func:`moetraffic.capture.annotate.routing` is: layer, demand ``[E]`` int64, dropped
         copies ``[E]`` or None, and the expert-parallel group or None.  The thread's
         place has the label ``"router"`` meanwhile.  It must not raise.
     on_failure
@@ -119,7 +120,7 @@ def watch_routers(
     Notes
     -----
     Nothing is told where tensors are fake, a CUDA graph is being captured, or a layer's
-    own program reports its routing through :func:`.annotate.routing`.  In a compiled
+    own program reports its routing through :func:`moetraffic.capture.annotate.routing`.  In a compiled
     module, an operator in the graph tells (see :mod:`.compiled`).
     """
     watch = _Watch(on_routing, on_failure, model)
@@ -135,16 +136,16 @@ class _Watch:
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
         self._lock = threading.RLock()
-        self._routers: WeakKeyDictionary[nn.Module, watched.Router] = (
+        self._routers: WeakKeyDictionary[nn.Module, observed_router.Router] = (
             WeakKeyDictionary()
         )
-        self._holders: WeakKeyDictionary[nn.Module, watched.Holder] = (
+        self._holders: WeakKeyDictionary[nn.Module, observed_router.Holder] = (
             WeakKeyDictionary()
         )
         self._kinds: WeakKeyDictionary[type, decisions.Reader | None] = (
             WeakKeyDictionary()
         )
-        self._numbering = layers.Numbering()
+        self._numbering = layer_index.Numbering()
         self._own_program: set[int] = set()  # layers whose program reports by itself
         self._reporting = threading.local()
         self._complained: set[str] = set()
@@ -163,11 +164,11 @@ class _Watch:
         with self._lock:
             self._kinds.clear()
             modules = self._modules()
-            held = layers.holders(modules)
+            held = layer_index.holders(modules)
             for module in modules:
                 if self._reader(type(module)) is None:
                     continue
-                path = layers.path_of(module, held)
+                path = layer_index.path_of(module, held)
                 holder = next(
                     (h for h, _ in reversed(path) if not isinstance(h, CONTAINERS)),
                     None,
@@ -177,7 +178,7 @@ class _Watch:
     def _modules(self) -> list[nn.Module]:
         if self._model is not None:
             return list(self._model.modules())
-        return layers.modules_alive()
+        return layer_index.modules_alive()
 
     def _reader(self, kind: type) -> decisions.Reader | None:
         if kind not in self._kinds:
@@ -211,7 +212,7 @@ class _Watch:
         if entry is None:
             reader = self._reader(type(module))
             assert reader is not None
-            entry = watched.Router(self, reader, module)
+            entry = observed_router.Router(self, reader, module)
             self._routers[module] = entry
             # before other hooks, which may change what the router says
             handle = module.register_forward_hook(entry, prepend=True)
@@ -220,7 +221,7 @@ class _Watch:
             return
         entry.holder = ref(holder)
         if holder not in self._holders:
-            around = self._holders[holder] = watched.Holder(self, entry)
+            around = self._holders[holder] = observed_router.Holder(self, entry)
             before = holder.register_forward_pre_hook(around.enter, prepend=True)
             after = holder.register_forward_hook(around.leave, always_call=True)
             self._undo += [before.remove, after.remove]
@@ -229,7 +230,7 @@ class _Watch:
 
     def routed(
         self,
-        entry: watched.Router,
+        entry: observed_router.Router,
         module: nn.Module | None,
         inputs: Sequence[Any],
         output: Any,
@@ -243,7 +244,7 @@ class _Watch:
             if decision is None:
                 return
             here = annotate.place()
-            own = isinstance(here, watched.FoundPlace) or here.layer < 0
+            own = isinstance(here, observed_router.FoundPlace) or here.layer < 0
             layer = self.layer(self._first_of_layer(entry)) if own else here.layer
             if layer in self._own_program:
                 return
@@ -262,7 +263,7 @@ class _Watch:
             annotate.move_to(before)
             self._reporting.on = False
 
-    def layer(self, entry: watched.Router) -> int:
+    def layer(self, entry: observed_router.Router) -> int:
         """The layer of a router, found when it is first asked for."""
         if entry.layer < 0:
             with self._lock:
@@ -271,13 +272,13 @@ class _Watch:
                     entry.layer = self._numbering.next()
         return entry.layer
 
-    def _first_of_layer(self, entry: watched.Router) -> watched.Router:
+    def _first_of_layer(self, entry: observed_router.Router) -> observed_router.Router:
         """The router that names the layer: Tutel's layers hold several gates."""
         holder = entry.holder()
         around = None if holder is None else self._holders.get(holder)
         return entry if around is None else around.router
 
-    def _place_model(self, called: watched.Router) -> None:
+    def _place_model(self, called: observed_router.Router) -> None:
         """Number all routers of the model of one, in the order of their definition.
 
         Models of which nothing was called stay out: their layers would shift others'.
@@ -285,8 +286,8 @@ class _Watch:
         module = called.module()
         if module is None:
             return
-        held = layers.holders(self._modules())
-        path = layers.path_of(module, held)
+        held = layer_index.holders(self._modules())
+        path = layer_index.path_of(module, held)
         root = path[0][0] if path else module
         parts = [
             (part, self._routers[part])
@@ -294,7 +295,7 @@ class _Watch:
             if part in self._routers and self._routers[part].layer < 0
         ]
         numbers = self._numbering.number(
-            [layers.position_of(part, held) for part, _ in parts]
+            [layer_index.position_of(part, held) for part, _ in parts]
         )
         for (_, entry), number in zip(parts, numbers, strict=True):
             if number is not None:
@@ -323,8 +324,8 @@ class _Watch:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        ours = (watched.Router, watched.Holder)
-        for module in layers.modules_alive():  # copies have hooks without a handle
+        ours = (observed_router.Router, observed_router.Holder)
+        for module in layer_index.modules_alive():  # copies have hooks without a handle
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     owner = getattr(hook, "__self__", hook)

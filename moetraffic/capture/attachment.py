@@ -31,10 +31,10 @@ from moetraffic.trace.segments.segment import rank_folder
 from moetraffic.trace.segments.series import join
 from moetraffic.trace.segments.store import segments_folder
 
-from . import hook
-from .evidence import cause
+from .hook import python as hook
 from .recorder import Recorder
 from .termination import Listener
+from .validity import cause
 
 PATIENCE = timedelta(seconds=30)
 """How long a rank waits for rank 0 to say where the capture goes."""

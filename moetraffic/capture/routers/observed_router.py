@@ -15,8 +15,10 @@ from weakref import ReferenceType, ref
 import torch
 from torch import nn
 
-from . import annotate, compiled
-from .annotate import NOWHERE, Place
+from moetraffic.capture import annotate
+from moetraffic.capture.annotate import NOWHERE, Place
+
+from . import compiled
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -1,0 +1,1 @@
+"""Records of a rank on their way to disk: journal, encoder, committer process."""
