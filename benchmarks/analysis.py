@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from moetraffic.analysis.kernel import matrix_statistics
+from moetraffic.analysis.skew.kernels import matrix_statistics
 
 LIMITS = {"gb_s": 5.0, "times_a_scipy_loop": 50.0}
 RANKS = EXPERTS = 64

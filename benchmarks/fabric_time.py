@@ -28,8 +28,8 @@ import numpy as np
 from rate_limited import Hosts, hosts, limit, ranks
 
 from moetraffic import Trace
-from moetraffic.analysis.calibration import calibrated
-from moetraffic.analysis.step_times import StepTimes
+from moetraffic.analysis.times.calibration import calibrated
+from moetraffic.analysis.times.step_times import StepTimes
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.time_model import Configuration, MeasuredLinks, estimate
 

@@ -27,10 +27,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from moetraffic import capture, errors
     from moetraffic.analysis import analyze, compare
-    from moetraffic.analysis.circuits import circuits
     from moetraffic.capture import Recorder
     from moetraffic.patterns.time_model import estimate
     from moetraffic.trace import Trace
+
+    from .analysis.network.circuit_plan import circuits
 
 __all__ = [
     "Recorder",
@@ -48,7 +49,7 @@ _MODULES = {
     "Recorder": "moetraffic.capture",
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
-    "circuits": "moetraffic.analysis.circuits",
+    "circuits": "moetraffic.analysis.network.circuit_plan",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
 }

@@ -15,8 +15,8 @@ from dataclasses import asdict
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.completion import by_iteration, quantiles
 from moetraffic.analysis.resampling import ratio
+from moetraffic.analysis.times.completion import by_iteration, quantiles
 from moetraffic.errors import ReplayError
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 

@@ -1,7 +1,7 @@
 """Completion: what each operation of a replay took, from all ranks' times.
 
 The two times of an operation, ``call`` and ``transfer``, are those of
-:mod:`moetraffic.analysis.completion`, which measures them in a trace.
+:mod:`moetraffic.analysis.times.completion`, which measures them in a trace.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.completion import completion, iteration_times
+from moetraffic.analysis.times.completion import completion, iteration_times
 from moetraffic.fabric.named import network
 from moetraffic.patterns.measurements import read_table
 from moetraffic.report.units import bit_rate, bytes_per_second

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.completion import completion
+from moetraffic.analysis.times.completion import completion
 from moetraffic.errors import AnalysisError, ReplayError
 from moetraffic.fabric import cut_bounds, port_bound
 from moetraffic.fabric.named import Network

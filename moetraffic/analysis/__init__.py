@@ -5,11 +5,9 @@ The modules hold pure functions on arrays; ``engine`` applies them to a trace.
 
 from __future__ import annotations
 
-from .beats import Beat, Beats, beats
 from .comparison import Comparison, Distance, compare
-from .complexity import Complexity, complexity
 from .conclusion import PARTS, Curve, Subject
-from .convergence import (
+from .convergence.settling import (
     Convergence,
     Course,
     Settling,
@@ -17,20 +15,30 @@ from .convergence import (
     settling,
     stage_means,
 )
+from .convergence.trends import Trend, trend
 from .engine import Analysis, Exchange, analyze, effort
-from .floors import NoiseFloor, noise_floor
-from .forecasting import HORIZONS, Forecasts, forecast
-from .hot_set import HotSet, hot_set
-from .kernel import MatrixStatistics, matrix_statistics
-from .limits import Limits, limits
-from .network import Network
-from .packets import Packets, packets
-from .predictability import Scores, evaluate
-from .rhythm import Rhythm, rhythm
-from .skew import cv, entropy, gini, jain, max_over_mean, normalised_entropy, shares
-from .trends import Trend, trend
-from .verdict import Verdict, sentence
-from .within_iteration import Sight, within_iteration
+from .forecast.bounds import Limits, limits
+from .forecast.forecasting import HORIZONS, Forecasts, forecast
+from .forecast.predictability import Scores, evaluate
+from .forecast.usefulness import Verdict, sentence
+from .forecast.within_iteration import Sight, within_iteration
+from .network.complexity import Complexity, complexity
+from .network.packets import Packets, packets
+from .network_statistics import Network
+from .noise.noise_floors import NoiseFloor, noise_floor
+from .rhythm.on_off import Rhythm, rhythm
+from .rhythm.source_statistics import Beat, Beats, beats
+from .skew.hot_experts import HotSet, hot_set
+from .skew.kernels import MatrixStatistics, matrix_statistics
+from .skew.measures import (
+    cv,
+    entropy,
+    gini,
+    jain,
+    max_over_mean,
+    normalised_entropy,
+    shares,
+)
 
 __all__ = [
     "HORIZONS",

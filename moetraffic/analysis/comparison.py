@@ -13,7 +13,7 @@ first run, as long as both, with itself.
     duration       relative difference of the median time of an all-to-all
 
 Beside the distances stand the times of all calls that both runs have, as ratios: see
-:mod:`.completion`.
+:mod:`moetraffic.analysis.times.completion`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.times.completion import TimeRatio, compare_times
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .completion import TimeRatio, compare_times
 from .display import comparison_html
 from .engine import Tick, observed
 from .exchange import OF, Rows, Source, sources

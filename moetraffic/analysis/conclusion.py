@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.convergence.settling import (
+    Convergence,
+    Settling,
+    convergence_of,
+    settling,
+)
+from moetraffic.analysis.convergence.trends import Trend, trend
+from moetraffic.analysis.forecast.attenuation import Memory, fit_memory
+from moetraffic.analysis.forecast.bounds import Limits, limits
+from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
+from moetraffic.analysis.forecast.lead_time import Leads
+from moetraffic.analysis.noise.exchange_floors import Floors, load_floors, matrix_floors
+from moetraffic.analysis.noise.noise_floors import NoiseFloor
+from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.trace import Meta
 
-from .convergence import Convergence, Settling, convergence_of, settling
 from .exchange import Rows, Source
-from .floors import NoiseFloor
-from .forecasting import HORIZONS, Forecasts, forecast
-from .gate_floors import Floors, load_floors, matrix_floors
-from .leads import Leads
-from .limits import Limits, limits
-from .memory import Memory, fit_memory
 from .observation import MEASURED, SKEW, Sample, samples
-from .skew import MEASURES, shares
-from .trends import Trend, trend
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

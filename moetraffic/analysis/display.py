@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.markup import html_table
-
-from .verdict import sentence
 
 if TYPE_CHECKING:
     from .comparison import Comparison

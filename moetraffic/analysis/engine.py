@@ -15,22 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.convergence.settling import Convergence
+from moetraffic.analysis.forecast.forecasting import HORIZONS
+from moetraffic.analysis.forecast.lead_time import Leads, leads
+from moetraffic.analysis.forecast.within_iteration import Sight, within_iteration
+from moetraffic.analysis.network.complexity import Complexity
+from moetraffic.analysis.rhythm.source_statistics import Beats, beats
+from moetraffic.analysis.skew.kernels import foresee
+from moetraffic.analysis.times.time_breakdown import Occupation, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
-from .beats import Beats, beats
-from .complexity import Complexity
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
-from .convergence import Convergence
 from .display import analysis_html
 from .exchange import OF, Rows, Source, Window, read, sources, windows
-from .forecasting import HORIZONS
-from .kernel import foresee
-from .leads import Leads, leads
-from .network import Network, network, packet_complexity
+from .network_statistics import Network, network, packet_complexity
 from .observation import joined, observe
-from .occupation import Occupation, occupation
-from .within_iteration import Sight, within_iteration
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ def analyze(
     horizons
         Iterations ahead, of the forecasts.
     rhythm_by
-        Some of :data:`.beats.SOURCES`.
+        Some of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
     threads
         That read and compute.  Results do not depend on it.
     mapper

@@ -13,9 +13,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
+
 from .exchange import Rows, Source, Window
-from .kernel import MatrixStatistics, matrix_statistics
-from .network import network_rows
+from .network_statistics import network_rows
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.network.tiers import line_efficiency, tier_shares
+from moetraffic.analysis.skew.measures import normalised_entropy
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import routed_layers
-
-from .skew import normalised_entropy
-from .tiers import line_efficiency, tier_shares
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

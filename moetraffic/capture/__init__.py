@@ -36,5 +36,5 @@ def __getattr__(name: str) -> Any:
     if name in ("router", "watch_routers"):
         from .routers import router_hooks
 
-        return getattr(routers, name)
+        return getattr(router_hooks, name)
     raise AttributeError(name)

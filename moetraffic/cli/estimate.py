@@ -290,7 +290,7 @@ def _strategy(
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     """Configuration and system of a captured run, and how well they tell it."""
-    from moetraffic.analysis.calibration import calibrated
+    from moetraffic.analysis.times.calibration import calibrated
     from moetraffic.report import time_model as report
     from moetraffic.trace import Trace
 

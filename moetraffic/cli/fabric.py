@@ -107,7 +107,7 @@ def fabric(
         raise FabricError(f"at least 1 link is named, but hot is {hot}: raise --hot")
     refuse_outputs((plot,), (trace,), force=force)
     rate, inner = bytes_per_second(capacity), bytes_per_second(inside)
-    from moetraffic.analysis.traffic import world_matrices
+    from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.topology import at_least

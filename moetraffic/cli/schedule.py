@@ -138,7 +138,7 @@ def _shifts(
             f"the tolerance is above 0 and below 0.5, but is {tolerance}: 0.02 changes "
             "periods by 2% at most"
         )
-    from moetraffic.analysis.cadence import cadence
+    from moetraffic.analysis.rhythm.typical_iteration import cadence
     from moetraffic.fabric import Job, compatibility
     from moetraffic.report import figures
     from moetraffic.report import schedule as report
@@ -180,7 +180,7 @@ def _circuits(
     quiet: bool,
 ) -> dict[str, Any]:
     """Circuit schedules of each layer's all-to-all of one phase."""
-    from moetraffic.analysis.circuits import circuits
+    from moetraffic.analysis.network.circuit_plan import circuits
     from moetraffic.report import schedule as report
 
     with Trace.open(path) as opened:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
-from moetraffic.analysis.completion import TimeRatio
 from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.analysis.times.completion import TimeRatio
 
 from .units import amount, duration
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from moetraffic.analysis.complexity import Complexity
+from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.errors import AnalysisError
 
 from .figures import headline, line_colours

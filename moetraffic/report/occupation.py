@@ -8,7 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from moetraffic.analysis.occupation import Occupation
+from moetraffic.analysis.times.time_breakdown import Occupation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from moetraffic.analysis import Analysis, Complexity, Exchange, Subject
-from moetraffic.analysis.traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 from . import figures
@@ -118,7 +118,7 @@ def traffic(
     iterations
         Which steps, a panel each.
     operations, algorithm
-        As :func:`moetraffic.analysis.traffic.world_matrix` has them.
+        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrix` has them.
     """
     matrices = [
         world_matrix(trace, i, operations=operations, algorithm=algorithm)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis import Analysis, Curve, Exchange, Subject, stage_means
-from moetraffic.analysis.occupation import Occupation
-from moetraffic.analysis.verdict import sentence
+from moetraffic.analysis.forecast.usefulness import sentence
+from moetraffic.analysis.times.time_breakdown import Occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
 

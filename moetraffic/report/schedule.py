@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis.cadence import Cadence
-from moetraffic.analysis.circuits import Served
+from moetraffic.analysis.network.circuit_plan import Served
+from moetraffic.analysis.rhythm.typical_iteration import Cadence
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from moetraffic.analysis import Analysis, Exchange, Subject, stage_means
-from moetraffic.analysis.beats import Beats
-from moetraffic.analysis.verdict import Verdict, sentence
+from moetraffic.analysis.forecast.usefulness import Verdict, sentence
+from moetraffic.analysis.rhythm.source_statistics import Beats
 
 from .occupation import table as occupation_table
 from .plain import mean

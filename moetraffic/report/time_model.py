@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from moetraffic.analysis.calibration import FromTrace
+from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 

@@ -194,7 +194,7 @@ def _matrix(
         return matrix_rows(cells, str(path))
     if trace is None:
         return ()
-    from moetraffic.analysis.traffic import world_matrix
+    from moetraffic.analysis.times.iteration_traffic import world_matrix
     from moetraffic.trace import Trace
 
     with Trace.open(trace) as opened:

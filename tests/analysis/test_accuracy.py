@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.accuracy import cosine, hot_recall, total_variation
+from moetraffic.analysis.forecast.accuracy import cosine, hot_recall, total_variation
 
 pytestmark = pytest.mark.filterwarnings("error")
 

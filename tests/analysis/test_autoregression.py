@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.autoregression import (
+from moetraffic.analysis.forecast.autoregression import (
     ahead,
     fit_autoregression,
     moments,

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis import skew
-from moetraffic.analysis.balanced import (
+from moetraffic.analysis.noise.balanced_router import (
     balanced_counts,
     balanced_tokens,
     mean_entropy,
     mean_gini,
 )
+from moetraffic.analysis.skew import measures
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -67,8 +67,8 @@ def test_the_largest_load_has_the_law_of_drawing_token_by_token():
 def test_closed_forms_of_entropy_and_gini_meet_draws(tokens, experts, k):
     drawn = token_by_token(tokens, experts, k, 6000)
     for exact, values in (
-        (mean_entropy(tokens, experts, k, 1), skew.entropy(drawn)),
-        (mean_gini(tokens, experts, k, 1), skew.gini(drawn)),
+        (mean_entropy(tokens, experts, k, 1), measures.entropy(drawn)),
+        (mean_gini(tokens, experts, k, 1), measures.gini(drawn)),
     ):
         error = values.std() / np.sqrt(len(values))
         assert abs(exact - values.mean()) < 4 * error + 1e-12

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis import sources, timing
-from moetraffic.analysis.beats import LINKS, SOURCES, Beats, beats
-from moetraffic.analysis.timing import observed_steps, on_the_wire, step_starts
+from moetraffic.analysis.rhythm import sources
+from moetraffic.analysis.rhythm.source_statistics import LINKS, SOURCES, Beats, beats
+from moetraffic.analysis.times.call_times import (
+    observed_steps,
+    on_the_wire,
+    step_starts,
+)
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, UNKNOWN_TIME

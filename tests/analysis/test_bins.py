@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.bins import (
+from moetraffic.analysis.rhythm.bins import (
     amount_until,
     bursts_of_series,
     on_off_series,

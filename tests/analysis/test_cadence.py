@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.cadence import BINS, cadence, rescaled
+from moetraffic.analysis.rhythm.typical_iteration import BINS, cadence, rescaled
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME
 

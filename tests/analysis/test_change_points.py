@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.change_points import change_points
+from moetraffic.analysis.convergence.change_points import change_points
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.analysis.comparison import compare
-from moetraffic.analysis.completion import (
+from moetraffic.analysis.resampling import ratio
+from moetraffic.analysis.times.completion import (
     compare_times,
     completion,
     iteration_times,
@@ -19,7 +20,6 @@ from moetraffic.analysis.completion import (
     parts,
     site_keys,
 )
-from moetraffic.analysis.resampling import ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.panel import ArrayPanel

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.complexity import COMPRESSORS, complexity
-from moetraffic.analysis.packets import Packets, packets
+from moetraffic.analysis.network.complexity import COMPRESSORS, complexity
+from moetraffic.analysis.network.packets import Packets, packets
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, Trace
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.counting import (
+from moetraffic.analysis.forecast.predictability import mape_floor
+from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.sampling_noise import (
     count_floors,
     count_variance,
     counting_share,
 )
-from moetraffic.analysis.predictability import mape_floor
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

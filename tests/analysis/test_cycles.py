@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.cycles import cycle_starts, cycles
-from moetraffic.analysis.intervals import merge_intervals
+from moetraffic.analysis.rhythm.cycles import cycle_starts, cycles
+from moetraffic.analysis.times.intervals import merge_intervals
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.drift import (
+from moetraffic.analysis.convergence.drift import (
     distance_curve,
     distance_floor,
     step_change,
     step_change_floor,
 )
+from moetraffic.analysis.noise.balanced_router import balanced_counts
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -73,7 +73,7 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
     x = np.random.default_rng(2).poisson(20, (50, 6)).astype(float)
     x[20] = np.nan
     whole = step_change(x), step_change_floor(x), distance_curve(x, np.ones(6))
-    monkeypatch.setattr("moetraffic.analysis.drift._CHUNK", 42)
+    monkeypatch.setattr("moetraffic.analysis.convergence.drift._CHUNK", 42)
     parts = step_change(x), step_change_floor(x), distance_curve(x, np.ones(6))
     for one, two in zip(whole, parts, strict=True):
         assert one == pytest.approx(two, rel=1e-12, nan_ok=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis.entropy_rate import (
+from moetraffic.analysis.forecast.entropy_rate import (
     entropy_rate,
     guessed_share,
     lempel_ziv_rate,
@@ -15,7 +15,11 @@ from moetraffic.analysis.entropy_rate import (
     markov_rate,
     new_lengths,
 )
-from moetraffic.analysis.guessing import chain_guess, chain_rate, fano_limit
+from moetraffic.analysis.forecast.predictability_bound import (
+    chain_guess,
+    chain_rate,
+    fano_limit,
+)
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis import skew
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.floors import (
+from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.noise_floors import (
     NoiseFloor,
     cv_squared_floor,
     noise_floor,
     simulated_floor,
 )
+from moetraffic.analysis.skew import measures
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -45,7 +45,7 @@ def test_cv_squared_of_ranks_is_exact(experts, k, ranks):
 @pytest.mark.parametrize("tokens", [2, 40])
 def test_both_moments_of_cv_squared_meet_draws(gate, tokens):
     exact = cv_squared_floor(tokens, **gate)
-    drawn = simulated_floor(skew.cv_squared, tokens, draws=40000, seed=5, **gate)
+    drawn = simulated_floor(measures.cv_squared, tokens, draws=40000, seed=5, **gate)
     assert exact.mean == pytest.approx(float(drawn.mean), rel=0.03)
     assert exact.std == pytest.approx(float(drawn.std), rel=0.05)
 
@@ -57,7 +57,7 @@ def test_a_matrix_of_many_sources_varies_less():
     assert sixteen.std == pytest.approx(one.std / 4)
 
 
-@pytest.mark.parametrize("measure", sorted(skew.MEASURES))
+@pytest.mark.parametrize("measure", sorted(measures.MEASURES))
 @pytest.mark.parametrize(
     "gate",
     [
@@ -76,7 +76,7 @@ def test_a_balanced_gate_has_a_z_score_of_mean_0_and_deviation_1(measure, gate):
     )
     if "ranks" in gate:
         counts = counts.reshape(4000, -1, gate["ranks"], 2).sum(axis=-1)
-    measured = skew.MEASURES[measure](
+    measured = measures.MEASURES[measure](
         counts, axis=(-2, -1), diagonal=gate.get("diagonal", True)
     )
     z = floor.z_score(measured)
@@ -87,10 +87,10 @@ def test_a_balanced_gate_has_a_z_score_of_mean_0_and_deviation_1(measure, gate):
 def test_a_skewed_gate_stands_out():
     skewed = np.array([300, 200, 100, 100, 100, 100, 62, 62])
     of = {"experts": 8, "k": 2}
-    assert noise_floor("gini", 512, **of).z_score(skew.gini(skewed)) > 10
+    assert noise_floor("gini", 512, **of).z_score(measures.gini(skewed)) > 10
     assert (
         noise_floor("normalised_entropy", 512, **of).z_score(
-            skew.normalised_entropy(skewed)
+            measures.normalised_entropy(skewed)
         )
         < -10
     )
@@ -105,9 +105,9 @@ def test_each_token_count_has_its_own_floor_and_none_has_none():
 
 def test_the_same_seed_gives_the_same_floor_and_another_another():
     of = {"experts": 8, "k": 2, "draws": 50}
-    first = simulated_floor(skew.gini, 77, seed=1, **of)
-    assert simulated_floor(skew.gini, 77, seed=1, **of).mean == first.mean
-    assert simulated_floor(skew.gini, 77, seed=2, **of).mean != first.mean
+    first = simulated_floor(measures.gini, 77, seed=1, **of)
+    assert simulated_floor(measures.gini, 77, seed=1, **of).mean == first.mean
+    assert simulated_floor(measures.gini, 77, seed=2, **of).mean != first.mean
 
 
 def test_sources_may_have_token_counts_of_their_own():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis import flows
-from moetraffic.analysis.flows import elephants, nic_flows
+from moetraffic.analysis.network import flows
+from moetraffic.analysis.network.flows import elephants, nic_flows
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.forecasters import (
+from moetraffic.analysis.forecast.forecasters import (
     FORECASTERS,
     best_so_far,
     ema,

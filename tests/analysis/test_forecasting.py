@@ -10,15 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from moetraffic.analysis import candidates, tuning
-from moetraffic.analysis.autoregression import fit_autoregression
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.candidates import Block
-from moetraffic.analysis.forecasters import ema, persistence, seasonal, window_mean
-from moetraffic.analysis.forecasting import forecast
-from moetraffic.analysis.origins import split
-from moetraffic.analysis.predictability import mape_floor
-from moetraffic.analysis.verdict import sentence
+from moetraffic.analysis.forecast import candidates, tuning
+from moetraffic.analysis.forecast.autoregression import fit_autoregression
+from moetraffic.analysis.forecast.candidates import Block
+from moetraffic.analysis.forecast.forecasters import (
+    ema,
+    persistence,
+    seasonal,
+    window_mean,
+)
+from moetraffic.analysis.forecast.forecasting import forecast
+from moetraffic.analysis.forecast.origins import split
+from moetraffic.analysis.forecast.predictability import mape_floor
+from moetraffic.analysis.forecast.usefulness import sentence
+from moetraffic.analysis.noise.balanced_router import balanced_counts
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.hot_set import counting_overlap, hot_set
+from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.skew.hot_experts import counting_overlap, hot_set
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.information import host_entropy, information
-from moetraffic.analysis.skew import entropy
+from moetraffic.analysis.network.information import host_entropy, information
+from moetraffic.analysis.skew.measures import entropy
 
 pytestmark = pytest.mark.filterwarnings("error")
 

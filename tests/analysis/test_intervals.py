@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.bins import on_off_series, rate_series
-from moetraffic.analysis.intervals import (
+from moetraffic.analysis.rhythm.bins import on_off_series, rate_series
+from moetraffic.analysis.times.intervals import (
     burst_lengths,
     duty_cycle,
     gap_lengths,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from moetraffic import machine_code
-from moetraffic.analysis import kernel, skew
-from moetraffic.analysis.kernel import MatrixStatistics, matrix_statistics
-from moetraffic.analysis.logarithms import logarithm, terms
+from moetraffic.analysis.skew import kernels, measures
+from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
+from moetraffic.analysis.skew.logarithms import logarithm, terms
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -57,13 +57,13 @@ def test_it_is_what_the_measures_are(shape, middle, diagonal):
     counts = drawn(shape, middle)
     found = matrix_statistics(counts, diagonal=diagonal)
     of = {"axis": (-2, -1), "diagonal": diagonal}
-    for name, measure in skew.MEASURES.items():
+    for name, measure in measures.MEASURES.items():
         np.testing.assert_allclose(
             getattr(found, name), measure(counts, **of), rtol=1e-11, atol=1e-12
         )
     np.testing.assert_allclose(
         found.corrected_entropy,
-        skew.entropy(counts, bias_corrected=True, **of),
+        measures.entropy(counts, bias_corrected=True, **of),
         rtol=1e-12,
         atol=1e-12,
     )
@@ -77,7 +77,7 @@ def test_it_is_what_the_measures_are(shape, middle, diagonal):
     if found.cells:
         for axis, name in ((2, "source_entropy"), (1, "destination_entropy")):
             np.testing.assert_allclose(
-                getattr(found, name), skew.entropy(kept.sum(axis=axis)), atol=1e-12
+                getattr(found, name), measures.entropy(kept.sum(axis=axis)), atol=1e-12
             )
 
 
@@ -135,9 +135,11 @@ def test_threads_chunks_and_memory_order_change_nothing(way, monkeypatch):
 def test_any_small_counts(counts, gini):
     found = matrix_statistics(counts, gini=gini, way="numpy")
     of = {"axis": (-2, -1)}
-    np.testing.assert_allclose(found.entropy, skew.entropy(counts, **of), atol=1e-12)
     np.testing.assert_allclose(
-        found.gini, skew.gini(counts, **of) if gini else found.gini, atol=1e-12
+        found.entropy, measures.entropy(counts, **of), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.gini, measures.gini(counts, **of) if gini else found.gini, atol=1e-12
     )
 
 
@@ -160,8 +162,8 @@ def test_exact_cases():
 def test_bytes_past_a_square_in_64_bits_are_still_exact():
     bytes_ = np.array([[[0, 3], [1, 0]]]) * 2**59
     found = matrix_statistics(bytes_)
-    assert found.cv == pytest.approx(skew.cv([0, 3, 1, 0]), abs=1e-12)
-    assert found.entropy == pytest.approx(skew.entropy([3, 1]), abs=1e-12)
+    assert found.cv == pytest.approx(measures.cv([0, 3, 1, 0]), abs=1e-12)
+    assert found.entropy == pytest.approx(measures.entropy([3, 1]), abs=1e-12)
     even = matrix_statistics(np.full((1, 64, 64), 123_456_789))
     assert even.cv.tolist() == [0] == even.gini.tolist()
 
@@ -186,7 +188,7 @@ def test_a_full_disk_costs_the_compilation_only(tmp_path):
         "import numba.core.caching as kept\n"
         "def full(*_): raise OSError(28, 'No space left on device')\n"
         "kept.IndexDataCacheFile.save = full\n"
-        "from moetraffic.analysis.kernel import matrix_statistics\n"
+        "from moetraffic.analysis.skew.kernels import matrix_statistics\n"
         "print(matrix_statistics([[1, 1]], way='numba').entropy.tolist())\n"
     )
     ran = subprocess.run(
@@ -225,12 +227,13 @@ def test_nothing_sent_says_what_can_be_said():
 
 def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
     pytest.importorskip("numba")
-    monkeypatch.setattr(kernel._Bill, "cells", 0)
-    monkeypatch.setattr(kernel._Bill, "ready", set())
+    monkeypatch.setattr(kernels._Bill, "cells", 0)
+    monkeypatch.setattr(kernels._Bill, "ready", set())
     monkeypatch.setattr(kernel, "PATIENCE", 150)
     seen: list[str] = []
     monkeypatch.setattr(
-        "moetraffic.analysis.compiled.sweep", lambda kind: seen.append(kind) or no_sums
+        "moetraffic.analysis.skew.compiled_pass.sweep",
+        lambda kind: seen.append(kind) or no_sums,
     )
 
     def no_sums(*_):
@@ -240,13 +243,13 @@ def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
         matrix_statistics(np.ones((1, 8, 8), np.int32))
     assert seen == ["int32"]
     # what is compiled is used from the first matrix on
-    monkeypatch.setattr(kernel._Bill, "cells", 0)
+    monkeypatch.setattr(kernels._Bill, "cells", 0)
     matrix_statistics(np.ones((1, 8, 8), np.int32))
     assert seen == ["int32"] * 2
     # and where many matrices are to come, the first waits for the compiler
     matrix_statistics(np.ones((1, 4, 4), np.int64))
     assert seen == ["int32"] * 2
-    kernel.foresee(500)
+    kernels.foresee(500)
     matrix_statistics(np.ones((1, 4, 4), np.int64))
     assert seen == ["int32"] * 2 + ["int64"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.limits import (
+from moetraffic.analysis.forecast.bounds import (
     hot_symbols,
     level_symbols,
     limits,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.lombscargle import (
+from moetraffic.analysis.rhythm.lomb_scargle import (
     lomb_scargle,
     strongest,
     strongest_of_series,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis import skew
-from moetraffic.analysis.floors import noise_floor
-from moetraffic.analysis.information import information
-from moetraffic.analysis.matrix_floors import (
+from moetraffic.analysis.network.information import information
+from moetraffic.analysis.network.tiers import tier_shares
+from moetraffic.analysis.noise.matrix_floors import (
     column_floor,
     conditional_entropy_floor,
     inter_host_floor,
     joint_entropy_floor,
     mutual_information_floor,
 )
-from moetraffic.analysis.tiers import tier_shares
+from moetraffic.analysis.noise.noise_floors import noise_floor
+from moetraffic.analysis.skew import measures
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -85,7 +85,7 @@ def test_the_joint_floor_is_that_of_the_whole_matrix():
 @pytest.mark.parametrize("measure", ["cv_squared", "normalised_entropy", "gini"])
 def test_columns_of_a_balanced_gate_are_at_their_floor(counts, measure):
     floor = column_floor(measure, 80, **OF, draws=8000)
-    z = floor.z_score(skew.MEASURES[measure](counts, axis=-2))
+    z = floor.z_score(measures.MEASURES[measure](counts, axis=-2))
     assert abs(z.mean()) < 0.08
     assert z[:, 0].std() == pytest.approx(1, abs=0.12)
 
@@ -111,7 +111,7 @@ def test_sparsity_of_a_balanced_gate_is_exact(of):
     drawn = routed(5, 8, 2, of.get("sources", 1), 4000)
     if "ranks" in of:
         drawn = drawn.reshape(4000, 4, 4, 2).sum(axis=-1)
-    found = skew.sparsity(drawn, axis=(-2, -1), diagonal=of.get("diagonal", True))
+    found = measures.sparsity(drawn, axis=(-2, -1), diagonal=of.get("diagonal", True))
     floor = noise_floor("sparsity", 5, experts=8, k=2, **of)
     assert found.mean() == pytest.approx(float(floor.mean), abs=4 * floor.std / 63)
     assert found.std() == pytest.approx(float(floor.std), rel=0.05)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.counting import counting_share
-from moetraffic.analysis.forecasting import forecast
-from moetraffic.analysis.memory import corrected_phi, fit_memory
+from moetraffic.analysis.forecast.attenuation import corrected_phi, fit_memory
+from moetraffic.analysis.forecast.forecasting import forecast
+from moetraffic.analysis.noise.sampling_noise import counting_share
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis.occupation import distribution, occupation
+from moetraffic.analysis.times.time_breakdown import distribution, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.report import occupation as report
 from moetraffic.trace import Trace

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from moetraffic.analysis.origins import FEWEST, gain, split
+from moetraffic.analysis.forecast.origins import FEWEST, gain, split
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

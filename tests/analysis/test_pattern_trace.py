@@ -7,7 +7,7 @@ import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.analysis.pattern_trace import pattern_trace
-from moetraffic.analysis.traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.patterns.grid import MegatronGrid

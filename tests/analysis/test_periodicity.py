@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.periodicity import (
+from moetraffic.analysis.rhythm.periodicity import (
     autocorrelation,
     fundamental_share,
     harmonic_shares,

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.signal import lfilter
 
-from moetraffic.analysis.balanced import balanced_counts
-from moetraffic.analysis.forecasters import FORECASTERS, persistence
-from moetraffic.analysis.predictability import BEST, evaluate, mape_floor, score
+from moetraffic.analysis.forecast.forecasters import FORECASTERS, persistence
+from moetraffic.analysis.forecast.predictability import (
+    BEST,
+    evaluate,
+    mape_floor,
+    score,
+)
+from moetraffic.analysis.noise.balanced_router import balanced_counts
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.rhythm import (
+from moetraffic.analysis.rhythm.on_off import (
     AGREEMENT,
     MOST_BINS,
     agreement,

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis import skew
+from moetraffic.analysis.skew import measures
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 EXACT = 1e-6
-ALL = sorted(skew.MEASURES)
+ALL = sorted(measures.MEASURES)
 counts = hnp.arrays(
     np.int64,
     st.tuples(st.integers(1, 4), st.integers(1, 9)),
@@ -25,44 +25,44 @@ counts = hnp.arrays(
 def test_a_uniform_matrix_without_its_diagonal_is_even():
     uniform = np.full((8, 8), 7)
     of = {"axis": (0, 1), "diagonal": False}
-    assert skew.entropy(uniform, **of) == pytest.approx(5.807355, abs=EXACT)
-    assert skew.normalised_entropy(uniform, **of) == 1.0
-    assert skew.gini(uniform, **of) == pytest.approx(0, abs=1e-12)
-    assert skew.cv(uniform, **of) == pytest.approx(0, abs=1e-12)
-    assert skew.max_over_mean(uniform, **of) == pytest.approx(1, abs=1e-12)
+    assert measures.entropy(uniform, **of) == pytest.approx(5.807355, abs=EXACT)
+    assert measures.normalised_entropy(uniform, **of) == 1.0
+    assert measures.gini(uniform, **of) == pytest.approx(0, abs=1e-12)
+    assert measures.cv(uniform, **of) == pytest.approx(0, abs=1e-12)
+    assert measures.max_over_mean(uniform, **of) == pytest.approx(1, abs=1e-12)
 
 
 def test_a_permutation_has_three_bits_of_eight_ranks():
     permutation = np.roll(np.eye(8, dtype=np.int64), 1, axis=1) * 5
     of = {"axis": (0, 1), "diagonal": False}
-    assert skew.entropy(permutation, **of) == pytest.approx(3, abs=EXACT)
-    assert skew.normalised_entropy(permutation, **of) == pytest.approx(
+    assert measures.entropy(permutation, **of) == pytest.approx(3, abs=EXACT)
+    assert measures.normalised_entropy(permutation, **of) == pytest.approx(
         0.516586, abs=EXACT
     )
 
 
 def test_zipf_over_eight():
     zipf = 1 / np.arange(1, 9)
-    assert skew.entropy(zipf) == pytest.approx(2.619715, abs=EXACT)
-    assert skew.max_over_mean(zipf) == pytest.approx(2.943495, abs=EXACT)
-    assert skew.gini(zipf) == pytest.approx(0.389126, abs=EXACT)
-    assert skew.jain(zipf) == pytest.approx(0.604511, abs=EXACT)
+    assert measures.entropy(zipf) == pytest.approx(2.619715, abs=EXACT)
+    assert measures.max_over_mean(zipf) == pytest.approx(2.943495, abs=EXACT)
+    assert measures.gini(zipf) == pytest.approx(0.389126, abs=EXACT)
+    assert measures.jain(zipf) == pytest.approx(0.604511, abs=EXACT)
 
 
 def test_one_to_four_and_one_hot():
-    assert skew.gini([1, 2, 3, 4]) == pytest.approx(0.25, abs=EXACT)
-    assert skew.jain([1, 2, 3, 4]) == pytest.approx(0.833333, abs=EXACT)
+    assert measures.gini([1, 2, 3, 4]) == pytest.approx(0.25, abs=EXACT)
+    assert measures.jain([1, 2, 3, 4]) == pytest.approx(0.833333, abs=EXACT)
     one_hot = np.eye(8)[3]
-    assert skew.gini(one_hot) == pytest.approx(0.875, abs=EXACT)
-    assert skew.entropy(one_hot) == 0
-    assert skew.jain(one_hot) == pytest.approx(1 / 8, abs=EXACT)
-    assert skew.max_over_mean(one_hot) == 8
-    assert skew.cv(one_hot) == pytest.approx(np.sqrt(7), abs=EXACT)
+    assert measures.gini(one_hot) == pytest.approx(0.875, abs=EXACT)
+    assert measures.entropy(one_hot) == 0
+    assert measures.jain(one_hot) == pytest.approx(1 / 8, abs=EXACT)
+    assert measures.max_over_mean(one_hot) == 8
+    assert measures.cv(one_hot) == pytest.approx(np.sqrt(7), abs=EXACT)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_has_no_shares_is_nan_without_a_warning(name):
-    measure = skew.MEASURES[name]
+    measure = measures.MEASURES[name]
     values = np.array([[0.0, 0, 0], [1, 2, 3], [1, np.nan, 3], [1, np.inf, 3]])
     # that all cells are zero is known of zeros
     none = name != "sparsity"
@@ -73,15 +73,15 @@ def test_what_has_no_shares_is_nan_without_a_warning(name):
 
 
 def test_one_cell_is_even_but_has_no_normalised_entropy():
-    assert np.isnan(skew.normalised_entropy([5]))
-    assert skew.gini([5]) == skew.cv([5]) == skew.entropy([5]) == 0
-    assert skew.jain([5]) == skew.max_over_mean([5]) == 1
+    assert np.isnan(measures.normalised_entropy([5]))
+    assert measures.gini([5]) == measures.cv([5]) == measures.entropy([5]) == 0
+    assert measures.jain([5]) == measures.max_over_mean([5]) == 1
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_axis_chooses_matrix_row_or_column(name):
     demand = np.random.default_rng(0).integers(1, 90, size=(5, 4, 6))
-    measure = skew.MEASURES[name]
+    measure = measures.MEASURES[name]
     assert measure(demand, axis=(-2, -1)) == pytest.approx(
         [measure(m.ravel()) for m in demand]
     )
@@ -94,7 +94,7 @@ def test_a_diagonal_left_out_may_hold_anything(name):
     rng = np.random.default_rng(1)
     matrices = rng.integers(1, 90, size=(3, 5, 5))
     other = matrices + np.eye(5, dtype=np.int64) * 1000
-    measure, of = skew.MEASURES[name], {"axis": (-2, -1), "diagonal": False}
+    measure, of = measures.MEASURES[name], {"axis": (-2, -1), "diagonal": False}
     outside = matrices[:, ~np.eye(5, dtype=bool)]
     assert measure(matrices, **of) == pytest.approx(measure(other, **of))
     assert measure(matrices, **of) == pytest.approx(measure(outside))
@@ -103,7 +103,7 @@ def test_a_diagonal_left_out_may_hold_anything(name):
 @given(counts, st.integers(1, 1000))
 def test_scale_and_order_do_not_matter(values, factor):
     shuffled = np.random.default_rng(0).permutation(values, axis=1)
-    for name, measure in skew.MEASURES.items():
+    for name, measure in measures.MEASURES.items():
         once = measure(values)
         assert measure(values * factor) == pytest.approx(once, nan_ok=True), name
         assert measure(shuffled) == pytest.approx(once, nan_ok=True), name
@@ -123,12 +123,12 @@ def test_every_measure_keeps_its_bounds(values):
         "max_over_mean": (1, number),
     }
     for name, (low, high) in bounds.items():
-        found = skew.MEASURES[name](some)
+        found = measures.MEASURES[name](some)
         found = found[np.isfinite(found)]
         assert (found >= low - 1e-9).all(), name
         assert (found <= high + 1e-9).all(), name
-    assert (skew.entropy(some) >= 0).all()
-    assert (skew.entropy(some) <= np.log2(number)).all()
+    assert (measures.entropy(some) >= 0).all()
+    assert (measures.entropy(some) <= np.log2(number)).all()
 
 
 @given(counts)
@@ -139,9 +139,9 @@ def test_moving_copies_from_a_larger_cell_to_a_smaller_evens_out(values):
     moved = row.copy()
     moved[0] += 1
     moved[-1] -= 1
-    assert skew.gini(moved) <= skew.gini(row) + 1e-12
-    assert skew.entropy(moved) >= skew.entropy(row) - 1e-12
-    assert skew.cv_squared(moved) <= skew.cv_squared(row) + 1e-9
+    assert measures.gini(moved) <= measures.gini(row) + 1e-12
+    assert measures.entropy(moved) >= measures.entropy(row) - 1e-12
+    assert measures.cv_squared(moved) <= measures.cv_squared(row) + 1e-9
 
 
 def test_miller_madow_takes_most_of_the_bias_away():
@@ -149,24 +149,24 @@ def test_miller_madow_takes_most_of_the_bias_away():
     p = 1 / np.arange(1, 17)
     p /= p.sum()
     drawn = rng.multinomial(200, p, size=4000)
-    truth = float(skew.entropy(p))
-    plain = skew.entropy(drawn).mean() - truth
-    corrected = skew.entropy(drawn, bias_corrected=True).mean() - truth
+    truth = float(measures.entropy(p))
+    plain = measures.entropy(drawn).mean() - truth
+    corrected = measures.entropy(drawn, bias_corrected=True).mean() - truth
     # the leading term of the bias is -(K - 1) / (2 N ln 2)
     assert plain == pytest.approx(-15 / (400 * np.log(2)), rel=0.05)
     assert abs(corrected) < 0.1 * abs(plain)
 
 
 def test_miller_madow_counts_the_cells_that_were_seen():
-    assert skew.entropy([4, 4, 0, 0], bias_corrected=True) == pytest.approx(
+    assert measures.entropy([4, 4, 0, 0], bias_corrected=True) == pytest.approx(
         1 + 1 / (16 * np.log(2))
     )
-    assert np.isnan(skew.entropy([0, 0], bias_corrected=True))
+    assert np.isnan(measures.entropy([0, 0], bias_corrected=True))
 
 
 def test_integers_of_any_width_do_not_overflow():
-    assert skew.normalised_entropy(np.full(200, 255, np.uint8)) == 1
-    assert skew.gini(np.full(8, 2**62, np.int64)) == pytest.approx(0, abs=1e-12)
+    assert measures.normalised_entropy(np.full(200, 255, np.uint8)) == 1
+    assert measures.gini(np.full(8, 2**62, np.int64)) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -182,20 +182,20 @@ def test_integers_of_any_width_do_not_overflow():
 )
 def test_what_is_no_distribution_is_refused(values, of, says):
     with pytest.raises(AnalysisError, match=says):
-        skew.entropy(values, **of)
+        measures.entropy(values, **of)
 
 
 def test_sparsity_and_max_violation():
     matrix = np.array([[5, 0, 0], [0, 0, 3], [1, 1, 1]])
-    assert skew.sparsity(matrix, axis=(0, 1)) == pytest.approx(4 / 9)
-    assert skew.sparsity(matrix, axis=(0, 1), diagonal=False) == pytest.approx(0.5)
-    assert skew.sparsity(matrix).tolist() == pytest.approx([2 / 3, 2 / 3, 0])
-    assert skew.sparsity(matrix, axis=0).tolist() == pytest.approx(
+    assert measures.sparsity(matrix, axis=(0, 1)) == pytest.approx(4 / 9)
+    assert measures.sparsity(matrix, axis=(0, 1), diagonal=False) == pytest.approx(0.5)
+    assert measures.sparsity(matrix).tolist() == pytest.approx([2 / 3, 2 / 3, 0])
+    assert measures.sparsity(matrix, axis=0).tolist() == pytest.approx(
         [1 / 3, 2 / 3, 1 / 3]
     )
-    assert skew.sparsity(np.zeros((2, 2)), axis=(0, 1)) == 1
-    assert np.isnan(skew.sparsity([[7]], axis=(0, 1), diagonal=False))
+    assert measures.sparsity(np.zeros((2, 2)), axis=(0, 1)) == 1
+    assert np.isnan(measures.sparsity([[7]], axis=(0, 1), diagonal=False))
     zipf = 1 / np.arange(1, 9)
-    assert skew.max_violation(zipf) == pytest.approx(1.943495, abs=EXACT)
-    assert skew.max_violation(np.full(7, 3)) == pytest.approx(0, abs=1e-12)
-    assert np.isnan(skew.max_violation([0, 0]))
+    assert measures.max_violation(zipf) == pytest.approx(1.943495, abs=EXACT)
+    assert measures.max_violation(np.full(7, 3)) == pytest.approx(0, abs=1e-12)
+    assert np.isnan(measures.max_violation([0, 0]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis.spectrum import spectra
+from moetraffic.analysis.rhythm.spectrum import spectra
 from moetraffic.data import path
 from moetraffic.trace import Trace
 from moetraffic.trace.model import CLOCK

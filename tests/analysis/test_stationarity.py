@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.stationarity import CRITICAL, FEWEST, LEVELS, stationarity
+from moetraffic.analysis.rhythm.stationarity import (
+    CRITICAL,
+    FEWEST,
+    LEVELS,
+    stationarity,
+)
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

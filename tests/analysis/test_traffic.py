@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 

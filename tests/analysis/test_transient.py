@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.transient import settling, stage_means
+from moetraffic.analysis.convergence.transient import settling, stage_means
 
 pytestmark = pytest.mark.filterwarnings("error")
 

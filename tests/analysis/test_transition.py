@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.optimize import minimize
 
-from moetraffic.analysis.transition import apply_transition, fit_transition, simplex
+from moetraffic.analysis.forecast.transition import (
+    apply_transition,
+    fit_transition,
+    simplex,
+)
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

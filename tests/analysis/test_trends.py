@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.signal import lfilter
 from scipy.stats import kendalltau, theilslopes
 
-from moetraffic.analysis.trends import trend
+from moetraffic.analysis.convergence.trends import trend
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

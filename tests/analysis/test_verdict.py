@@ -7,7 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moetraffic.analysis.verdict import Verdict, lead_s, sentence, unknown_verdict
+from moetraffic.analysis.forecast.usefulness import (
+    Verdict,
+    lead_s,
+    sentence,
+    unknown_verdict,
+)
 
 VERDICT = Verdict(
     of="expert load",

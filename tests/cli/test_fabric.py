@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.traffic import world_matrices
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
 
 

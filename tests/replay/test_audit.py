@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.analysis import resampling
-from moetraffic.analysis.completion import compare_times, completion, iteration_times
+from moetraffic.analysis.times.completion import (
+    compare_times,
+    completion,
+    iteration_times,
+)
 from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import network
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample

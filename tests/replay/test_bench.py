@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moetraffic.analysis.traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.measurements import read_table

@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.text import Text
 
-from moetraffic.analysis.complexity import Complexity, complexity
-from moetraffic.analysis.packets import packets
+from moetraffic.analysis.network.complexity import Complexity, complexity
+from moetraffic.analysis.network.packets import packets
 from moetraffic.errors import AnalysisError
 from moetraffic.report.complexity import AREA, MOST_LABELLED, complexity_map
 from moetraffic.report.figures import save

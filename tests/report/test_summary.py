@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from moetraffic.analysis import Analysis, Beat, Beats, Rhythm
-from moetraffic.analysis.leads import Leads
+from moetraffic.analysis.forecast.lead_time import Leads
 from moetraffic.report.plain import as_dict
 from moetraffic.report.summary import replay_table, tables
 

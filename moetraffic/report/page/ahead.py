@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.analysis import Analysis, Subject
-from moetraffic.analysis.judging import ForecastScore
+from moetraffic.analysis.forecast.judging import ForecastScore
 
 from .chart import FAINT, Chart, Drawn, Missing, View, axes, colours, packed
 from .skew import named

@@ -9,8 +9,8 @@ import numpy as np
 
 from moetraffic.analysis import Comparison, Distance
 from moetraffic.analysis.comparison import SCALES
-from moetraffic.analysis.completion import TimeRatio
 from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.times.completion import TimeRatio
 from moetraffic.report.units import byte_size, duration
 from moetraffic.trace import Trace
 

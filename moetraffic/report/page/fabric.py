@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis
-from moetraffic.analysis.traffic import world_matrices
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import decompose
 from moetraffic.fabric.assessment import Assessment, assess

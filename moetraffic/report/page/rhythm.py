@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.analysis import Analysis
-from moetraffic.analysis.spectrum import Spectrum, spectra
+from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
 from moetraffic.report.figures import OTHER_COLOUR, PHASE_COLOURS
 from moetraffic.report.occupation import PARTS
 from moetraffic.report.pictures import ON, calls

@@ -1,0 +1,1 @@
+"""Convergence: change points, drift, trends and transients of a run."""

@@ -1,0 +1,363 @@
+"""Convergence: where a run has settled, for its loads and for its matrices.
+
+Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
+measured.  That loads even out does not say that the matrix does: MixNet (arXiv
+2501.03905) sees loads even out while the matrix stays sparse.  So
+:func:`convergence_of` asks of both, in the same terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
+from moetraffic.errors import AnalysisError
+
+from .change_points import ChangePoints, change_points
+from .decay import Decay, decay
+from .drift import distance_curve, distance_floor, step_change, step_change_floor
+from .transient import Settling, settling, stage_means
+from .trends import Trend, trend
+
+__all__ = [
+    "Convergence",
+    "Course",
+    "Settling",
+    "Trend",
+    "convergence_of",
+    "course",
+    "settling",
+    "stage_means",
+    "trend",
+]
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+SIGNIFICANT = 0.01
+"""A trend with a smaller p is one."""
+
+SPARSE = 0.5
+"""A matrix whose evenness is below this part of its loads' stays sparse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How the shares of one thing, loads or cells, went over a run of T steps.
+
+    Distances are total variations, 0 to 1.  NaN where a thing cannot be told.
+    """
+
+    distance: Float64  # [T], from the mean shares of the other steps of the stable part
+    distance_floor: Float64  # [T], what counting alone makes of that
+    change: Float64  # [T], from the step before; the first is NaN
+    change_floor: Float64  # [T], what counting alone makes of that
+    beyond_counting: float  # mean change over mean floor, stable part; 1: only counting
+    wander: float  # mean distance over mean floor, stable part; 1: it stands still
+    settling: Settling  # of the distance
+    settled_at: int  # number of the step from which on it is stable; -1: never
+    stable_trend: Trend  # of the distance in the stable part, a step number
+    decay: Decay  # of the shares, times in step numbers
+    changes: ChangePoints | None  # of the shares; None: not sought
+    changed_at: Int64  # [K], numbers of the steps at the changes
+    evenness: (
+        Float64  # [T], Jain's index without counting noise: 1 even, 1/C one has all
+    )
+    evenness_trend: Trend
+    evenness_decay: Decay  # of the evenness, times in step numbers
+    evenness_stages: Float64  # [3], mean of the early, middle and late third
+    converged: bool | None  # settled, without trend or change since; None: not told
+    why: str  # that it has, or why not, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """Loads and cells of a run side by side."""
+
+    at: Int64  # [T], step numbers
+    load: Course
+    cells: Course
+    hot_experts: HotSet
+    hot_cells: HotSet
+    load_alone: bool  # loads have converged, the matrix has not
+    loads_even_out: bool  # the loads' evenness rises, steadily or as it settles
+    matrix_stays_sparse: bool  # while its own, at the end, is below half of theirs
+    notes: tuple[str, ...]  # what could not be told, and why
+
+
+def convergence_of(
+    loads: npt.ArrayLike,
+    cells: npt.ArrayLike,
+    *,
+    at: npt.ArrayLike | None = None,
+    tokens: npt.ArrayLike | None = None,
+    k: int = 1,
+    load_size: float = 1.0,
+    cell_size: float = 1.0,
+    top: int | None = None,
+    top_cells: int | None = None,
+    find_changes: bool = True,
+    seed: int = 0,
+) -> Convergence:
+    """Whether, and when, the loads of a run converged and its matrices did.
+
+    Parameters
+    ----------
+    loads
+        ``[T, E]`` token copies of each expert, or bytes of each rank.
+    cells
+        ``[T, C]`` token copies or bytes of the matrix' cells, or of a fixed sample.
+    at
+        ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
+    tokens
+        Tokens of a step behind ``loads``, one number or ``[T]``; None: the copies over
+        k.  Only the floors need it, where loads leave experts out.
+    k
+        Distinct experts of a token.
+    load_size, cell_size
+        What one token copy counts in ``loads`` and ``cells``: bytes of a row for bytes.
+    top, top_cells
+        How many experts, or cells, are hot; None: an eighth of them, at least one.
+    find_changes
+        False leaves out the change points, which take the longest.
+    seed
+        Of what is drawn: floors of the hot sets, series without a change.
+
+    Returns
+    -------
+    Convergence
+
+    Raises
+    ------
+    AnalysisError
+        If loads, cells and step numbers have not the same steps.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> fading = np.exp(-np.arange(120) / 15)[:, None] * [0.4, 0, 0, -0.2] + 0.5
+    >>> loads = rng.poisson(1000 * fading)
+    >>> found = convergence_of(loads, loads, find_changes=False)
+    >>> found.load.converged, found.load_alone, found.loads_even_out
+    (True, False, True)
+    """
+    x, y = np.asarray(loads, np.float64), np.asarray(cells, np.float64)
+    when = np.arange(len(x)) if at is None else np.asarray(at)
+    same = x.ndim == y.ndim == 2 and len(x) == len(y) and when.shape == (len(x),)
+    if not same or (np.diff(when) <= 0).any() or not min(x.shape[1], y.shape[1]):
+        raise AnalysisError(
+            f"loads [T, E], cells [T, C] and increasing step numbers [T] are of the "
+            f"same steps, but have shapes {x.shape}, {y.shape} and {when.shape}: give "
+            f"them of the same iterations, in order"
+        )
+    notes: list[str] = []
+    number = None if tokens is None else np.asarray(tokens, np.float64)
+    copies = None if number is None else np.broadcast_to(number * k, (len(x),))
+    load = course(
+        x,
+        at=when,
+        copies=copies,
+        k=k,
+        copy_size=load_size,
+        find_changes=find_changes,
+        seed=seed,
+        notes=notes,
+    )
+    cell = course(
+        y,
+        at=when,
+        k=k,
+        copy_size=cell_size,
+        find_changes=find_changes,
+        seed=seed,
+        notes=notes,
+    )
+    hot_loads = hot_set(
+        x,
+        k=top or max(1, x.shape[1] // 8),
+        experts_per_token=k,
+        copy_size=load_size,
+        seed=seed,
+    )
+    hot_cells = hot_set(
+        y,
+        k=top_cells or max(1, y.shape[1] // 8),
+        experts_per_token=k,
+        copy_size=cell_size,
+        seed=seed,
+    )
+    evening = _rises(load)
+    sparse = bool(cell.evenness_stages[2] < SPARSE * load.evenness_stages[2])
+    return Convergence(
+        at=when.astype(np.int64),
+        load=load,
+        cells=cell,
+        hot_experts=hot_loads,
+        hot_cells=hot_cells,
+        load_alone=load.converged is True and cell.converged is False,
+        loads_even_out=evening,
+        matrix_stays_sparse=sparse,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _rises(load: Course) -> bool:
+    """A trend misses what is over soon, an approach what goes on steadily."""
+    steady, settling_down = load.evenness_trend, load.evenness_decay
+    rises = bool(steady.p < SIGNIFICANT and steady.tau > 0)
+    told = bool(settling_down.p < SIGNIFICANT)
+    return rises or (told and bool(settling_down.end > settling_down.start))
+
+
+def course(
+    values: npt.ArrayLike,
+    *,
+    at: npt.ArrayLike,
+    copies: npt.ArrayLike | None = None,
+    k: int = 1,
+    copy_size: float = 1.0,
+    find_changes: bool = True,
+    seed: int = 0,
+    notes: list[str] | None = None,
+) -> Course:
+    """The course of the shares of loads, or of cells.
+
+    The stable part is found twice: from the last third's mean shares first, then from
+    the mean shares of what that showed as stable.
+
+    Parameters
+    ----------
+    values
+        ``[T, C]``, step first.
+    at
+        ``[T]`` strictly increasing step numbers.
+    copies
+        ``[T]`` token copies of each step; None: the sum of the values over
+        ``copy_size``.
+    k, copy_size, find_changes, seed
+        As in :func:`convergence_of`.
+    notes
+        What could not be computed is appended here.
+
+    Returns
+    -------
+    Course
+    """
+    x = np.asarray(values, dtype=np.float64)
+    when = np.asarray(at)
+    count: Float64 = x.sum(axis=1) / copy_size
+    if copies is not None:
+        count = np.asarray(copies, np.float64)
+    total = x.sum(axis=1, keepdims=True)
+    shares: Float64 = np.full(x.shape, np.nan)
+    np.divide(x, total, out=shares, where=np.isfinite(total) & (total > 0))
+    # Step 1: the stable part, and the distance from its mean shares.
+    begin = 2 * len(x) // 3
+    for _ in range(2):
+        end = _mean(shares[begin:])
+        distance = distance_curve(shares, end)
+        # a step is nearer to a mean that it is part of: those are left out of it
+        held = int(np.isfinite(distance[begin:]).sum())
+        distance[begin:] *= held / (held - 1) if held > 1 else 1.0
+        settled = settling(distance)
+        begin = int(settled.step)
+    still = bool(settled.settled)
+    begin = begin if still else 2 * len(x) // 3
+    change = step_change(shares)
+    change_floor = step_change_floor(
+        shares * count[:, None], experts_per_token=k, copy_size=1.0
+    )
+    # Step 2: what moves in the stable part.
+    late = trend(distance[begin:], at=when[begin:])
+    found: ChangePoints | None = None
+    if find_changes:
+        try:
+            found = change_points(shares, max_series=32, resamples=99, seed=seed)
+        except AnalysisError as error:
+            if notes is not None:
+                notes.append(f"no change points: {error}")
+    index = np.zeros(0, np.int64) if found is None else found.index
+    converged, why = _verdict(settled, late, index, begin, when, distance)
+    # Step 3: evenness, counting noise taken off.
+    evenness = _evenness(shares, count, k)
+    floor = distance_floor(count, end, experts_per_token=k)
+    floor = floor * np.sqrt(1 + 1 / max(held, 1))
+    both = np.isfinite(change) & np.isfinite(change_floor)
+    both &= np.arange(len(x)) > begin
+    return Course(
+        distance=distance,
+        distance_floor=floor,
+        change=change,
+        change_floor=change_floor,
+        beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
+        wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
+        settling=settled,
+        settled_at=int(when[begin]) if still and len(x) else -1,
+        stable_trend=late,
+        decay=decay(shares, at=when),
+        changes=found,
+        changed_at=when[index].astype(np.int64),
+        evenness=evenness,
+        evenness_trend=trend(evenness, at=when),
+        evenness_decay=decay(evenness, at=when),
+        evenness_stages=stage_means(evenness),
+        converged=converged,
+        why=why,
+    )
+
+
+def _verdict(
+    settled: Settling,
+    late: Trend,
+    changes: Int64,
+    begin: int,
+    when: npt.NDArray[np.generic],
+    distance: Float64,
+) -> tuple[bool | None, str]:
+    known = int(np.isfinite(distance).sum())
+    if known < 4:
+        return None, f"{known} steps with traffic are too few to tell"
+    if not bool(settled.settled):
+        return False, "it still moves in the second half of the run"
+    after = changes[changes > begin]
+    if len(after):
+        return False, f"it changes its level at step {when[after[-1]]}"
+    if late.p < SIGNIFICANT:
+        way = "away from" if late.tau > 0 else "towards"
+        return False, f"it drifts {way} its mean after step {when[begin]}"
+    return True, f"it is stable from step {when[begin]} on"
+
+
+def _mean(shares: Float64) -> Float64:
+    """Mean of the steps that have shares; NaN where none has."""
+    known: Bool = np.isfinite(np.asarray(shares.sum(axis=1)))
+    if not known.any():
+        return np.full(shares.shape[1], np.nan)
+    mean: Float64 = shares.mean(axis=0, where=known[:, None])
+    return mean
+
+
+def _over(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole > 0 else float("nan")
+
+
+def _evenness(shares: Float64, count: Float64, k: int) -> Float64:
+    r"""Jain's index :math:`1 / (C \sum p^2)`, counting noise taken off the squares.
+
+    N tokens with k experts each show :math:`E \sum s^2 = \sum p^2 + (1/k - \sum p^2) /
+    N` (each share's variance is :math:`p (1/k - p) / N`), so that
+    :math:`\sum p^2 = (N \sum s^2 - 1/k) / (N - 1)`.
+    """
+    squares: Float64 = np.sum(shares**2, axis=1)
+    tokens: Float64 = count / k
+    usable: Bool = np.isfinite(squares) & np.isfinite(tokens) & (tokens > 1)
+    corrected: Float64 = np.full(len(shares), np.nan)
+    n = tokens[usable]
+    even = 1 / shares.shape[1]
+    corrected[usable] = np.maximum((n * squares[usable] - 1 / k) / (n - 1), even)
+    found: Float64 = even / corrected
+    return np.clip(found, even, 1.0)

@@ -1,0 +1,1 @@
+"""Forecasts of loads and matrices, their evaluation, and bounds on predictability."""

@@ -1,0 +1,368 @@
+"""Candidates: forecasters with settings, evaluated at chosen origins only.
+
+The functions of :mod:`moetraffic.analysis.forecast.forecasters` forecast every step; here the
+same forecasts are made at some origins of a block of series, with what several settings
+share computed once.  A gap in a series is taken to hold the last value before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from moetraffic.analysis.rhythm.periodicity import FIRST_PEAK, autocorrelation
+
+from .autoregression import (
+    Autoregression,
+    Moments,
+    ahead,
+    fitting_order,
+    moments,
+    order_of,
+    solve,
+)
+from .origins import Split
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")
+"""Forecasters, simplest first: of two that are as good, the first is taken."""
+
+FLAT = ("persistence", "window_mean", "ema")
+"""Those whose forecast is the same at every horizon."""
+
+ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Weights of the newest value that are tried."""
+
+CYCLES = (1, 2, 4, 8)
+"""Periods over which a phase is averaged."""
+
+PROMINENCE = 0.1
+"""How far the autocorrelation must rise again for a period to be tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A forecaster and a setting of it."""
+
+    family: str  # one of FAMILIES
+    setting: str  # in words
+    size: int = 0  # window, cycles, or order (0: chosen), as the family has it
+    alpha: float = 1.0
+    period: int = 0
+    criterion: str = ""  # by which each series' order is chosen
+    direct: bool = False  # fitted at the horizon itself, not one step ahead
+
+
+def candidates(
+    split: Split, *, period: int | None = None, max_order: int = 8
+) -> tuple[Candidate, ...]:
+    """What is tried on a series of this length.
+
+    Parameters
+    ----------
+    split
+        Of the series.
+    period
+        Of the seasonal forecaster, in steps; None or one that is not seen in training:
+        it is not tried.
+    max_order
+        Of the autoregressions.
+
+    Returns
+    -------
+    tuple of Candidate
+        Persistence first.
+    """
+    known = split.train_end
+    found = [Candidate(family="persistence", setting="")]
+    window = 2
+    while window < known:
+        found.append(
+            Candidate(family="window_mean", setting=f"last {window}", size=window)
+        )
+        window *= 2
+    found.append(Candidate(family="window_mean", setting="all before", size=0))
+    found += [
+        Candidate(family="ema", setting=f"alpha {alpha:g}", alpha=alpha)
+        for alpha in ALPHAS
+        if alpha * known >= 1
+    ]
+    if period is not None and 1 < period <= known:
+        found += [
+            Candidate(
+                family="seasonal",
+                setting=f"period {period}"
+                + ("" if cycles == 1 else f", mean of {cycles}"),
+                size=cycles,
+                period=period,
+            )
+            for cycles in CYCLES
+            if cycles * period <= known
+        ]
+    lags = fitting_order(known, max_order)
+    if lags:
+        for criterion in ("bic", "aic"):
+            found.append(
+                Candidate(
+                    family="ar",
+                    setting=f"order by {criterion.upper()}, iterated",
+                    criterion=criterion,
+                )
+            )
+        found.append(
+            Candidate(
+                family="ar",
+                setting="order by BIC, direct",
+                criterion="bic",
+                direct=True,
+            )
+        )
+        found.append(Candidate(family="ar", setting="order 1, iterated", size=1))
+    return tuple(found)
+
+
+def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
+    """The period that cells have in common in the training part, if any.
+
+    It is the lag at which the mean autocorrelation of the cells rises most above its
+    lowest value before; the first such lag that rises nearly as much as the best.
+
+    Parameters
+    ----------
+    series
+        ``[T, C]``; at most 256 cells and the last 4096 training steps are looked at.
+    split
+        Of the series.
+
+    Returns
+    -------
+    int or None
+        Steps, 2 ... half of the training part; None where nothing rises by
+        :data:`PROMINENCE`.
+    """
+    cells = series.shape[1]
+    some = np.unique(np.linspace(0, max(cells - 1, 0), min(cells, 256)).astype(int))
+    first = max(0, split.train_end - 4096)
+    x = np.asarray(series[first : split.train_end][:, some], np.float64)
+    whole = np.isfinite(x).all(axis=0)
+    x = x[:, whole]
+    furthest = len(x) // 2
+    if furthest < 3 or not x.shape[1]:
+        return None
+    acf = autocorrelation(x, furthest + 1)
+    varies = np.isfinite(acf).all(axis=0)
+    if not varies.any():
+        return None
+    mean = acf[:, varies].mean(axis=1)
+    lags = np.arange(2, furthest + 1)
+    peak = (mean[lags] >= mean[lags - 1]) & (mean[lags] > mean[lags + 1])
+    rise = mean[lags] - np.minimum.accumulate(mean)[lags]
+    # the correlation of n steps is known to within 1/sqrt(n) and some
+    enough = max(PROMINENCE, 3 / np.sqrt(len(x) * min(int(varies.sum()), 4)))
+    rise = np.where(peak & (mean[lags] > 0), rise, 0.0)
+    if rise.max() < enough:
+        return None
+    return int(lags[np.argmax(rise >= FIRST_PEAK * rise.max())])
+
+
+class Block:
+    """Some series side by side, and what is computed of them once.
+
+    Parameters
+    ----------
+    series
+        ``[C, T]`` float64, not finite where not known.
+    split
+        Of the series.
+    max_order
+        Of the autoregressions.
+    memory
+        Steps before a refit that it is fitted on, at least.
+    """
+
+    def __init__(
+        self, series: Float64, split: Split, *, max_order: int = 8, memory: int = 8192
+    ) -> None:
+        self.series = np.where(np.isfinite(series), series, np.nan)
+        self.split = split
+        self.lags = fitting_order(split.train_end, max_order)
+        self.memory = memory
+        self._models: dict[tuple[str, int, int, bool], Autoregression] = {}
+        self._levels: dict[float, Float64] = {}
+
+    @cached_property
+    def held(self) -> Float64:
+        """``[C, T]`` the last value known at each step; NaN before the first."""
+        known = np.isfinite(self.series)
+        if known.all():
+            return self.series
+        at = np.where(known, np.arange(self.series.shape[1]), 0)
+        at = np.maximum.accumulate(at, axis=1)
+        return np.take_along_axis(self.series, at, axis=1)
+
+    @cached_property
+    def _filled(self) -> Float64:
+        """``held`` with the first value known before it, and 0 where there is none.
+
+        What is made of it before the first value is masked by :meth:`forecast`.
+        """
+        held = self.held
+        known = np.isfinite(held)
+        if known.all():
+            return held
+        first = np.argmax(known, axis=1)
+        start = held[np.arange(len(held)), first][:, None]
+        return np.where(known, held, np.where(np.isfinite(start), start, 0.0))
+
+    @cached_property
+    def _sums(self) -> tuple[Float64, Float64]:
+        """Running sums ``[C, T + 1]`` of what is above the first value, and this."""
+        # a series' own first value keeps the sums small, and comes before all origins
+        offset = self._filled[:, :1]
+        sums = np.zeros((len(offset), self.series.shape[1] + 1))
+        np.cumsum(self._filled - offset, axis=1, out=sums[:, 1:])
+        return sums, offset
+
+    def forecast(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
+        """Forecasts of ``origins + horizon`` from what is known at the origins.
+
+        Parameters
+        ----------
+        candidate
+            What forecasts.
+        origins
+            ``[n]`` steps.
+        horizon
+            h >= 1.
+
+        Returns
+        -------
+        float64 array ``[C, n]``
+            NaN where a series had no value yet.
+        """
+        last = self.held[:, origins]
+        if candidate.family == "persistence":
+            return last
+        if candidate.family == "window_mean":
+            made = self._mean(candidate.size, origins)
+        elif candidate.family == "ema":
+            made = self._level(candidate.alpha)[:, origins]
+        elif candidate.family == "seasonal":
+            made = self._phase(candidate, origins, horizon)
+        else:
+            made = self._linear(candidate, origins, horizon)
+        made = np.where(np.isfinite(made), made, last)
+        return np.where(np.isfinite(last), made, np.nan)
+
+    def _mean(self, window: int, origins: Int64) -> Float64:
+        sums, offset = self._sums
+        begin = np.maximum(origins + 1 - (window or self.split.steps), 0)
+        total = sums[:, origins + 1] - sums[:, begin]
+        return np.asarray(offset + total / (origins + 1 - begin), np.float64)
+
+    def _level(self, alpha: float) -> Float64:
+        if alpha not in self._levels:
+            x = self._filled
+            start = (1 - alpha) * x[:, :1]
+            level, _ = scipy.signal.lfilter(
+                [alpha], [1, alpha - 1], x, axis=1, zi=start
+            )
+            self._levels = {alpha: np.asarray(level, np.float64)}  # one at a time
+        return self._levels[alpha]
+
+    def _phase(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
+        back = origins + horizon - candidate.period * -(-horizon // candidate.period)
+        total = np.zeros((len(self.series), len(origins)))
+        for cycle in range(candidate.size):
+            at = back - cycle * candidate.period
+            total += np.where(at >= 0, self.held[:, np.maximum(at, 0)], np.nan)
+        return total / candidate.size
+
+    def _linear(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
+        model = self._model(candidate, horizon)
+        refits = self.split.refits()
+        # before the first refit its fit is shown, in sample: no such origin is judged
+        refit = np.maximum(np.searchsorted(refits, origins + 1, side="right") - 1, 0)
+        made: Float64 = model.constant[refit].T.copy()
+        for lag in range(model.weights.shape[-1]):
+            weight = model.weights[refit, :, lag].T
+            if not weight.any():
+                continue
+            value = self.held[:, np.maximum(origins - lag, 0)]
+            made += weight * np.where(origins >= lag, value, np.nan)
+        return made
+
+    def _model(self, candidate: Candidate, horizon: int) -> Autoregression:
+        """Models ``[R, C]`` of the horizon, one a refit."""
+        direct = candidate.direct and horizon > 1
+        key = (candidate.criterion, candidate.size, horizon, direct)
+        if key not in self._models:
+            if direct:
+                model = solve(
+                    self._moments(horizon), self._order(candidate), self._window
+                )
+                few = model.rows < 5 * (model.order + 1)
+                model.constant[few] = np.nan  # persistence takes over
+            elif horizon > 1:
+                one = (candidate.criterion, candidate.size, 1, False)
+                if one not in self._models:
+                    self._model(candidate, 1)
+                model = ahead(self._models[one], horizon)
+            else:
+                model = solve(self._step_moments, self._order(candidate), self._window)
+            self._models[key] = model
+        return self._models[key]
+
+    def _order(self, candidate: Candidate) -> Int64:
+        if candidate.size:
+            return np.asarray(min(candidate.size, self.lags), np.int64)
+        return self._orders[candidate.criterion]
+
+    @cached_property
+    def _orders(self) -> dict[str, Int64]:
+        """Orders ``[C]`` by each criterion, from the training part."""
+        whole = self._step_moments
+        training = self._borders[1:] <= self.split.train_end
+        part = Moments(
+            products=whole.products[training],
+            mean=whole.mean,
+            scale=whole.scale,
+            horizon=1,
+        )
+        return {name: order_of(part, criterion=name) for name in ("bic", "aic")}
+
+    @cached_property
+    def _borders(self) -> Int64:
+        """Borders ``[S + 1]`` of the stretches that fits are put together of."""
+        train, every = self.split.train_end, self.split.refit_every
+        if self.split.steps <= self.memory:  # no fit ever forgets
+            return np.concatenate(([0], self.split.refits()))
+        before = train - np.arange(0, min(train, self.memory) + every, every)[::-1]
+        return np.concatenate((np.maximum(before, 0)[:-1], self.split.refits()))
+
+    @cached_property
+    def _window(self) -> Float64:
+        """``[R, S]`` which stretches each refit is fitted on."""
+        refit = self.split.refits()[:, None]
+        begin, end = self._borders[:-1], self._borders[1:]
+        used = (end <= refit) & (end > refit - self.memory) & (end > begin)
+        return used.astype(np.float64)
+
+    @cached_property
+    def _step_moments(self) -> Moments:
+        return self._moments(1)
+
+    def _moments(self, horizon: int) -> Moments:
+        return moments(
+            self.series,
+            self._borders.tolist(),
+            max_order=self.lags,
+            horizon=horizon,
+            known_until=self.split.train_end,
+        )

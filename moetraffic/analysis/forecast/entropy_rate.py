@@ -1,0 +1,377 @@
+r"""Entropy rate: the bits a sequence of symbols brings a step, and what may be guessed.
+
+Symbols are integers ``[n]`` in time order; which expert is hot, for one.  Two
+estimators stand side by side.  Lempel and Ziv's needs no model and converges slowly:
+after hundreds of steps it may be 10% off, either way.  The plug-in of a Markov chain is
+nearly unbiased where contexts recur often, and blind beyond the chain's order.
+
+What :func:`~moetraffic.analysis.forecast.predictability_bound.fano_limit` makes of a rate is an estimate: it
+holds for the true rate, and neither estimator is a bound of that.  Call it no ceiling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+
+from .predictability_bound import fano_limit
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyRate:
+    """What one sequence of symbols tells; NaN where it is too short.
+
+    ``lz_guess`` and ``markov_guess`` are Fano's estimates of how many steps the best
+    predictor could tell; ``achieved`` is what a plain one, that counts as it goes, did.
+    """
+
+    steps: int  # n
+    symbols: int  # distinct ones that occur, N
+    entropy: float  # bits, of the symbols as if independent, Miller-Madow corrected
+    lz: float  # bits a step, Lempel-Ziv
+    markov: float  # bits a step, of a chain of that order, Miller-Madow corrected
+    order: int  # of the chain, chosen by BIC; 0: independent
+    lz_guess: float  # share of steps
+    markov_guess: float
+    achieved: float  # share of steps that the chain of that order told beforehand
+    frequent: float  # share of the commonest symbol: what needs no sequence
+
+
+def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
+    """Entropy rate of a sequence of symbols, by two estimators, with their guesses.
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers, in time order.
+    max_order
+        Largest order of the Markov chain that is tried.
+
+    Returns
+    -------
+    EntropyRate
+
+    Raises
+    ------
+    AnalysisError
+        If the symbols are not a sequence of integers.
+
+    Examples
+    --------
+    >>> found = entropy_rate([0, 1] * 500)
+    >>> found.order, found.markov, round(found.lz, 2), found.achieved
+    (1, 0.0, 0.04, 0.998)
+    """
+    codes, count = _codes(symbols)
+    nan = float("nan")
+    if not codes.size:
+        return EntropyRate(
+            steps=0,
+            symbols=0,
+            entropy=nan,
+            lz=nan,
+            markov=nan,
+            order=0,
+            lz_guess=nan,
+            markov_guess=nan,
+            achieved=nan,
+            frequent=nan,
+        )
+    order = markov_order(codes, max_order=max_order)
+    lz = lempel_ziv_rate(codes)
+    markov = markov_rate(codes, order=order)
+    return EntropyRate(
+        steps=codes.size,
+        symbols=count,
+        entropy=markov_rate(codes, order=0),
+        lz=lz,
+        markov=markov,
+        order=order,
+        lz_guess=float(fano_limit(lz, count)),
+        markov_guess=float(fano_limit(markov, count)),
+        achieved=guessed_share(codes, order=order),
+        frequent=float(np.bincount(codes).max()) / codes.size,
+    )
+
+
+def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
+    r"""Entropy rate by the lengths of what is new, :math:`n \log_2 n / \sum_i L_i`.
+
+    :math:`L_i` is the length of the shortest string that starts at i and does not occur
+    wholly before i (at the end, where all that is left occurs: one more than that).  A
+    suffix automaton finds all of them in a time linear in n.
+
+    It converges as slowly as :math:`1 / \log n`.  Means of simulations of n = 100,
+    1,000 and 10,000: a fair coin 1.08, 1.02, 1.01 for 1 bit; 8 even symbols 2.68, 2.76,
+    2.81 for 3; a binary chain that flips with 10% .66, .49, .470 for .469.  A constant
+    gives :math:`4 \log_2(n) / n`, not 0.
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers.
+
+    Returns
+    -------
+    float
+        Bits a step; NaN for fewer than two.  Not cut off at :math:`\log_2 N`.
+
+    References
+    ----------
+    I. Kontoyiannis et al., IEEE Trans. Inf. Theory 44 (1998) 1319, eq. 6; C. Song et
+    al., Science 327 (2010) 1018, supplement.
+
+    Examples
+    --------
+    >>> lempel_ziv_rate([0, 0, 0, 0])  # L = 1, 2, 3, 2
+    1.0
+    """
+    codes, _ = _codes(symbols)
+    n = len(codes)
+    if n < 2:
+        return float("nan")
+    return n * float(np.log2(n)) / int(new_lengths(codes).sum())
+
+
+def new_lengths(symbols: npt.ArrayLike) -> Int64:
+    """Length of the shortest string from each place that did not occur before it.
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers.
+
+    Returns
+    -------
+    int64 array ``[n]``
+        L of :func:`lempel_ziv_rate`: from 1 to n - i + 1.
+
+    References
+    ----------
+    A. Blumer et al., Theor. Comput. Sci. 40 (1985) 31: the automaton of all strings
+    that occur in a sequence, built a symbol at a time.
+
+    Examples
+    --------
+    >>> new_lengths([0, 1, 0, 1, 1]).tolist()
+    [1, 1, 3, 2, 2]
+    """
+    codes, _ = _codes(symbols)
+    text = codes.tolist()
+    n = len(text)
+    # A state is a set of strings that end at the same places: the longest has `size`
+    # symbols, the ones too short for it belong to `link`; state 0 is the empty string.
+    step: list[dict[int, int]] = [{}]
+    link, size = [-1], [0]
+    last = 0  # the state of all that has been read
+    at, length = 0, 0  # the state and length of the match that starts at i
+    lengths = [0] * n
+    for i, symbol in enumerate(text):
+        # Step 1: how far what starts at i has been seen before i.
+        end = i + length
+        while end < n and (ahead := step[at].get(text[end], -1)) >= 0:
+            at = ahead
+            end += 1
+        length = end - i
+        lengths[i] = length + 1
+        # Step 2: read symbol i into the automaton.
+        fresh = len(step)
+        step.append({})
+        link.append(0)
+        size.append(size[last] + 1)
+        state = last
+        while state >= 0 and symbol not in step[state]:
+            step[state][symbol] = fresh
+            state = link[state]
+        if state >= 0:
+            target = step[state][symbol]
+            if size[state] + 1 == size[target]:
+                link[fresh] = target
+            else:
+                clone = len(step)
+                step.append(step[target].copy())
+                link.append(link[target])
+                size.append(size[state] + 1)
+                while state >= 0 and step[state].get(symbol) == target:
+                    step[state][symbol] = clone
+                    state = link[state]
+                link[target] = link[fresh] = clone
+        last = fresh
+        # Step 3: without its first symbol, the match may belong to a shorter state.
+        if length:
+            length -= 1
+            while length and length <= size[link[at]]:
+                at = link[at]
+            if not length:
+                at = 0
+    return np.array(lengths, np.int64)
+
+
+def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -> float:
+    r"""Entropy rate of a Markov chain with the transitions that were counted.
+
+    :math:`-\sum_{c,x} \frac{n_{cx}}{N} \log_2 \frac{n_{cx}}{n_c}` over contexts c of
+    ``order`` symbols and the symbol x that follows; N = n - order.  Counting makes it
+    too small by about (distinct transitions - distinct contexts) / (2 N ln 2), which is
+    added (Miller and Madow's correction of both entropies).
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers.
+    order
+        Symbols of a context; 0: the entropy of single symbols.
+    corrected
+        False leaves the correction out.
+
+    Returns
+    -------
+    float
+        Bits a step, at most :math:`\log_2 N` of the symbols; NaN without a transition.
+
+    Raises
+    ------
+    AnalysisError
+        If the order is negative.
+
+    References
+    ----------
+    G. A. Miller, in Information Theory in Psychology (1955) 95.
+
+    Examples
+    --------
+    >>> markov_rate([0, 1, 1, 0, 1, 1, 0], order=2)
+    0.0
+    """
+    codes, count = _codes(symbols)
+    contexts, transitions = _counts(codes, count, order)
+    if not transitions.size:
+        return float("nan")
+    n = int(transitions.sum())
+    bits = (_bits(contexts) - _bits(transitions)) / n
+    if corrected:
+        bits += (len(transitions) - len(contexts)) / (2 * n * np.log(2))
+    return float(np.clip(bits, 0.0, np.log2(count)))
+
+
+def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
+    r"""Order of the Markov chain that describes the symbols best, by BIC.
+
+    The least of :math:`-2 \ln L + d_m \ln N`, all orders scored on the same n -
+    max_order symbols; :math:`d_m` is (contexts that occur) times (symbols - 1).
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers.
+    max_order
+        Largest order that is tried.
+
+    Returns
+    -------
+    int
+        0 where there is nothing to choose by.
+
+    References
+    ----------
+    R. W. Katz, Technometrics 23 (1981) 243: the estimator is consistent, AIC's is not.
+    """
+    codes, count = _codes(symbols)
+    best, least = 0, np.inf
+    for order in range(min(max_order, max(len(codes) - 2, 0)) + 1):
+        contexts, transitions = _counts(codes[max_order - order :], count, order)
+        n = int(transitions.sum())
+        if n < 1:
+            break
+        doubt = 2 * np.log(2) * (_bits(contexts) - _bits(transitions))
+        criterion = doubt + len(contexts) * (count - 1) * np.log(n)
+        if criterion < least - 1e-9:
+            best, least = order, criterion
+    return best
+
+
+def guessed_share(symbols: npt.ArrayLike, *, order: int) -> float:
+    """Share of the steps told by the commonest follower so far of their context.
+
+    Nothing of a step is used to guess it: where its context is new, the commonest
+    symbol so far is guessed, and the first step is never told.
+
+    Parameters
+    ----------
+    symbols
+        ``[n]`` integers.
+    order
+        Symbols of a context.
+
+    Returns
+    -------
+    float
+        NaN without symbols.
+
+    Examples
+    --------
+    >>> guessed_share([0, 1, 0, 1, 0, 1, 0, 1], order=1)
+    0.75
+    """
+    codes, count = _codes(symbols)
+    if not codes.size:
+        return float("nan")
+    context = np.full(codes.size, -1, np.int64)
+    context[order:] = _contexts(codes, count, order)[: codes.size - order]
+    followers: dict[int, dict[int, int]] = {}
+    leader: dict[int, int] = {}
+    told = 0
+    for where, symbol in zip(context.tolist(), codes.tolist(), strict=True):
+        told += leader.get(where, leader.get(-2, -1)) == symbol
+        for place in (where, -2):  # -2: whatever came before
+            seen = followers.setdefault(place, {})
+            seen[symbol] = seen.get(symbol, 0) + 1
+            if seen[symbol] > seen.get(leader.get(place, -1), 0):
+                leader[place] = symbol
+    return told / codes.size
+
+
+def _codes(symbols: npt.ArrayLike) -> tuple[Int64, int]:
+    """The symbols as 0 ... N - 1, and N."""
+    array = np.asarray(symbols)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise AnalysisError(
+            f"symbols are one sequence of integers, but have shape {array.shape} and "
+            f"type {array.dtype}: give one integer a step"
+        )
+    distinct, codes = np.unique(array, return_inverse=True)
+    return codes.astype(np.int64), len(distinct)
+
+
+def _contexts(codes: Int64, count: int, order: int) -> Int64:
+    """Number of the ``order`` symbols from each place on, ``[n - order + 1]``."""
+    if order < 0:
+        raise AnalysisError(
+            f"the order of a chain is 0 or more, but is {order}: give how many symbols "
+            f"a context has"
+        )
+    number = np.zeros(max(len(codes) - order + 1, 0), np.int64)
+    for place in range(order):
+        number = number * count + codes[place : place + len(number)]
+        _, number = np.unique(number, return_inverse=True)  # keeps the numbers small
+    return number
+
+
+def _counts(codes: Int64, count: int, order: int) -> tuple[Int64, Int64]:
+    """How often each context is followed, and each transition occurs."""
+    context = _contexts(codes, count, order)[:-1]
+    transition = context * max(count, 1) + codes[order:]
+    _, followed = np.unique(context, return_counts=True)
+    _, occurs = np.unique(transition, return_counts=True)
+    return followed, occurs
+
+
+def _bits(counts: Int64) -> float:
+    """Sum of n log2 n."""
+    return float((counts * np.log2(counts)).sum()) if counts.size else 0.0

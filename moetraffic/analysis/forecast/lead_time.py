@@ -1,0 +1,93 @@
+"""Leads: when, in an iteration, an exchange is known and when it is sent.
+
+A scheduler that is told a matrix can only use it if there is time left.  An exchange of
+a layer and phase begins at some offset from the start of its iteration; the medians of
+these offsets say how long before a transfer another one is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.call_times import step_ns, step_starts, timed
+from moetraffic.trace import ALL_TO_ALL, Trace
+
+Int64 = npt.NDArray[np.int64]
+Key = tuple[int, str]
+
+LOOKED_AT = 512
+"""Occurrences of each layer and phase, at even distances, whose times are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leads:
+    """Where exchanges stand in an iteration, seconds; NaN where times are not known."""
+
+    iteration_s: float  # median length of a training step
+    offset_s: Mapping[Key, float]  # of (layer, phase): begin, from the step's start
+
+    def between(self, known: Key, sent: Key) -> float:
+        """Seconds from when one exchange begins to when another one does."""
+        return self.offset_s.get(sent, np.nan) - self.offset_s.get(known, np.nan)
+
+
+def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
+    """Find where the exchanges of a trace stand in their iterations.
+
+    Parameters
+    ----------
+    trace
+        Any; without times, or without marked steps, all is NaN, as for a virtual
+        trace, whose times are those of one process for all ranks.
+    iterations
+        Training iterations; all if None.
+
+    Returns
+    -------
+    Leads
+        Medians over the iterations and over the ranks that begin first.
+    """
+    if trace.meta.virtual:
+        return Leads(iteration_s=float("nan"), offset_s={})
+    starts = step_starts(trace, 0, iterations)
+    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
+    site = trace.occurrences.site[found]
+    offsets: dict[Key, float] = {}
+    if len(starts):
+        keys = {
+            (s.layer, s.phase)
+            for s in (trace.sites[n] for n in np.unique(site))
+            if s.phase
+        }
+        for layer, phase in sorted(keys):
+            # the first micro-batch: what is known of the others comes later
+            of = np.array(
+                [(s.layer, s.phase, s.slot) == (layer, phase, 0) for s in trace.sites],
+                bool,
+            )
+            mine = _thinned(found[of[site]])
+            begin = np.concatenate(
+                [
+                    np.where(t.known, t.begin, np.iinfo(np.int64).max).min(axis=1)
+                    for t in timed(trace, mine, with_wire=False)
+                ]
+                or [np.zeros(0, np.int64)]
+            )
+            begin = begin[begin < np.iinfo(np.int64).max]
+            step = np.searchsorted(starts, begin, side="right") - 1
+            inside = step >= 0
+            if inside.any():
+                since = begin[inside] - starts[step[inside]]
+                offsets[layer, phase] = float(np.median(since)) / 1e9
+    return Leads(iteration_s=step_ns(trace, 0) / 1e9, offset_s=offsets)
+
+
+def _thinned(occurrences: Int64) -> Int64:
+    if len(occurrences) <= LOOKED_AT:
+        return occurrences
+    at = np.linspace(0, len(occurrences) - 1, LOOKED_AT).astype(np.int64)
+    return occurrences[at]

@@ -1,0 +1,1 @@
+"""Network statistics of an exchange: host tiers, flows, packets, trace complexity."""

@@ -1,0 +1,224 @@
+"""What an exchange is to a network: tiers, flows, lines and packets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.network.complexity import Complexity, complexity
+from moetraffic.analysis.network.flows import nic_flows
+from moetraffic.analysis.network.information import host_entropy
+from moetraffic.analysis.network.packets import packets
+from moetraffic.analysis.network.tiers import tier_shares, uniform_inter_host_share
+from moetraffic.analysis.noise.matrix_floors import inter_host_floor
+from moetraffic.analysis.noise.noise_floors import NoiseFloor
+from moetraffic.trace import Trace
+
+from .exchange import Rows, Source, read
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+SEEN = 64
+"""Iterations, at even distances, whose flows are looked at."""
+
+PACKETS = 1 << 16
+"""Packets behind the complexity of an exchange."""
+
+
+def looked_at(iterations: int) -> Int64:
+    """Which of so many iterations have their flows looked at, increasing."""
+    return np.arange(0, iterations, max(1, -(-iterations // SEEN)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Tiers, flows and lines of a wire; means over iterations, NaN where unknown.
+
+    A rank is taken to have a NIC of its own, and a pair of ranks a flow.
+    """
+
+    hosts: int  # nodes that the members are on; 0 where nodes are not known
+    inter_host: Float64  # [T] share of the bytes between ranks that leave their host
+    inter_host_uniform: float  # of even traffic on equal hosts
+    inter_host_floor: (
+        NoiseFloor | None
+    )  # [T] of a balanced gate, where tokens are known
+    host_entropy_bits: float  # H of the pairs of hosts, of those looked at
+    within_entropy_bits: float  # H of the pair of ranks, given that of hosts
+    line_efficiency: Float64  # [T] 1: all lines as full as the fullest
+    bottleneck_bytes: Int64  # [T] largest sent or received by a rank
+    nic_flows: float  # flows a NIC sends
+    nic_flow_entropy_bits: float  # log2 of these
+    nic_byte_entropy_bits: float  # of the flows' shares of bytes
+    elephant_share: float  # of the bytes, in the tenth of the flows that are largest
+    elephant_share_even: float  # that tenth, were all flows alike
+    seen: int  # iterations whose flows were looked at
+
+
+def network(
+    source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
+) -> Network | None:
+    """What the rows of an exchange say of its network; None where there is no wire.
+
+    Parameters
+    ----------
+    source, rows
+        The exchange.
+    tokens
+        ``[T]`` of each rank, where bytes follow them: gives the floor.
+    k
+        Distinct experts of a token.
+    """
+    if "wire.sent" not in rows:
+        return None
+    hosts = len(set(source.nodes)) if all(source.nodes) else 0
+    width = len(source.ranks)
+    even = (
+        uniform_inter_host_share(width, width // hosts)
+        if hosts and width % hosts == 0
+        else float("nan")
+    )
+    told = {
+        name: _mean(np.asarray(rows[f"wire.{name}"], np.float64))
+        for name in (
+            "host_entropy",
+            "within_entropy",
+            "flows",
+            "flow_entropy",
+            "byte_entropy",
+            "elephants",
+            "elephants_even",
+        )
+    }
+    return Network(
+        hosts=hosts,
+        inter_host=np.asarray(rows["wire.inter_host"], np.float64),
+        inter_host_uniform=even,
+        inter_host_floor=(
+            inter_host_floor(
+                tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
+            )
+            if tokens is not None
+            and hosts > 1
+            and width % hosts == 0
+            and source.experts % width == 0
+            else None
+        ),
+        host_entropy_bits=told["host_entropy"],
+        within_entropy_bits=told["within_entropy"],
+        line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
+        bottleneck_bytes=np.asarray(rows["wire.bottleneck"], np.int64),
+        nic_flows=told["flows"],
+        nic_flow_entropy_bits=told["flow_entropy"],
+        nic_byte_entropy_bits=told["byte_entropy"],
+        elephant_share=told["elephants"],
+        elephant_share_even=told["elephants_even"],
+        seen=len(looked_at(len(source.iterations))),
+    )
+
+
+def _mean(values: Float64) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> Rows:
+    """Rows of tiers and flows of a window.
+
+    Parameters
+    ----------
+    source
+        The exchange.
+    first
+        Index of the window's first iteration.
+    wire
+        ``[n, W, W]``, in any unit.
+
+    Returns
+    -------
+    Rows
+        ``wire.inter_host`` ``[n]``, and of the iterations of :func:`looked_at` the
+        entropies over hosts and the flows; NaN in all others.
+    """
+    count, width, _ = wire.shape
+    rows: dict[str, Float64] = {
+        f"wire.{name}": np.full(count, np.nan)
+        for name in (
+            "inter_host",
+            "host_entropy",
+            "within_entropy",
+            "flows",
+            "flow_entropy",
+            "byte_entropy",
+            "elephants",
+            "elephants_even",
+        )
+    }
+    several = len(set(source.nodes)) > 1 and all(source.nodes)
+    hosts = np.unique(np.array(source.nodes), return_inverse=True)[1]
+    if several:
+        rows["wire.inter_host"] = tier_shares(wire, hosts).inter_host
+    seen = looked_at(len(source.iterations)) - first
+    seen = seen[(seen >= 0) & (seen < count)]
+    if not len(seen):
+        return dict(rows)
+    few = wire[seen].astype(np.int64)
+    if several:
+        split = host_entropy(few, hosts, diagonal=False)
+        rows["wire.host_entropy"][seen] = split.host_pairs
+        rows["wire.within_entropy"][seen] = split.within
+    flows = nic_flows(few)
+    rows["wire.flows"][seen] = flows.flows.mean(axis=-1)
+    for name, values in (
+        ("flow_entropy", flows.flow_entropy),
+        ("byte_entropy", flows.byte_entropy),
+    ):
+        known = np.isfinite(values)
+        total = np.where(known, values, 0.0).sum(axis=-1)
+        number = known.sum(axis=-1)
+        mean = np.full(len(seen), np.nan)
+        np.divide(total, number, out=mean, where=number > 0)
+        rows[f"wire.{name}"][seen] = mean
+    own = np.eye(width, dtype=bool)
+    for at, matrix in zip(seen, few, strict=True):
+        sizes = np.sort(matrix[~own & (matrix > 0)])[::-1]
+        if len(sizes):
+            large = max(1, len(sizes) // 10)
+            rows["wire.elephants"][at] = sizes[:large].sum() / sizes.sum()
+            rows["wire.elephants_even"][at] = large / len(sizes)
+    return dict(rows)
+
+
+def packet_complexity(
+    trace: Trace, source: Source, notes: list[str]
+) -> Complexity | None:
+    """Trace complexity of an exchange's wire; of its demand where there is none."""
+    if len(source.sent) and len(source.ranks) < 2:
+        return None
+    of_wire = len(source.sent) > 0
+
+    def matrices(first: int, last: int) -> npt.NDArray[np.integer]:
+        if first == last:
+            width = len(source.ranks)
+            return np.zeros((0, width, width if of_wire else source.experts), np.int64)
+        window = read(trace, source, range(first, last))
+        found = window.wire if of_wire else window.demand
+        assert found is not None
+        return found
+
+    taken = packets(
+        matrices,
+        number=len(source.iterations),
+        diagonal=not of_wire,
+        budget=PACKETS,
+    )
+    found = complexity(taken)
+    if not np.isfinite(found.product):
+        notes.append(
+            f"{source.where}: no complexity, for there are no two packets between "
+            "different pairs"
+        )
+    return found

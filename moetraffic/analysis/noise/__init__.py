@@ -1,0 +1,1 @@
+"""Noise floors: the statistics of a perfectly balanced router, and sampling noise."""

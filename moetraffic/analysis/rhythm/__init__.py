@@ -1,0 +1,1 @@
+"""On-off statistics: periods, cycles, bursts and gaps of traffic in time."""

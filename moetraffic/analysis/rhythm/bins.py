@@ -1,0 +1,286 @@
+"""Bins: events as a series in time bins, and bursts back from such a series.
+
+Events are given as in :mod:`moetraffic.analysis.times.intervals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.intervals import (
+    Span,
+    checked_events,
+    merge_intervals,
+    observed_span,
+)
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+REFERENCES: Mapping[str, Callable[[Float64], Any]] = {
+    "peak": np.max,
+    "mean": np.mean,
+    "top": lambda known: np.percentile(known, 99),
+}
+"""What the thresholds of a burst are shares of."""
+
+
+def on_off_series(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    bin_ns: float,
+    span: Span | None = None,
+) -> Float64:
+    """Share of each time bin in which at least one event is on.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.
+    bin_ns
+        Width of a bin, ns.
+    span
+        (from, to) in ns; None: see :func:`observed_span`.  What is left of it after the
+        last whole bin is left out.
+
+    Returns
+    -------
+    float64 array ``[T]``
+        Between 0 and 1; empty where there is no whole bin.
+
+    Raises
+    ------
+    AnalysisError
+        If the bin is not longer than zero.
+
+    Examples
+    --------
+    >>> on_off_series([0, 10], [5, 12], bin_ns=4, span=(0, 12)).tolist()
+    [1.0, 0.25, 0.5]
+    """
+    edges, origin = _edges(start, end, bin_ns, span)
+    if len(edges) < 2:
+        return np.zeros(0)
+    share: Float64 = np.diff(time_on_until(edges, start, end, origin=origin)) / bin_ns
+    return np.clip(share, 0.0, 1.0)
+
+
+def rate_series(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    bin_ns: float,
+    span: Span | None = None,
+) -> Float64:
+    """Mean rate in each time bin, each event's size spread evenly over its time.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
+    size
+        ``[n]`` bytes, or any other amount.
+    bin_ns, span
+        As in :func:`on_off_series`.
+
+    Returns
+    -------
+    float64 array ``[T]``
+        Amount a second: bytes/s for bytes.
+
+    Raises
+    ------
+    AnalysisError
+        If the bin is not longer than zero, or sizes and events differ in number.
+
+    Examples
+    --------
+    >>> rate_series([0, 2], [4, 4], [8, 2], bin_ns=2, span=(0, 4)).tolist()
+    [2000000000.0, 3000000000.0]
+    """
+    edges, origin = _edges(start, end, bin_ns, span)
+    passed = amount_until(edges, start, end, size, origin=origin)
+    if len(edges) < 2:
+        return np.zeros(0)
+    series: Float64 = np.diff(passed) / bin_ns * 1e9
+    return np.maximum(series, 0.0)
+
+
+def time_on_until(
+    at: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike, *, origin: int = 0
+) -> Float64:
+    """Time for which at least one event was on before given times.
+
+    Parameters
+    ----------
+    at
+        ``[...]`` times, ns from ``origin`` on.
+    start, end
+        ``[n]`` integers, ns.
+    origin
+        ns.  Times of a clock that counts from 1970 lose 100 ns as float64; those
+        counted from a near origin lose nothing.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        ns.
+
+    Examples
+    --------
+    >>> time_on_until([0, 7, 11, 20], [0, 10], [5, 12]).tolist()
+    [0.0, 5.0, 6.0, 7.0]
+    """
+    first, last = merge_intervals(start, end)
+    times = np.asarray(at, np.float64)
+    if not len(first):
+        return np.zeros(times.shape)
+    # piecewise linear between the starts and ends
+    knots = np.stack((first, last), axis=1).ravel() - origin
+    passed = np.stack((np.zeros_like(first), last - first), axis=1).ravel().cumsum()
+    return np.asarray(np.interp(times, knots, passed), np.float64)
+
+
+def amount_until(
+    at: npt.ArrayLike,
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    origin: int = 0,
+) -> Float64:
+    """What has passed before given times, each event's size spread over its time.
+
+    Parameters
+    ----------
+    at, origin
+        As in :func:`time_on_until`.
+    start, end
+        ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
+    size
+        ``[n]`` bytes, or any other amount.
+
+    Returns
+    -------
+    float64 array ``[...]``
+
+    Raises
+    ------
+    AnalysisError
+        If sizes and events differ in number.
+
+    Examples
+    --------
+    >>> amount_until([1, 3, 9], [0, 2], [4, 4], [8, 2]).tolist()
+    [2.0, 7.0, 10.0]
+    """
+    first, last = checked_events(start, end)
+    amount = np.asarray(size, dtype=np.float64)
+    if amount.shape != first.shape:
+        raise AnalysisError(
+            f"every event has one size, but there are {first.size} events and sizes of "
+            f"shape {amount.shape}: give one array [n]"
+        )
+    times = np.asarray(at, np.float64)
+    if not first.size:
+        return np.zeros(times.shape)
+    # The rate changes at starts and ends; what has passed is its integral.
+    last = np.maximum(last, first + 1)
+    rate = amount / (last - first)
+    knots, inverse = np.unique(np.concatenate((first, last)), return_inverse=True)
+    change = np.bincount(inverse, np.concatenate((rate, -rate)))
+    passed = np.concatenate(([0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(knots))))
+    return np.asarray(np.interp(times, knots - origin, passed), np.float64)
+
+
+def bursts_of_series(
+    series: npt.ArrayLike,
+    *,
+    bin_ns: float,
+    start_ns: int = 0,
+    rise: float = 0.1,
+    fall: float | None = None,
+    of: str = "peak",
+) -> tuple[Int64, Int64]:
+    """Bursts of a series in time bins, such as a counter's bytes, with hysteresis.
+
+    A burst begins with a bin that reaches ``rise`` and ends before the next one below
+    ``fall``, both as shares of the reference.  Its edges are known to a bin.
+
+    Parameters
+    ----------
+    series
+        ``[T]``, not negative.  A bin that is NaN was not seen: no burst reaches over
+        it, and whoever asks for gaps has to leave it out.
+    bin_ns
+        Width of a bin, ns.
+    start_ns
+        Start of the first bin.
+    rise, fall
+        0 < fall <= rise; ``fall`` None: half of ``rise``.
+    of
+        The reference: "peak", the largest bin; "mean"; or "top", the 99th percentile,
+        where single bins may be outliers.
+
+    Returns
+    -------
+    start, end
+        int64 ``[m]``, ns: bursts in time order.
+
+    Raises
+    ------
+    AnalysisError
+        If a threshold is out of order, or the reference is another word.
+
+    Examples
+    --------
+    >>> series = [0, 9, 10, 6, 4, 0, 8]
+    >>> at = bursts_of_series(series, bin_ns=10, rise=0.7, fall=0.5)
+    >>> [a.tolist() for a in at]
+    [[10, 60], [40, 70]]
+    """
+    x = np.asarray(series, np.float64)
+    low = rise / 2 if fall is None else fall
+    if of not in REFERENCES or not 0 < low <= rise or x.ndim != 1:
+        raise AnalysisError(
+            f"bursts are found by 0 < fall <= rise of one of {', '.join(REFERENCES)}, "
+            f"but fall is {low}, rise {rise} and the reference {of!r}: choose those"
+        )
+    _edges((), (), bin_ns, (0, 0))
+    known = x[np.isfinite(x)]
+    reference = float(REFERENCES[of](known)) if known.size else 0.0
+    if not reference > 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    # on after the last bin that was high, off after the last that was low
+    high = x >= rise * reference
+    off = ~(x >= low * reference)  # a bin that was not seen is not on
+    at = np.arange(len(x))
+    risen = np.maximum.accumulate(np.where(high, at, -1))
+    fallen = np.maximum.accumulate(np.where(off, at, -1))
+    on = np.concatenate(([False], risen > fallen, [False]))
+    change = np.flatnonzero(on[1:] != on[:-1])
+    edges = start_ns + np.rint(change * bin_ns).astype(np.int64)
+    return edges[::2], edges[1::2]
+
+
+def _edges(
+    start: npt.ArrayLike, end: npt.ArrayLike, bin_ns: float, span: Span | None
+) -> tuple[Float64, int]:
+    """Edges of the bins, ns from the span's start on, and that start."""
+    if not bin_ns > 0:
+        raise AnalysisError(
+            f"a time bin must be longer than 0 ns, but is {bin_ns}: choose a "
+            f"fraction of the shortest burst that matters"
+        )
+    reach = span or observed_span(start, end)
+    if reach is None:
+        return np.zeros(0), 0
+    number = int((reach[1] - reach[0]) / bin_ns + 1e-9)
+    return np.arange(number + 1, dtype=np.float64) * float(bin_ns), reach[0]

@@ -1,0 +1,243 @@
+r"""Lomb-Scargle: the period of what was not sampled evenly.
+
+The floating-mean form: at each frequency a sine and a constant are fitted together by
+least squares, and the power is the share of the variance that the sine explains,
+
+.. math:: p(f) = \frac{1}{YY D}\,(SS\,YC^2 + CC\,YS^2 - 2\,CS\,YC\,YS),
+          \quad D = CC\,SS - CS^2
+
+with the weighted sums of M. Zechmeister, M. Kürster, "The generalised Lomb-Scargle
+periodogram", Astronomy & Astrophysics 496, 2009 (equations 5 to 15).  The probability
+that noise alone reaches a power is bounded after R. V. Baluev, "Assessing the
+statistical significance of periodogram peaks", MNRAS 385, 2008 (equation 6, standard
+normalisation).
+
+A sine is fitted: a short burst's power spreads over the harmonics, and with several
+bursts a period the strongest may be one of them.  See
+:func:`moetraffic.analysis.rhythm.periodicity.period` for the other way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+
+OVERSAMPLED = 4
+"""Frequencies within the width of a peak, 1 over the time observed."""
+
+_AT_ONCE = 1 << 22  # products in memory
+
+_LONG = 1 << 18  # steps of a series above which frequencies are not oversampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The highest peak of a periodogram; NaN where there is none."""
+
+    period: float  # in the unit of the times
+    power: float  # share of the variance, 0 to 1
+    false_alarm: float  # probability that noise has as high a peak, an upper bound
+
+
+def lomb_scargle(
+    at: npt.ArrayLike, values: npt.ArrayLike, frequencies: npt.ArrayLike
+) -> Float64:
+    """Power of a sine at each frequency, in values taken at any times.
+
+    Parameters
+    ----------
+    at
+        ``[n]`` times, in any unit.
+    values
+        ``[n]``; NaN are left out.
+    frequencies
+        ``[F]`` above 0, in cycles a unit of time.
+
+    Returns
+    -------
+    float64 array ``[F]``
+        Between 0 and 1; NaN below 4 values, where nothing varies, or where the times
+        cannot tell the sine from a constant.
+
+    Raises
+    ------
+    AnalysisError
+        If times and values differ in number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> t = np.array([0, 1, 2.5, 3, 4.2, 5, 7, 8.1])
+    >>> p = lomb_scargle(t, 3 + np.sin(2 * np.pi * 0.2 * t), [0.1, 0.2])
+    >>> round(float(p[1]), 9), bool(p[0] < 0.9)
+    (1.0, True)
+    """
+    t, y = np.asarray(at, np.float64), np.asarray(values, np.float64)
+    f = np.asarray(frequencies, np.float64)
+    if t.shape != y.shape or t.ndim != 1:
+        raise AnalysisError(
+            f"every value has one time, but the shapes are {t.shape} and {y.shape}: "
+            "give two arrays [n]"
+        )
+    known = np.isfinite(t) & np.isfinite(y)
+    t, y = t[known], y[known]
+    if len(t) < 4:
+        return np.full(f.shape, np.nan)
+    t, y = t - t[0], y - y.mean()
+    out = np.empty(len(f))
+    step = max(1, _AT_ONCE // len(t))
+    for low in range(0, len(f), step):
+        turn = np.exp(-2j * np.pi * np.outer(f[low : low + step], t))
+        out[low : low + step] = _power(
+            turn.mean(axis=1), (turn**2).mean(axis=1), turn @ y / len(y), (y**2).mean()
+        )
+    return out
+
+
+def strongest(
+    at: npt.ArrayLike,
+    values: npt.ArrayLike,
+    *,
+    shortest: float,
+    longest: float | None = None,
+) -> Peak:
+    """Find the strongest period of values taken at any times.
+
+    Parameters
+    ----------
+    at, values
+        As in :func:`lomb_scargle`.
+    shortest, longest
+        Periods between which is looked, in the times' unit; None: half of the time
+        observed, so that it is seen twice.
+
+    Returns
+    -------
+    Peak
+    """
+    t, y = np.asarray(at, np.float64), np.asarray(values, np.float64)
+    known = np.isfinite(t) & np.isfinite(y)
+    t, y = t[known], y[known]
+    extent = float(np.ptp(t)) if t.size else 0.0
+    most = extent / 2 if longest is None else min(longest, extent / 2)
+    if t.size < 4 or not 0 < shortest < most:
+        return _NOTHING
+    number = int(np.ceil((1 / shortest - 1 / most) * extent * OVERSAMPLED)) + 1
+    grid = 1 / most + np.arange(number) / (extent * OVERSAMPLED)
+    return _highest(grid, lomb_scargle(t, y, grid), len(t), t)
+
+
+def strongest_of_series(
+    series: npt.ArrayLike, *, shortest: float = 2.0, longest: float | None = None
+) -> Peak:
+    """Find the strongest period of a series with gaps, which are NaN.
+
+    The same as :func:`strongest` at whole steps, by Fourier transforms.
+
+    Parameters
+    ----------
+    series
+        ``[T]``.
+    shortest, longest
+        In steps.
+
+    Returns
+    -------
+    Peak
+        In steps.
+    """
+    x = np.asarray(series, np.float64)
+    at = np.flatnonzero(np.isfinite(x))
+    extent = float(at[-1] - at[0]) if at.size else 0.0
+    most = extent / 2 if longest is None else min(longest, extent / 2)
+    shortest = max(shortest, 2.0)
+    if at.size < 4 or not shortest < most:
+        return _NOTHING
+    x = x[at[0] : at[-1] + 1]
+    there = np.isfinite(x)
+    y = np.where(there, x - x[there].mean(), 0.0)
+    finer = OVERSAMPLED if len(x) <= _LONG else 1
+    padded = 1 << int(np.ceil(np.log2(finer * len(x))))
+    turn = np.fft.rfft(there.astype(np.float64), padded) / len(at)
+    # e^(-2i w t) at frequency k is the transform at 2k; above the middle it folds back
+    twice = 2 * np.arange(len(turn))
+    folded = np.where(twice < len(turn), twice, padded - twice)
+    double = np.where(twice < len(turn), turn[folded], turn[folded].conj())
+    power = _power(
+        turn, double, np.fft.rfft(y, padded) / len(at), (y**2).sum() / len(at)
+    )
+    grid = np.arange(len(turn)) / padded
+    fits = (grid >= 1 / most) & (grid <= 1 / shortest)
+    if fits.sum() < 3:
+        return _NOTHING
+    return _highest(grid[fits], power[fits], len(at), at.astype(np.float64))
+
+
+_NOTHING = Peak(period=float("nan"), power=float("nan"), false_alarm=float("nan"))
+
+
+def _power(
+    turn: npt.NDArray[np.complex128],
+    double: npt.NDArray[np.complex128],
+    product: npt.NDArray[np.complex128],
+    variance: float,
+) -> Float64:
+    """Zechmeister and Kürster's p from means of e^(-iwt), e^(-2iwt) and y e^(-iwt)."""
+    c, s = turn.real, -turn.imag
+    yc, ys = product.real, -product.imag  # y has no mean
+    cc = (1 + double.real) / 2 - c * c
+    ss = (1 - double.real) / 2 - s * s
+    cs = -double.imag / 2 - c * s
+    determinant = cc * ss - cs**2
+    told = (determinant > 1e-12) & (variance > 0)
+    explained = ss * yc**2 + cc * ys**2 - 2 * cs * yc * ys
+    power: Float64 = np.full(c.shape, np.nan)
+    np.divide(explained, determinant * (variance or 1.0), out=power, where=told)
+    return np.clip(power, 0.0, 1.0)
+
+
+def _highest(grid: Float64, power: Float64, number: int, at: Float64) -> Peak:
+    if not np.isfinite(power).any():
+        return _NOTHING
+    top = int(np.nanargmax(power))
+    frequency, height = float(grid[top]), float(power[top])
+    if 0 < top < len(grid) - 1 and np.isfinite(power[top - 1 : top + 2]).all():
+        before, here, after = (float(v) for v in power[top - 1 : top + 2])
+        bend = before - 2 * here + after
+        if bend < 0:
+            aside = 0.5 * (before - after) / bend
+            frequency += aside * float(grid[1] - grid[0])
+            height = min(1.0, here - 0.25 * (before - after) * aside)
+    return Peak(
+        period=1 / frequency,
+        power=height,
+        false_alarm=_false_alarm(height, number, float(grid[-1]), at),
+    )
+
+
+def _false_alarm(power: float, number: int, highest: float, at: Float64) -> float:
+    """Baluev's bound: probability that white noise has a peak as high anywhere."""
+    if power >= 1:
+        return 0.0
+    free = number - 3
+    if free < 1:
+        return float("nan")
+    width = highest * (4 * np.pi * float(at.var())) ** 0.5
+    gamma = (2 / (number - 1)) ** 0.5 * np.exp(
+        gammaln((number - 1) / 2) - gammaln((number - 2) / 2)
+    )
+    single = (1 - power) ** (free / 2)
+    tau = (
+        gamma
+        * width
+        * (1 - power) ** ((number - 4) / 2)
+        * (0.5 * (number - 1) * power) ** 0.5
+    )
+    return float(1 - (1 - single) * np.exp(-tau))

@@ -1,0 +1,414 @@
+"""Rhythm: the on-off pattern of traffic in one description.
+
+Training alternates between computing and communicating, so that its traffic is a
+sequence of bursts that comes again with each iteration.  How the time divides is told
+by the intervals themselves (:mod:`moetraffic.analysis.times.intervals`), what recurs by the
+autocorrelation of a series in time bins (:mod:`moetraffic.analysis.rhythm.periodicity`) and,
+independently of it, by the strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); how
+alike the cycles are by cutting the bursts at where each begins
+(:mod:`moetraffic.analysis.rhythm.cycles`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.intervals import (
+    Span,
+    mean_and_cv,
+    merge_intervals,
+    observed_span,
+)
+
+from .bins import amount_until, on_off_series, rate_series, time_on_until
+from .cycles import cycles as cut_to_cycles
+from .durations import Durations, durations
+from .lomb_scargle import strongest_of_series
+from .periodicity import (
+    autocorrelation,
+    harmonic_shares,
+    period,
+    period_jitter,
+    spectral_share,
+)
+from .stationarity import Stationarity, stationarity
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+MOST_BINS = 1 << 20
+
+MOST_PARTS = 16
+"""Bursts in a period up to which one is recognised as a part of the other."""
+
+_NAN = float("nan")
+
+
+def peak_to_mean(series: npt.ArrayLike) -> Float64:
+    """Largest value of a series over its mean.
+
+    Parameters
+    ----------
+    series
+        ``[T, ...]``, time first, not negative.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        1 or more; NaN where nothing is ever on, or there is no step.
+
+    Examples
+    --------
+    >>> float(peak_to_mean([1, 0, 0, 1]))
+    2.0
+    """
+    x = np.asarray(series, dtype=np.float64)
+    result: Float64 = np.full(x.shape[1:], np.nan)
+    if len(x):
+        mean = x.mean(axis=0)
+        np.divide(x.max(axis=0), mean, out=result, where=mean > 0)
+    return result[()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """The on-off pattern of one source of traffic; NaN where it cannot be told.
+
+    The pace is the period; where none is found, as in a run whose iterations are
+    stalled again and again, the mean length of the cycles that marks tell: how little
+    recurs at it is then told too.
+    """
+
+    duty: float  # share of the time that is on
+    bursts: int  # number of bursts
+    burst_ns: float  # mean length of a burst
+    burst_cv: float  # standard deviation over mean
+    gap_ns: float  # mean length of a gap
+    gap_cv: float
+    period_ns: float  # of the autocorrelation
+    strength: float  # autocorrelation at the period, bursts four bins wide or more
+    fundamental_share: float  # of AC power, at 1/pace, in windows of some cycles
+    peak_to_mean: float  # of the on-off series in bins
+    jitter: float  # standard deviation of the cycle time over the period
+    bin_ns: float  # width of the bins that period and peak were taken from
+    burst_lengths: Durations | None = None  # quantiles and histogram
+    gap_lengths: Durations | None = None
+    harmonics: tuple[float, ...] = ()  # shares of AC power at n / pace, n = 1, 2 ...
+    acf: float = _NAN  # autocorrelation of the on-off series as it is, at the pace
+    sine_period_ns: float = _NAN  # strongest sine (Lomb-Scargle)
+    sine_power: float = _NAN  # share of the variance that it explains
+    sine_false_alarm: float = _NAN  # probability of such a peak in noise
+    agreement: str = ""  # of the two periods, one of AGREEMENT; "" if one is not known
+    cycle_ns: float = _NAN  # mean length of a cycle, by marks or by bursts
+    cycles: int = 0  # of usual length
+    likeness: float = _NAN  # correlation of a cycle's shape with the next, stretched
+    cycle_bursts: int = 0  # bursts that most cycles have
+    regular: float = _NAN  # share of the cycles that have so many
+    position: tuple[float, ...] = ()  # mean start of each of these, shares of a cycle
+    position_jitter: tuple[float, ...] = ()  # standard deviation, likewise
+    length_steady: Stationarity | None = None  # of the cycles' lengths
+    on_steady: Stationarity | None = None  # of the share of each cycle that is on
+    observed_ns: float = _NAN  # time that all of this was seen in
+    weighted: Weighted | None = None  # the same by bytes, where sizes are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted:
+    """The rhythm of the rate, where some bursts carry more than others."""
+
+    amount: float  # bytes of all events
+    mean_s: float  # bytes a second, over all of the time observed
+    on_mean_s: float  # bytes a second, while on
+    peak_to_mean: float  # of the rate in bins
+    acf: float  # autocorrelation of the rate at the pace
+    fundamental_share: float  # of the rate's AC power, in windows of some cycles
+    burst_cv: float  # of the bytes of a burst: standard deviation over mean
+
+
+AGREEMENT = {
+    "agree": "both find the same period",
+    "harmonic": "the sine's is a whole part of the other: several bursts a period",
+    "multiple": "the sine's is a multiple of the other: something slower is stronger",
+    "differ": "they have nothing to do with each other: trust neither",
+}
+"""What the periods by autocorrelation and by Lomb-Scargle say together."""
+
+HARMONICS = 5
+
+
+def rhythm(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    size: npt.ArrayLike | None = None,
+    span: Span | None = None,
+    observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    marks: npt.ArrayLike | None = None,
+    bin_ns: float | None = None,
+    bridge_ns: int = 0,
+    period_range_ns: tuple[float, float] = (0.0, float("inf")),
+    cycles: int | None = 8,
+) -> Rhythm:
+    """Describe the on-off pattern of events.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns, in any order, overlapping or not.
+    size
+        ``[n]`` bytes of the events; None: nothing is told by bytes.
+    span
+        (from, to) in ns; None: see :func:`observed_span`.
+    observed
+        Starts and ends, ns, of the times in which events would have been seen.  What
+        lies between is neither on nor off: it counts in no duty and no gap.  None: all
+        of the span.
+    marks
+        ``[m]`` ns, where cycles begin; None: found among the bursts.
+    bin_ns
+        Width of the bins of the on-off series.  None: a quarter of the median burst or
+        gap, whichever is shorter, but at most 2**20 bins.
+    bridge_ns
+        Gaps of at most this length do not part two bursts.
+    period_range_ns
+        Shortest and longest period looked for; whatever it is, a period must be seen
+        twice.
+    cycles
+        As in :func:`fundamental_share`.
+
+    Returns
+    -------
+    Rhythm
+
+    Raises
+    ------
+    AnalysisError
+        As :func:`merge_intervals` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> start = np.arange(20) * 1000
+    >>> found = rhythm(start, start + 250)
+    >>> found.duty, found.period_ns, round(found.fundamental_share, 6), found.jitter
+    (0.25, 1000.0, 0.54038, 0.0)
+    >>> found.agreement, found.cycles, found.burst_lengths.number
+    ('agree', 19, 20)
+    """
+    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
+    reach = span or observed_span(first, last)
+    parts = _seen(observed, reach)
+    bursts, gaps = last - first, first[1:] - last[:-1]
+    if observed is not None and reach is not None:
+        within = time_on_until(first[1:] - reach[0], *parts, origin=reach[0])
+        within -= time_on_until(last[:-1] - reach[0], *parts, origin=reach[0])
+        gaps = gaps[within >= gaps - 0.5]
+    extent = reach[1] - reach[0] if reach else 0
+    width = bin_ns
+    if width is None:
+        medians = [float(np.median(runs)) for runs in (bursts, gaps) if runs.size]
+        width = max(min(medians, default=4.0) / 4, extent / MOST_BINS, 1.0)
+    series = on_off_series(first, last, bin_ns=width, span=reach)
+    # Bins of which a part was not seen are not known.
+    hidden = on_off_series(*parts, bin_ns=width, span=reach) < 1 - 1e-9
+    series[hidden] = np.nan
+    # For the period alone, bursts narrower than four bins are widened, though not by
+    # more than half a gap: else where they fall in a bin would hide what recurs.
+    lacking = 4 * width - float(np.median(bursts)) if bursts.size else 0.0
+    room = float(np.median(gaps)) / 2 if gaps.size else 0.0
+    pad = int(max(0.0, min(lacking, room)) / 2)
+    widened = on_off_series(first - pad, last + pad, bin_ns=width, span=reach)
+    widened[hidden] = np.nan
+    shortest, longest = (limit / width for limit in period_range_ns)
+    least = max(2, math.ceil(min(shortest, len(series))))
+    most = int(min(longest, len(series) // 2))
+    found = period(widened, min_lag=least, max_lag=most)
+    sine = strongest_of_series(widened, shortest=least, longest=most)
+    period_ns = found.length * width
+    cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
+    cycle_ns = float(cut.length_ns.mean()) if cut.length_ns.size else _NAN
+    pace_ns = cycle_ns if math.isnan(period_ns) else period_ns
+    shares = _harmonics(first, last, pace_ns, parts, cycles)
+    burst_ns, burst_cv = mean_and_cv(bursts)
+    gap_ns, gap_cv = mean_and_cv(gaps)
+    seen_ns = float((parts[1] - parts[0]).sum()) if reach else _NAN
+    weighted = None
+    if size is not None:
+        weighted = _weighted(
+            (start, end, size),
+            (first, last),
+            reach,
+            hidden,
+            width,
+            pace_ns / width,
+            cycles,
+        )
+    return Rhythm(
+        duty=_on_within(first, last, parts) / seen_ns if seen_ns > 0 else _NAN,
+        bursts=len(bursts),
+        burst_ns=burst_ns,
+        burst_cv=burst_cv,
+        gap_ns=gap_ns,
+        gap_cv=gap_cv,
+        period_ns=period_ns,
+        strength=found.strength,
+        fundamental_share=shares[0],
+        peak_to_mean=float(peak_to_mean(series[~hidden])),
+        jitter=cut.jitter
+        if marks is not None
+        else period_jitter(first, last, period_ns=period_ns) / period_ns,
+        bin_ns=width,
+        burst_lengths=durations(bursts),
+        gap_lengths=durations(gaps),
+        harmonics=shares,
+        acf=_acf_at(series, pace_ns / width),
+        sine_period_ns=sine.period * width,
+        sine_power=sine.power,
+        sine_false_alarm=sine.false_alarm,
+        agreement=agreement(period_ns, sine.period * width, extent_ns=extent),
+        cycle_ns=cycle_ns,
+        cycles=len(cut.length_ns),
+        likeness=cut.likeness,
+        cycle_bursts=cut.bursts,
+        regular=cut.regular,
+        position=tuple(cut.position.tolist()),
+        position_jitter=tuple(cut.position_jitter.tolist()),
+        length_steady=stationarity(cut.length_ns),
+        on_steady=stationarity(cut.on),
+        observed_ns=seen_ns,
+        weighted=weighted,
+    )
+
+
+def agreement(period_ns: float, sine_ns: float, *, extent_ns: float) -> str:
+    """Whether two periods are the same: one of :data:`AGREEMENT`, "" if one is NaN.
+
+    Parameters
+    ----------
+    period_ns
+        By autocorrelation.
+    sine_ns
+        By Lomb-Scargle.
+    extent_ns
+        Length of what was observed: a sine is told from another only where they fall
+        out of step by half a turn in it; 2 % apart they always count as the same.
+
+    Examples
+    --------
+    >>> agreement(100, 100.4, extent_ns=1e4), agreement(100, 33.4, extent_ns=1e4)
+    ('agree', 'harmonic')
+    """
+    if not (period_ns > 0 and sine_ns > 0 and extent_ns > 0):
+        return ""
+    for over, under, word in (
+        (period_ns, sine_ns, "harmonic"),
+        (sine_ns, period_ns, "multiple"),
+    ):
+        whole = round(over / under)
+        close = max(0.02, over / (2 * extent_ns))
+        if 1 <= whole <= MOST_PARTS and abs(over / under / whole - 1) <= close / whole:
+            return "agree" if whole == 1 else word
+    return "differ"
+
+
+def _seen(
+    observed: tuple[npt.ArrayLike, npt.ArrayLike] | None, reach: Span | None
+) -> tuple[Int64, Int64]:
+    """The parts of the span that were observed, starts and ends, apart from another."""
+    if reach is None or reach[1] <= reach[0]:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if observed is None:
+        return np.array([reach[0]]), np.array([reach[1]])
+    begin, finish = merge_intervals(*observed)
+    begin, finish = np.clip(begin, *reach), np.clip(finish, *reach)
+    return begin[finish > begin], finish[finish > begin]
+
+
+def _on_within(first: Int64, last: Int64, parts: tuple[Int64, Int64]) -> float:
+    """ns of the parts in which something was on."""
+    if not len(parts[0]):
+        return 0.0
+    origin = int(parts[0][0])
+    on = [time_on_until(at - origin, first, last, origin=origin) for at in parts]
+    return float((on[1] - on[0]).sum())
+
+
+def _harmonics(
+    first: Int64,
+    last: Int64,
+    period_ns: float,
+    parts: tuple[Int64, Int64],
+    cycles: int | None,
+) -> tuple[float, ...]:
+    """Shares at the harmonics, the mean over the parts that hold a window."""
+    told, weight = [], []
+    for span in zip(parts[0].tolist(), parts[1].tolist(), strict=True):
+        shares = harmonic_shares(
+            first,
+            last,
+            period_ns=period_ns,
+            harmonics=HARMONICS,
+            cycles=cycles,
+            span=span,
+        )
+        if np.isfinite(shares).all():
+            told.append(shares)
+            weight.append(span[1] - span[0])
+    if not told:
+        return (_NAN,) * HARMONICS
+    return tuple(np.average(told, axis=0, weights=weight).tolist())
+
+
+def _acf_at(series: Float64, lag: float) -> float:
+    """Autocorrelation at a lag, on the line between the whole lags beside it."""
+    below = int(lag) if lag == lag else -1
+    if not 0 <= below <= len(series) - 3:
+        return _NAN
+    pair = autocorrelation(series, below + 1)[below:]
+    aside = lag - below
+    return float(pair[0] if not aside else pair[0] + aside * (pair[1] - pair[0]))
+
+
+def _weighted(
+    events: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    bursts: tuple[Int64, Int64],
+    reach: Span | None,
+    hidden: npt.NDArray[np.bool_],
+    width: float,
+    length: float,
+    cycles: int | None,
+) -> Weighted:
+    """The rhythm of the rate; ``length`` is the pace in bins."""
+    rate = rate_series(*events, bin_ns=width, span=reach)
+    rate[hidden] = np.nan
+    on = on_off_series(*bursts, bin_ns=width, span=reach)[~hidden].sum()
+    known = rate[~hidden]
+    origin = int(bursts[0][0]) if len(bursts[0]) else 0
+    until = [amount_until(b - origin, *events, origin=origin) for b in bursts]
+    amount = float(np.asarray(events[2], np.float64).sum())
+    # over windows of some cycles, as the intervals' share
+    share = _NAN
+    step = round(length * (cycles or 1)) if length == length else 0
+    if cycles is None and step:
+        step = len(rate) // step * step
+    if step >= 2 and len(rate) >= step:
+        windows = rate[: len(rate) // step * step].reshape(-1, step).T
+        windows = windows[:, np.isfinite(windows).all(axis=0)]
+        power = windows.var(axis=0)
+        shares = np.atleast_1d(spectral_share(windows, period=length))
+        fits = np.isfinite(shares) & (power > 0)
+        if fits.any():
+            share = float(np.average(shares[fits], weights=power[fits]))
+    return Weighted(
+        amount=amount,
+        mean_s=float(known.mean()) if known.size else _NAN,
+        on_mean_s=float(known.sum() / on) if on > 0 else _NAN,
+        peak_to_mean=float(peak_to_mean(known)),
+        acf=_acf_at(rate, length),
+        fundamental_share=share,
+        burst_cv=mean_and_cv(until[1] - until[0])[1],
+    )

@@ -1,0 +1,393 @@
+"""Periodicity: the period of a series or of bursts, and how well it is kept.
+
+Series have the time as their first axis, ``[T, ...]``; bursts are given by their events
+as in :mod:`moetraffic.analysis.times.intervals`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.intervals import Span, merge_intervals, observed_span
+from moetraffic.errors import AnalysisError
+
+Float64 = npt.NDArray[np.float64]
+Complex128 = npt.NDArray[np.complex128]
+
+FIRST_PEAK = 0.9
+"""A peak this close to the highest one counts as high: the first such is the period."""
+
+
+def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
+    """Correlation of a series with itself, some steps later.
+
+    At each lag it is Pearson's coefficient of the two overlapping parts, each with its
+    own mean and variance: what repeats itself exactly has exactly 1 at its period, at
+    any lag, where the usual estimator falls off as ``1 - lag/T``.  Where steps are
+    unknown (NaN), it is taken of the pairs of steps that are both known.
+
+    Parameters
+    ----------
+    series
+        ``[T, ...]``, time first.
+    max_lag
+        Largest lag, at most T - 2.
+
+    Returns
+    -------
+    float64 array ``[max_lag + 1, ...]``
+        Between -1 and 1; NaN where one of the parts does not vary, or fewer than two
+        pairs are known.
+
+    Raises
+    ------
+    AnalysisError
+        If the series is shorter than ``max_lag + 2``.
+
+    Examples
+    --------
+    >>> autocorrelation([0, 1, 0, 1, 0, 1], 2).round(6).tolist()
+    [1.0, -1.0, 1.0]
+    """
+    x = np.asarray(series, dtype=np.float64)
+    if not 0 <= max_lag <= len(x) - 2:
+        raise AnalysisError(
+            f"a lag must leave two steps that overlap, but max_lag is {max_lag} of "
+            f"{len(x)} steps: choose at most T - 2"
+        )
+    there = np.isfinite(x)
+    if not there.all():
+        return _of_known(np.where(there, x, 0.0), there.astype(np.float64), max_lag)
+    x = x - x.mean(axis=0)  # keeps the differences below exact enough
+    length = len(x)
+    # Step 1: sums of products at each lag, through the spectrum.
+    padded = 1 << (2 * length - 1).bit_length()
+    spectrum = np.fft.rfft(x, padded, axis=0)
+    power = (spectrum * spectrum.conj()).real
+    products = np.fft.irfft(power, padded, axis=0)[: max_lag + 1]
+    # Step 2: sums of the early part x[:T-l] and of the late part x[l:].
+    zero = np.zeros((1, *x.shape[1:]))
+    sums = np.concatenate((zero, np.cumsum(x, axis=0)))
+    squares = np.concatenate((zero, np.cumsum(x**2, axis=0)))
+    lags = np.arange(max_lag + 1)
+    early, late = sums[length - lags], sums[-1] - sums[lags]
+    early2, late2 = squares[length - lags], squares[-1] - squares[lags]
+    # Step 3: Pearson's coefficient of the parts.
+    count = (length - lags).reshape(-1, *([1] * (x.ndim - 1)))
+    covariance = products - early * late / count
+    early_spread = early2 - early**2 / count
+    late_spread = late2 - late**2 / count
+    known = np.minimum(early_spread, late_spread) > 1e-12 * squares[-1]  # not rounding
+    variance = np.where(known, early_spread * late_spread, 1.0)
+    correlation: Float64 = np.full_like(covariance, np.nan)
+    np.divide(covariance, np.sqrt(variance), out=correlation, where=known)
+    return np.clip(correlation, -1.0, 1.0)
+
+
+def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
+    """Autocorrelation over the pairs of steps that are both known."""
+    count = there.sum(axis=0)
+    x = (x - x.sum(axis=0) / np.maximum(count, 1)) * there
+    padded = 1 << (2 * len(x) - 1).bit_length()
+    known, value, square = (np.fft.rfft(a, padded, axis=0) for a in (there, x, x**2))
+
+    def lagged(early: Complex128, late: Complex128) -> Float64:
+        """Sum of early[t] late[t + lag] over t, at each lag."""
+        sums = np.fft.irfft(early.conj() * late, padded, axis=0)
+        return np.asarray(sums[: max_lag + 1], np.float64)
+
+    pairs = np.maximum(np.rint(lagged(known, known)), 1.0)
+    early, late = lagged(value, known), lagged(known, value)
+    covariance = lagged(value, value) - early * late / pairs
+    early_spread = lagged(square, known) - early**2 / pairs
+    late_spread = lagged(known, square) - late**2 / pairs
+    told = np.minimum(early_spread, late_spread) > 1e-10 * (x**2).sum(axis=0)
+    told &= pairs > 1
+    variance = np.where(told, early_spread * late_spread, 1.0)
+    correlation: Float64 = np.full_like(covariance, np.nan)
+    np.divide(covariance, np.sqrt(variance), out=correlation, where=told)
+    return np.clip(correlation, -1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Period:
+    """A period and how strongly it is kept; NaN where none was found."""
+
+    length: float  # in steps of the series
+    strength: float  # autocorrelation at the period, by a parabola between the steps
+
+
+def period(
+    series: npt.ArrayLike, *, min_lag: int = 2, max_lag: int | None = None
+) -> Period:
+    """Find the period of a series from its autocorrelation.
+
+    The autocorrelation of anything periodic falls below zero before its first period is
+    over.  From there on, the period is the first local maximum that reaches 90 % of the
+    highest one (:data:`FIRST_PEAK`), since each multiple of a period is a maximum too.
+    It is refined by the parabola through its neighbours, and then at 2, 4, 8 ... times
+    the lag, where an error shows as many times larger, as long as half of the strength
+    is left there.
+
+    Where a period holds several bursts and wanders by more than their length, the bins
+    must be wider than it wanders, and a smallest lag keeps the distance of two bursts
+    from being taken for the period.
+
+    Parameters
+    ----------
+    series
+        ``[T]``.
+    min_lag
+        Shortest period looked for, in steps.
+    max_lag
+        Longest; None: half of T, so that it is seen twice.
+
+    Returns
+    -------
+    Period
+        In steps of the series.
+
+    Examples
+    --------
+    >>> found = period([1, 1, 0, 0, 0] * 8)
+    >>> found.length, round(found.strength, 6)
+    (5.0, 1.0)
+    """
+    x = np.asarray(series, dtype=np.float64)
+    nothing = Period(length=float("nan"), strength=float("nan"))
+    furthest = min(len(x) // 2 if max_lag is None else max_lag, len(x) - 3)
+    if x.ndim != 1 or furthest < max(min_lag, 2):
+        return nothing
+    acf = autocorrelation(x, furthest + 1)
+    fallen = np.flatnonzero(acf < 0)
+    if not fallen.size:  # no variation, or nothing but a trend
+        return nothing
+    lags = np.arange(max(min_lag, int(fallen[0]), 1), furthest + 1)
+    rising = (
+        (acf[lags - 1] < acf[lags]) & (acf[lags] >= acf[lags + 1]) & (acf[lags] > 0)
+    )
+    peaks = lags[rising]
+    if not peaks.size:
+        return nothing
+    # A period between two steps has its peak cut off.  Bursts of even length have peaks
+    # with straight sides: continued to the tip, they are compared by their true height.
+    tips = acf[peaks] + np.abs(acf[peaks + 1] - acf[peaks - 1]) / 2
+    first = int(peaks[tips >= FIRST_PEAK * acf[peaks].max()][0])
+    length, strength = _vertex(acf, first)
+    multiple = 2
+    while (around := length * multiple) + length / 8 + 2 < furthest:
+        reach = max(1, int(length / 8))
+        low = round(around) - reach
+        at = low + int(np.argmax(acf[low : low + 2 * reach + 1]))
+        if not acf[at] >= strength / 2:
+            break
+        length = _vertex(acf, at)[0] / multiple
+        multiple *= 2
+    return Period(length=length, strength=strength)
+
+
+def _vertex(acf: Float64, at: int) -> tuple[float, float]:
+    """Place and height of the vertex of the parabola through a lag's neighbours."""
+    before, here, after = (float(v) for v in acf[at - 1 : at + 2])
+    bend = before - 2 * here + after
+    if here > 1 - 1e-9 or not bend < 0:  # an exact repetition, or no peak
+        return float(at), here
+    aside = min(0.5, max(-0.5, 0.5 * (before - after) / bend))
+    return at + aside, min(1.0, here - 0.25 * (before - after) * aside)
+
+
+def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
+    """Share of a series' AC power that lies at its fundamental, ``1/period``.
+
+    Taken over the largest whole number of periods from the start.  A sine has 1, a
+    square wave .810569 (duty .5, in the limit of fine bins), noise nearly 0.
+
+    Parameters
+    ----------
+    series
+        ``[T, ...]``, time first.
+    period
+        In steps, above 2.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        Between 0 and 1; NaN where no period fits or the series does not vary.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> wave = np.sin(2 * np.pi * np.arange(60) / 20)
+    >>> round(float(spectral_share(wave, period=20)), 6)
+    1.0
+    """
+    x = np.asarray(series, dtype=np.float64)
+    steps = round(int(len(x) / period + 1e-9) * period) if period > 2 else 0
+    x = x[:steps]
+    result: Float64 = np.full(x.shape[1:], np.nan)
+    if steps:
+        x = x - x.mean(axis=0)
+        turn = np.exp(-2j * np.pi * np.arange(steps) / period)
+        at_fundamental = 2 * np.abs(np.tensordot(turn, x, axes=1) / steps) ** 2
+        power = (x**2).mean(axis=0)
+        np.divide(at_fundamental, power, out=result, where=power > 0)
+    return np.minimum(result, 1.0)[()]
+
+
+def fundamental_share(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    period_ns: float,
+    cycles: int | None = None,
+    span: Span | None = None,
+) -> float:
+    r"""Share of the on-off signal's AC power at its fundamental, from the intervals.
+
+    The first of :func:`harmonic_shares`, which see.
+
+    Examples
+    --------
+    >>> share = fundamental_share([0, 10, 20], [5, 15, 25], period_ns=10)
+    >>> round(share, 6)
+    0.810569
+    """
+    shares = harmonic_shares(
+        start, end, period_ns=period_ns, harmonics=1, cycles=cycles, span=span
+    )
+    return float(shares[0])
+
+
+def harmonic_shares(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    period_ns: float,
+    harmonics: int = 5,
+    cycles: int | None = None,
+    span: Span | None = None,
+) -> Float64:
+    r"""Shares of the on-off signal's AC power at ``n / period``, from the intervals.
+
+    With duty d the AC power is :math:`d(1-d)`, and the Fourier coefficient is a sum
+    over the ends of the bursts, without any binning.  A square wave has
+    :math:`2 \sin^2(\pi n d) / (\pi^2 n^2 d (1-d))` at its n-th harmonic.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.
+    period_ns
+        Period, ns.
+    harmonics
+        How many, the fundamental being the first.
+    cycles
+        Periods over which the wave has to keep its phase: the power is the mean over
+        windows of so many.  None: one window, which also counts a slow wandering, or an
+        error of the period, as power lost.  Few cycles let more noise in.
+    span
+        (from, to) in ns; None: see :func:`observed_span`.  It is cut to the largest
+        whole number of windows.
+
+    Returns
+    -------
+    float64 array ``[harmonics]``
+        Between 0 and 1, together at most 1 where one window is taken; NaN where no
+        window fits, or the signal is always on or off.
+
+    Raises
+    ------
+    AnalysisError
+        If there is less than one cycle a window, or no harmonic.
+
+    Examples
+    --------
+    >>> shares = harmonic_shares([0, 10, 20], [5, 15, 25], period_ns=10, harmonics=3)
+    >>> shares.round(6).tolist()
+    [0.810569, 0.0, 0.090063]
+    """
+    if cycles is not None and cycles < 1:
+        raise AnalysisError(
+            f"a window holds at least one cycle, but cycles is {cycles}: choose 1 or "
+            f"more, or None for the whole span"
+        )
+    if harmonics < 1:
+        raise AnalysisError(
+            f"the fundamental is the first harmonic, but harmonics is {harmonics}: "
+            "choose 1 or more"
+        )
+    nothing: Float64 = np.full(harmonics, np.nan)
+    reach = span or observed_span(start, end)
+    if reach is None or not period_ns > 0:
+        return nothing
+    fitting = int((reach[1] - reach[0]) / period_ns + 1e-9)
+    window = max(fitting, 1) if cycles is None else cycles
+    number = fitting // window
+    if number < 1:
+        return nothing
+    # Step 1: the bursts inside, on a clock that starts with the span.
+    length = number * window * period_ns
+    first, last = merge_intervals(start, end)
+    begin = np.clip((first - reach[0]).astype(np.float64), 0, length)
+    finish = np.clip((last - reach[0]).astype(np.float64), 0, length)
+    duty = float((finish - begin).sum()) / length
+    if not 0 < duty < 1:
+        return nothing
+    border = np.arange(number + 1) * (window * period_ns)
+    burst = np.searchsorted(begin, border)  # bursts begun before the border
+    cut = np.maximum(finish[burst - 1] - border, 0) * (burst > 0)
+    shares = []
+    for n in range(1, harmonics + 1):
+        # Step 2: the Fourier integral up to each border, whole bursts and the cut one.
+        turn = -2j * np.pi * n / period_ns
+        begun, ended = np.exp(turn * begin) / turn, np.exp(turn * finish) / turn
+        passed = np.concatenate(([0], np.cumsum(ended - begun)))
+        beyond = np.exp(turn * (border + cut)) - np.exp(turn * border)
+        upto = passed[burst] - beyond / turn
+        # Step 3: the power, in both of its spectral lines.
+        power = 2 * float((np.abs(np.diff(upto) / (window * period_ns)) ** 2).mean())
+        shares.append(min(1.0, power / (duty * (1 - duty))))
+    return np.array(shares)
+
+
+def period_jitter(
+    start: npt.ArrayLike, end: npt.ArrayLike, *, period_ns: float
+) -> float:
+    """Standard deviation of the cycle time, ns.
+
+    A cycle reaches from a burst's start to the start of the burst that lies nearest to
+    one period later, so that a period may hold several bursts.  Where bursts follow
+    each other more closely than the jitter, the nearest may be the wrong one, and the
+    value is too small.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` integers, ns.
+    period_ns
+        Period, ns.
+
+    Returns
+    -------
+    float
+        ns; NaN with fewer than two cycles.
+
+    Examples
+    --------
+    >>> period_jitter([0, 10, 20, 30], [5, 15, 25, 35], period_ns=10)
+    0.0
+    """
+    first, _ = merge_intervals(start, end)
+    due = (first - first[:1]).astype(np.float64)
+    expected = due + period_ns
+    expected = expected[expected <= due[-1:].sum()]
+    if expected.size < 2 or not period_ns > 0:
+        return float("nan")
+    after = np.clip(np.searchsorted(due, expected), 1, len(due) - 1)
+    nearer = np.where(
+        expected - due[after - 1] < due[after] - expected, due[after - 1], due[after]
+    )
+    return float((nearer - due[: expected.size]).std())

@@ -1,0 +1,266 @@
+"""Beats: the rhythm of a trace by phase, layer, rank, link and NIC.
+
+What is on when, by the source of traffic (times as in
+:mod:`moetraffic.analysis.times.call_times`):
+
+=========  ==========================================================================
+phase      an all-to-all of the phase, from its first member's begin to its last's end
+layer      likewise of the layer, whatever the phase
+exchange   likewise of a layer's phase
+rank       the rank's part in an all-to-all; bytes that it sends to others
+link       from the source's begin to the destination's end, if bytes pass at all
+nic        the parts of the ranks behind it; bytes that they send to other NICs
+=========  ==========================================================================
+
+The trace is read in blocks, twice where the busiest are chosen.  What is kept are three
+numbers an event, of at most :data:`moetraffic.analysis.rhythm.sources.EVENTS` events of a
+source: of very many sources only the busiest are told, and of a very long run a stretch
+in its middle; notes say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.call_times import (
+    observed_steps,
+    on_the_wire,
+    sized,
+    step_ns,
+    step_starts,
+)
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+from moetraffic.trace.clock import error_ns
+
+from .on_off import Rhythm, rhythm
+from .sources import bounded, chosen_keys, collected, own_clocks
+
+Int64 = npt.NDArray[np.int64]
+
+SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
+
+NAMELESS = {
+    "phase": "the trace names no phase of its all-to-alls",
+    "layer": "the trace tells no layer of its all-to-alls",
+    "exchange": "the trace tells no layer and phase of its all-to-alls",
+}
+
+NOT_SENT = "no rank sent another anything at a known time"
+
+LINKS = 8
+
+MOST = 64
+"""Ranks, and NICs, that are told if nothing is asked for: each takes some 0.1 s."""
+
+BINS_A_STEP = 32
+"""Of the on-off series in which the period is sought."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The rhythm of one source of traffic."""
+
+    by: str  # one of SOURCES
+    name: str  # "dispatch", "layer 3", "rank 2", "2 -> 5", "NIC 1"
+    ranks: tuple[int, ...]  # that it is of; (source, destination) of a link
+    events: int
+    amount: int  # bytes to others, -1 where they are not known
+    rhythm: Rhythm
+    clock_error_ns: int  # of the begins of events; 0 where only one clock is in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beats:
+    """The rhythms of a trace."""
+
+    about: str  # which all-to-alls these are, in words
+    found: tuple[Beat, ...]  # in the order of SOURCES, then by name or bytes
+    notes: tuple[str, ...]  # what could not be told, and why
+
+
+def beats(
+    trace: Trace,
+    *,
+    by: Sequence[str] = ("phase", "layer", "rank"),
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+    links: int | Sequence[tuple[int, int]] = LINKS,
+    nic_of: Sequence[int] | None = None,
+    most: int = MOST,
+) -> Beats:
+    """Tell the rhythm of each source of traffic in a trace.
+
+    Parameters
+    ----------
+    trace
+        With times; without, the notes say why there is none.
+    by
+        Some of :data:`SOURCES`.
+    layers
+        MoE layers; None: all.
+    iterations
+        Training iterations; None: all.
+    links
+        How many, those with the most bytes; or which, as (source, destination).
+    nic_of
+        The NIC of each world rank; None: each has its own.
+    most
+        Of ranks and of NICs, those with the most bytes.
+
+    Returns
+    -------
+    Beats
+
+    Raises
+    ------
+    AnalysisError
+        If there is no such source, link or layer, or not one NIC a rank.
+    """
+    chosen = trace.layers if layers is None else tuple(layers)
+    world = trace.meta.world
+    nics = np.arange(world) if nic_of is None else np.asarray(nic_of, np.int64)
+    _refuse(trace, by, chosen, links, nics)
+    if trace.meta.virtual:
+        return _none(
+            "no rhythm: the trace is virtual, one process stood for all ranks and "
+            "nothing was sent"
+        )
+    found, about = on_the_wire(trace, chosen, iterations)
+    notes: list[str] = []
+    readable, reason = sized(trace, found)
+    if reason:
+        notes.append(
+            f"{len(found) - len(readable)} all-to-alls have no bytes: {reason}"
+        )
+    weighs = not reason
+    if not weighs and {"link", "nic"} & set(by):
+        found, weighs = readable, True
+        notes.append("rhythms are of the all-to-alls whose bytes are known")
+    found = bounded(trace, found, notes)
+    keys = chosen_keys(trace, found, by, links, nics, most, weighs, notes)
+    events = collected(trace, found, keys, nics, weighs)
+    told: list[Beat] = []
+    error = error_ns(trace.clocks)
+    for key in keys:
+        parts = events.pop(key)
+        if not parts:
+            continue
+        first, last, size = (np.concatenate([p[at] for p in parts]) for at in range(3))
+        kind, ranks, name = key
+        pace = rank_rhythm(
+            trace,
+            ranks[0],
+            first,
+            last,
+            size=size if weighs else None,
+            iterations=iterations,
+        )
+        across = error if len(ranks) > 1 or not own_clocks(trace, found) else 0
+        if pace.burst_lengths and 2 * across > pace.burst_lengths.quantiles_ns[2]:
+            notes.append(
+                f"{kind} {name}: half of the bursts are shorter than twice the clocks' "
+                f"error of {across} ns: their lengths, and the duty, are not known well"
+            )
+        told.append(
+            Beat(
+                by=kind,
+                name=name,
+                ranks=ranks,
+                events=len(first),
+                amount=int(size.sum()) if weighs else -1,
+                rhythm=pace,
+                clock_error_ns=across,
+            )
+        )
+    if told or (len(found) and not keys):
+        for kind in by:
+            if not any(key[0] == kind for key in keys):
+                notes.append(f"no rhythm by {kind}: {NAMELESS.get(kind, NOT_SENT)}")
+    else:
+        notes.append("no rhythm: the trace has no all-to-all whose times are known")
+    return Beats(about=about, found=tuple(told), notes=tuple(dict.fromkeys(notes)))
+
+
+def rank_rhythm(
+    trace: Trace,
+    rank: int,
+    first: Int64,
+    last: Int64,
+    *,
+    size: Int64 | None = None,
+    iterations: range | None = None,
+    step: float | None = None,
+) -> Rhythm:
+    """The rhythm of events near a rank, whose steps say where to look for the period.
+
+    Over a whole run, iteration times wander so far that any lag may win by chance.
+
+    Parameters
+    ----------
+    trace
+        Whose steps are taken.
+    rank
+        World rank.
+    first, last, size
+        ``[n]`` int64: ns of rank 0's clock, and bytes.
+    iterations
+        As in :func:`beats`.
+    step
+        Length of a step, ns, where the events' times are no longer the trace's: the
+        marks are not used then.  None: the trace's.
+    """
+    length = step_ns(trace, rank) if step is None else step
+    if not np.isfinite(length):
+        return rhythm(first, last, size=size)
+    marks = step_starts(trace, rank, iterations) if step is None else None
+    return rhythm(
+        first,
+        last,
+        size=size,
+        observed=observed_steps(trace, rank, iterations) if step is None else None,
+        marks=marks if marks is not None and len(marks) > 2 else None,
+        bin_ns=length / BINS_A_STEP,
+        period_range_ns=(0.5 * length, 1.5 * length),
+    )
+
+
+def _none(reason: str) -> Beats:
+    return Beats(about="", found=(), notes=(reason,))
+
+
+def _refuse(
+    trace: Trace,
+    by: Sequence[str],
+    layers: Sequence[int],
+    links: int | Sequence[tuple[int, int]],
+    nics: Int64,
+) -> None:
+    if unknown := sorted(set(by) - set(SOURCES)):
+        raise AnalysisError(
+            f"rhythms are told by {', '.join(SOURCES)}, not by {', '.join(unknown)}: "
+            "choose among these"
+        )
+    if missing := sorted(set(layers) - set(trace.layers)):
+        raise AnalysisError(
+            f"rhythms are of MoE layers, but {missing} are none: this trace has "
+            f"{list(trace.layers)}"
+        )
+    world = trace.meta.world
+    if nics.shape != (world,):
+        raise AnalysisError(
+            f"every rank has one NIC, but there are {world} ranks and NICs of shape "
+            f"{nics.shape}: give one number a rank"
+        )
+    if not isinstance(links, int):
+        for source, destination in links:
+            inside = 0 <= min(source, destination) <= max(source, destination) < world
+            if source == destination or not inside:
+                raise AnalysisError(
+                    f"a link goes from one rank to another of 0 to {world - 1}, not "
+                    f"from {source} to {destination}: choose two"
+                )

@@ -1,0 +1,211 @@
+"""Sources: the events of each phase, layer, rank, link and NIC of a trace.
+
+Read in blocks.  Of an event its begin, end (ns of rank 0's clock) and bytes are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.call_times import Timed, timed
+from moetraffic.trace import Trace
+
+Int64 = npt.NDArray[np.int64]
+Key = tuple[str, tuple[int, ...], str]  # kind, ranks, name
+Events = tuple[Int64, Int64, Int64]
+Named = TypeVar("Named", str, tuple[int, str])
+
+EVENTS = 1 << 22
+"""Events in memory: 24 bytes each, and as much again while their rhythm is told."""
+
+
+def sent_by_rank(trace: Trace, occurrences: Int64) -> Int64:
+    """Bytes that each rank sent to others, ``[R]`` int64, where times are known."""
+    return np.asarray(link_bytes(trace, occurrences).sum(axis=1), np.int64)
+
+
+def link_bytes(trace: Trace, occurrences: Int64) -> Int64:
+    """Bytes on each link, ``[R, R]`` int64, where times are known; 0 to itself."""
+    world = trace.meta.world
+    out = np.zeros((world, world), np.int64)
+    for part in timed(trace, occurrences):
+        for members in np.unique(part.ranks, axis=0):
+            of = (part.ranks == members).all(axis=1)
+            wire = np.where(part.known[of][:, :, None], part.wire[of], 0)
+            out[np.ix_(members, members)] += wire.sum(axis=0)
+    np.fill_diagonal(out, 0)
+    return out
+
+
+def rank_events(trace: Trace, occurrences: Int64, rank: int) -> Events:
+    """Begin and end, ns of rank 0's clock, and bytes to others of a rank's events."""
+    key = ("rank", (rank,), f"rank {rank}")
+    alone = np.arange(trace.meta.world)
+    parts = collected(trace, occurrences, [key], alone, True)[key]
+    nothing = np.zeros(0, np.int64)
+    first, last, size = (
+        np.concatenate([nothing, *(p[at] for p in parts)]) for at in range(3)
+    )
+    return first, last, size
+
+
+def bounded(trace: Trace, found: Int64, notes: list[str]) -> Int64:
+    """All of the all-to-alls, or those of the iterations in the middle that fit."""
+    if len(found) <= EVENTS:
+        return found
+    when = trace.occurrences.iteration[found]
+    every, number = np.unique(when, return_counts=True)
+    fitting = max(1, int(EVENTS / number.max()))
+    low = (len(every) - fitting) // 2
+    first, last = every[low], every[low + fitting - 1]
+    notes.append(
+        f"rhythms are of iterations {first} to {last} alone: {len(found)} all-to-alls "
+        f"are more than {EVENTS}"
+    )
+    return np.asarray(found[(when >= first) & (when <= last)], np.int64)
+
+
+def chosen_keys(
+    trace: Trace,
+    found: Int64,
+    by: Sequence[str],
+    links: int | Sequence[tuple[int, int]],
+    nics: Int64,
+    most: int,
+    weighs: bool,
+    notes: list[str],
+) -> list[Key]:
+    """What rhythms are told of, in order, as many as fit."""
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]
+    room = max(1, EVENTS // max(1, len(found)))
+    everybody = tuple(sorted({r for s in sites for r in trace.groups[s.group].ranks}))
+    keys: list[Key] = []
+    if "phase" in by:
+        keys += [("phase", everybody, p) for p in _once(s.phase for s in sites)]
+    if "layer" in by:
+        layers = sorted({s.layer for s in sites if s.layer >= 0})
+        keys += [("layer", everybody, f"layer {layer}") for layer in layers]
+    if "exchange" in by:
+        pairs = _once((s.layer, s.phase) for s in sites if s.phase and s.layer >= 0)
+        keys += [
+            ("exchange", everybody, f"layer {layer}, {phase}")
+            for layer, phase in sorted(pairs, key=lambda p: p[0])
+        ]
+    sent = np.zeros((trace.meta.world, trace.meta.world), np.int64)
+    busy = {"rank", "nic"} & set(by) and len(everybody) > min(room, most)
+    if weighs and (busy or "link" in by):
+        sent = link_bytes(trace, found)
+    if "rank" in by:
+        busiest = sorted(everybody, key=lambda r: (-int(sent[r].sum()), r))[
+            : min(room, most)
+        ]
+        _left(notes, "ranks", len(everybody), len(busiest))
+        keys += [("rank", (r,), f"rank {r}") for r in sorted(busiest)]
+    if "link" in by:
+        asked = (
+            links if not isinstance(links, int) else _busiest(sent, min(links, room))
+        )
+        keys += [("link", (int(s), int(d)), f"{s} -> {d}") for s, d in asked]
+    if "nic" in by:
+        behind: dict[int, list[int]] = {}
+        for rank in everybody:
+            behind.setdefault(int(nics[rank]), []).append(rank)
+        fit = min(most, max(1, room // max(map(len, behind.values()), default=1)))
+        told = sorted(behind, key=lambda n: (-int(sent[behind[n]].sum()), n))[:fit]
+        _left(notes, "NICs", len(behind), len(told))
+        keys += [("nic", tuple(behind[n]), f"NIC {n}") for n in sorted(told)]
+    return keys
+
+
+def _once(values: Iterable[Named]) -> list[Named]:
+    """Each value once, in the order of the sites; no empty ones."""
+    return [v for v in dict.fromkeys(values) if v]
+
+
+def _left(notes: list[str], what: str, every: int, kept: int) -> None:
+    if kept < every:
+        notes.append(f"rhythms are of the {kept} busiest of {every} {what} alone")
+
+
+def _busiest(sent: Int64, number: int) -> list[tuple[int, int]]:
+    order = np.argsort(-sent, axis=None, kind="stable")[:number]
+    rows, columns = np.unravel_index(order, sent.shape)
+    return [
+        (int(s), int(d)) for s, d in zip(rows, columns, strict=True) if sent[s, d] > 0
+    ]
+
+
+def own_clocks(trace: Trace, found: Int64) -> bool:
+    """Whether all begins are of the ranks' own clocks, going by the first block."""
+    for part in timed(trace, found[:256], with_wire=False):
+        if not part.own[part.known].all():
+            return False
+    return True
+
+
+def collected(
+    trace: Trace, found: Int64, keys: Sequence[Key], nics: Int64, weighs: bool
+) -> dict[Key, list[Events]]:
+    """The events of each key, in blocks."""
+    events: dict[Key, list[Events]] = {key: [] for key in keys}
+    for part in timed(trace, found, with_wire=weighs):
+        labels = _labels(trace, part)
+        sent, beyond = _to_others(part), _to_others(part, nics)
+        for key in keys:
+            kind = key[0]
+            if kind == "link":
+                got = _of_link(part, *key[1])
+            elif kind in ("rank", "nic"):
+                got = _of_ranks(part, key[1], beyond if kind == "nic" else sent)
+            else:
+                got = _of_all(part, labels[kind] == key[2], sent.sum(axis=1))
+            if len(got[0]):
+                events[key].append(got)
+    return events
+
+
+def _labels(trace: Trace, part: Timed) -> dict[str, npt.NDArray[np.str_]]:
+    """What each row is called, by the kinds that sites tell."""
+    number = trace.occurrences.site[part.occurrence]
+    used, which = np.unique(number, return_inverse=True)
+    sites = [trace.sites[s] for s in used]
+    return {
+        "phase": np.array([s.phase for s in sites], np.str_)[which],
+        "layer": np.array([f"layer {s.layer}" for s in sites], np.str_)[which],
+        "exchange": np.array([f"layer {s.layer}, {s.phase}" for s in sites], np.str_)[
+            which
+        ],
+    }
+
+
+def _to_others(part: Timed, side: Int64 | None = None) -> Int64:
+    """Bytes of each member to others, ``[n, W]``; or to those of another side."""
+    if not part.wire.size:
+        return np.zeros(part.ranks.shape, np.int64)
+    mine = part.ranks if side is None else side[part.ranks]
+    apart = mine[:, :, None] != mine[:, None, :]
+    return np.asarray(np.where(apart, part.wire, 0).sum(axis=2), np.int64)
+
+
+def _of_all(part: Timed, rows: npt.NDArray[np.bool_], sent: Int64) -> Events:
+    rows = rows & part.known.all(axis=1)
+    return part.begin[rows].min(axis=1), part.end[rows].max(axis=1), sent[rows]
+
+
+def _of_ranks(part: Timed, ranks: tuple[int, ...], sent: Int64) -> Events:
+    mine = np.isin(part.ranks, ranks) & part.known
+    return part.begin[mine], part.end[mine], sent[mine]
+
+
+def _of_link(part: Timed, source: int, destination: int) -> Events:
+    sends, receives = part.ranks == source, part.ranks == destination
+    rows = np.flatnonzero((sends & part.known).any(1) & (receives & part.known).any(1))
+    i, j = sends[rows].argmax(axis=1), receives[rows].argmax(axis=1)
+    size = part.wire[rows, i, j]
+    begin, end = part.begin[rows, i], part.end[rows, j]
+    passes = size > 0
+    return np.minimum(begin, end)[passes], end[passes], size[passes]

@@ -1,0 +1,179 @@
+"""Cadence: a run's typical iteration as a network sees it, and how often it comes.
+
+The rank that sends most is looked at.  Its on-off rhythm gives the period; of all
+iterations, the one most like the mean of them (the medoid) is the typical one, so that
+bursts keep their edges, which a mean over iterations would blur.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.call_times import on_the_wire, step_ns, step_starts
+from moetraffic.analysis.times.intervals import merge_intervals
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+
+from .bins import amount_until, time_on_until
+from .on_off import Rhythm
+from .source_statistics import rank_rhythm
+from .sources import rank_events, sent_by_rank
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+BINS = 360
+"""Of an iteration."""
+
+TRUSTED = 0.25
+"""Autocorrelation from which on its lag is taken for the period, if steps are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """The typical iteration of the rank that sends most."""
+
+    rank: int
+    rhythm: Rhythm  # of its all-to-alls
+    period_ns: float
+    on: Float64  # [BINS] share of the bin in which an all-to-all was on
+    bytes_s: Float64  # [BINS] rate at which the rank sent to others in it
+    iterations: int  # from which it was chosen
+    about: str  # which all-to-alls these are
+
+
+def cadence(
+    trace: Trace,
+    *,
+    iterations: range | None = None,
+    link_bytes_s: float | None = None,
+) -> Cadence:
+    """Find the typical iteration of a run.
+
+    Parameters
+    ----------
+    trace
+        With times.
+    iterations
+        Only these; None: all.
+    link_bytes_s
+        None: bursts last as long as they did.  Else as long as the rank's bytes take
+        at this rate, the gaps between them staying as they were.
+
+    Returns
+    -------
+    Cadence
+
+    Raises
+    ------
+    AnalysisError
+        If the trace has no all-to-all with known times, or no period is found.
+    """
+    found, about = on_the_wire(trace, trace.layers, iterations)
+    rank = int(sent_by_rank(trace, found).argmax())
+    first, last, size = rank_events(trace, found, rank)
+    if not len(first):
+        raise AnalysisError(
+            f"a cadence needs all-to-alls whose times are known, but {trace.name} has "
+            "none: capture it from ranks that really communicate"
+        )
+    marks = step_starts(trace, rank, iterations)
+    if link_bytes_s is not None:
+        amount = _of_bursts(merge_intervals(first, last)[0], first, size)
+        first, last, marks = rescaled(first, last, size, marks, bytes_s=link_bytes_s)
+        size = amount
+    lengths = np.diff(marks)
+    lengths = lengths[lengths > 0]
+    step = float(np.median(lengths)) if len(lengths) >= 4 else step_ns(trace, rank)
+    told = rank_rhythm(trace, rank, first, last, size=size, step=step)
+    # where iterations wander, any lag may win: the steps themselves know better
+    sure = told.strength >= TRUSTED or not np.isfinite(step)
+    period = told.period_ns if sure and np.isfinite(told.period_ns) else step
+    if not np.isfinite(period):
+        raise AnalysisError(
+            f"a cadence needs a period, but the all-to-alls of rank {rank} in "
+            f"{trace.name} show none: give a longer run"
+        )
+    if len(marks) < 3:  # steps are not known: cut at whole periods
+        number = int((last.max() - first.min()) / period)
+        marks = first.min() + np.rint(np.arange(number + 1) * period).astype(np.int64)
+    origin = int(marks[0])  # float64 would lose 100 ns of times since 1970
+    edges = _edges(marks - origin, period)
+    width = np.diff(edges, axis=1)
+    on = np.diff(time_on_until(edges, first, last, origin=origin), axis=1) / width
+    # an event's bytes pass evenly while it is on
+    sent = np.diff(amount_until(edges, first, last, size, origin=origin), axis=1)
+    typical = int(np.abs(on - on.mean(axis=0)).sum(axis=1).argmin())
+    return Cadence(
+        rank=rank,
+        rhythm=told,
+        period_ns=period,
+        on=np.clip(on[typical], 0.0, 1.0),
+        bytes_s=np.maximum(sent[typical], 0.0) / width[typical] * 1e9,
+        iterations=len(edges),
+        about=about,
+    )
+
+
+def rescaled(
+    first: Int64, last: Int64, size: Int64, marks: Int64, *, bytes_s: float
+) -> tuple[Int64, Int64, Int64]:
+    """Events as they would be if every burst lasted as long as its bytes take.
+
+    Parameters
+    ----------
+    first, last, size
+        ``[n]`` int64: start and end in ns, and bytes, of events.
+    marks
+        ``[m]`` int64 ns, other times of the same clock.
+    bytes_s
+        The rate at which bytes pass.
+
+    Returns
+    -------
+    first, last, marks
+        int64 ns: events, a row each burst, and marks, on the new time; gaps are kept.
+
+    Examples
+    --------
+    >>> at = [np.array(x) for x in ([0, 40], [10, 60], [200, 100], [0, 40, 80])]
+    >>> [a.tolist() for a in rescaled(*at, bytes_s=10e9)]
+    [[0, 50], [20, 60], [0, 50, 80]]
+    """
+    begin, end = merge_intervals(first, last)
+    amount = _of_bursts(begin, first, size)
+    length = np.maximum(1, np.rint(amount / bytes_s * 1e9)).astype(np.int64)
+    gaps = np.concatenate((begin[1:] - end[:-1], [0]))
+    begun = begin[0] + np.concatenate(([0], np.cumsum(length + gaps)[:-1]))
+    old = np.stack((begin, end), axis=1).ravel()
+    new = np.stack((begun, begun + length), axis=1).ravel()
+    # before the first burst and after the last, time passes as it did
+    moved = np.interp(marks, old, new)
+    moved += np.minimum(marks - old[0], 0) + np.maximum(marks - old[-1], 0)
+    return begun, begun + length, np.rint(moved).astype(np.int64)
+
+
+def _of_bursts(begin: Int64, first: Int64, size: Int64) -> Int64:
+    """Bytes of each burst, ``[m]`` int64, from those of the events that it is of."""
+    # an event of no length may stand in a gap: it goes with the burst before
+    burst = np.clip(np.searchsorted(begin, first, side="right") - 1, 0, None)
+    amount = np.zeros(len(begin), np.int64)
+    np.add.at(amount, burst, size)
+    return amount
+
+
+def _edges(marks: Int64, period: float) -> Float64:
+    """Borders of the bins of each iteration, ``[n, BINS + 1]`` ns.
+
+    Iterations much longer or shorter than the period are left out, if any is not: a
+    pause, or an evaluation between two steps.
+    """
+    lengths = np.diff(marks)
+    usual = (lengths > 0.5 * period) & (lengths < 2 * period)
+    usual = usual if usual.any() else lengths > 0
+    at = np.arange(BINS + 1) / BINS
+    edges: Float64 = marks[:-1][usual, None] + lengths[usual, None] * at
+    return edges

@@ -1,0 +1,1 @@
+"""Skew: how unevenly load is spread over experts, ranks and rank pairs."""

@@ -1,0 +1,1 @@
+"""Times: intervals, completion times, time breakdown, traffic by iteration."""

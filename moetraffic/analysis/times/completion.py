@@ -1,0 +1,366 @@
+"""Completion: how long each call of a trace took, and two runs' times side by side.
+
+Two times of a call:
+
+``call``
+    the longest over its members from the call to its end there, each by its own clock,
+    as nccl-tests reports with ``--average 3``; waiting for late members is part of it;
+``transfer``
+    from when its last member issued it (or from when the transfer is known to have
+    started) to the last end, on rank 0's clock: what the network took.
+
+An iteration takes a rank from its first call to its last end; the slowest rank's is
+the iteration's.  Calls of two traces are the same if their sites and iterations are:
+sites are matched by what they do, by the kind of their group and which of that kind it
+is, so that a run matches its replay on fewer ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.resampling import Interval, ratio
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Key = tuple[object, ...]
+
+CELLS = 1 << 20
+"""Times in memory at a time."""
+
+MEASURES = ("transfer", "call")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """How long n calls took, in the trace's order."""
+
+    occurrence: Int64  # [n] index into the trace's occurrences
+    iteration: Int64  # [n]
+    site: Int64  # [n]
+    call_s: Float64  # [n]
+    transfer_s: Float64  # [n]
+    last: Int64  # [n] world rank that issued it last, -1 where it had one member
+
+    def __len__(self) -> int:
+        return len(self.occurrence)
+
+    def take(self, rows: Int64) -> Completion:
+        """Some of the calls, in the order of the rows."""
+        return Completion(
+            occurrence=self.occurrence[rows],
+            iteration=self.iteration[rows],
+            site=self.site[rows],
+            call_s=self.call_s[rows],
+            transfer_s=self.transfer_s[rows],
+            last=self.last[rows],
+        )
+
+
+def completion(
+    trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
+) -> Completion:
+    """Measure every call all of whose members told their times.
+
+    Parameters
+    ----------
+    trace
+        With times.
+    iterations
+        Which; all if None.
+    kind
+        Kind of step; None for any.
+    """
+    calls = np.array([s.operation != ROUTING for s in trace.sites], bool)
+    asked = trace.find(iterations=iterations, kind=kind)
+    asked = asked[calls[trace.occurrences.site[asked]]]
+    # a send has two members, whatever its group
+    sends = np.array([s.peers[0] >= 0 for s in trace.sites], bool)
+    paired = sends[trace.occurrences.site[asked]]
+    asked = np.union1d(asked[paired], trace.complete(asked[~paired]))
+    parts = [
+        (at, *_measured(issue, start, end, trace.members(at)))
+        for at, issue, start, end in _times(trace, asked)
+    ]
+    if not parts:
+        none = np.zeros(0)
+        parts = [(none.astype(np.int64), none, none, none.astype(np.int64))]
+    at, call, transfer, last = (np.concatenate(c) for c in zip(*parts, strict=True))
+    keep = np.flatnonzero(np.isfinite(call))
+    order = keep[np.argsort(at[keep])]
+    found = at[order]
+    return Completion(
+        occurrence=found,
+        iteration=trace.occurrences.iteration[found],
+        site=trace.occurrences.site[found].astype(np.int64),
+        call_s=call[order],
+        transfer_s=transfer[order],
+        last=last[order],
+    )
+
+
+def _times(
+    trace: Trace, occurrences: Int64
+) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+    """Calls of one size, and their times ``[n, W]``, in blocks."""
+    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    sizes = width[trace.occurrences.site[occurrences]]
+    for size in np.unique(sizes).tolist():
+        of = occurrences[sizes == size]
+        step = max(1, CELLS // size)
+        for low in range(0, len(of), step):
+            part = of[low : low + step]
+            yield part, *trace.times(part)
+
+
+def _measured(
+    issue: Int64, start: Int64, end: Int64, members: Int64
+) -> tuple[Float64, Float64, Int64]:
+    """Call and transfer time, s, and who came last; NaN where a member is unknown.
+
+    A send has two members of a group that may be larger: who has no issue and no end
+    took no part.
+    """
+    apart = (issue == UNKNOWN_TIME) & (end == UNKNOWN_TIME)
+    known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+    whole = (known | apart).all(axis=1) & known.any(axis=1)
+    least = np.iinfo(np.int64).min
+    took = np.where(known, end - np.where(known, issue, 0), least).max(axis=1)
+    began = np.where(start != UNKNOWN_TIME, start, issue)
+    first = np.where(known, began, least).max(axis=1)
+    ended = np.where(known, end, least).max(axis=1)
+    last = members[np.arange(len(issue)), np.where(known, issue, least).argmax(axis=1)]
+    last = np.where(known.sum(axis=1) > 1, last, -1)
+    # another rank's clock may be off by its error: nothing takes less than 0
+    moved = np.maximum(ended - np.where(whole, first, 0), 0) / 1e9
+    return (
+        np.where(whole, took / 1e9, np.nan),
+        np.where(whole, moved, np.nan),
+        np.asarray(last, np.int64),
+    )
+
+
+def iteration_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, Int64]:
+    """How long iterations took, first call to last end, on the slowest rank.
+
+    Parameters
+    ----------
+    trace
+        With times.
+    calls
+        Of the trace.
+
+    Returns
+    -------
+    tuple of ndarray
+        Iterations ``[T]`` int64; seconds ``[T]`` float64; the rank that took longest
+        ``[T]`` int64.
+    """
+    iterations = np.unique(calls.iteration)
+    shape = len(iterations), trace.meta.world
+    begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
+    finish = np.full(shape, UNKNOWN_TIME, np.int64)
+    for part, issue, _, end in _times(trace, calls.occurrence):
+        place = np.searchsorted(iterations, trace.occurrences.iteration[part])
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        row, member = np.nonzero(known)
+        at = place[row], trace.members(part)[row, member]
+        np.minimum.at(begin, at, issue[row, member])
+        np.maximum.at(finish, at, end[row, member])
+    took = np.where(finish != UNKNOWN_TIME, finish - np.minimum(begin, finish), -1)
+    if not len(iterations):
+        return iterations, np.zeros(0), np.zeros(0, np.int64)
+    return iterations, took.max(axis=1) / 1e9, took.argmax(axis=1)
+
+
+# ---- two runs --------------------------------------------------------------------
+
+
+def matched(a: Trace, b: Trace, x: Completion, y: Completion) -> tuple[Int64, Int64]:
+    """Rows of the two that are the same call.
+
+    Returns
+    -------
+    tuple of ndarray
+        Rows of ``x`` and of ``y``, ``[n]`` int64 each.
+    """
+    names: dict[Key, int] = {}
+    numbers = [
+        np.array([names.setdefault(k, len(names)) for k in site_keys(t)], np.int64)
+        for t in (a, b)
+    ]
+    if not (len(x) and len(y)):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    keys = [
+        np.stack([number[of.site], of.iteration], axis=1)
+        for number, of in zip(numbers, (x, y), strict=True)
+    ]
+    _, which = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    _, mine, theirs = np.intersect1d(
+        which[: len(x)], which[len(x) :], return_indices=True
+    )
+    order = np.argsort(mine, kind="stable")
+    return mine[order], theirs[order]
+
+
+def site_keys(trace: Trace) -> list[Key]:
+    """What makes a site the same in two traces; its ranks are no part of it."""
+    seen: dict[str, int] = {}
+    groups = []
+    for group in trace.groups:
+        number = seen.get(group.kind, 0)
+        seen[group.kind] = number + 1
+        groups.append((group.kind, number))
+    return [
+        (
+            *(groups[s.group], s.operation, s.phase, s.layer),
+            *(s.direction, s.slot, s.label, s.peers),
+        )
+        for s in trace.sites
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles:
+    """How times are spread, s."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRatio:
+    """The times of some calls in two runs."""
+
+    by: str  # "all", "operation", "phase", "layer" or "iteration"
+    label: str
+    measure: str  # of MEASURES, or "wall" of iterations
+    number: int  # calls, or iterations, that both have
+    a: Quantiles
+    b: Quantiles
+    ratio: Interval  # the sum of the second over that of the first
+
+
+def compare_times(
+    a: Trace,
+    b: Trace,
+    *,
+    iterations: range | None = None,
+    measures: Sequence[str] = MEASURES,
+    seed: int = 0,
+) -> tuple[TimeRatio, ...]:
+    """Compare how long the same calls took in two runs.
+
+    Ratios are of sums over the same calls, their intervals from iterations drawn for
+    both together.
+
+    Parameters
+    ----------
+    a, b
+        Such as a run and its replay.
+    iterations
+        Which; all that both have if None.
+    measures
+        Of MEASURES.
+    seed
+        Of the resamples.
+
+    Returns
+    -------
+    tuple of TimeRatio
+        All, by operation, by phase, by layer; then the iterations as a whole.  Empty
+        where no call has times in both.
+
+    Raises
+    ------
+    AnalysisError
+        If there is no such measure.
+    """
+    for name in measures:
+        if name not in MEASURES:
+            raise AnalysisError(
+                f"a time is one of {', '.join(MEASURES)}, not {name!r}: choose one"
+            )
+    every = completion(a, iterations), completion(b, iterations)
+    rows = matched(a, b, *every)
+    if not len(rows[0]):
+        return ()
+    x, y = (of.take(at) for of, at in zip(every, rows, strict=True))
+    found = []
+    for by, label, mine in parts(a, x):
+        for measure in measures:
+            times = [getattr(of, f"{measure}_s")[mine] for of in (x, y)]
+            found.append(
+                _time_ratio(
+                    by, label, measure, times[0], times[1], x.iteration[mine], seed
+                )
+            )
+    walls = [iteration_times(t, of)[:2] for t, of in ((a, x), (b, y))]
+    (when, one), (_, other) = walls
+    found.append(_time_ratio("iteration", "", "wall", one, other, when, seed))
+    return tuple(found)
+
+
+def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
+    """Rows of all calls, then of each operation, phase and layer that there is."""
+    every = np.arange(len(calls))
+    yield "all", "", every
+    told = {
+        "operation": [s.operation for s in trace.sites],
+        "phase": [s.phase for s in trace.sites],
+        "layer": [str(s.layer) if s.layer >= 0 else "" for s in trace.sites],
+    }
+    for by, names in told.items():
+        of = np.array(names)[calls.site] if len(calls) else np.zeros(0, str)
+        present = set(of.tolist()) - {""}
+        for name in [n for n in dict.fromkeys(names) if n in present]:
+            yield by, name, np.flatnonzero(of == name)
+
+
+def by_iteration(values: Float64, iteration: Int64) -> Float64:
+    """Sums of calls' values over each iteration, ``[T]``, in their order."""
+    _, place = np.unique(iteration, return_inverse=True)
+    summed = np.bincount(place.reshape(-1), weights=values)
+    return np.asarray(summed, np.float64)
+
+
+def quantiles(values: Float64) -> Quantiles:
+    """Of times ``[n]``, s; NaN where there are none."""
+    if not len(values):
+        nan = float("nan")
+        return Quantiles(p50=nan, p90=nan, p99=nan, max=nan, total=0.0)
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+    most, total = float(values.max()), float(values.sum())
+    return Quantiles(p50=p50, p90=p90, p99=p99, max=most, total=total)
+
+
+def _time_ratio(
+    by: str,
+    label: str,
+    measure: str,
+    one: Float64,
+    other: Float64,
+    iteration: Int64,
+    seed: int,
+) -> TimeRatio:
+    return TimeRatio(
+        by=by,
+        label=label,
+        measure=measure,
+        number=len(one),
+        a=quantiles(one),
+        b=quantiles(other),
+        ratio=ratio(
+            by_iteration(one, iteration), by_iteration(other, iteration), seed=seed
+        ),
+    )

@@ -1,0 +1,172 @@
+"""What iterations of a captured run took: computing, each kind's collectives, waiting.
+
+A rank is communicating from when it issues a collective to when that ended there; where
+several are on at once, the time counts once.  Of that, a call *moves* from when its
+last member issued it (before, others wait for that one).  What is left of a step is
+computing, and whatever else the program does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
+
+from .iteration_traffic import world_matrices
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Times of training steps, s, ``[S, R]`` a step and world rank."""
+
+    steps: Int64  # [S] iterations whose times are known
+    whole: Float64  # from a step's start to its end
+    communicating: Float64  # in any collective, waiting included
+    moving: dict[str, Float64]  # by kind of group: all members in it, bytes move
+    sent_bytes: dict[str, Float64]  # by kind: what rings send; what nobody knows is 0
+
+    @property
+    def computing(self) -> Float64:
+        """What is left of a step."""
+        return np.asarray(self.whole - self.communicating)
+
+    @property
+    def iteration_s(self) -> float:
+        """Median over steps of the slowest rank's."""
+        return float(np.median(self.whole.max(axis=1)))
+
+    @property
+    def compute_s(self) -> float:
+        """Median over steps of the mean rank's computing."""
+        return float(np.median(self.computing.mean(axis=1)))
+
+    @property
+    def comm_share(self) -> float:
+        """Median over steps of the mean rank's communicating over its step."""
+        return float(np.median((self.communicating / self.whole).mean(axis=1)))
+
+    def bandwidth(self, kind: str) -> float:
+        """Bytes/s that a rank sends while a kind moves: all bytes over all time."""
+        time = float(self.moving[kind].sum())
+        return float(self.sent_bytes[kind].sum()) / time if time else float("inf")
+
+
+def step_times(
+    trace: Trace, iterations: Sequence[int] | None = None, *, warm_up: int = 3
+) -> StepTimes:
+    """Take training steps apart.
+
+    Parameters
+    ----------
+    trace
+        With times of steps and of collectives.
+    iterations
+        Which steps; None takes all training steps but the first ``warm_up`` ones, which
+        allocate and connect, if there are more.
+
+    Raises
+    ------
+    AnalysisError
+        If no training step among them has times.
+    """
+    steps = trace.steps
+    train = np.array([kind == "train" for kind in steps.kind], bool)
+    known = (steps.start != UNKNOWN_TIME).all(axis=1)
+    known &= (steps.end > steps.start).all(axis=1)
+    there = np.flatnonzero(train & known)
+    if iterations is None:
+        there = there[warm_up:] if len(there) > warm_up else there
+    else:
+        there = there[np.isin(steps.iteration[there], np.asarray(iterations))]
+    if not len(there):
+        raise AnalysisError(
+            f"{trace.name} has no training step with a start and an end among those "
+            "asked for: capture with Recorder.step, or ask for others"
+        )
+    chosen = steps.iteration[there]
+    whole = (steps.end[there] - steps.start[there]) / 1e9
+    shape = whole.shape
+    calls = _calls(trace, chosen)
+    kinds = sorted({trace.groups[s.group].kind for s in trace.sites})
+    communicating = _union(calls, shape, "issue")
+    return StepTimes(
+        steps=chosen,
+        whole=whole,
+        communicating=np.minimum(communicating, whole),
+        moving={kind: _union(calls, shape, "moved", kind) for kind in kinds},
+        sent_bytes={
+            kind: world_matrices(trace, chosen.tolist(), kinds=[kind])
+            .sum(axis=2)
+            .astype(np.float64)
+            for kind in kinds
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """One rank's part in a call, a row each."""
+
+    step: Int64  # place among the chosen steps
+    rank: Int64
+    issue: Int64  # ns
+    moved: Int64  # ns, from when all members were in it
+    end: Int64  # ns
+    kind: npt.NDArray[np.str_]
+
+
+def _calls(trace: Trace, chosen: Int64) -> _Calls:
+    when, site = trace.occurrences.iteration, trace.occurrences.site
+    of = np.array([s.operation != ROUTING for s in trace.sites], bool)
+    asked = np.flatnonzero(np.isin(when, chosen) & of[site])
+    widths = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    kinds = np.array([trace.groups[s.group].kind for s in trace.sites])
+    parts: list[tuple[npt.NDArray[np.generic], ...]] = []
+    for width in np.unique(widths[site[asked]]).tolist():
+        part = asked[widths[site[asked]] == width]
+        issue, start, end = trace.times(part)
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        last = np.where(known, issue, UNKNOWN_TIME).max(axis=1, keepdims=True)
+        moved = np.where(start != UNKNOWN_TIME, start, np.broadcast_to(last, end.shape))
+        place = np.searchsorted(chosen, when[part])
+        row, member = np.nonzero(known & (end >= issue))
+        parts.append(
+            (
+                place[row],
+                trace.members(part)[row, member],
+                issue[row, member],
+                np.clip(moved, issue, end)[row, member],
+                end[row, member],
+                kinds[site[part]][row],
+            )
+        )
+    empty = np.zeros(0, np.int64)
+    if not parts:
+        return _Calls(empty, empty, empty, empty, empty, np.zeros(0, np.str_))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return _Calls(*columns)
+
+
+def _union(
+    calls: _Calls, shape: tuple[int, ...], begins: str, kind: str | None = None
+) -> Float64:
+    """``[S, R]`` s in which a rank has any of the calls on."""
+    out = np.zeros(shape)
+    mine = np.ones(len(calls.step), bool) if kind is None else calls.kind == kind
+    for rank in np.unique(calls.rank[mine]):
+        of = mine & (calls.rank == rank)
+        begin, end = getattr(calls, begins)[of], calls.end[of]
+        order = np.argsort(begin, kind="stable")
+        begin, end, step = begin[order], end[order], calls.step[of][order]
+        before = np.maximum.accumulate(end)
+        open_ = np.concatenate([begin[:1], np.maximum(begin[1:], before[:-1])])
+        np.add.at(out[:, rank], step, np.maximum(end - open_, 0) / 1e9)
+    return out
