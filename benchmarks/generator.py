@@ -26,9 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from moetraffic.analysis.acceptance import MOST_AUC, accept, accept_twins
-from moetraffic.analysis.classifier import NAME
-from moetraffic.analysis.portrait import Portrait, of_counts, portrait
 from moetraffic.capture import VirtualRecorder
 from moetraffic.generate.baselines import BASELINES
 from moetraffic.generate.generator import Generator
@@ -37,6 +34,9 @@ from moetraffic.models.corpus import load
 from moetraffic.models.virtual import train_virtually
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import Trace
+from moetraffic.validation.acceptance import MOST_AUC, accept, accept_twins
+from moetraffic.validation.classifier import NAME
+from moetraffic.validation.features import Portrait, of_counts, portrait
 
 RANKS = 8
 

@@ -50,11 +50,11 @@ def validate(
 
     Example: moetraffic validate twin.h5 --against seed1.h5 seed2.h5 seed3.h5
     """
-    from moetraffic.analysis.acceptance import accept
-    from moetraffic.analysis.portrait import Portrait, portrait
     from moetraffic.errors import AnalysisError
     from moetraffic.report import acceptance as report
     from moetraffic.report import figures
+    from moetraffic.validation.acceptance import accept
+    from moetraffic.validation.features import Portrait, portrait
 
     real = [*(against or []), *(more or [])]
     if not against:

@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis.acceptance import LEVEL, Acceptance, Trial
-from moetraffic.analysis.classifier import NAME
+from moetraffic.validation.acceptance import LEVEL, Acceptance, Trial
+from moetraffic.validation.classifier import NAME
 
 from .figures import LINE_COLOURS, OTHER_COLOUR, headline
 

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from moetraffic.analysis.acceptance import LEVEL, Acceptance, accept, accept_twins
-from moetraffic.analysis.portrait import Portrait, of_counts
 from moetraffic.errors import AnalysisError
+from moetraffic.validation.acceptance import LEVEL, Acceptance, accept, accept_twins
+from moetraffic.validation.features import Portrait, of_counts
 
 Make = Callable[..., np.ndarray]
 

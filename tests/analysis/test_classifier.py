@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.classifier import auc, two_sample_auc, windows
-from moetraffic.analysis.portrait import of_counts
 from moetraffic.errors import AnalysisError
+from moetraffic.validation.classifier import auc, two_sample_auc, windows
+from moetraffic.validation.features import of_counts
 
 
 @given(

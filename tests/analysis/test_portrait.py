@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis import portrait as module
-from moetraffic.analysis.portrait import (
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+from moetraffic.validation import features as module
+from moetraffic.validation.features import (
     SERIES,
     autocorrelation,
     hot_overlap,
@@ -19,8 +21,6 @@ from moetraffic.analysis.portrait import (
     of_counts,
     portrait,
 )
-from moetraffic.errors import AnalysisError
-from moetraffic.trace import Trace
 
 
 def test_even_counts_have_the_exact_figures() -> None:

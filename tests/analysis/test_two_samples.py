@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from moetraffic.analysis.two_samples import (
+from moetraffic.errors import AnalysisError
+from moetraffic.validation.two_samples import (
     energy_distance,
     holm,
     kolmogorov_smirnov,
@@ -19,7 +20,6 @@ from moetraffic.analysis.two_samples import (
     swap_p,
     twins_p,
 )
-from moetraffic.errors import AnalysisError
 
 SAMPLES = arrays(np.float64, st.integers(1, 12), elements=st.integers(-5, 5))
 

@@ -9,8 +9,8 @@ import math
 import pytest
 from rich.console import Console
 
-from moetraffic.analysis.acceptance import Acceptance, Trial
 from moetraffic.report.acceptance import as_dict, figure, table, verdict
+from moetraffic.validation.acceptance import Acceptance, Trial
 
 
 def trial(*, layer: int, adjusted: float, distance: float = 2.0) -> Trial:

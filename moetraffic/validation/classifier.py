@@ -25,7 +25,7 @@ from scipy.special import expit
 
 from moetraffic.errors import AnalysisError
 
-from .portrait import SERIES, Portrait
+from .features import SERIES, Portrait
 
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]

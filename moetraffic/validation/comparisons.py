@@ -1,7 +1,7 @@
 """The battery: by which figures a synthetic run is compared with real ones.
 
 A :class:`Kind` of test is a figure of a run, of one layer or of all, and a distance
-between two such figures.  Definitions of the figures are in :mod:`.portrait`, of
+between two such figures.  Definitions of the figures are in :mod:`.features`, of
 distances in :mod:`.two_samples`.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .comparison import wasserstein
-from .portrait import (
+from moetraffic.analysis.comparison import wasserstein
+
+from .features import (
     LAGS,
     SERIES,
     Portrait,

@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 
-from .battery import Kind, battery
 from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
-from .portrait import Portrait
+from .comparisons import Kind, battery
+from .features import Portrait
 from .two_samples import FEWEST_RUNS, holm, outlier_p, swap_p, twins_p
 
 Float64 = npt.NDArray[np.float64]

@@ -1,0 +1,1 @@
+"""Validation: two-sample tests and classifiers that compare synthetic with real runs."""
