@@ -33,8 +33,8 @@ def reproduce(
 
     Example: moetraffic reproduce merced -o merced
     """
-    from moetraffic.patterns.studies import reproduce as computed
-    from moetraffic.patterns.studies import there
+    from moetraffic.studies import reproduce as computed
+    from moetraffic.studies import there
 
     names = there() if study == ALL else (study,)
     if output is not None:

@@ -20,7 +20,7 @@ from rich.console import Group
 from rich.table import Table as Sheet
 from rich.text import Text
 
-from moetraffic.patterns.studies import Study, Table
+from moetraffic.studies import Study, Table
 
 from .figures import LINE_COLOURS, headline
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.patterns.studies import apnet24, sc21, sigmetrics24
-from moetraffic.patterns.studies.study import Study
 from moetraffic.patterns.time_model import half_splits
+from moetraffic.studies import apnet24, sc21, sigmetrics24
+from moetraffic.studies.study import Study
 
 
 @pytest.mark.parametrize("study", [sc21, apnet24, sigmetrics24])

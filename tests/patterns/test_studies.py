@@ -7,8 +7,8 @@ import pytest
 
 from moetraffic.data import published
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.studies import gpt350m, merced, reproduce, there
-from moetraffic.patterns.studies.merced_memory import MODELS, needed_bytes
+from moetraffic.studies import gpt350m, merced, reproduce, there
+from moetraffic.studies.merced_memory import MODELS, needed_bytes
 
 
 @pytest.fixture(scope="module")

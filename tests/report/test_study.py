@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from moetraffic.cli import main
-from moetraffic.patterns.studies import Study, Table, reproduce, there
 from moetraffic.report import figures
 from moetraffic.report import study as report
 from moetraffic.report.stripes import stripes
+from moetraffic.studies import Study, Table, reproduce, there
 
 
 @pytest.fixture(scope="module")
