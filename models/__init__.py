@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .corpus import Corpus
-from .feedforward import Experts
 from .gpt import GPT, Losses
-from .gradients import GradientBucket, Shares, clip
-from .moe import MixtureOfExperts
-from .parallel import ParallelGroups, connect
+from .layers.feedforward import Experts
+from .layers.moe import MixtureOfExperts
+from .parallelism.gradients import GradientBucket, Shares, clip
+from .parallelism.groups import ParallelGroups, connect
 from .train import train
 from .virtual import train_virtually
 

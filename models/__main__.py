@@ -29,9 +29,9 @@ import torch.distributed as dist
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
+from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.patterns import ParallelLayout, Workload
 
-from .parallel import ParallelGroups, connect
 from .train import train
 from .virtual import train_virtually
 

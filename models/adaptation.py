@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from moetraffic.capture import at
 from moetraffic.gating import Adaptive
-
-from .moe import MixtureOfExperts
+from moetraffic.models.layers.moe import MixtureOfExperts
 
 
 def adapt(

@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic.gating import Routing
+from moetraffic.models.layers.block import Block
+from moetraffic.models.layers.feedforward import ACTIVATIONS
+from moetraffic.models.layers.moe import MixtureOfExperts
+from moetraffic.models.layers.norm import norm
+from moetraffic.models.layers.positions import RelativeBias, sinusoids
 from moetraffic.patterns import Gating, ModelShape
 
-from .block import Block
-from .feedforward import ACTIVATIONS
-from .moe import MixtureOfExperts
-from .norm import norm
-from .positions import RelativeBias, sinusoids
 from .randomness import Stream, generator
 
 IGNORED = -100

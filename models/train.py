@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
+from moetraffic.models.parallelism.gradients import Replicated, Shares, Updates, clip
+from moetraffic.models.parallelism.groups import ParallelGroups, connect
+from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
 
 from .adaptation import adapt
 from .corpus import Corpus
 from .gpt import GPT, Losses
-from .gradients import Replicated, Shares, Updates, clip
 from .objective import batch, text
-from .optimizer import learning_rate
-from .parallel import ParallelGroups, connect
 from .randomness import Stream, seed_of
 
 if TYPE_CHECKING:
-    from .pipeline import Pipeline
+    from moetraffic.models.parallelism.pipeline import Pipeline
 
 DTYPES = {
     "float32": torch.float32,
@@ -132,7 +132,7 @@ class _Loop:
         # torch's pipelines load the compiler, 5 s of every rank's start
         sliced: list[nn.Parameter] = []
         if layout.tp > 1:
-            from .tensor import split
+            from moetraffic.models.parallelism.tensor import split
 
             sliced = split(model, groups)
         model, self.device = placed(model, plan)
@@ -141,14 +141,14 @@ class _Loop:
         shares = Shares.of(model, groups, sliced)
         self.updates: Updates
         if layout.zero:
-            from .zero import updates
+            from moetraffic.models.parallelism.zero import updates
 
             self.updates = updates(model, shares, groups, plan)
         else:
             self.updates = Replicated(model, shares, groups, plan)
         self.pipeline: Pipeline | None = None
         if layout.pp > 1:
-            from .pipeline import Pipeline
+            from moetraffic.models.parallelism.pipeline import Pipeline
 
             self.pipeline = Pipeline(model, workload, groups)
 

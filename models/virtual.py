@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moetraffic.gating import Routing
+from moetraffic.models.layers.lossy_network import LossyNetwork
+from moetraffic.models.layers.moe import Shards
+from moetraffic.models.parallelism.gradients import Replicated, Shares, clip
+from moetraffic.models.parallelism.groups import connect
+from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .adaptation import adapt
 from .corpus import Corpus
-from .dropping import LossyNetwork
 from .gpt import GPT, IGNORED
-from .gradients import Replicated, Shares, clip
-from .moe import Shards
 from .objective import batch, text
-from .optimizer import learning_rate
-from .parallel import connect
 from .randomness import Stream, seed_of
 from .train import DTYPES, placed
 

@@ -15,7 +15,7 @@ import torch
 
 from moetraffic.capture.annotate import Place
 from moetraffic.models import GPT, Corpus, GradientBucket
-from moetraffic.models.optimizer import AdamW, learning_rate
+from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import Trace
 
@@ -25,9 +25,9 @@ PATIENCE_S = 100.0
 PRELOADED = [
     "moetraffic.capture.recorder",
     "moetraffic.models.__main__",
-    "moetraffic.models.pipeline",
-    "moetraffic.models.tensor",
-    "moetraffic.models.zero",
+    "moetraffic.models.parallelism.pipeline",
+    "moetraffic.models.parallelism.tensor",
+    "moetraffic.models.parallelism.zero",
     "fairscale.nn.data_parallel",
     "torch.distributed.fsdp",
 ]

@@ -19,9 +19,9 @@ from moetraffic.gating import Routing
 from moetraffic.launch import heartbeat
 from moetraffic.models import GPT, MixtureOfExperts, Shares, clip, connect, train
 from moetraffic.models.corpus import Corpus
-from moetraffic.models.exchange import exchange
-from moetraffic.models.feedforward import Experts, FeedForward
-from moetraffic.models.gradients import Replicated
+from moetraffic.models.layers.feedforward import Experts, FeedForward
+from moetraffic.models.layers.token_exchange import exchange
+from moetraffic.models.parallelism.gradients import Replicated
 from moetraffic.patterns import Gating, ParallelLayout, Training, Workload
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
@@ -214,7 +214,7 @@ def fairscale(rank: int, world: int, workloads: dict[str, str]) -> dict[str, Any
 
 def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str, Any]:
     """fairscale's MOELayer and our padded layer around its gate, with equal weights."""
-    fairscale_moe = importlib.import_module("moetraffic.models.fairscale_moe")
+    fairscale_moe = importlib.import_module("moetraffic.models.layers.fairscale_moe")
     gating = importlib.import_module("moetraffic.gating")
     experts, hidden, width, tokens = 2 * world, 8, 12, 4 * world
     results = {}
@@ -254,7 +254,7 @@ def fairscale_layer(rank: int, world: int, dtype: str, first: bool) -> dict[str,
 
 def nothing_arrives(rank: int, world: int) -> dict[str, Any]:
     """Split experts for which no token copy came."""
-    from moetraffic.models import tensor
+    from moetraffic.models.parallelism import tensor
 
     groups = connect(ParallelLayout(tp=world))
     tensor._hand_over(groups)
@@ -270,7 +270,7 @@ def nothing_arrives(rank: int, world: int) -> dict[str, Any]:
 
 def biased(rank: int, world: int) -> dict[str, Any]:
     """A feed-forward whose linears have biases, whole and split."""
-    from moetraffic.models import tensor
+    from moetraffic.models.parallelism import tensor
 
     groups = connect(ParallelLayout(tp=world))
     torch.manual_seed(0)
@@ -329,7 +329,7 @@ def invariants(
 ) -> list[dict[str, Any]]:
     """One MoE layer of each case forward and backward: what it decided and sent."""
     gating = importlib.import_module("moetraffic.gating")
-    fairscale_moe = importlib.import_module("moetraffic.models.fairscale_moe")
+    fairscale_moe = importlib.import_module("moetraffic.models.layers.fairscale_moe")
     told = []
     for number, case in enumerate(cases):
         asked = Gating(**case["gating"])

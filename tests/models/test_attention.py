@@ -6,9 +6,9 @@ from math import sqrt
 import pytest
 import torch
 
-from moetraffic.models.attention import Attention, LatentAttention
-from moetraffic.models.feedforward import Experts, FeedForward
-from moetraffic.models.positions import RelativeBias, buckets, rotated, sinusoids
+from moetraffic.models.layers.attention import Attention, LatentAttention
+from moetraffic.models.layers.feedforward import Experts, FeedForward
+from moetraffic.models.layers.positions import RelativeBias, buckets, rotated, sinusoids
 from moetraffic.patterns import ModelShape
 
 SHAPE = ModelShape(hidden=16, heads=4, sequence=10)

@@ -11,7 +11,7 @@ import torch
 from moetraffic.capture.annotate import NOWHERE
 from moetraffic.errors import LayoutError
 from moetraffic.gating import FairscaleTop2Router, SwitchRouter
-from moetraffic.models.fairscale_moe import FairscaleMixture
+from moetraffic.models.layers.fairscale_moe import FairscaleMixture
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 
 Run = Callable[..., list[Any]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 from moetraffic.gating import build
 from moetraffic.models import MixtureOfExperts
-from moetraffic.models.moe import Shards
+from moetraffic.models.layers.moe import Shards
 from moetraffic.patterns import ROUTERS, Gating
 from moetraffic.patterns.routers import broken_rules
 from moetraffic.trace import PHASES, Group, Meta, Steps

@@ -9,7 +9,7 @@ from torch import nn
 
 from moetraffic.errors import LayoutError
 from moetraffic.models import GradientBucket, Shares, connect
-from moetraffic.models.gradients import Replicated, gradient_norm
+from moetraffic.models.parallelism.gradients import Replicated, gradient_norm
 from moetraffic.patterns import ParallelLayout, Training
 
 

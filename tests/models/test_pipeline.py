@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.models.pipeline import with_loss
+from moetraffic.models.parallelism.pipeline import with_loss
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 

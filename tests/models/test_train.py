@@ -11,7 +11,7 @@ import torch
 from moetraffic.errors import LayoutError
 from moetraffic.models import train
 from moetraffic.models.corpus import load
-from moetraffic.models.optimizer import AdamW, learning_rate
+from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import (
     Gating,
     ModelShape,

@@ -20,9 +20,9 @@ from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Router, Routing, balance_counts, balance_loss
 
-from .dropping import LossyNetwork
-from .exchange import exchange, exchange_counts
 from .feedforward import Experts
+from .lossy_network import LossyNetwork
+from .token_exchange import exchange, exchange_counts
 
 
 @dataclass(frozen=True)

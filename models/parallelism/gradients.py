@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moetraffic.capture import at
+from moetraffic.models.gpt import GPT
 from moetraffic.patterns import Training
 
-from .gpt import GPT
+from .groups import ParallelGroups
 from .optimizer import AdamW, local
-from .parallel import ParallelGroups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from moetraffic.capture import at
 from moetraffic.errors import LayoutError
+from moetraffic.models.gpt import GPT
 from moetraffic.patterns import Training
 
-from .gpt import GPT
 from .gradients import GradientBucket, Replicated, Shares, Updates
+from .groups import ParallelGroups
 from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, local
-from .parallel import ParallelGroups
 
 LABEL = "zero"
 

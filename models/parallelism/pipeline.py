@@ -18,10 +18,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 from moetraffic.capture import at
+from moetraffic.models.gpt import GPT
 from moetraffic.patterns import Workload
 
-from .gpt import GPT
-from .parallel import ParallelGroups
+from .groups import ParallelGroups
 
 
 class Pipeline:

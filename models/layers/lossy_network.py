@@ -12,9 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from moetraffic.models.randomness import Stream, generator
 from moetraffic.patterns.dropping import Dropping
-
-from .randomness import Stream, generator
 
 BACKWARD = "_grad"
 

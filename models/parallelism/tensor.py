@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moetraffic.capture import at
+from moetraffic.models.gpt import GPT
+from moetraffic.models.layers.feedforward import Experts
+from moetraffic.models.layers.moe import MixtureOfExperts
 
-from .feedforward import Experts
-from .gpt import GPT
-from .moe import MixtureOfExperts
-from .parallel import ParallelGroups
+from .groups import ParallelGroups
 
 LABEL = "tensor_parallel"
 

@@ -1,0 +1,1 @@
+"""Layers of the models: attention, feed-forward, mixture of experts."""

@@ -1,0 +1,1 @@
+"""Parallelism: process groups, tensor and pipeline parallelism, ZeRO, gradients."""
