@@ -111,7 +111,7 @@ def wrong_splits(fault: Fault) -> None:
     """Send eight bytes more than the others expect, in one operation."""
     from dataclasses import replace
 
-    from moetraffic.replay import planning
+    from moetraffic.replay.plan import planning
 
     plain = planning.make_plan
 

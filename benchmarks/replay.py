@@ -32,11 +32,11 @@ import torch.distributed as dist
 
 from moetraffic.launch import Seat, current_rank, heartbeat, launch
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends import Call
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.pace import pace
-from moetraffic.replay.plan import Plan
-from moetraffic.replay.process_groups import Gloo
+from moetraffic.replay.backends.backend import Call
+from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.pace import pace
+from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import (
     PHASES,
     Group,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import Plan, Program
-from .planning import make_plan
+from .plan.planning import make_plan
+from .plan.program import Plan, Program
 
 __all__ = ["Plan", "Program", "make_plan"]

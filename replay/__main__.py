@@ -16,21 +16,21 @@ import typer
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import current_rank
+from moetraffic.replay.execution.pace import Gaps, pace
+from moetraffic.replay.plan.background_pattern import companions
+from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.results.console import show, watching
+from moetraffic.replay.results.reports import write_reports
+from moetraffic.replay.results.result import Summary
+from moetraffic.replay.scale.byte_factor import factor_of
+from moetraffic.replay.scale.rank_map import numbers
+from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.terminal import run
 from moetraffic.trace.iterations import iteration_range
 
-from .companions_pattern import companions
-from .console import show, watching
 from .ending import to_the_end
 from .local import replay
-from .pace import Gaps, pace
-from .reports import write_reports
 from .request import Request
-from .result import Summary
-from .scale import Scaling
-from .scale_bytes import factor_of
-from .scale_map import numbers
-from .verification import Depth, Verification
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -246,7 +246,7 @@ def command(
         only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
             # what a network is made of takes long to import
-            from .dry_run import Outlook, tell
+            from moetraffic.replay.results.dry_run import Outlook, tell
 
             outlook = Outlook(
                 capacity=request.capacity,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Event, Outcome, launch
+from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.results.output import refuse_full_disk
+from moetraffic.replay.results.records import from_json
+from moetraffic.replay.results.result import Summary
 from moetraffic.trace.trace import Trace
 
-from .output import refuse_full_disk
-from .plan import Plan
-from .records import from_json
 from .request import Request
-from .result import Summary
 
 
 def replay(

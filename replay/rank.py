@@ -10,21 +10,21 @@ import moetraffic
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.launch.machine import available_bytes
 from moetraffic.launch.watchdog import Watchdog
+from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.execution.agreement import agree_on_sizes, gather
+from moetraffic.replay.execution.background_pairs import without
+from moetraffic.replay.execution.background_passes import compare
+from moetraffic.replay.execution.clocks import knots
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.rendezvous.rendezvous import Meeting
+from moetraffic.replay.rendezvous.store import PLACE
+from moetraffic.replay.results.output import WRITING, WRITING_S
+from moetraffic.replay.results.result import Summary
 from moetraffic.trace.hdf5.format import VERSION
 from moetraffic.trace.trace import Trace
 
-from .agreement import agree_on_sizes, gather
-from .backends import backend
-from .clocks import knots
-from .companions_pairs import without
-from .companions_passes import compare
-from .engine import Engine
 from .failure import at
-from .meeting import Meeting
-from .output import WRITING, WRITING_S
 from .request import Request
-from .result import Summary
-from .store import PLACE
 
 
 def run_rank(request: Request, seat: Seat) -> Summary | None:
@@ -125,7 +125,7 @@ def _replay(
         if seat.rank == 0:
             heartbeat.beat("step", WRITING, within_s=WRITING_S)
             # its imports take long, and the other ranks need none of it
-            from .conclusion import conclude
+            from moetraffic.replay.results.conclusion import conclude
 
             summary = conclude(
                 request,

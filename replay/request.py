@@ -7,17 +7,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
+from moetraffic.replay.execution.background_pairs import schedule, without
+from moetraffic.replay.execution.pace import ASAP, Pace
+from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.planning import make_plan
+from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.verification import FULLY, Depth, Verification
+from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.units import bytes_per_second
 from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 from moetraffic.trace.trace import Trace
-
-from .companions_pairs import schedule, without
-from .companions_pattern import Alongside
-from .pace import ASAP, Pace
-from .plan import Plan
-from .planning import make_plan
-from .scale import Scaling
-from .verification import FULLY, Depth, Verification
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 """What sums may be of, as torch names them."""
@@ -136,7 +135,7 @@ class Request:
         trace
             That of the request, opened.
         world, ranks
-            As :func:`.planning.make_plan` takes them.
+            As :func:`moetraffic.replay.plan.planning.make_plan` takes them.
 
         Raises
         ------

@@ -57,7 +57,7 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
         "moetraffic/models/gpt.py",
         "moetraffic/capture/startup/sitecustomize.py",
         "moetraffic/gating/topk.py",
-        "moetraffic/replay/engine.py",
+        "moetraffic/replay/execution/engine.py",
         "moetraffic/data/golden-v1.h5",
     ):
         assert name in inside

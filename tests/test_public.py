@@ -16,7 +16,7 @@ import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
 from moetraffic.markup import html_table
-from moetraffic.replay.result import Spread, Summary
+from moetraffic.replay.results.result import Spread, Summary
 from moetraffic.trace import Trace
 
 if sys.version_info >= (3, 11):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import moetraffic
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.backends import backend
+from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.failure import at
 
 from .operations import ROOT, Operation

@@ -25,10 +25,10 @@ from moetraffic.launch import Seat, heartbeat, watch
 from moetraffic.launch.processes import RankProcess
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
+from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.local import replay
 from moetraffic.replay.request import Request
-from moetraffic.replay.result import Summary
-from moetraffic.replay.timing import Timing
+from moetraffic.replay.results.result import Summary
 from moetraffic.trace.model import (
     Group,
     Meta,

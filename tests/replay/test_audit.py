@@ -20,25 +20,26 @@ from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import network
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.collective import wire_bytes
-from moetraffic.replay import fidelity, make_plan
-from moetraffic.replay.audit import audit, slowdown
-from moetraffic.replay.clocks import offsets
-from moetraffic.replay.completion import measure
-from moetraffic.replay.conclusion import hold
-from moetraffic.replay.exchanges import operation_matrices
-from moetraffic.replay.fidelity import Fidelity
-from moetraffic.replay.punctuality import punctuality
-from moetraffic.replay.records import from_json, to_json
-from moetraffic.replay.replayed import replayed
+from moetraffic.replay import make_plan
+from moetraffic.replay.execution.clocks import offsets
+from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.replay.timing import Timing
-from moetraffic.replay.yardsticks import (
+from moetraffic.replay.results import fidelity
+from moetraffic.replay.results.audit import audit, slowdown
+from moetraffic.replay.results.baselines import (
     Yardsticks,
     captured_times,
     modelled,
     network_bounds,
     port_times,
 )
+from moetraffic.replay.results.conclusion import hold
+from moetraffic.replay.results.durations import measure
+from moetraffic.replay.results.fidelity import Fidelity
+from moetraffic.replay.results.punctuality import punctuality
+from moetraffic.replay.results.records import from_json, to_json
+from moetraffic.replay.results.replayed import replayed
 from moetraffic.report.units import bytes_per_second
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace

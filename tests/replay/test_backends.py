@@ -11,9 +11,9 @@ import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Seat
-from moetraffic.replay import backends, process_groups
-from moetraffic.replay.backends import Call, run
-from moetraffic.replay.conformance import conform
+from moetraffic.replay.backend_conformance import conform
+from moetraffic.replay.backends import backend, process_groups
+from moetraffic.replay.backends.backend import Call, run
 
 BACKENDS = [
     "gloo",
@@ -38,7 +38,7 @@ BACKENDS = [
 @pytest.mark.parametrize("name", BACKENDS)
 def test_it_conforms(name, forked):
     def work(seat: Seat):
-        return conform(backends.backend(name), seat)
+        return conform(backend.backend(name), seat)
 
     assert forked(3, work) == [[], [], []]
 
@@ -81,7 +81,7 @@ def test_two_ranks_are_too_few_for_a_trial():
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
     def work(seat: Seat):
-        moves = backends.backend("gloo")
+        moves = backend.backend("gloo")
         moves.start(seat, [(0, 1, 2)], 1.0)
         if seat.rank == 2:
             time.sleep(2.5)
@@ -106,7 +106,7 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
 @pytest.mark.parametrize("registered", [False, True])
 def test_nccl_runs_on_one_device(forked, registered):
     def work(seat: Seat):
-        moves = backends.backend("nccl", registered=registered)
+        moves = backend.backend("nccl", registered=registered)
         moves.start(seat, [(0,)], 60.0)
         call = Call(
             kind="all_to_all",
@@ -135,17 +135,17 @@ def test_what_torch_was_built_without_is_refused(name):
     if there:
         pytest.skip(f"this torch has {name}")
     with pytest.raises(ReplayError, match="built without it"):
-        backends.backend(name).start(Seat(0, 1, 0), [(0,)], 1.0)
+        backend.backend(name).start(Seat(0, 1, 0), [(0,)], 1.0)
 
 
 def test_only_nccl_registers_buffers():
     with pytest.raises(ReplayError, match=r"backend is gloo: choose --backend nccl"):
-        backends.backend("gloo", registered=True)
+        backend.backend("gloo", registered=True)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(ReplayError, match=r"one of gloo, nccl, mpi, ucc.*, not 'ib'"):
-        backends.backend("ib")
+        backend.backend("ib")
 
 
 class Foreign:
@@ -160,5 +160,5 @@ def test_an_installed_package_can_bring_one(monkeypatch):
     loaded: Callable[[EntryPoint], type] = lambda entry: Foreign  # noqa: E731
     monkeypatch.setattr(backends, "entry_points", installed)
     monkeypatch.setattr(EntryPoint, "load", loaded)
-    assert isinstance(backends.backend("foreign"), Foreign)
-    assert isinstance(backends.backend("gloo"), process_groups.Gloo)
+    assert isinstance(backend.backend("foreign"), Foreign)
+    assert isinstance(backend.backend("gloo"), process_groups.Gloo)

@@ -15,11 +15,11 @@ from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.measurements import read_table
+from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
-from moetraffic.replay.process_groups import Gloo
 from moetraffic.trace import Trace
 
 MATRIX = ((400, 0, 4000), (80, 0, 0), (0, 12, 400))

@@ -7,17 +7,17 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
-import moetraffic.replay.conclusion  # noqa: F401 - once, not in each forked rank
+import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe import OPERATIONS
 from moetraffic.errors import ReplayError
-from moetraffic.replay.agreement import gather
-from moetraffic.replay.backends import backend
-from moetraffic.replay.companions_pairs import without
-from moetraffic.replay.companions_pattern import Alongside
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.planning import make_plan
-from moetraffic.replay.verification import Depth, Verification
+from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.execution.agreement import gather
+from moetraffic.replay.execution.background_pairs import without
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.planning import make_plan
+from moetraffic.replay.plan.verification import Depth, Verification
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 

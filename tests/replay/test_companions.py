@@ -10,8 +10,8 @@ import pytest
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.traffic import traffic_matrix
-from moetraffic.replay.companions_pairs import schedule
-from moetraffic.replay.companions_pattern import Alongside
+from moetraffic.replay.execution.background_pairs import schedule
+from moetraffic.replay.plan.background_pattern import Alongside
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 

@@ -14,11 +14,17 @@ from moetraffic.errors import MoetrafficError, ReplayError
 from moetraffic.fabric.named import network
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
-from moetraffic.replay.companions_pattern import Alongside
-from moetraffic.replay.dry_run import Outlook, as_dict, foresee, rows
-from moetraffic.replay.planning import make_plan
-from moetraffic.replay.prospect import bounds, by_hockney, by_table, hockney_of, in_turn
-from moetraffic.replay.scale import Scaling
+from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.planning import make_plan
+from moetraffic.replay.results.dry_run import Outlook, as_dict, foresee, rows
+from moetraffic.replay.results.estimate import (
+    bounds,
+    by_hockney,
+    by_table,
+    hockney_of,
+    in_turn,
+)
+from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.units import bytes_per_second
 
 RATE = 125e6  # bytes/s of 1Gbps

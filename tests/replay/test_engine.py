@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.agreement import gather
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.process_groups import Gloo
-from moetraffic.replay.verification import Depth, Verification
+from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution.agreement import gather
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.trace.trace import Trace
 
 PLACE = r"iteration \d+, layer \d, \w+, (micro-batch|call) \d"

@@ -21,20 +21,16 @@ import pytest
 
 import moetraffic
 from moetraffic.errors import Interrupted, ReplayError
-from moetraffic.replay import (
-    agreement,
-    conclusion,
-    local,
-    make_plan,
-    meeting,
-    payload,
-)
+from moetraffic.replay import local, make_plan
 from moetraffic.replay import rank as rank_module
 from moetraffic.replay import request as request_module
+from moetraffic.replay.execution import agreement, payload
 from moetraffic.replay.failure import lost
-from moetraffic.replay.plan import Program
+from moetraffic.replay.plan.program import Program
+from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.request import Request
-from moetraffic.replay.verification import Depth, Verification
+from moetraffic.replay.results import conclusion
 from moetraffic.report.units import byte_size
 from moetraffic.trace.trace import Trace
 
@@ -156,7 +152,7 @@ def test_another_version_on_one_rank_is_named_whatever_its_plan(toy_file, replay
 def test_a_version_that_speaks_otherwise_is_named(toy_file, replay_with):
     def fault(rank, arguments):
         if rank == 1:
-            meeting.asdict = lambda _: {"terms": {"moetraffic": "9.9"}, "more": 1}
+            rendezvous.asdict = lambda _: {"terms": {"moetraffic": "9.9"}, "more": 1}
 
     sentence = failure(replay_with, toy_file(), fault)
     assert sentence.startswith("rank 1 at the agreement on the plan has moetraffic 9.9")

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from moetraffic.launch.processes import state_of
-from moetraffic.replay import meeting
 from moetraffic.replay.__main__ import main
-from moetraffic.replay.meeting import Meeting
+from moetraffic.replay.rendezvous.rendezvous import Meeting
 from moetraffic.trace.trace import Trace
 
 LENGTH = 21

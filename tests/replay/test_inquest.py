@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moetraffic.replay.inquest import Report, inquest
-from moetraffic.replay.terms import Need, Offer, different, short_of_memory
+from moetraffic.replay.rendezvous.handshake import (
+    Need,
+    Offer,
+    different,
+    short_of_memory,
+)
+from moetraffic.replay.rendezvous.root_cause import Report, inquest
 
 
 def report(rank, cause="peer", **fields):

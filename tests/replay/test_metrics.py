@@ -12,10 +12,12 @@ import pytest
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Event
 from moetraffic.replay import make_plan
-from moetraffic.replay.audit import audit
-from moetraffic.replay.completion import measure
-from moetraffic.replay.console import Watcher
-from moetraffic.replay.metrics import (
+from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.results.audit import audit
+from moetraffic.replay.results.baselines import Yardsticks, port_times
+from moetraffic.replay.results.console import Watcher
+from moetraffic.replay.results.durations import measure
+from moetraffic.replay.results.metrics import (
     PREFIX,
     Metric,
     exposition,
@@ -23,9 +25,7 @@ from moetraffic.replay.metrics import (
     result_metrics,
     write_metrics,
 )
-from moetraffic.replay.result import summarize
-from moetraffic.replay.timing import Timing
-from moetraffic.replay.yardsticks import Yardsticks, port_times
+from moetraffic.replay.results.result import summarize
 
 UNITS = ("seconds", "bytes", "bytes_per_second", "ratio", "total")
 COUNTS = ("running", "ranks", "operations", "verified", "planned")
@@ -173,7 +173,7 @@ def beat(rank: int, done: int, of: int = 100, stage: str = "replay", **more) -> 
 def test_while_it_runs_the_file_says_how_far_each_rank_is(toy, tmp_path, monkeypatch):
     path = tmp_path / "run.prom"
     watcher = Watcher(None, path)
-    monkeypatch.setattr("moetraffic.replay.console._METRICS_EVERY_S", -1.0)
+    monkeypatch.setattr("moetraffic.replay.results.console._METRICS_EVERY_S", -1.0)
     watcher.plan(make_plan(toy(world=2), ranks=()))
     watcher.event(beat(0, 40))
     watcher.event(beat(1, 10))
@@ -191,7 +191,7 @@ def test_a_full_disk_ends_the_metrics_not_the_replay(
     toy, tmp_path: Path, monkeypatch, capsys
 ):
     watcher = Watcher(None, tmp_path / "gone" / "run.prom")
-    monkeypatch.setattr("moetraffic.replay.console._METRICS_EVERY_S", -1.0)
+    monkeypatch.setattr("moetraffic.replay.results.console._METRICS_EVERY_S", -1.0)
     watcher.plan(make_plan(toy(world=2), ranks=()))
     watcher.event(beat(0, 40))
     watcher.event(beat(0, 50))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends import Call
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.pace import Gaps, Pace, Schedule, pace, wait_until
-from moetraffic.replay.plan import UNKNOWN_GAP
-from moetraffic.replay.process_groups import Gloo
+from moetraffic.replay.backends.backend import Call
+from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.pace import Gaps, Pace, Schedule, pace, wait_until
+from moetraffic.replay.plan.program import UNKNOWN_GAP
 from moetraffic.trace.model import UNKNOWN_TIME
 
 MS = 1_000_000

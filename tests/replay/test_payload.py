@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from moetraffic.replay import payload
+from moetraffic.replay.execution import payload
 
 RANKS = (1, 4, 6, 9)  # world ranks of a group
 PERIOD = payload.PERIOD

@@ -151,7 +151,7 @@ def test_the_digest_tells_groups_and_iterations(toy):
 def test_a_large_trace_is_read_in_blocks_with_the_same_result(toy, monkeypatch):
     trace = toy(world=4, groups=[(0, 1, 2), (3,)], iterations=range(30))
     whole = make_plan(trace)
-    monkeypatch.setattr("moetraffic.replay.planning._BLOCK_BYTES", 8 * 9 * 7)
+    monkeypatch.setattr("moetraffic.replay.plan.planning._BLOCK_BYTES", 8 * 9 * 7)
     blocks = make_plan(trace)
     for rank in range(4):
         a, b = whole.programs[rank], blocks.programs[rank]
@@ -199,7 +199,7 @@ def test_negative_bytes_are_refused(toy):
 
 def test_planning_needs_no_torch():
     code = (
-        "import sys, moetraffic.replay.__main__, moetraffic.replay.result;"
+        "import sys, moetraffic.replay.__main__, moetraffic.replay.results.result;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

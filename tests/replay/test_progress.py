@@ -9,8 +9,8 @@ from rich.console import Console
 
 from moetraffic.launch import Event
 from moetraffic.replay import make_plan
-from moetraffic.replay.console import Watcher, picture, watching
-from moetraffic.replay.progress import Progress
+from moetraffic.replay.results.console import Watcher, picture, watching
+from moetraffic.replay.results.progress import Progress
 
 
 def beat(
@@ -92,7 +92,7 @@ def test_what_is_no_progress_changes_nothing(wrong):
 
 
 def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
-    monkeypatch.setattr("moetraffic.replay.console._LINE_EVERY_S", -1.0)
+    monkeypatch.setattr("moetraffic.replay.results.console._LINE_EVERY_S", -1.0)
     plan = make_plan(toy(world=2), ranks=())
     with watching() as watcher:
         watcher.plan(plan)

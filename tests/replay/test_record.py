@@ -10,11 +10,11 @@ import pytest
 from moetraffic import Recorder
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.replay import make_plan
-from moetraffic.replay.companions_pattern import Alongside
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.pace import pace
-from moetraffic.replay.plan import KINDS
-from moetraffic.replay.process_groups import Gloo
+from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.pace import pace
+from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.program import KINDS
 from moetraffic.trace.trace import Trace
 
 MEETING = 1  # byte to each rank, by which they meet before a timed pass

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.companions import Companion, Companions
-from moetraffic.replay.plan import KINDS
-from moetraffic.replay.replayed import replayed
-from moetraffic.replay.scale_map import expand, fold
-from moetraffic.replay.scale_trace import TraceScale
-from moetraffic.replay.timing import Timing
+from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.plan.background import Companion, Companions
+from moetraffic.replay.plan.program import KINDS
+from moetraffic.replay.results.replayed import replayed
+from moetraffic.replay.scale.rank_map import expand, fold
+from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.completion import measure
+from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.local import read_summary
-from moetraffic.replay.replayed import replayed
-from moetraffic.replay.result import summarize
-from moetraffic.replay.timing import Timing
+from moetraffic.replay.results.durations import measure
+from moetraffic.replay.results.replayed import replayed
+from moetraffic.replay.results.result import summarize
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace

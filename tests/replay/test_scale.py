@@ -20,12 +20,12 @@ from moetraffic.patterns import (
     Training,
     Workload,
 )
-from moetraffic.replay import scale_map, scale_split
-from moetraffic.replay.scale import Scaling
-from moetraffic.replay.scale_bytes import factor_of, times
-from moetraffic.replay.scale_missing import complete
-from moetraffic.replay.scale_order import common_order, merged
-from moetraffic.replay.scale_trace import TraceScale
+from moetraffic.replay.scale import rank_map, split
+from moetraffic.replay.scale.byte_factor import factor_of, times
+from moetraffic.replay.scale.missing import complete
+from moetraffic.replay.scale.order import common_order, merged
+from moetraffic.replay.scale.rescaling import Scaling
+from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import PHASES, TRANSPOSED_PHASES, Presence
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -118,7 +118,7 @@ def test_any_map_conserves_bytes_and_keeps_phases_transposed(
         where[0] = 0
     scale = TraceScale(
         wide,
-        scale_map.explicit(RANKS, where),
+        rank_map.explicit(RANKS, where),
         self_traffic=self_traffic,
         factor=Fraction(1, factor),
     )
@@ -147,7 +147,7 @@ def test_any_map_conserves_bytes_and_keeps_phases_transposed(
 
 def test_a_permutation_moves_the_same_bytes_between_other_ranks(wide):
     where = np.random.default_rng(0).permutation(RANKS)
-    scale = TraceScale(wide, scale_map.explicit(RANKS, where.tolist()))
+    scale = TraceScale(wide, rank_map.explicit(RANKS, where.tolist()))
     for phase, (_, wire) in exchanges(wide).items():
         np.testing.assert_array_equal(
             scaled(scale, wide)[phase][:, where[:, None], where], wire
@@ -166,7 +166,7 @@ def test_a_choice_of_ranks_keeps_what_they_send_each_other(wide):
 
 
 def test_ranks_of_a_node_meet(toy):
-    assert scale_map.fold_nodes(["b", "a", "b"]).targets == ((0,), (1,), (0,))
+    assert rank_map.fold_nodes(["b", "a", "b"]).targets == ((0,), (1,), (0,))
     with pytest.raises(ReplayError, match="needs the node of every rank"):
         Scaling(fold="nodes").scale(toy())
 
@@ -183,7 +183,7 @@ def test_shares_sum_to_what_they_share_and_differ_by_one(parts, seed, largest):
     cells = np.random.default_rng(seed).integers(0, largest, (2, 3, 3))
     parts = np.array(parts)
     begins = np.cumsum(parts) - parts
-    made = scale_split.split(cells, parts)
+    made = split.split(cells, parts)
     blocks = np.add.reduceat(np.add.reduceat(made, begins, axis=1), begins, axis=2)
     np.testing.assert_array_equal(blocks, cells)
     ends = begins + parts
@@ -195,7 +195,7 @@ def test_shares_sum_to_what_they_share_and_differ_by_one(parts, seed, largest):
             assert np.ptp(made[:, begin:end, column], axis=1).max() <= 1
 
 
-@pytest.mark.parametrize("rule", scale_split.COLUMNS)
+@pytest.mark.parametrize("rule", split.COLUMNS)
 def test_64_ranks_spread_over_128_move_the_same_bytes(wide, rule):
     scale = Scaling(expand=f"128:{rule}").scale(wide)
     found = scaled(scale, wide)
@@ -217,7 +217,7 @@ def test_columns_by_experts_are_what_each_expert_got(wide):
 
 
 def test_spread_and_folded_back_nothing_changed(wide):
-    there = scale_map.expand(RANKS, 100)
+    there = rank_map.expand(RANKS, 100)
     back = [old for new in range(100) for old in there.origins[new]]
     for phase, wire in scaled(TraceScale(wide, there), wide).items():
         again = np.zeros((len(wire), RANKS, RANKS), np.int64)
@@ -456,6 +456,6 @@ def test_what_cannot_be_mapped_is_refused(toy, asked, says):
 
 def test_a_rank_map_is_read_from_a_file(toy, tmp_path):
     (tmp_path / "map.txt").write_text("# rank 0 and 1\n1 0\n- , 1  # the others\n")
-    assert scale_map.map_of(str(tmp_path / "map.txt")) == (1, 0, None, 1)
+    assert rank_map.map_of(str(tmp_path / "map.txt")) == (1, 0, None, 1)
     scale = Scaling(rank_map=str(tmp_path / "map.txt")).scale(toy(world=4))
     assert scale.map.targets == ((1,), (0,), (), (1,))

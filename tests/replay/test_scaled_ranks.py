@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import moetraffic.replay.conclusion  # noqa: F401 - once, not in each forked rank
+import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
 from moetraffic.errors import ReplayError
-from moetraffic.replay.scale import Scaling
-from moetraffic.replay.verification import Depth, Verification
+from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.trace.trace import Trace
 
 

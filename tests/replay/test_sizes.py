@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.collective import wire_bytes
-from moetraffic.replay import chain, course, make_plan, spool
-from moetraffic.replay.backends import Call
-from moetraffic.replay.engine import Engine
-from moetraffic.replay.plan import KINDS
-from moetraffic.replay.process_groups import Gloo
-from moetraffic.replay.sizes import buffers, moved, sizes
-from moetraffic.replay.spool import forget, room
+from moetraffic.replay import make_plan
+from moetraffic.replay.backends.backend import Call
+from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.plan.program import KINDS
+from moetraffic.replay.plan.sizes import buffers, moved, sizes
+from moetraffic.replay.scratch_file import forget, room
 
 CUT = {"reduce_scatter", "scatter"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}

@@ -1,0 +1,225 @@
+"""What every backend must do; one that passes this can be used.
+
+A third party runs it on three ranks or more, as tests/replay/test_backends.py does, or
+from the command line::
+
+    torchrun --nproc-per-node 3 -m moetraffic.replay.backend_conformance NAME
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from threading import Thread
+
+import torch
+
+from moetraffic.errors import ReplayError
+from moetraffic.launch import Seat, current_rank
+from moetraffic.replay.backends.backend import Backend, Call, backend, run
+from moetraffic.replay.execution.checking import compare, fill
+from moetraffic.replay.plan.program import KINDS
+from moetraffic.trace.model import ALL_TO_ALL
+
+LEAST_RANKS = 3
+
+_SIZES = (0, 4, 60, 4096, 200_004)  # bytes S, before they are made to suit the members
+_UNEVEN = (0, 1, 7, 250_000, 64)  # of pairs of ranks, in turn
+_AGAIN = 3  # how often each binding is started
+
+
+def groups(world: int) -> list[tuple[int, ...]]:
+    """Groups to try: all, all again, some, a pair, one alone."""
+    everyone = tuple(range(world))
+    return [everyone, everyone, everyone[1:], (0, world - 1), (1,)]
+
+
+def conform(moves: Backend, seat: Seat, *, timeout_s: float = 30.0) -> list[str]:
+    """Be one rank of the trial of a backend.
+
+    Parameters
+    ----------
+    moves
+        Not yet started; it is stopped when this returns.
+    seat
+        Which rank this is, of three or more.
+    timeout_s
+        How long an operation may take.
+
+    Returns
+    -------
+    list of str
+        What this rank saw that a backend must not do; empty if it conforms.
+
+    Raises
+    ------
+    ReplayError
+        If there are too few ranks.
+    """
+    if seat.world < LEAST_RANKS:
+        raise ReplayError(
+            f"a backend is tried on {LEAST_RANKS} ranks or more, but there are "
+            f"{seat.world}: start more"
+        )
+    unknown = set(moves.kinds) - set(KINDS)
+    if unknown or ALL_TO_ALL not in moves.kinds:
+        return [f"kinds are some of {KINDS}, all_to_all among them: {moves.kinds}"]
+    made = groups(seat.world)
+    moves.start(seat, made, timeout_s)
+    trial = _Trial(moves, seat, made)
+    for number in range(len(made)):
+        trial.every_kind(number)
+    trial.overlapping(0, 1)
+    moves.stop()
+    return trial.wrong
+
+
+class _Trial:
+    """One rank's part, and what it saw."""
+
+    def __init__(
+        self, moves: Backend, seat: Seat, made: Sequence[tuple[int, ...]]
+    ) -> None:
+        self.wrong: list[str] = []
+        self._moves = moves
+        self._rank = seat.rank
+        self._groups = made
+        self._number = 0  # of operations so far: all ranks count alike
+
+    def every_kind(self, group: int) -> None:
+        """Each kind in a group, at each size, from and to each member."""
+        members = self._groups[group]
+        for kind in KINDS:
+            if kind not in self._moves.kinds:
+                continue
+            for size in _SIZES:
+                for sender, receiver in _ends(kind, members):
+                    self._number += 1
+                    if self._rank in members and _takes_part(
+                        kind, self._rank, sender, receiver
+                    ):
+                        call = self._call(kind, group, size, sender, receiver)
+                        self._try(call, f"{kind} of {size} bytes in {members}")
+
+    def overlapping(self, one: int, other: int) -> None:
+        """Two groups of the same ranks at once: neither waits for the other.
+
+        Rank 0 comes late to the first; the second must end before.
+        """
+        first, second = (
+            self._call(ALL_TO_ALL, group, 64, -1, -1) for group in (one, other)
+        )
+        ended_s: dict[int, float] = {}
+
+        def late() -> None:
+            if self._rank == 0:
+                time.sleep(0.5)
+            run(self._moves, first)
+            ended_s[one] = time.monotonic()
+
+        thread = Thread(target=late)
+        thread.start()
+        run(self._moves, second)
+        ended_s[other] = time.monotonic()
+        thread.join()
+        if ended_s[other] > ended_s[one]:
+            self.wrong.append(
+                "operations of different groups overlap, but one waited for the other"
+            )
+
+    def _try(self, call: Call, what: str) -> None:
+        members = self._groups[call.group]
+        launch = self._moves.bind(call)
+        for again in range(_AGAIN):
+            operation = self._number * _AGAIN + again
+            fill(call, rank=self._rank, members=members, operation=operation)
+            begin = time.monotonic_ns()
+            work = launch()
+            if work is not None:
+                work.wait()
+            if self._moves.device.type == "cuda":
+                torch.cuda.synchronize(self._moves.device)
+            if time.monotonic_ns() < begin:
+                self.wrong.append(f"{what}: time went back")
+            found = compare(call, rank=self._rank, members=members, operation=operation)
+            if found is not None:
+                self.wrong.append(f"{what}, started {again + 1} times: {found[1]}")
+
+    def _call(
+        self, kind: str, group: int, size: int, sender: int, receiver: int
+    ) -> Call:
+        members, rank = self._groups[group], self._rank
+        width, me = len(members), members.index(rank)
+        send_bytes: list[int] = []
+        receive_bytes: list[int] = []
+        part = size // width
+        sends = gets = 0
+        if kind == ALL_TO_ALL:
+            send_bytes = [_pair(size, me, other) for other in range(width)]
+            receive_bytes = [_pair(size, other, me) for other in range(width)]
+            sends, gets = sum(send_bytes), sum(receive_bytes)
+        elif kind in ("all_reduce", "reduce", "broadcast"):
+            gets = size
+        elif kind in ("all_gather", "gather"):
+            sends = size
+            gets = width * size if kind == "all_gather" or rank == receiver else 0
+        elif kind in ("reduce_scatter", "scatter"):
+            gets = part
+            sends = width * part if kind == "reduce_scatter" or rank == sender else 0
+        elif kind == "send_recv":
+            sends, gets = size * (rank == sender), size * (rank == receiver)
+        return Call(
+            kind=kind,
+            group=group,
+            send=self._moves.empty(sends),
+            receive=self._moves.empty(gets),
+            send_bytes=send_bytes,
+            receive_bytes=receive_bytes,
+            sender=sender,
+            receiver=receiver,
+        )
+
+
+def _ends(kind: str, members: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Sender and receiver to try for a kind."""
+    if kind in ("broadcast", "scatter"):
+        yield from ((m, -1) for m in members)
+    elif kind in ("reduce", "gather"):
+        yield from ((-1, m) for m in members)
+    elif kind == "send_recv":
+        for at, member in enumerate(members):
+            yield member, members[(at + 1) % len(members)]
+    else:
+        yield -1, -1
+
+
+def _takes_part(kind: str, rank: int, sender: int, receiver: int) -> bool:
+    return kind != "send_recv" or rank in (sender, receiver)
+
+
+def _pair(size: int, source: int, destination: int) -> int:
+    """Bytes of a pair: as many for all, or, at the largest size, all kinds of."""
+    if size < _SIZES[-1]:
+        return size
+    return _UNEVEN[(3 * source + destination) % len(_UNEVEN)]
+
+
+def main(name: str) -> int:
+    """Be one rank of the trial of a named backend; returns the exit code."""
+    seat = current_rank()
+    if seat is None:
+        raise ReplayError(
+            "the trial of a backend needs ranks, but this process is none: start it "
+            "with torchrun or srun"
+        )
+    wrong = conform(backend(name), seat)
+    for line in wrong:
+        print(f"rank {seat.rank}: {line}")
+    if not wrong and seat.rank == 0:
+        print(f"{name} conforms on {seat.world} ranks")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Execution of a replay on one rank: buffers, verification, timed passes."""

@@ -1,0 +1,110 @@
+"""From a program's operations to what starts them, with their buffers."""
+
+from __future__ import annotations
+
+import torch
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay.backends.backend import Backend, Call, Launch
+from moetraffic.replay.plan.program import KINDS, Plan, Program
+from moetraffic.replay.scratch_file import forget
+from moetraffic.trace.model import ALL_TO_ALL
+
+from .buffers import Buffers
+
+SUMS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Kinds that add up."""
+
+_SQUARE = KINDS.index(ALL_TO_ALL)
+
+
+def refuse_unable(plan: Plan, program: Program, backend: Backend) -> None:
+    """Refuse a program with kinds of operations that the backend does not have.
+
+    Raises
+    ------
+    ReplayError
+        Naming them.
+    """
+    used = {KINDS[k] for k in set(program.kind.tolist())}
+    lacking = sorted(used - set(backend.kinds))
+    if lacking:
+        raise ReplayError(
+            f"the backend {backend.name} does {', '.join(sorted(backend.kinds))}, but "
+            f"{plan.source} holds {', '.join(lacking)}: choose another --backend, or "
+            "replay without these by --no-dense"
+        )
+
+
+class Binder:
+    """Makes the calls of a program.
+
+    Parameters
+    ----------
+    plan, program
+        What is replayed, and this rank's part.
+    backend
+        Started.
+    buffers
+        Of the program.
+    dtype
+        The type in which is added up; bytes where a buffer holds no whole number of it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        backend: Backend,
+        buffers: Buffers,
+        dtype: torch.dtype,
+    ) -> None:
+        self._plan = plan
+        self._program = program
+        self._backend = backend
+        self._buffers = buffers
+        self._dtype = dtype
+
+    def call(self, n: int, dtype: torch.dtype | None = None) -> Call:
+        """The n-th operation; ``dtype`` is another type to add up in."""
+        program, plan = self._program, self._plan
+        stream, kind = int(program.stream[n]), int(program.kind[n])
+        send = self._buffers.send(stream, int(program.send_size[n]))
+        receive = self._buffers.receive(stream, int(program.receive_size[n]))
+        if kind == _SQUARE:
+            return Call(
+                kind=ALL_TO_ALL,
+                group=int(program.group[n]),
+                send=send,
+                receive=receive,
+                send_bytes=program.sends(n).tolist(),
+                receive_bytes=program.receives(n).tolist(),
+            )
+        name, operation = KINDS[kind], int(program.operation[n])
+        if name in SUMS:
+            as_type = dtype or self._dtype
+            width = as_type.itemsize
+            if not (len(send) % width or len(receive) % width):
+                send, receive = send.view(as_type), receive.view(as_type)
+        return Call(
+            kind=name,
+            group=int(program.group[n]),
+            send=send,
+            receive=receive,
+            send_bytes=[],
+            receive_bytes=[],
+            sender=int(plan.sender[operation]),
+            receiver=int(plan.receiver[operation]),
+        )
+
+    def launch(self, n: int) -> Launch:
+        """What starts the n-th operation."""
+        return self._backend.bind(self.call(n))
+
+    def launches(self, begin: int, end: int) -> list[Launch]:
+        """What starts operations ``begin`` up to ``end``."""
+        made = [self.launch(n) for n in range(begin, end)]
+        if end < len(self._program):  # a long program is gone through in blocks
+            forget(self._program.send_bytes)
+            forget(self._program.receive_bytes)
+        return made

@@ -1,0 +1,91 @@
+"""How far each rank's clock is from rank 0's, from exchanges among all ranks.
+
+An all-to-all in which everybody sends to everybody ends nowhere before it was issued
+everywhere.  With rank r's issue i and end e on its own clock, and c what must be added
+to it to have rank 0's, each exchange says
+
+    i_0 <= e_r + c      and      i_r + c <= e_0
+
+so that c lies between the largest i_0 - e_r and the smallest e_0 - i_r of some
+exchanges: the knot is the middle, its error half the distance.  Nothing is assumed of
+the network, not even that both ways take as long (as Cristian's algorithm does).
+Processes under one kernel share its monotonic clock: they are off by nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.capture.clock import identity
+from moetraffic.replay.backends.backend import Backend
+from moetraffic.replay.plan.program import Plan
+from moetraffic.trace.model import CLOCK, Int64
+
+from .agreement import exchange
+
+ROUNDS = 16
+
+
+def knots(plan: Plan, rank: int, backend: Backend) -> npt.NDArray[np.void]:
+    """Measure all clocks now; every rank must call it.
+
+    Returns
+    -------
+    ndarray
+        ``[R]`` of type CLOCK on rank 0, which alone knows all times, else ``[0]``.
+    """
+    everyone, world = len(plan.groups), plan.world
+    own = np.zeros((ROUNDS, 3), "<i8")
+    own[:, 2] = zlib.crc32(identity().encode())
+    one = [np.zeros(8, np.uint8)] * world
+    for row in range(ROUNDS):
+        issue = time.monotonic_ns()
+        exchange(backend, everyone, one, [8] * world)
+        own[row, :2] = issue, time.monotonic_ns()
+    nothing = own[:0]
+    arrive = [own.nbytes if rank == 0 else 0] * world
+    told = exchange(backend, everyone, [own, *[nothing] * (world - 1)], arrive)
+    if rank:
+        return np.zeros(0, CLOCK)
+    rows = np.stack([t.view("<i8").reshape(ROUNDS, 3).astype(np.int64) for t in told])
+    return offsets(rows[:, :, 0], rows[:, :, 1], rows[:, 0, 2])
+
+
+def offsets(issue: Int64, end: Int64, kernel: Int64) -> npt.NDArray[np.void]:
+    """Knots from the times of some exchanges among all.
+
+    Parameters
+    ----------
+    issue, end
+        ``[R, K]`` int64 ns, each rank's own clock, of K exchanges.
+    kernel
+        ``[R]`` what tells the clocks apart; equal ones are the same clock.
+
+    Returns
+    -------
+    ndarray
+        ``[R]`` of type CLOCK.
+
+    Examples
+    --------
+    >>> issue = np.array([[0, 10], [1000, 1009]])
+    >>> end = np.array([[4, 13], [1005, 1012]])
+    >>> offsets(issue, end, np.array([1, 2]))["offset_ns"].tolist()
+    [0, -999]
+    """
+    out = np.zeros(len(issue), CLOCK)
+    out["rank"] = np.arange(len(issue))
+    out["local_ns"] = end[:, -1]
+    for rank in range(1, len(issue)):
+        if kernel[rank] == kernel[0]:
+            continue
+        least = int((issue[0] - end[rank]).max())
+        most = int((end[0] - issue[rank]).min())
+        out["offset_ns"][rank] = (least + most) // 2
+        # rates differ a little, so that bounds of different moments may cross
+        out["error_ns"][rank] = max(abs(most - least) + 1, 2) // 2
+    return out

@@ -1,0 +1,219 @@
+"""A timed pass on a CUDA device: operations are queued, and events tell the times.
+
+Each of the plan's streams is a CUDA stream; each group has a communicator, and so a
+stream of its own inside NCCL.  The host runs ahead of the device within an iteration:
+what an operation waits for, it waits for on the device.  After each iteration the host
+waits for the device, and reads the events; they are used again.
+
+An operation's issue is when the host queued it, its start and end are what events on
+its stream say, put on the host's clock by one event whose end the host has seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay.backends.backend import Launch
+from moetraffic.replay.plan.program import UNKNOWN_GAP
+
+from .gemm import Gemm
+from .pace import Gaps, Schedule, wait_until
+from .timed_pass import Course
+
+
+class DevicePass:
+    """The pass of one rank.
+
+    Parameters
+    ----------
+    course
+        The pass.
+    device
+        Its CUDA device.
+    graphs
+        Whether each iteration is recorded as a CUDA graph and started as one.
+
+    Raises
+    ------
+    ReplayError
+        If there are to be graphs, but a pace that the host has to keep.
+    """
+
+    def __init__(
+        self, course: Course, device: torch.device, *, graphs: bool = False
+    ) -> None:
+        if graphs and course.pace.timed:
+            raise ReplayError(
+                "a CUDA graph starts all of an iteration at once, but pace "
+                f"{course.pace} issues operations one by one: choose --pace asap, or "
+                "leave out --graphs"
+            )
+        self._course = course
+        self._device = device
+        self._graphs = graphs
+        course.start = np.empty_like(course.issue)
+        used = np.unique(course.program.stream).tolist()
+        make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+        self._streams = {s: make(device) for s in used}
+        self._aside = {s: make(device) for s in used}
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        filled = course.pace.timed and course.pace.gaps is Gaps.GEMM
+        self._gemm = Gemm(device) if filled else None
+        self._launches: list[Launch] = []  # of one iteration
+        self._begin = 0
+
+    def run(self) -> None:
+        """Go through the program; the times are in the course.
+
+        Raises
+        ------
+        RankError
+            If a rank does not answer.
+        """
+        course = self._course
+        course.meet()
+        torch.cuda.synchronize(self._device)
+        self._begin = time.monotonic_ns()
+        for begin, end in course.iterations():
+            self._launches = course.binder.launches(begin, end)
+            zero, zero_ns = self._zero()
+            course.counter[0] = course.base + 2 * begin + 1
+            n = begin
+            try:
+                if self._graphs:
+                    self._record_and_start(begin, end)
+                else:
+                    for n in range(begin, end):
+                        self._pause(n, begin)
+                        course.issue[n] = time.monotonic_ns()
+                        self._queue(n, begin)
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                raise course.failure(n, error) from error
+            self._read(begin, end, zero, zero_ns)
+            course.counter[0] = course.base + 2 * end
+            course.done = end
+            course.alive(time.monotonic_ns())
+
+    # ---- one operation -------------------------------------------------------------
+
+    def _queue(self, n: int, begin: int) -> None:
+        """Put an operation and its two events on its stream."""
+        program = self._course.program
+        number, after = int(program.stream[n]), int(program.after[n])
+        stream = self._streams[number]
+        before, ended = self._pair(n - begin)
+        open_loop = self._course.pace.schedule is Schedule.OPEN_LOOP
+        with torch.cuda.stream(stream):
+            if after >= begin and not open_loop:
+                stream.wait_event(self._events[after - begin][1])
+            before.record(stream)
+            work = self._launches[n - begin]()
+            if program.waits[n] and not open_loop:
+                if work is not None:
+                    work.wait()  # the stream's, not the host's
+                ended.record(stream)
+                return
+        # nobody waits for it: its end is seen beside the stream
+        aside = self._aside[number]
+        with torch.cuda.stream(aside):
+            aside.wait_event(before)
+            if work is not None:
+                work.wait()
+            ended.record(aside)
+
+    def _pause(self, n: int, begin: int) -> None:
+        """Let the time pass until an operation is due."""
+        course, program = self._course, self._course.program
+        pace = course.pace
+        if not pace.timed:
+            return
+        if pace.schedule is Schedule.OPEN_LOOP:
+            if program.due_ns[n] != UNKNOWN_GAP:
+                course.due[n] = self._begin + program.due_ns[n]
+                wait_until(int(course.due[n]), pace.gaps, course.alive)
+            return
+        if program.gap_ns[n] == UNKNOWN_GAP:
+            return
+        after = int(program.after[n])
+        if self._gemm is not None:
+            stream = self._streams[int(program.stream[n])]
+            with torch.cuda.stream(stream):
+                if after >= begin:
+                    stream.wait_event(self._events[after - begin][1])
+                self._gemm.fill(course.due_after(n, 0))
+            return
+        if after >= begin:
+            self._events[after - begin][1].synchronize()
+            since = time.monotonic_ns()
+        else:
+            since = int(course.end[after]) if after >= 0 else self._begin
+        course.due[n] = until = course.due_after(n, since)
+        wait_until(until, pace.gaps, course.alive)
+
+    # ---- an iteration as a graph ---------------------------------------------------
+
+    def _record_and_start(self, begin: int, end: int) -> None:
+        """Record an iteration's operations as one graph, and start it."""
+        course, graph = self._course, torch.cuda.CUDAGraph()
+        for n in range(begin, end):
+            self._pair(n - begin)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            there = torch.cuda.current_stream(self._device)
+            for stream in (*self._streams.values(), *self._aside.values()):
+                stream.wait_stream(there)
+            for n in range(begin, end):
+                self._queue(n, begin)
+            for stream in (*self._streams.values(), *self._aside.values()):
+                there.wait_stream(stream)
+        course.meet()  # recording takes long, and on no two ranks as long
+        course.issue[begin:end] = time.monotonic_ns()
+        graph.replay()
+        torch.cuda.synchronize(self._device)
+
+    # ---- events --------------------------------------------------------------------
+
+    def _pair(self, at: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        while at >= len(self._events):
+            self._events.append((self._event(), self._event()))
+        return self._events[at]
+
+    def _event(self) -> torch.cuda.Event:
+        if not self._graphs:
+            return _timed()
+        try:  # an event that a graph records is one from outside of it
+            return _timed(external=True)
+        except TypeError as error:
+            raise ReplayError(
+                "times inside CUDA graphs need events that this torch "
+                f"{torch.__version__} does not have: upgrade torch, or leave out "
+                "--graphs"
+            ) from error
+
+    def _zero(self) -> tuple[torch.cuda.Event, int]:
+        """An event that has ended, and when the host saw its end."""
+        zero = _timed()
+        zero.record(torch.cuda.current_stream(self._device))
+        zero.synchronize()
+        return zero, time.monotonic_ns()
+
+    def _read(self, begin: int, end: int, zero: torch.cuda.Event, zero_ns: int) -> None:
+        """Take an iteration's times from its events."""
+        course = self._course
+        for n in range(begin, end):
+            before, ended = self._events[n - begin]
+            # no operation starts before the host has queued it
+            start = zero_ns + round(zero.elapsed_time(before) * 1e6)
+            course.start[n] = max(int(course.issue[n]), start)
+            last = zero_ns + round(zero.elapsed_time(ended) * 1e6)
+            course.end[n] = max(int(course.start[n]), last)
+
+
+def _timed(**more: bool) -> torch.cuda.Event:
+    make: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return make(enable_timing=True, **more)

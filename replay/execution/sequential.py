@@ -1,0 +1,117 @@
+"""A program in which each operation waits for the one before: one after the other.
+
+The loop for ``asap`` is what is compared with a bare loop over torch's collectives, so
+it does no more than such a loop and take two times: calls are made beforehand, times
+go into arrays that are there, supervision is a number in shared memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moetraffic.replay.backends.backend import Launch
+from moetraffic.replay.scratch_file import forget
+
+from .pace import wait_until
+from .timed_pass import BEAT_EVERY_NS, BLOCK, PREPARED, Course
+
+
+def run(course: Course) -> None:
+    """Go through the program; the times are in the course.
+
+    Raises
+    ------
+    RankError
+        If a rank does not answer.
+    """
+    with _undisturbed():
+        if course.pace.timed:
+            _paced(course)
+        else:
+            _asap(course)
+    course.done = len(course.program)
+
+
+def _asap(course: Course) -> None:
+    prepared = blocks(course)
+    launches = next(prepared, [])
+    clock, counter = time.monotonic_ns, course.counter
+    issue, end = memoryview(course.issue), memoryview(course.end)  # type: ignore[arg-type]
+    course.meet()
+    n, count, beat_ns = 0, course.base + 1, clock()
+    try:
+        while launches:
+            for launch in launches:
+                counter[0] = count
+                issue[n] = clock()
+                work = launch()
+                if work is not None:
+                    work.wait()
+                ended = clock()
+                end[n] = ended
+                counter[0] = count + 1
+                count += 2
+                n += 1
+                if ended - beat_ns > BEAT_EVERY_NS:
+                    beat_ns, course.done = ended, n
+                    course.beat()
+            launches = next(prepared, [])
+    except RuntimeError as error:
+        raise course.failure(n, error) from error
+
+
+def _paced(course: Course) -> None:
+    prepared = blocks(course)
+    launches = next(prepared, [])
+    clock, counter, gaps = time.monotonic_ns, course.counter, course.pace.gaps
+    issue, end, due = course.issue, course.end, course.due
+    after = course.program.after
+    course.meet()
+    n, begin = 0, clock()
+    try:
+        while launches:
+            for launch in launches:
+                waited = int(after[n])
+                since = int(end[waited]) if waited >= 0 else begin
+                due[n] = until = course.due_after(n, since)
+                wait_until(until, gaps, course.alive)
+                counter[0] = course.base + 2 * n + 1
+                issue[n] = clock()
+                work = launch()
+                if work is not None:
+                    work.wait()
+                ended = clock()
+                end[n] = ended
+                counter[0] = course.base + 2 * n + 2
+                n += 1
+                course.done = n
+                course.alive(ended)
+            launches = next(prepared, [])
+    except RuntimeError as error:
+        raise course.failure(n, error) from error
+
+
+def blocks(course: Course) -> Iterator[list[Launch]]:
+    """What starts the operations: all of them, or block by block in a long program."""
+    count = len(course.program)
+    step = count if count <= PREPARED else BLOCK
+    for begin in range(0, count, max(step, 1)):
+        yield course.binder.launches(begin, min(begin + step, count))
+        if step < count:
+            forget(course.issue)
+            forget(course.end)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage is collected meanwhile: nothing here makes cycles."""
+    there = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if there:
+            gc.enable()

@@ -1,0 +1,339 @@
+"""From a trace to what each rank has to do; nothing of it needs torch.
+
+A plan holds the operations of a trace, or of a part of it, in the trace's order, and
+for each rank asked for its *program*: the operations in the order in which that rank
+issues them, with its bytes.  Whatever lies in the arrays of a plan follows from the
+trace, the scale and the companions alone, so that all ranks make the same plan, and one
+digest of it tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay.scale.rescaling import Scale
+from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
+from moetraffic.trace.trace import Trace
+
+from .background import Companions
+from .issue_order import chronology
+from .program import EXPERTS, KINDS, Int8, Plan
+from .program_builder import Draft
+from .selection import MESSAGE, choose
+from .sizes import moved, sizes, volumes
+
+_BLOCK_BYTES = 8 << 20  # of wire matrices read at a time
+
+
+def make_plan(
+    trace: Trace,
+    *,
+    world: int | None = None,
+    ranks: Collection[int] | None = None,
+    iterations: range | None = None,
+    layers: Collection[int] | None = None,
+    dense: bool = True,
+    scale: Scale | None = None,
+    companions: Companions | None = None,
+) -> Plan:
+    """Plan the replay of a trace.
+
+    Parameters
+    ----------
+    trace
+        What to replay.
+    world
+        Ranks to replay on; None is as many as there are after ``scale``.
+    ranks
+        Whose programs to make; None for all.
+    iterations
+        Iterations to replay; None for all.
+    layers
+        Layers to replay, beside what belongs to no layer; None for all.
+    dense
+        Whether to replay what the trace holds beside all-to-alls.
+    scale
+        How the trace's ranks and bytes become the replay's; None leaves them.
+    companions
+        Dense operations to add to each iteration.
+
+    Raises
+    ------
+    ReplayError
+        If the ranks differ from the trace's, there is nothing to replay, or the record
+        of an operation's member is missing.
+    TraceError
+        If the bytes of an all-to-all are not known, or the file is damaged.
+    """
+    ranks_of = trace.meta.world if scale is None else scale.world
+    _refuse_other_world(trace, world, ranks_of)
+    choice = choose(
+        trace, iterations=iterations, layers=layers, dense=dense, scale=scale
+    )
+    table = _Table(trace, choice.occurrence, scale, companions)
+    asked = range(ranks_of) if ranks is None else ranks
+    times = chronology(trace, choice.occurrence, asked, scale)
+
+    # Step 1: each asked rank's order, and room for its bytes
+    drafts = {r: Draft(r, table, times) for r in asked}
+
+    # Step 2: all matrices and sizes, once
+    hashed = hashlib.sha256(_heading(ranks_of, table, scale, companions))
+    rank_bytes = np.zeros(ranks_of, np.int64)
+    for at, wire in _matrices(trace, choice.occurrence, table, scale):
+        for part in (table.iteration[at], table.site[at], wire):
+            hashed.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
+        table.checksum[at] = [zlib.crc32(matrix.tobytes()) for matrix in wire]
+        off = wire * ~np.eye(wire.shape[1], dtype=bool)
+        table.size[at] = table.total[at] = wire.sum(axis=(1, 2))
+        table.network[at] = off.sum(axis=(1, 2))
+        table.bottleneck[at] = _largest(off)
+        table.largest[at] = _largest(wire)
+        members = np.array([table.groups[g] for g in table.group[at]], np.int64)
+        np.add.at(rank_bytes, members, wire.sum(axis=2))
+        for draft in drafts.values():
+            draft.take(at, members, wire)
+    dense_at = np.flatnonzero(table.kind != KINDS.index(ALL_TO_ALL))
+    padded = _size_dense(trace, choice.occurrence, table, dense_at, scale)
+    _sum_dense(table, dense_at, rank_bytes)
+    for part in (table.iteration, table.site, table.size, table.sender, table.receiver):
+        of = part[dense_at]
+        hashed.update(of.astype(of.dtype.newbyteorder("<")).tobytes())
+    programs = {r: d.finish(table) for r, d in drafts.items()}
+
+    return Plan(
+        source=trace.name,
+        world=ranks_of,
+        groups=table.groups,
+        streams=table.streams,
+        sites=table.sites,
+        occurrence=table.occurrence,
+        iteration=table.iteration,
+        site=table.site,
+        kind=table.kind,
+        group=table.group,
+        stream=table.stream,
+        sender=table.sender,
+        receiver=table.receiver,
+        size=table.size,
+        total_bytes=table.total,
+        network_bytes=table.network,
+        bottleneck_bytes=table.bottleneck,
+        largest_bytes=table.largest,
+        rank_bytes=rank_bytes,
+        checksum=table.checksum,
+        digest=hashed.hexdigest(),
+        left_out=choice.left_out,
+        notes=padded if scale is None else (*scale.describe(), *padded),
+        programs=programs,
+    )
+
+
+class _Table:
+    """The plan's columns while they are being filled, n operations."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        occurrence: Int64,
+        scale: Scale | None,
+        companions: Companions | None,
+    ) -> None:
+        own = [tuple(sorted(g.ranks)) for g in trace.groups]
+        kinds = [g.kind or "other" for g in trace.groups]
+        sites = list(trace.sites)
+        if scale is not None:
+            own = list(scale.groups)
+        ends = [_ends(trace, s, own, scale) for s in sites]
+        iteration = trace.occurrences.iteration[occurrence]
+        site = trace.occurrences.site[occurrence]
+        if companions is not None:
+            first, every = len(sites), np.unique(iteration)
+            for one in companions.operations:
+                group = len(own) + one.group
+                sites.append(replace(one.site, group=group, operation=one.kind))
+                ends.append((one.sender, one.receiver))
+            own += companions.groups
+            kinds += companions.group_kinds
+            each = np.arange(len(companions.operations), dtype=np.int32)
+            iteration = np.concatenate([iteration, np.repeat(every, len(each))])
+            site = np.concatenate([site, np.tile(first + each, len(every))])
+        count = len(iteration)
+        self.captured = len(occurrence)  # operations of the trace; the rest was added
+        self.groups = tuple(own)
+        self.sites = tuple(sites)
+        self.iteration = iteration
+        self.site = site.astype(np.int32, copy=False)
+        self.occurrence = np.full(count, -1, np.int64)
+        self.occurrence[: len(occurrence)] = occurrence
+        # what of a site holds for each of its operations
+        used = np.unique(self.site)
+        group_of = np.array([s.group for s in sites], np.int32)
+        number = {name: n for n, name in enumerate(KINDS)}
+        kind_of = np.array([number.get(s.operation, 0) for s in sites], np.int8)
+        experts = {sites[s].group for s in used if sites[s].operation == ALL_TO_ALL}
+        names = [EXPERTS]
+        stream_of_group = np.zeros(len(own), np.int8)
+        for group in sorted({sites[s].group for s in used} - experts):
+            if kinds[group] not in names:
+                names.append(kinds[group])
+            stream_of_group[group] = names.index(kinds[group])
+        self.streams = tuple(names)
+        self.kind: Int8 = kind_of[self.site]
+        self.group: Int32 = group_of[self.site]
+        self.stream: Int8 = stream_of_group[self.group]
+        both = np.array(ends, np.int32).reshape(-1, 2)
+        self.sender: Int32 = both[self.site, 0]
+        self.receiver: Int32 = both[self.site, 1]
+        self.width = np.array([len(g) for g in own], np.int64)[self.group]
+        self.size = np.zeros(count, np.int64)
+        if companions is not None:
+            added = np.array([o.size for o in companions.operations], np.int64)
+            self.size[self.captured :] = np.tile(added, len(every))
+        self.total, self.network = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.bottleneck = np.zeros(count, np.int64)
+        self.largest = np.zeros(count, np.int64)
+        self.checksum = np.zeros(count, np.uint32)
+
+    def of_rank(self, rank: int) -> Bool:
+        """In which operations a rank has a part, ``[n]``."""
+        inside = np.array([rank in g for g in self.groups], bool)[self.group]
+        message = self.kind == KINDS.index(MESSAGE)
+        ends = (self.sender == rank) | (self.receiver == rank)
+        return np.asarray(np.where(message, ends, inside), bool)
+
+
+def _ends(
+    trace: Trace, site: Site, groups: list[tuple[int, ...]], scale: Scale | None
+) -> tuple[int, int]:
+    """Sender and receiver of a site's operations, ranks of the replay; -1 for none.
+
+    Which rank a captured broadcast, reduce, gather or scatter starts or ends at is not
+    in a trace: the group's first.
+    """
+    if site.operation == MESSAGE and min(site.peers) >= 0:
+        ranks = [trace.groups[site.group].ranks[p] for p in site.peers]
+        one, other = ranks if scale is None else [scale.rank(r) for r in ranks]
+        return one, other
+    root = min(groups[site.group], default=-1)
+    if site.operation in ("broadcast", "scatter"):
+        return root, -1
+    if site.operation in ("reduce", "gather"):
+        return -1, root
+    return -1, -1
+
+
+def _matrices(
+    trace: Trace, chosen: Int64, table: _Table, scale: Scale | None
+) -> Iterator[tuple[Int64, Int64]]:
+    """Positions and matrices ``[b, W, W]`` of all all-to-alls, ranks ascending."""
+    ascending = [np.argsort(g.ranks) for g in trace.groups]
+    width = np.array([len(g.ranks) for g in trace.groups], np.int64)
+    square = table.kind[: len(chosen)] == KINDS.index(ALL_TO_ALL)
+    group = table.group[: len(chosen)]
+    # under a scale groups of one size may become of several
+    key = width[group] if scale is None else group.astype(np.int64)
+    for one in np.unique(key[square]).tolist():
+        same = np.flatnonzero(square & (key == one))
+        size = one if scale is None else int(width[one])
+        step = max(1, _BLOCK_BYTES // (8 * size**2))
+        for begin in range(0, len(same), step):
+            at = same[begin : begin + step]
+            wire = trace.wire(chosen[at])
+            if wire.min() < 0:
+                raise ReplayError(
+                    "bytes of an all-to-all cannot be negative, but the smallest in "
+                    f"{trace.name} is {int(wire.min())}: capture the run again"
+                )
+            into = np.array([ascending[g] for g in group[at]], np.int64)
+            wire = np.take_along_axis(wire, into[:, :, None], axis=1)
+            wire = np.take_along_axis(wire, into[:, None, :], axis=2)
+            if scale is not None:
+                wire = scale.matrices(one, wire, chosen[at])
+            yield at, wire
+
+
+def _size_dense(
+    trace: Trace, chosen: Int64, table: _Table, dense: Int64, scale: Scale | None
+) -> tuple[str, ...]:
+    """Find S of the trace's dense operations; what was rounded up, in words."""
+    captured = dense[dense < len(chosen)]
+    unequal = more = 0
+    for _, kind, at, nbytes in volumes(trace, chosen[captured], scale):
+        size = sizes(kind, nbytes)
+        table.size[captured[at]] = size
+        if kind in ("all_gather", "gather"):
+            over = size * nbytes.shape[1] - nbytes.sum(axis=1)
+            unequal += int(np.count_nonzero(over))
+            more += int(over.sum())
+    if not unequal:
+        return ()
+    return (
+        f"{unequal} gathers of parts of several sizes are replayed with parts of the "
+        f"largest, {more} bytes more",
+    )
+
+
+def _sum_dense(table: _Table, dense: Int64, rank_bytes: Int64) -> None:
+    """Bytes of dense operations, and what of them each rank sends."""
+    kind, size, width = table.kind[dense], table.size[dense], table.width[dense]
+    sender, receiver = table.sender[dense], table.receiver[dense]
+    network, busiest, largest = moved(kind, size, width, sender == receiver)
+    table.network[dense] = table.total[dense] = network
+    table.bottleneck[dense], table.largest[dense] = busiest, largest
+    rows = np.stack([kind, size, sender, receiver], axis=1).astype("<i8")
+    unique, which = np.unique(rows, axis=0, return_inverse=True)
+    sums = np.array([zlib.crc32(row.tobytes()) for row in unique], np.uint32)
+    if len(unique):
+        table.checksum[dense] = sums[which.ravel()]
+    of = table.group[dense]
+    for group in np.unique(of).tolist():
+        members = np.array(table.groups[group], np.int64)
+        here = of == group
+        by_sender = here & (sender >= 0) & (kind != KINDS.index("broadcast"))
+        np.add.at(rank_bytes, sender[by_sender], network[by_sender])
+        gathered = here & (kind == KINDS.index("gather"))
+        for root in np.unique(receiver[gathered]).tolist():
+            part = int(size[gathered & (receiver == root)].sum())
+            rank_bytes[members[members != root]] += part
+        shared = int(network[here & ~by_sender & ~gathered].sum())
+        rank_bytes[members] += shared // len(members)
+        rank_bytes[members[: shared % len(members)]] += 1
+
+
+def _largest(wire: Int64) -> Int64:
+    """Largest row or column sum of each matrix, ``[b]`` int64."""
+    largest: Int64 = np.maximum(
+        wire.sum(axis=2).max(axis=1), wire.sum(axis=1).max(axis=1)
+    )
+    return largest
+
+
+def _heading(
+    world: int, table: _Table, scale: Scale | None, companions: Companions | None
+) -> bytes:
+    sites = [
+        (s.group, s.operation, s.phase, s.layer, s.direction, s.slot)
+        for s in table.sites
+    ]
+    changed = (
+        scale.identity if scale is not None else "",
+        companions.identity if companions is not None else "",
+    )
+    return repr((world, table.groups, table.streams, sites, changed)).encode()
+
+
+def _refuse_other_world(trace: Trace, world: int | None, ranks: int) -> None:
+    if world is not None and world != ranks:
+        raise ReplayError(
+            "a trace is replayed on as many ranks as it has, but "
+            f"{trace.name} has {ranks} and there are {world}: "
+            f"start {ranks} ranks (--nproc {ranks}), or map them with --fold, "
+            "--expand, --ranks or --rank-map"
+        )

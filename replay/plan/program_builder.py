@@ -1,0 +1,125 @@
+"""A rank's program while a plan is being made."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from moetraffic.replay.scratch_file import room
+from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64
+
+from .issue_order import Chronology, in_order, waiting
+from .program import KINDS, Int8, Program
+from .selection import MESSAGE
+from .sizes import buffers
+
+_SQUARE = KINDS.index(ALL_TO_ALL)
+
+
+class Table(Protocol):
+    """What a program needs of the plan's columns, n operations."""
+
+    captured: int  # so many are the trace's; the others were added
+    iteration: Int64
+    kind: Int8
+    group: Int32
+    stream: Int8
+    sender: Int32
+    receiver: Int32
+    width: Int64  # ranks W of the group
+    size: Int64
+
+    def of_rank(self, rank: int) -> Bool:
+        """In which operations a rank has a part, ``[n]``."""
+        ...
+
+
+class Draft:
+    """What one rank does; its all-to-alls' bytes come block by block.
+
+    Parameters
+    ----------
+    rank
+        A rank of the replay.
+    table
+        The plan's columns; sizes may still be missing.
+    times
+        When operations were issued, in the capture.
+    """
+
+    def __init__(self, rank: int, table: Table, times: Chronology) -> None:
+        mine = np.flatnonzero(table.of_rank(rank))
+        captured = mine[mine < table.captured]
+        order = np.concatenate(
+            [
+                in_order(times, rank, captured, table.iteration),
+                mine[mine >= table.captured],
+            ]
+        )
+        # what was added comes last in its iteration
+        order = order[np.argsort(table.iteration[order], kind="stable")]
+        self._rank = rank
+        self._operation = order
+        self._square = table.kind[order] == _SQUARE
+        cells = np.where(self._square, table.width[order], 0)
+        self._first = np.concatenate([[0], np.cumsum(cells)]).astype(np.int64)
+        self._place = np.full(len(table.kind), -1, np.int64)
+        self._place[order] = np.arange(len(order))
+        self._send = room(int(self._first[-1]), np.int64)
+        self._receive = room(int(self._first[-1]), np.int64)
+        self._sizes = np.zeros((2, len(order)), np.int64)
+        self._times = times
+
+    def take(self, at: Int64, members: Int64, wire: Int64) -> None:
+        """Copy this rank's row and column of some operations' matrices."""
+        here, member = np.nonzero(members == self._rank)
+        place = self._place[at[here]]
+        into = self._first[place][:, None] + np.arange(wire.shape[1])
+        self._send[into] = wire[here, member, :]
+        self._receive[into] = wire[here, :, member]
+        self._sizes[0, place] = wire[here, member, :].sum(axis=1)
+        self._sizes[1, place] = wire[here, :, member].sum(axis=1)
+
+    def finish(self, table: Table) -> Program:
+        """The program, when all sizes are known."""
+        order, rank = self._operation, self._rank
+        kind = table.kind[order]
+        for number, name in enumerate(KINDS):
+            at = np.flatnonzero(kind == number)
+            if number != _SQUARE and len(at):
+                of = order[at]
+                self._sizes[:, at] = buffers(
+                    name,
+                    table.size[of],
+                    table.width[of],
+                    rank,
+                    table.sender[of],
+                    table.receiver[of],
+                )
+        message = kind == KINDS.index(MESSAGE)
+        waits = waiting(
+            self._times,
+            rank,
+            order,
+            stream=table.stream[order],
+            group=table.group[order],
+            message=message,
+            sent=message & (table.sender[order] == rank),
+        )
+        return Program(
+            rank=rank,
+            operation=order,
+            group=table.group[order],
+            stream=table.stream[order],
+            kind=kind,
+            send_size=self._sizes[0],
+            receive_size=self._sizes[1],
+            first=self._first,
+            send_bytes=self._send,
+            receive_bytes=self._receive,
+            waits=waits.waits,
+            after=waits.after,
+            gap_ns=waits.gap_ns,
+            due_ns=waits.due_ns,
+        )

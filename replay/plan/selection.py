@@ -1,0 +1,184 @@
+"""Which operations of a trace are replayed, and which are not, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay.scale.rescaling import Scale
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64, Site, WireForm
+from moetraffic.trace.trace import Trace
+
+from .program import KINDS
+
+MESSAGE = "send_recv"
+_BLOCK_CELLS = 1 << 20  # of presence read at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is replayed."""
+
+    occurrence: Int64  # [n] index into the trace's occurrences, ascending
+    left_out: dict[str, int]  # collectives that are not, by operation
+
+
+def choose(
+    trace: Trace,
+    *,
+    iterations: range | None = None,
+    layers: Collection[int] | None = None,
+    dense: bool = True,
+    scale: Scale | None = None,
+) -> Choice:
+    """The operations to replay.
+
+    Left out are operations whose bytes nobody saw, messages of which one end is not
+    known, and what lies on ranks that the scale leaves out.
+
+    Parameters
+    ----------
+    trace
+        What to replay.
+    iterations
+        Iterations to keep; None for all.
+    layers
+        Layers to keep, beside the operations that belong to none; None for all.
+    dense
+        Whether to keep what is no all-to-all.
+    scale
+        How ranks are mapped; None keeps them.
+
+    Raises
+    ------
+    ReplayError
+        If nothing is left, or the record of a member is missing.
+    """
+    wanted = np.array([_replayed(trace, s, dense, scale) for s in trace.sites], bool)
+    counts = np.array(
+        [s.operation != ROUTING and _of_layers(s, layers) for s in trace.sites], bool
+    )
+    every = trace.find(iterations=iterations, kind=None)
+    site = trace.occurrences.site[every]
+    left: Counter[str] = Counter()
+    many = np.bincount(site, minlength=len(trace.sites)).tolist()
+    for one, count, take in zip(trace.sites, many, counts & ~wanted, strict=True):
+        if count and take:
+            left[one.operation] += count
+    chosen = every[(wanted & counts)[site]] if len(trace.sites) else every[:0]
+    if not len(chosen):
+        raise _nothing(trace, iterations, layers, left)
+    if scale is None or not scale.completes:
+        _refuse_gaps(trace, chosen, scale)
+    return Choice(occurrence=chosen, left_out=dict(left))
+
+
+def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
+    """Which members have a part in operations that are replayed, ``[n, W]`` bool.
+
+    Members stand in the group's own order.  Of a message two have; of a group some
+    of whose ranks the scale leaves out, the others.
+    """
+    sites = trace.occurrences.site[occurrences]
+    width = trace.common_size(occurrences)
+    used, which = np.unique(sites, return_inverse=True)
+    rows = np.ones((len(used), width), bool)
+    for row, number in enumerate(used.tolist()):
+        site = trace.sites[number]
+        ranks = trace.groups[site.group].ranks
+        if site.operation == MESSAGE:
+            rows[row] = False
+            rows[row, list(site.peers)] = True
+        if scale is not None:
+            needed = np.argsort(ranks)[scale.needs(site.group)]
+            rows[row] &= np.isin(np.arange(width), needed)
+    return np.asarray(rows[which.ravel()], bool)
+
+
+def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
+    """Places of operations to read together: groups of one size, ``cells`` at most."""
+    widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
+    group = np.array([s.group for s in trace.sites], np.int64)
+    width = widths[group[trace.occurrences.site[occurrences]]]
+    for size in np.unique(width).tolist():
+        same = np.flatnonzero(width == size)
+        step = max(1, cells // size)
+        for begin in range(0, len(same), step):
+            yield same[begin : begin + step]
+
+
+def _replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> bool:
+    if site.operation == ALL_TO_ALL:
+        known = True
+    elif site.operation not in KINDS or not dense:
+        return False
+    else:
+        known = site.wire != WireForm.UNKNOWN or site.operation == "barrier"
+    ranks = trace.groups[site.group].ranks
+    if site.operation == MESSAGE:
+        known &= min(site.peers) >= 0
+        ranks = tuple(ranks[p] for p in site.peers) if known else ()
+    if scale is None:
+        return known
+    if not scale.groups[site.group]:
+        return False
+    there = [scale.rank(rank) >= 0 for rank in ranks]
+    return known and (all(there) if site.operation == MESSAGE else any(there))
+
+
+def _of_layers(site: Site, layers: Collection[int] | None) -> bool:
+    return layers is None or site.layer < 0 or site.layer in layers
+
+
+def _nothing(
+    trace: Trace,
+    iterations: range | None,
+    layers: Collection[int] | None,
+    left: Counter[str],
+) -> ReplayError:
+    when = trace.occurrences.iteration
+    have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
+    asked = [] if layers is None else [f"layers {sorted(layers)} of"]
+    if iterations is not None:
+        asked.append(f"iterations {iterations.start}:{iterations.stop} of")
+    if left:
+        others = ", ".join(f"{count} {name}" for name, count in left.items())
+        have += f"; left out: {others}"
+    return ReplayError(
+        f"a replay needs at least one operation, but {' '.join([*asked, trace.name])} "
+        f"holds none (its iterations: {have}): choose others with --iterations, or "
+        "capture with the hook installed"
+    )
+
+
+def _refuse_gaps(trace: Trace, chosen: Int64, scale: Scale | None) -> None:
+    missing: list[int] = []
+    who: tuple[int, list[int]] | None = None
+    for at in blocks(trace, chosen, _BLOCK_CELLS):
+        gone = ~trace.present(chosen[at]) & takes_part(trace, chosen[at], scale)
+        rows = np.flatnonzero(gone.any(axis=1))
+        missing += chosen[at[rows]].tolist()
+        for row in rows[:1].tolist():
+            first = int(chosen[at[row]])
+            if who is None or first < who[0]:
+                ranks = trace.members(chosen[at[row : row + 1]])[0]
+                who = first, ranks[gone[row]].tolist()
+    if who is None:
+        return
+    when = trace.occurrences.iteration
+    first, begin = int(when[missing].min()), int(when[chosen].min())
+    remedy = (
+        f"replay what is complete with --iterations {begin}:{first}"
+        if first > begin
+        else "choose other iterations with --iterations"
+    )
+    raise ReplayError(
+        "a replay needs every member of an operation, but "
+        f"{len(missing)} of {len(chosen)} lack one (rank "
+        f"{', '.join(map(str, who[1]))} in iteration {int(when[who[0]])}): {remedy}, "
+        "or have gaps filled with --complete-missing"
+    )

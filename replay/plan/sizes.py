@@ -1,0 +1,168 @@
+"""How many bytes an operation moves, of each kind: exact, as nccl-tests counts.
+
+With S as :class:`~moetraffic.replay.plan.program.Plan` says and W members, in bytes:
+
+=============== ============== ================= ========== =======================
+kind            on the network busiest link      largest    of it a rank sends
+=============== ============== ================= ========== =======================
+all_reduce      2 (W-1) S      2 (W-1) S / W     S          an equal share
+all_gather      W (W-1) S      (W-1) S           W S        an equal share
+reduce_scatter  (W-1) S        (W-1) S / W       S          an equal share
+broadcast       (W-1) S        S                 S          an equal share
+reduce          (W-1) S        S                 S          an equal share
+gather          (W-1) S        (W-1) S           W S        S, the receiver nothing
+scatter         (W-1) S / W    (W-1) S / W       S          all of it the sender
+send_recv       S              S                 S          all of it the sender
+barrier         0              0                 0          nothing
+=============== ============== ================= ========== =======================
+
+What is on the network is what a ring sends, and any tree: no algorithm sends less.
+The busiest link is nccl-tests' busbw times the time, the largest its algbw times the
+time.  A message from a rank to itself, and a group of one, put nothing on it.
+
+References
+----------
+NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth"; :mod:`moetraffic.patterns.ring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moetraffic.replay.scale.rescaling import Scale
+from moetraffic.trace.model import Int32, Int64
+from moetraffic.trace.trace import Trace
+
+from .program import KINDS, Int8
+from .selection import MESSAGE, blocks
+
+_BLOCK_CELLS = 1 << 20
+_CUT = frozenset({"reduce_scatter", "scatter"})
+"""Kinds whose S is of W equal parts."""
+
+
+def volumes(
+    trace: Trace, occurrences: Int64, scale: Scale | None
+) -> Iterator[tuple[int, str, Int64, Int64]]:
+    """What members of dense operations put in, block by block.
+
+    Parameters
+    ----------
+    trace
+        What is replayed.
+    occurrences
+        ``[n]`` which, none of them an all-to-all.
+    scale
+        How it becomes the replay's.
+
+    Yields
+    ------
+    group, kind, at, nbytes
+        Index of the trace's group; the kind; places in ``occurrences``, ``[b]``;
+        ``[b, W]`` int64 bytes of the replay's members, ranks ascending.
+    """
+    group = np.array([s.group for s in trace.sites], np.int64)
+    for places in blocks(trace, occurrences, _BLOCK_CELLS):
+        sites = trace.occurrences.site[occurrences[places]]
+        kinds = np.array([KINDS.index(trace.sites[s].operation) for s in sites])
+        key = group[sites] * len(KINDS) + kinds
+        for one in np.unique(key).tolist():
+            number, kind = one // len(KINDS), KINDS[one % len(KINDS)]
+            at = places[key == one]
+            if kind == "barrier":
+                width = len(trace.groups[number].ranks)
+                nbytes = np.zeros((len(at), width), np.int64)
+            else:
+                nbytes = trace.volume(occurrences[at])
+            if kind == MESSAGE:
+                nbytes = _at_sender(trace, occurrences[at], nbytes)
+            nbytes = nbytes[:, np.argsort(trace.groups[number].ranks)]
+            if scale is not None:
+                nbytes = scale.volumes(number, kind, nbytes, occurrences[at])
+            yield number, kind, at, nbytes
+
+
+def sizes(kind: str, nbytes: Int64) -> Int64:
+    """S of operations whose members put in ``[b, W]`` bytes, ``[b]`` int64."""
+    most: Int64 = nbytes.max(axis=1, initial=0)
+    if kind not in _CUT:
+        return most
+    members = max(nbytes.shape[1], 1)
+    cut: Int64 = -(-most // members) * members
+    return cut
+
+
+def moved(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
+    """Bytes of dense operations, ``[3, n]``: network, busiest link, largest.
+
+    Parameters
+    ----------
+    kind
+        ``[n]`` index into KINDS.
+    size
+        ``[n]`` S.
+    width
+        ``[n]`` W.
+    alone
+        ``[n]`` whether it is a message of a rank to itself.
+    """
+    out = np.zeros((3, len(kind)), np.int64)
+    for number, name in enumerate(KINDS):
+        at = np.flatnonzero(kind == number)
+        s, w = size[at], width[at]
+        if name == "all_reduce":
+            out[:, at] = 2 * (w - 1) * s, -(-2 * (w - 1) * s // w), s
+        elif name == "all_gather":
+            out[:, at] = w * (w - 1) * s, (w - 1) * s, w * s
+        elif name == "reduce_scatter":
+            out[:, at] = (w - 1) * s, (w - 1) * s // w, s
+        elif name in ("broadcast", "reduce"):
+            out[:, at] = (w - 1) * s, np.where(w > 1, s, 0), s
+        elif name == "gather":
+            out[:, at] = (w - 1) * s, (w - 1) * s, w * s
+        elif name == "scatter":
+            out[:, at] = (w - 1) * s // w, (w - 1) * s // w, s
+        elif name == MESSAGE:
+            there = np.where(alone[at], 0, s)
+            out[:, at] = there, there, s
+    return out
+
+
+def buffers(
+    kind: str, size: Int64, width: Int64, rank: int, sender: Int32, receiver: Int32
+) -> tuple[Int64, Int64]:
+    """Bytes of a rank's send and receive buffer, each ``[n]``, for one kind.
+
+    See :class:`~moetraffic.replay.backends.backend.Call`.
+    """
+    nothing = np.zeros_like(size)
+    if kind in ("all_reduce", "reduce", "broadcast"):
+        return nothing, size
+    if kind == "all_gather":
+        return size, width * size
+    if kind == "gather":
+        return size, np.where(receiver == rank, width * size, 0)
+    if kind == "reduce_scatter":
+        return size, size // np.maximum(width, 1)
+    if kind == "scatter":
+        return np.where(sender == rank, size, 0), size // np.maximum(width, 1)
+    if kind == MESSAGE:
+        send = np.where(sender == rank, size, 0)
+        return send, np.where(receiver == rank, size, 0)
+    return nothing, nothing
+
+
+def _at_sender(trace: Trace, occurrences: Int64, nbytes: Int64) -> Int64:
+    """A message's bytes at its sender alone, as its receiver tells where none sent."""
+    sites = trace.occurrences.site[occurrences]
+    peers = np.array([trace.sites[s].peers for s in sites], np.int64)
+    rows = np.arange(len(nbytes))
+    there = trace.present(occurrences)
+    told = np.where(
+        there[rows, peers[:, 0]], nbytes[rows, peers[:, 0]], nbytes[rows, peers[:, 1]]
+    )
+    out = np.zeros_like(nbytes)
+    out[rows, peers[:, 0]] = told
+    return out

@@ -1,0 +1,85 @@
+"""Which operations of a replay carry bytes that are checked on arrival.
+
+Sizes and order are agreed on for every operation, whatever is checked.  Sampling draws
+a share of each site's operations, so that every group, layer, phase and kind is in it,
+and takes the largest operation of each group, where buffers are fullest.  The draw
+follows from the plan and a seed: all ranks make the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.errors import ReplayError
+from moetraffic.trace.model import Bool
+
+from .program import Plan
+
+
+class Depth(str, enum.Enum):
+    """How much of what arrives is checked, in a pass before the timed one."""
+
+    FULL = "full"
+    SAMPLE = "sample"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What is checked before the timed pass.
+
+    Raises
+    ------
+    ReplayError
+        If the share is not above 0 and at most 1.
+    """
+
+    depth: Depth = Depth.FULL
+    share: float = 0.01  # of operations whose bytes are checked, where sampled
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.seed < 0:  # NaN is neither
+            raise ReplayError(
+                "a sample is a share above 0 and at most 1, drawn by a seed from 0 on, "
+                f"but is {self.share:g} by {self.seed}: change --sample or "
+                "--sample-seed"
+            )
+
+    def __str__(self) -> str:
+        if self.depth is Depth.SAMPLE:
+            return f"sample of {self.share:g}, seed {self.seed}"
+        return str(self.depth.value)
+
+    def chosen(self, plan: Plan) -> Bool:
+        """Whose bytes are checked.
+
+        Returns
+        -------
+        ndarray
+            ``[n]`` bool: all operations, none, or of each site with m of them
+            ceil(share m), and the largest of each group.
+        """
+        if self.depth is Depth.FULL:
+            return np.ones(len(plan), bool)
+        found = np.zeros(len(plan), bool)
+        if self.depth is Depth.NONE or not len(plan):
+            return found
+        order = np.argsort(plan.site, kind="stable")
+        edges = np.flatnonzero(np.diff(plan.site[order])) + 1
+        for same in np.split(order, edges):
+            random = np.random.default_rng([self.seed, int(plan.site[same[0]])])
+            count = math.ceil(self.share * len(same))
+            found[random.choice(same, count, replace=False, shuffle=False)] = True
+        for group in np.unique(plan.group).tolist():
+            mine = np.flatnonzero(plan.group == group)
+            found[mine[plan.largest_bytes[mine].argmax()]] = True
+        return found
+
+
+FULLY = Verification()
+"""Every byte of every operation."""

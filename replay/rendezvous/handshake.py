@@ -1,0 +1,91 @@
+"""What ranks must have in common before they replay together, and room for it.
+
+Pure comparisons of what all ranks have laid down; the first that differs is named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moetraffic.replay.failure import RankError
+from moetraffic.report.units import byte_size
+
+AGREEMENT = "the agreement on the plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What one rank brings to the agreement."""
+
+    terms: Mapping[str, str]  # by name, the most telling first; the same on all ranks
+    node: str
+    pid: int
+    space: str  # in which the pid counts
+    nonce: str  # tells this rank from one of another run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What one rank is about to allocate."""
+
+    node: str
+    pool: str  # the memory: "host", or a device
+    needs: int  # bytes
+    free: int  # bytes, -1 where the system does not tell
+
+
+def different(offers: Sequence[Offer]) -> RankError | tuple[int, int] | None:
+    """A rank whose terms differ from most others'; a pair of ranks for the plan.
+
+    Returns
+    -------
+    RankError, tuple of int, or None
+        Whom to name; or (usual, other) where only the plans differ; None if all agree.
+    """
+    names = list(dict.fromkeys(name for o in offers for name in o.terms))
+    for name in names:
+        values = [o.terms.get(name, "none") for o in offers]
+        if len(set(values)) == 1:
+            continue
+        most = Counter(values).most_common(1)[0][1]
+        usual = next(v for v in values if values.count(v) == most)
+        model = values.index(usual)
+        other = next(r for r, v in enumerate(values) if v != usual)
+        if name == "plan":
+            return model, other
+        return RankError(
+            f"has {name} {values[other]}, while rank {model} has {usual}: give every "
+            "rank the same software and the same options",
+            rank=other,
+            operation=AGREEMENT,
+            cause="mismatch",
+        )
+    return None
+
+
+def short_of_memory(needs: Sequence[Need]) -> RankError | None:
+    """The first rank of a host whose ranks need more memory than is free."""
+    pools: dict[tuple[str, str], list[int]] = {}
+    for rank, need in enumerate(needs):
+        pools.setdefault((need.node, need.pool), []).append(rank)
+    for (node, pool), ranks in pools.items():
+        total = sum(needs[r].needs for r in ranks)
+        known = [needs[r].free for r in ranks if needs[r].free >= 0]
+        if known and total > min(known):
+            where = node if pool == "host" else f"{pool} of {node}"
+            each = (
+                "its buffers need"
+                if len(ranks) == 1
+                else (f"its buffers and those of {len(ranks) - 1} more ranks need")
+            )
+            return RankError(
+                f"cannot have its memory: {each} {byte_size(total)} on {where}, where "
+                f"{byte_size(min(known))} are free: replay on more or larger hosts, or "
+                "fewer bytes",
+                rank=ranks[0],
+                operation="start-up",
+                cause="own",
+            )
+    return None

@@ -1,0 +1,167 @@
+"""The ranks' store: small values by name, that every rank can lay down and read.
+
+It lies where the launcher says that ranks meet, beside the store of the backend, so it
+is there before any group is made and after the groups have failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch._C._distributed_c10d import FileStore, TCPStore
+from torch._C._distributed_c10d import Store as AnyStore
+
+from moetraffic.errors import LayoutError
+from moetraffic.launch import Seat, rendezvous
+from moetraffic.replay.failure import RankError, first_line
+
+PLACE = "the meeting of the ranks"
+
+_PREFIX = "moetraffic/replay"
+_LOOK_S = 0.005, 0.2  # between two looks into the store: at first, at most
+
+
+class Store:
+    """The store, as one rank sees it.
+
+    Parameters
+    ----------
+    seat
+        Which rank this is.
+    patience_s
+        How long to wait for what others lay down.
+
+    Raises
+    ------
+    RankError
+        If the store cannot be reached; from every method also if it is lost.
+    """
+
+    def __init__(self, seat: Seat, patience_s: float) -> None:
+        self._seat = seat
+        self._patience_s = patience_s
+        self._store = _store(seat, patience_s)
+
+    def put(self, key: str, value: Mapping[str, Any]) -> None:
+        """Lay down what JSON can hold."""
+        self.put_bytes(key, json.dumps(value).encode())
+
+    def put_bytes(self, key: str, value: bytes) -> None:
+        """Lay down bytes."""
+        with self._reached():
+            self._store.set(f"{_PREFIX}/{key}", value.hex())
+
+    def get(self, key: str) -> dict[str, Any]:
+        """What is there under this name."""
+        found: dict[str, Any] = json.loads(self.get_bytes(key))
+        return found
+
+    def get_bytes(self, key: str) -> bytes:
+        """The bytes that are there under this name."""
+        with self._reached():
+            return bytes.fromhex(self._store.get(f"{_PREFIX}/{key}").decode())
+
+    def expect(self, key: str, within_s: float | None = None) -> dict[str, Any] | None:
+        """A value as soon as it is there; None if it does not come."""
+        patience_s = self._patience_s if within_s is None else within_s
+        return self.get(key) if self.wait(key, patience_s) else None
+
+    def wait(self, key: str, within_s: float) -> bool:
+        """Whether a value comes; torch's own wait cannot be interrupted."""
+        until = time.monotonic() + within_s
+        pause, longest = _LOOK_S
+        while True:
+            with self._reached():
+                if self._store.check([f"{_PREFIX}/{key}"]):
+                    return True
+            if time.monotonic() + pause > until:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, longest)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankError(
+                f"is lost, and with it the ranks' meeting: {first_line(error)}",
+                rank=0,
+                operation=PLACE,
+                cause="peer",
+                spokesman=self._seat.rank,
+            ) from error
+
+
+def served_by_agent() -> bool:
+    """Whether torchrun's agent has the store, which else ends with rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def where() -> str:
+    """The place where the ranks meet, for people."""
+    return ":".join(map(str, _address()))
+
+
+def _store(seat: Seat, patience_s: float) -> AnyStore:
+    """The store at the place that the launcher names, served by rank 0 or by it."""
+    place = urlsplit(rendezvous())
+    if place.scheme == "file":
+        # torch counts who uses a file, and removes it: the groups have their own
+        store = FileStore(f"{place.path}-meeting", seat.world)
+        store.set_timeout(timedelta(seconds=patience_s))
+        return store
+    host, port = _address()
+    serves = seat.rank == 0 and not served_by_agent()
+    try:
+        return TCPStore(
+            host,
+            port,
+            seat.world,
+            serves,
+            timedelta(seconds=patience_s),
+            wait_for_workers=False,
+            multi_tenant=True,  # the groups of torch.distributed share its server
+        )
+    except RuntimeError as error:
+        said = str(error)
+        if serves and re.search("EADDRINUSE|already in use", said):
+            raise RankError(
+                f"cannot listen on port {port} of {host}, which is in use by another "
+                "program: set MASTER_PORT to a free one for all ranks",
+                rank=seat.rank,
+                operation=PLACE,
+                cause="own",
+            ) from error
+        raise RankError(
+            f"cannot reach rank 0 at {host}:{port} within {patience_s:g} s "
+            f"({first_line(error)}): set MASTER_ADDR and MASTER_PORT to rank 0's host "
+            "and a free port of it",
+            rank=seat.rank,
+            operation=PLACE,
+            cause="own" if serves else "peer",
+            spokesman=seat.rank,
+        ) from error
+
+
+def _address() -> tuple[str, int]:
+    """Host and port where the ranks meet."""
+    place = urlsplit(rendezvous())
+    host, port = place.hostname, place.port
+    if place.scheme == "env":
+        host, text = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        port = int(text) if text.isdecimal() and int(text) < 1 << 16 else None
+    if host is None or port is None:
+        raise LayoutError(
+            "MASTER_PORT is a port, 1 to 65535, but is "
+            f"{os.environ.get('MASTER_PORT')!r}: set it to a free port of rank 0"
+        )
+    return host, port

@@ -1,0 +1,1 @@
+"""Results of a replay: durations, fidelity, metrics, the replayed trace, tables."""

@@ -1,0 +1,1 @@
+"""Scaling a replay: other ranks or other byte counts than were captured."""

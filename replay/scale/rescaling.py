@@ -1,0 +1,177 @@
+"""Replaying on other ranks, or with other bytes, than were captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from moetraffic.errors import ReplayError
+from moetraffic.trace.model import Int64
+from moetraffic.trace.trace import Trace
+
+from . import missing, rank_map, split
+from .rank_map import RankMap
+from .trace_scaling import TraceScale
+
+
+class Scale(Protocol):
+    """How a trace's operations become those of the replay."""
+
+    world: int
+    """Ranks of the replay."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """For each group of the trace its members in the replay, ascending world ranks.
+
+    Empty where none of its ranks is kept: its operations are not replayed.
+    """
+
+    identity: str
+    """What tells this scale from others; it goes into the plan's digest."""
+
+    in_common_order: bool
+    """Whether ranks follow one order of all operations instead of each its own.
+
+    See :func:`~moetraffic.replay.scale.order.common_order`.
+    """
+
+    completes: bool
+    """Whether operations are replayed to which the record of a member is missing."""
+
+    def needs(self, group: int) -> Int64:
+        """The members of a group whose records the replay needs, ``[w]`` int64.
+
+        Places among the W members in ascending order of ranks.
+        """
+        ...
+
+    def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
+        """Matrices ``[b, W, W]`` of a trace's group as ``[b, W', W']``, int64 bytes.
+
+        Rows and columns are in ascending order of ranks, before and after;
+        ``occurrences`` ``[b]`` says which calls these are.
+        """
+        ...
+
+    def volumes(
+        self, group: int, kind: str, nbytes: Int64, occurrences: Int64
+    ) -> Int64:
+        """Bytes of each member's input ``[b, W]`` as ``[b, W']``, int64.
+
+        ``kind`` is one of :data:`~moetraffic.replay.plan.program.KINDS` but an all-to-all.
+        """
+        ...
+
+    def rank(self, old: int) -> int:
+        """The rank of the replay that does what a rank of the trace did; -1: none."""
+        ...
+
+    def origins(self, new: int) -> tuple[int, ...]:
+        """The ranks of the trace that a rank of the replay carries, ascending."""
+        ...
+
+    def describe(self) -> tuple[str, ...]:
+        """What it does, and did to all that went through it so far, in sentences."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What was asked for, as people write it.
+
+    Raises
+    ------
+    ReplayError
+        If two ways to choose ranks are given, or a rule is not known.
+    """
+
+    fold: str = ""  # "4", "4:strided" or "nodes"
+    expand: str = ""  # "128", or "128:experts"
+    ranks: str = ""  # "0,4:8"
+    rank_map: str = ""  # a file, or "0,0,1,-"
+    factor: Fraction = Fraction(1)  # of all bytes
+    self_traffic: bool = True  # whether a rank sends to itself
+    missing: str = ""  # a rule of missing.RULES; "": refuse gaps
+
+    def __post_init__(self) -> None:
+        given = [f"--{name}" for name, text in self._ways().items() if text]
+        if len(given) > 1:
+            raise ReplayError(
+                "ranks are mapped in one way, but there are "
+                f"{' and '.join(given)}: give one, or say it all with --rank-map"
+            )
+        if self.missing and self.missing not in missing.RULES:
+            raise ReplayError(
+                "missing records are completed by "
+                f"{' or '.join(missing.RULES)}, not {self.missing[:40]!r}: "
+                "choose one"
+            )
+        rule = rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
+        if rule and rule not in split.COLUMNS:
+            raise ReplayError(
+                f"experts are shared by {' or '.join(split.COLUMNS)}, not "
+                f"{rule[:40]!r}: choose one"
+            )
+
+    def __bool__(self) -> bool:
+        return self != Scaling()
+
+    def scale(self, trace: Trace) -> Scale | None:
+        """The scale of a trace, None where nothing is asked for.
+
+        Raises
+        ------
+        ReplayError
+            If the trace's ranks cannot be mapped so.
+        """
+        if not self:
+            return None
+        return TraceScale(
+            trace,
+            self._map(trace),
+            self_traffic=self.self_traffic,
+            factor=self.factor,
+            missing=self.missing,
+            columns=(
+                rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
+            )
+            or split.COLUMNS[0],
+        )
+
+    def arguments(self) -> list[str]:
+        """The options of the command line that say the same."""
+        line = []
+        for name, text in self._ways().items():
+            if text:
+                line += [f"--{name}", text]
+        if self.factor != 1:
+            line += ["--bytes", f"x{self.factor}"]
+        if not self.self_traffic:
+            line += ["--self-traffic", "drop"]
+        if self.missing:
+            line += ["--complete-missing", self.missing]
+        return line
+
+    def _ways(self) -> dict[str, str]:
+        return {
+            "fold": self.fold,
+            "expand": self.expand,
+            "ranks": self.ranks,
+            "rank-map": self.rank_map,
+        }
+
+    def _map(self, trace: Trace) -> RankMap:
+        world = trace.meta.world
+        if self.fold == "nodes":
+            return rank_map.fold_nodes(trace.meta.nodes)
+        if self.fold:
+            ranks, rule = rank_map.count_of(self.fold, "--fold")
+            return rank_map.fold(world, ranks, rule or "contiguous")
+        if self.expand:
+            return rank_map.expand(world, rank_map.count_of(self.expand, "--expand")[0])
+        if self.ranks:
+            return rank_map.subset(world, rank_map.numbers(self.ranks))
+        if self.rank_map:
+            return rank_map.explicit(world, rank_map.map_of(self.rank_map))
+        return rank_map.identity_map(world)

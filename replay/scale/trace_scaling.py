@@ -1,0 +1,317 @@
+"""A trace on other ranks, with other bytes: what the replay's scale does to matrices.
+
+In this order: gaps are completed where that is asked for, ranks are shared by several,
+ranks meet on one (blocks are summed), the diagonal is left out where that is asked for,
+bytes are multiplied.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from moetraffic.errors import ReplayError
+from moetraffic.trace.model import (
+    TRANSPOSED_PHASES,
+    DroppedForm,
+    Int64,
+    Site,
+    WireForm,
+)
+from moetraffic.trace.trace import Trace
+
+from . import missing, split
+from .byte_factor import times
+from .ledger import Ledger
+from .rank_map import RankMap
+
+SUMMED = frozenset({"all_gather", "gather", "send_recv"})
+"""Kinds whose members' bytes add up where they meet, and are shared where they part:
+each has a part of its own.  Of others each has the same buffer, which stays."""
+
+
+class TraceScale:
+    """How the operations of one trace become those of its replay.
+
+    Parameters
+    ----------
+    trace
+        What is replayed.
+    ranks
+        Which ranks carry which.
+    self_traffic
+        Whether a rank sends itself what falls on the diagonal.
+    factor
+        What every byte count is multiplied with.
+    missing
+        One of ``scale_missing.RULES``, or "" to refuse gaps.
+    columns
+        One of ``scale_split.COLUMNS``: how experts are shared.
+
+    Raises
+    ------
+    ReplayError
+        If the map is not of the trace's ranks.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        ranks: RankMap,
+        *,
+        self_traffic: bool = True,
+        factor: Fraction = Fraction(1),
+        missing: str = "",
+        columns: str = "even",
+    ) -> None:
+        if len(ranks.targets) != trace.meta.world:
+            raise ReplayError(
+                f"a rank map is of the trace's {trace.meta.world} ranks, but "
+                f"{ranks.rule} is of {len(ranks.targets)}: make it for this trace"
+            )
+        self.map = ranks
+        self.self_traffic = self_traffic
+        self.factor = factor
+        self.missing = missing
+        self.columns = columns
+        self.world = ranks.world
+        self.groups = tuple(_image(ranks, g.ranks) for g in trace.groups)
+        self.ledger = Ledger(factor=factor)
+        self.completes = bool(missing)
+        self.in_common_order = ranks.merges or self.completes
+        # all that decides what is sent
+        self.identity = (
+            f"{ranks.identity} self {self_traffic} factor {factor} missing {missing} "
+            f"columns {columns}"
+        )
+        self._trace = trace
+
+    def rank(self, old: int) -> int:
+        """The first rank that carries a rank of the trace; -1: none."""
+        return min(self.map.targets[old], default=-1)
+
+    def origins(self, new: int) -> tuple[int, ...]:
+        """The ranks of the trace that a rank of the replay carries, ascending."""
+        return self.map.origins[new]
+
+    def needs(self, group: int) -> Int64:
+        """Which members' records a group's replay needs, in ascending order of ranks.
+
+        Returns
+        -------
+        ndarray
+            ``[w]`` int64 places among the W members.
+        """
+        members = sorted(self._trace.groups[group].ranks)
+        kept = [at for at, old in enumerate(members) if self.map.targets[old]]
+        return np.array(kept, np.int64)
+
+    def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
+        """Matrices of the trace as those of the replay.
+
+        Parameters
+        ----------
+        group
+            Index of the trace's group.
+        wire
+            ``[b, W, W]`` bytes, ranks ascending.
+        occurrences
+            ``[b]`` which these are.
+
+        Returns
+        -------
+        ndarray
+            ``[b, W', W']`` bytes, ranks of the replay ascending.
+        """
+        known = self._completed(group, wire, occurrences)
+        members = np.sort(np.array(self._trace.groups[group].ranks, np.int64))
+        keep = self.needs(group)
+        whole = known[:, keep[:, None], keep]
+        parts = np.array([len(self.map.targets[r]) for r in members[keep]], np.int64)
+        split = self._split(group, whole, known, keep, parts, occurrences)
+        owner = np.array(
+            [new for r in members[keep] for new in self.map.targets[r]], np.int64
+        )
+        moved = _summed(_summed(split, owner, axis=1), owner, axis=2)
+        kept = moved
+        if not self.self_traffic:
+            kept = moved * ~np.eye(moved.shape[1], dtype=bool)
+        sent = times(kept, self.factor)
+        self.ledger.take(captured=wire, known=whole, moved=moved, kept=kept, sent=sent)
+        self.ledger.left_out += int(known.sum()) - int(whole.sum())
+        return sent
+
+    def volumes(
+        self, group: int, kind: str, nbytes: Int64, occurrences: Int64
+    ) -> Int64:
+        """Bytes of each member's input as those of the replay.
+
+        Parts of a whole (:data:`SUMMED`) add up; a buffer that all have stays.
+
+        Parameters
+        ----------
+        group
+            Index of the trace's group.
+        kind
+            Of the collective.
+        nbytes
+            ``[b, W]``, ranks ascending.
+        occurrences
+            ``[b]`` which these are.
+
+        Returns
+        -------
+        ndarray
+            ``[b, W']`` int64.
+        """
+        members = sorted(self._trace.groups[group].ranks)
+        keep = self.needs(group)
+        whole = nbytes[:, keep]
+        if self.missing and kind != "send_recv":
+            there = missing.known_rows(self._trace, occurrences)
+            there = there[:, self._ascending(group)][:, keep]
+            most = np.where(there, whole, 0).max(axis=1, initial=0)
+            whole = np.where(there, whole, most[:, None])
+        kept = [members[at] for at in keep.tolist()]
+        parts = np.array([len(self.map.targets[r]) for r in kept], np.int64)
+        owner = np.array([new for r in kept for new in self.map.targets[r]], np.int64)
+        if kind == "send_recv":  # the message is not cut: the first rank sends it
+            first = np.cumsum(parts) - parts
+            split = np.zeros((len(whole), len(owner)), np.int64)
+            split[:, first] = whole
+        elif kind in SUMMED:
+            split = split.share(whole[:, None, :], parts)[:, 0]
+        else:
+            split = np.repeat(whole, parts, axis=1)
+        if kind in SUMMED:
+            out = _summed(split, owner, axis=1)
+        else:
+            out = _largest(split, owner)
+        return times(out, self.factor)
+
+    def describe(self) -> tuple[str, ...]:
+        """What was asked for, and what it did to what went through so far."""
+        kept = "kept" if self.self_traffic else "left out"
+        asked = f"scale: {self.map.rule}; self traffic {kept}"
+        if self.map.splits:
+            asked += f"; rows split evenly, columns by {self.columns}"
+        if self.missing:
+            asked += f"; missing records completed by {self.missing}"
+        if self.factor != 1:
+            asked += f"; bytes times {self.factor}"
+        return (asked, *self.ledger.lines())
+
+    # ---- steps -----------------------------------------------------------------
+
+    def _ascending(self, group: int) -> Int64:
+        return np.argsort(self._trace.groups[group].ranks)
+
+    def _completed(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
+        if not self.missing or not len(wire):
+            return wire
+        if missing.known_rows(self._trace, occurrences).all():
+            return wire
+        order = self._ascending(group)
+        back = np.argsort(order)
+        found = missing.complete(
+            self._trace,
+            occurrences,
+            wire[:, back[:, None], back],
+            self.missing,
+        )
+        self.ledger.from_peers += found.from_peers
+        self.ledger.by_mean += found.by_mean
+        return found.wire[:, order[:, None], order]
+
+    def _split(
+        self,
+        group: int,
+        whole: Int64,
+        known: Int64,
+        keep: Int64,
+        parts: Int64,
+        occurrences: Int64,
+    ) -> Int64:
+        """Matrices of as many members as there are shares."""
+        if (parts == 1).all() or not len(whole):
+            return whole
+        total = int(parts.sum())
+        out = np.empty((len(whole), total, total), np.int64)
+        sites = self._trace.occurrences.site[occurrences]
+        for number in np.unique(sites).tolist():
+            at = np.flatnonzero(sites == number)
+            site = self._trace.sites[number]
+            unit = site.row_bytes or 1
+            if (whole[at] % unit).any():
+                unit = 1
+            back = site.phase in TRANSPOSED_PHASES
+            cells = whole[at].transpose(0, 2, 1) if back else whole[at]
+            by_expert = None
+            if self.columns == "experts" and len(keep) == known.shape[1]:
+                by_expert = self._by_expert(site, group, cells, occurrences[at], parts)
+            if by_expert is not None:
+                unit = site.row_bytes
+            made = split.split(cells // unit, parts, by_expert=by_expert) * unit
+            out[at] = made.transpose(0, 2, 1) if back else made
+        return out
+
+    def _by_expert(
+        self, site: Site, group: int, cells: Int64, occurrences: Int64, parts: Int64
+    ) -> Int64 | None:
+        """Token copies for the experts of each rank to be, ``[b, W, W']``.
+
+        None where the wire does not follow a demand, and columns are shared evenly.
+        """
+        trace = self._trace
+        if site.wire != WireForm.DEMAND:
+            return None
+        routed = trace.routing_of(occurrences)
+        copies = trace.demand(routed).astype(np.int64)
+        if trace.any_dropped(routed):
+            form = trace.sites[site.routing].dropped
+            if form == DroppedForm.UNKNOWN:
+                return None
+            copies -= trace.dropped(routed)
+        order = self._ascending(group)
+        out = np.zeros((len(cells), len(order), int(parts.sum())), np.int64)
+        when = trace.occurrences.iteration[occurrences]
+        holders = [
+            tuple(np.argsort(order)[trace.holder(site.layer, group, i)].tolist())
+            for i in when.tolist()
+        ]
+        for holder in set(holders):
+            at = np.array([n for n, h in enumerate(holders) if h == holder])
+            column = split.runs(np.array(holder, np.int64), parts)
+            for expert, to in enumerate(column.tolist()):
+                out[at, :, to] += copies[at][:, order, expert]
+        # a record that was completed has no demand of its own
+        begins = np.cumsum(parts) - parts
+        agrees = np.add.reduceat(out, begins, axis=2) * site.row_bytes == cells
+        return out if agrees.all() else None
+
+
+def _image(ranks: RankMap, members: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({new for old in members for new in ranks.targets[old]}))
+
+
+def _summed(values: Int64, owner: Int64, *, axis: int) -> Int64:
+    """Sum what belongs to one rank; ranks ascending."""
+    if not len(owner):
+        return values
+    order = np.argsort(owner, kind="stable")
+    first = np.unique(owner[order], return_index=True)[1]
+    if len(first) == len(owner) and (order == np.arange(len(owner))).all():
+        return values
+    out: Int64 = np.add.reduceat(np.take(values, order, axis), first, axis=axis)
+    return out
+
+
+def _largest(values: Int64, owner: Int64) -> Int64:
+    """The largest of what belongs to one rank, ``[b, W']``; ranks ascending."""
+    if not len(owner):
+        return values
+    order = np.argsort(owner, kind="stable")
+    first = np.unique(owner[order], return_index=True)[1]
+    out: Int64 = np.maximum.reduceat(values[:, order], first, axis=1)
+    return out
