@@ -72,7 +72,7 @@ def analyze(
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     from moetraffic.analysis import PARTS
-    from moetraffic.report import plain, summary
+    from moetraffic.report import plain_data, summary
 
     asked: dict[str, Any] = {
         "layers": layer_numbers(layers),
@@ -102,12 +102,12 @@ def analyze(
             quiet=as_json,
         )
         found.append((path, one))
-    told = [{"file": str(p), **plain.as_dict(a)} for p, a in found]
+    told = [{"file": str(p), **plain_data.as_dict(a)} for p, a in found]
     if output is not None and output.suffix == ".json":
         _write(output, json_text(told if len(told) > 1 else told[0]) + "\n")
     elif output is not None:
-        rows = [r for p, a in found for r in plain.records(a, file=str(p))]
-        plain.write_records(rows, output, force=force)
+        rows = [r for p, a in found for r in plain_data.records(a, file=str(p))]
+        plain_data.write_records(rows, output, force=force)
     if as_json:
         print_json(told if len(told) > 1 else told[0])
         return

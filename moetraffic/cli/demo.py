@@ -72,7 +72,7 @@ def demo(
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
         from moetraffic.report import pictures, summary
-        from moetraffic.report.plain import as_dict
+        from moetraffic.report.plain_data import as_dict
 
         found = analyze(trace)
         _stage("4/4 draw", as_json)

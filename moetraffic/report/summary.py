@@ -15,7 +15,7 @@ from moetraffic.analysis.forecast.usefulness import Verdict, sentence
 from moetraffic.analysis.rhythm.source_statistics import Beats
 
 from .occupation import table as occupation_table
-from .plain import mean
+from .plain_data import mean
 from .units import rank_span
 
 FIGURES = {

@@ -14,7 +14,7 @@ from moetraffic.analysis import analyze, cv, normalised_entropy
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report import plain, summary
+from moetraffic.report import plain_data, summary
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Meta, Trace
 
 
@@ -171,7 +171,7 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
 
     with Trace.open(captured) as trace:
         found = analyze(trace, horizons=(1,))
-    told = plain.as_dict(found)
+    told = plain_data.as_dict(found)
     first = told["exchanges"][0]["statistics"]["expert_load"]["skew"]["cv"]
     assert len(first["values"]) == 24
     assert first["early"] != first["late"]
@@ -181,7 +181,7 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     text = paper.export_text()
     for word in ("normalised entropy", "hot set kept", "duty", "line efficiency"):
         assert word in text
-    rows = plain.records(found, file="run.h5")
+    rows = plain_data.records(found, file="run.h5")
     mine = [
         r for r in rows if (r.layer, r.subject, r.statistic) == (1, "expert_load", "cv")
     ]
@@ -191,9 +191,9 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
         (mine[0].value - mine[0].floor) / mine[0].floor_std
     )
     for name in ("figures.csv", "figures.parquet"):
-        plain.write_records(rows, tmp_path / name)
+        plain_data.write_records(rows, tmp_path / name)
     table = pandas.read_csv(tmp_path / "figures.csv")
-    assert table.columns.tolist() == list(plain.COLUMNS)
+    assert table.columns.tolist() == list(plain_data.COLUMNS)
     assert len(table) == len(rows)
     again = pandas.read_parquet(tmp_path / "figures.parquet")
     assert np.allclose(again["value"], table["value"], equal_nan=True)
@@ -207,7 +207,7 @@ def test_results_do_not_depend_on_threads_or_on_a_cluster(captured: Path) -> Non
     parts = ["skew", "convergence", "forecasts"]
     with Trace.open(captured) as trace:
         told = [
-            json.dumps(plain.as_dict(analyze(trace, parts=parts, threads=threads)))
+            json.dumps(plain_data.as_dict(analyze(trace, parts=parts, threads=threads)))
             for threads in (1, 3)
         ]
         with (
@@ -218,7 +218,7 @@ def test_results_do_not_depend_on_threads_or_on_a_cluster(captured: Path) -> Non
         ):
             mapper = on_cluster(client, captured)
             far = analyze(trace, parts=parts, mapper=mapper)
-        told.append(json.dumps(plain.as_dict(far)))
+        told.append(json.dumps(plain_data.as_dict(far)))
     assert told[0] == told[1] == told[2]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis import Analysis, analyze
 from moetraffic.data import path
-from moetraffic.report import plain, summary
+from moetraffic.report import plain_data, summary
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, UNKNOWN_TIME, Presence
 from moetraffic.trace.panel import ArrayPanel
@@ -59,9 +59,9 @@ def made(demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,)) -> Tra
 def told(found: Analysis) -> dict[str, object]:
     """Both ways out hold, and nothing in them is infinite or no JSON."""
     summary.tables(found)
-    value = plain.as_dict(found)
+    value = plain_data.as_dict(found)
     json.dumps(value)
-    rows = plain.records(found)
+    rows = plain_data.records(found)
     assert all(isinstance(r.value, float) for r in rows)
     return value
 

@@ -22,7 +22,7 @@ from hypothesis.extra.numpy import arrays
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
-from moetraffic.report.page import Content, content, document, words
+from moetraffic.report.page import Content, content, document, highlights
 from moetraffic.report.page.chart import Chart, Listed, Missing, packed
 from moetraffic.report.page.document import data_text
 from moetraffic.report.page.matrices import Matrices
@@ -148,14 +148,14 @@ def test_one_circuit_is_seen_and_few_stand_apart(shown: Content) -> None:
 
 def test_what_nobody_told_is_not_shown(golden: Trace) -> None:
     """An own loop without a word has no layout, no layers and no seed of 1, 0, -1."""
-    told = {row[0] for row in words.about(golden, {}).rows}
+    told = {row[0] for row in highlights.about(golden, {}).rows}
     assert {"dp", "layers", "experts", "k", "order"} <= told
     nothing = replace(
         golden.meta,
         **{"workload": "", "dp": 1, "layers": 0, "hidden": 0, "experts": 0, "k": 0},
         seed=-1,
     )
-    own = {row[0] for row in words.about(golden.replace(meta=nothing), {}).rows}
+    own = {row[0] for row in highlights.about(golden.replace(meta=nothing), {}).rows}
     assert own == told - {
         *("dp", "tp", "pp", "cp", "order"),
         *("layers", "hidden", "experts", "k", "seed"),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from moetraffic.analysis import Analysis, Beat, Beats, Rhythm
 from moetraffic.analysis.forecast.lead_time import Leads
-from moetraffic.report.plain import as_dict
+from moetraffic.report.plain_data import as_dict
 from moetraffic.report.summary import replay_table, tables
 
 NAN = float("nan")

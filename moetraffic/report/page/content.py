@@ -13,7 +13,16 @@ from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
 from moetraffic.trace import Trace
 
-from . import ahead, beside, courses, fabric, packets, rhythm, skew, words
+from . import (
+    convergence,
+    fabric,
+    forecasts,
+    highlights,
+    packets,
+    rhythm,
+    side_by_side,
+    skew,
+)
 from .chart import Chart, Listed, Missing, Section
 from .matrices import MOST_BYTES, Kept, matrices
 
@@ -23,7 +32,7 @@ class Content:
     """What stands on a page."""
 
     title: str
-    tiles: tuple[words.Tile, ...]
+    tiles: tuple[highlights.Tile, ...]
     lines: tuple[str, ...]  # the summary in words
     notes: tuple[str, ...]  # what could not be computed, and why
     sections: tuple[Section, ...]
@@ -94,20 +103,20 @@ def content(
             key="about",
             title="About",
             about="",
-            parts=(words.about(trace, {}),),
+            parts=(highlights.about(trace, {}),),
         ),
     ]
     return Content(
         title=title or trace.name.rsplit("/", 1)[-1],
-        tiles=tuple(words.tiles(trace, found)),
-        lines=tuple(words.run_in_words(trace, found)),
+        tiles=tuple(highlights.tiles(trace, found)),
+        lines=tuple(highlights.run_in_words(trace, found)),
         notes=found.notes,
         sections=tuple(sections),
     )
 
 
 def _summary(trace: Trace, found: Analysis) -> Section:
-    parts: tuple[Listed, ...] = (words.by_layer(found),) if found.exchanges else ()
+    parts: tuple[Listed, ...] = (highlights.by_layer(found),) if found.exchanges else ()
     return Section(key="summary", title="Summary", about="", parts=parts)
 
 
@@ -155,9 +164,9 @@ def _future(found: Analysis) -> Section:
         about="How far ahead a scheduler can count on the traffic, and whether the run "
         "has come to rest.",
         parts=(
-            ahead.horizons(found),
-            ahead.within(found),
-            courses.convergence(found),
+            forecasts.horizons(found),
+            forecasts.within(found),
+            convergence.convergence(found),
         ),
     )
 
@@ -187,7 +196,7 @@ def _replay(trace: Trace, replay: Trace | None) -> Section:
         "the same bytes go the same ways.",
         absent="no replayed trace was given: make one with moetraffic replay, and give "
         "it with --replay",
-        order=(beside.ratios, beside.quantiles, beside.distances),
+        order=(side_by_side.ratios, side_by_side.quantiles, side_by_side.distances),
     )
 
 
@@ -201,7 +210,7 @@ def _comparison(trace: Trace, other: Trace | None) -> Section:
         about="How far another run is from this one, and whether that is more than "
         "this run's distance to itself.",
         absent="no second trace was given: name one after the first",
-        order=(beside.distances, beside.ratios, beside.quantiles),
+        order=(side_by_side.distances, side_by_side.ratios, side_by_side.quantiles),
     )
 
 
@@ -229,8 +238,8 @@ def _beside(
         lacking = Missing(title=title, reason=str(error))
         return Section(key=key, title=title, about=about, parts=(lacking,))
     parts = (
-        beside.who([("this run", trace), (name, other)]),
+        side_by_side.who([("this run", trace), (name, other)]),
         *(draw(found, key, "this run", name) for draw in order),
-        beside.figures(found, key),
+        side_by_side.figures(found, key),
     )
     return Section(key=key, title=title, about=about, parts=parts)

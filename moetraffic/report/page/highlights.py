@@ -10,7 +10,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, Exchange, Subject
 from moetraffic.report.overview import ep_words, layout_told
-from moetraffic.report.plain import mean
+from moetraffic.report.plain_data import mean
 from moetraffic.report.summary import SHOWN_LAYERS, sentences
 from moetraffic.report.units import byte_size, duration
 from moetraffic.trace import Trace
