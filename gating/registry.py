@@ -130,7 +130,7 @@ ROUTERS: dict[str, RouterFactory] = {
     "topk": _topk,
     "gshard": _gshard,
     "fairscale-top2": _fairscale,
-    "fairscale": _fairscale,  # the gate of the whole layer, see models/layers/fairscale_moe.py
+    "fairscale": _fairscale,  # the gate of models/layers/fairscale_moe.py
     "expert-choice": _expert_choice,
     "deepseek": _deepseek,
     "hash": _hash,

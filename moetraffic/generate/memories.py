@@ -3,8 +3,8 @@ r"""Several memories of a series that is seen through noise of known size.
 A series that is the sum of J independent AR(1) of share :math:`a_j` of its variance and
 of white noise of share :math:`a_0` has the autocorrelation
 :math:`\rho_l = \sum_j a_j \phi_j^l`.  Its likelihood is Whittle's with the exact
-expectation of the periodogram of n steps, as in :mod:`moetraffic.analysis.forecast.attenuation`,
-which fits one.
+expectation of the periodogram of n steps, as in
+:mod:`moetraffic.analysis.forecast.attenuation`, which fits one.
 """
 
 from __future__ import annotations

@@ -414,7 +414,7 @@ class _Stage:
 
 
 def _biases_first(shared: Sequence[ModelTensor]) -> list[ModelTensor]:
-    """A split matrix behind its bias, as ``moetraffic.models.parallelism.tensor`` lists them."""
+    """A split matrix behind its bias, in the order of ``parallelism/tensor.py``."""
     names = {t.name for t in shared}
     order: list[ModelTensor] = []
     for tensor in shared:

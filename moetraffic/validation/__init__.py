@@ -1,1 +1,1 @@
-"""Validation: two-sample tests and classifiers that compare synthetic with real runs."""
+"""Validation: two-sample tests and classifiers of synthetic against real runs."""

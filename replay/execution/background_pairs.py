@@ -2,8 +2,8 @@
 
 Both passes of a pair follow each other on the same ranks and groups, and which goes
 first alternates (beside, without, without, beside), so that what drifts in the machine
-falls on both.  :func:`moetraffic.replay.results.fidelity.slowdown` makes a ratio and its
-interval of them.
+falls on both.  :func:`moetraffic.replay.results.fidelity.slowdown` makes a ratio and
+its interval of them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.trace.model import Int64
 from moetraffic.trace.trace import Trace
 
-from . import missing, rank_map, split
+from . import missing_rows, rank_map, sharing
 from .rank_map import RankMap
 from .trace_scaling import TraceScale
 
@@ -59,7 +59,8 @@ class Scale(Protocol):
     ) -> Int64:
         """Bytes of each member's input ``[b, W]`` as ``[b, W']``, int64.
 
-        ``kind`` is one of :data:`~moetraffic.replay.plan.program.KINDS` but an all-to-all.
+        ``kind`` is one of :data:`~moetraffic.replay.plan.program.KINDS` but an
+        all-to-all.
         """
         ...
 
@@ -92,7 +93,7 @@ class Scaling:
     rank_map: str = ""  # a file, or "0,0,1,-"
     factor: Fraction = Fraction(1)  # of all bytes
     self_traffic: bool = True  # whether a rank sends to itself
-    missing: str = ""  # a rule of missing.RULES; "": refuse gaps
+    missing: str = ""  # a rule of missing_rows.RULES; "": refuse gaps
 
     def __post_init__(self) -> None:
         given = [f"--{name}" for name, text in self._ways().items() if text]
@@ -101,16 +102,16 @@ class Scaling:
                 "ranks are mapped in one way, but there are "
                 f"{' and '.join(given)}: give one, or say it all with --rank-map"
             )
-        if self.missing and self.missing not in missing.RULES:
+        if self.missing and self.missing not in missing_rows.RULES:
             raise ReplayError(
                 "missing records are completed by "
-                f"{' or '.join(missing.RULES)}, not {self.missing[:40]!r}: "
+                f"{' or '.join(missing_rows.RULES)}, not {self.missing[:40]!r}: "
                 "choose one"
             )
         rule = rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
-        if rule and rule not in split.COLUMNS:
+        if rule and rule not in sharing.COLUMNS:
             raise ReplayError(
-                f"experts are shared by {' or '.join(split.COLUMNS)}, not "
+                f"experts are shared by {' or '.join(sharing.COLUMNS)}, not "
                 f"{rule[:40]!r}: choose one"
             )
 
@@ -136,7 +137,7 @@ class Scaling:
             columns=(
                 rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
             )
-            or split.COLUMNS[0],
+            or sharing.COLUMNS[0],
         )
 
     def arguments(self) -> list[str]:

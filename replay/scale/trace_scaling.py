@@ -21,7 +21,7 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.trace import Trace
 
-from . import missing, split
+from . import missing_rows, sharing
 from .byte_factor import times
 from .ledger import Ledger
 from .rank_map import RankMap
@@ -45,9 +45,9 @@ class TraceScale:
     factor
         What every byte count is multiplied with.
     missing
-        One of ``scale_missing.RULES``, or "" to refuse gaps.
+        One of ``missing_rows.RULES``, or "" to refuse gaps.
     columns
-        One of ``scale_split.COLUMNS``: how experts are shared.
+        One of ``sharing.COLUMNS``: how experts are shared.
 
     Raises
     ------
@@ -169,7 +169,7 @@ class TraceScale:
         keep = self.needs(group)
         whole = nbytes[:, keep]
         if self.missing and kind != "send_recv":
-            there = missing.known_rows(self._trace, occurrences)
+            there = missing_rows.known_rows(self._trace, occurrences)
             there = there[:, self._ascending(group)][:, keep]
             most = np.where(there, whole, 0).max(axis=1, initial=0)
             whole = np.where(there, whole, most[:, None])
@@ -181,7 +181,7 @@ class TraceScale:
             split = np.zeros((len(whole), len(owner)), np.int64)
             split[:, first] = whole
         elif kind in SUMMED:
-            split = split.share(whole[:, None, :], parts)[:, 0]
+            split = sharing.share(whole[:, None, :], parts)[:, 0]
         else:
             split = np.repeat(whole, parts, axis=1)
         if kind in SUMMED:
@@ -210,11 +210,11 @@ class TraceScale:
     def _completed(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
         if not self.missing or not len(wire):
             return wire
-        if missing.known_rows(self._trace, occurrences).all():
+        if missing_rows.known_rows(self._trace, occurrences).all():
             return wire
         order = self._ascending(group)
         back = np.argsort(order)
-        found = missing.complete(
+        found = missing_rows.complete(
             self._trace,
             occurrences,
             wire[:, back[:, None], back],
@@ -252,7 +252,7 @@ class TraceScale:
                 by_expert = self._by_expert(site, group, cells, occurrences[at], parts)
             if by_expert is not None:
                 unit = site.row_bytes
-            made = split.split(cells // unit, parts, by_expert=by_expert) * unit
+            made = sharing.split(cells // unit, parts, by_expert=by_expert) * unit
             out[at] = made.transpose(0, 2, 1) if back else made
         return out
 
@@ -282,7 +282,7 @@ class TraceScale:
         ]
         for holder in set(holders):
             at = np.array([n for n, h in enumerate(holders) if h == holder])
-            column = split.runs(np.array(holder, np.int64), parts)
+            column = sharing.runs(np.array(holder, np.int64), parts)
             for expert, to in enumerate(column.tolist()):
                 out[at, :, to] += copies[at][:, order, expert]
         # a record that was completed has no demand of its own

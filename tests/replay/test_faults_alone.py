@@ -14,6 +14,7 @@ import pytest
 
 from moetraffic.launch.processes import state_of
 from moetraffic.replay.__main__ import main
+from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.rendezvous.rendezvous import Meeting
 from moetraffic.trace.trace import Trace
 
@@ -97,7 +98,7 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
         first_looks.append(time.monotonic())
         return "running" if time.monotonic() < first_looks[0] + 1.5 else state_of(pid)
 
-    monkeypatch.setattr(meeting, "state_of", late)
+    monkeypatch.setattr(rendezvous, "state_of", late)
     said, place = killed(0)
     assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
 

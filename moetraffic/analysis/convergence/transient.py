@@ -62,7 +62,8 @@ def settling(curve: npt.ArrayLike) -> Settling:
     for which :math:`\sum_{t \ge d} (x_t - \bar x_d)^2 / (T - d)^2` is least, the
     squared standard error of the mean of the rest, with d at most T/2.  If that limit
     itself is the least, the curve is still moving.  A jump in the second half is not
-    looked for; ask :func:`~moetraffic.analysis.convergence.trends.trend` of the stable part.
+    looked for; ask :func:`~moetraffic.analysis.convergence.trends.trend` of the stable
+    part.
 
     Parameters
     ----------

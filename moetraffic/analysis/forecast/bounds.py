@@ -1,8 +1,8 @@
 r"""Limits: how well anyone could forecast a series, whatever the method.
 
 :func:`spectral_flatness` is the best that a linear forecast one step ahead can do;
-:mod:`moetraffic.analysis.forecast.entropy_rate` asks the same of symbols, which are made of
-traffic in the ways that :func:`hot_symbols`, :func:`pair_symbols` and
+:mod:`moetraffic.analysis.forecast.entropy_rate` asks the same of symbols, which are
+made of traffic in the ways that :func:`hot_symbols`, :func:`pair_symbols` and
 :func:`level_symbols` state.
 
 Series are ``[T, C]``, time first.  All is estimated from one run: no limit is known

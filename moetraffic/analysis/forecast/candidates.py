@@ -1,8 +1,9 @@
 """Candidates: forecasters with settings, evaluated at chosen origins only.
 
-The functions of :mod:`moetraffic.analysis.forecast.forecasters` forecast every step; here the
-same forecasts are made at some origins of a block of series, with what several settings
-share computed once.  A gap in a series is taken to hold the last value before it.
+The functions of :mod:`moetraffic.analysis.forecast.forecasters` forecast every step;
+here the same forecasts are made at some origins of a block of series, with what several
+settings share computed once.  A gap in a series is taken to hold the last value before
+it.
 """
 
 from __future__ import annotations

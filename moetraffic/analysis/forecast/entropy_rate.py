@@ -5,8 +5,9 @@ estimators stand side by side.  Lempel and Ziv's needs no model and converges sl
 after hundreds of steps it may be 10% off, either way.  The plug-in of a Markov chain is
 nearly unbiased where contexts recur often, and blind beyond the chain's order.
 
-What :func:`~moetraffic.analysis.forecast.predictability_bound.fano_limit` makes of a rate is an estimate: it
-holds for the true rate, and neither estimator is a bound of that.  Call it no ceiling.
+What :func:`~moetraffic.analysis.forecast.predictability_bound.fano_limit` makes of a
+rate is an estimate: it holds for the true rate, and neither estimator is a bound of
+that.  Call it no ceiling.
 """
 
 from __future__ import annotations

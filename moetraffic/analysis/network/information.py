@@ -9,8 +9,9 @@ Of a matrix ``[..., A, B]`` (row sends, column receives) with shares p:
 
 ``bias_corrected`` adds to each entropy its own Miller-Madow term, (m - 1) / (2 N ln 2)
 with the m cells, rows or columns above zero, as in
-:func:`moetraffic.analysis.skew.measures.entropy`: then identities between terms still hold, but
-values may leave their limits by chance.  It is for counts of token copies only.
+:func:`moetraffic.analysis.skew.measures.entropy`: then identities between terms still
+hold, but values may leave their limits by chance.  It is for counts of token copies
+only.
 
 References
 ----------

@@ -1,9 +1,9 @@
 """Packets: traffic matrices written out as the sequence of (source, destination).
 
 A matrix says how much went from whom to whom, not in which order.  Measures of a
-sequence, such as :mod:`moetraffic.analysis.network.complexity`, therefore need an order that is
-stated: matrices follow each other in time, and within a matrix the packets stand in one
-of :data:`ORDERS`.
+sequence, such as :mod:`moetraffic.analysis.network.complexity`, therefore need an order
+that is stated: matrices follow each other in time, and within a matrix the packets
+stand in one of :data:`ORDERS`.
 """
 
 from __future__ import annotations

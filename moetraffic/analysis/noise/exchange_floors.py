@@ -1,9 +1,9 @@
 """Floors of an exchange: what a balanced gate makes of all its measures, drawn once.
 
-:mod:`.noise_floors` gives the floor of one measure; an exchange has a dozen, of matrices that
-may be large.  Here a set of balanced matrices is drawn once for each number of tokens,
-and all measures are taken of it.  Where steps differ in their tokens, floors are drawn
-at a few numbers and read between them: they are smooth in the number.
+:mod:`.noise_floors` gives the floor of one measure; an exchange has a dozen, of
+matrices that may be large.  Here a set of balanced matrices is drawn once for each
+number of tokens, and all measures are taken of it.  Where steps differ in their tokens,
+floors are drawn at a few numbers and read between them: they are smooth in the number.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def matrix_floors(
         None: the matrix is W x E.  R, equal to W: the matrix between ranks that hold
         E/R experts each, without its diagonal.
     received
-        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`, of the column sums: in the result as
-        ``received.<measure>``.
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`, of the column sums:
+        in the result as ``received.<measure>``.
 
     Returns
     -------

@@ -104,8 +104,9 @@ def joint_entropy_floor(
     """Floor of the entropy of all cells, H(S,D).
 
     All rows have the same sum, so that it is log2 W above that of
-    :func:`conditional_entropy_floor`.  :func:`moetraffic.analysis.noise.noise_floors.noise_floor`
-    of "entropy" says the same at the cost of W rows.
+    :func:`conditional_entropy_floor`.
+    :func:`moetraffic.analysis.noise.noise_floors.noise_floor` of "entropy" says the
+    same at the cost of W rows.
     """
     row = conditional_entropy_floor(
         tokens,
@@ -261,7 +262,8 @@ def column_floor(
     """
     if measure not in measures.MEASURES:
         raise AnalysisError(
-            f"a noise floor is of one of {', '.join(measures.MEASURES)}, not {measure!r}: "
+            f"a noise floor is of one of {', '.join(measures.MEASURES)}, "
+            f"not {measure!r}: "
             f"choose one of them"
         )
     number = balanced_tokens(tokens, experts, k, None, sources)

@@ -195,7 +195,8 @@ def noise_floor(
     """
     if measure not in measures.MEASURES:
         raise AnalysisError(
-            f"a noise floor is of one of {', '.join(measures.MEASURES)}, not {measure!r}: "
+            f"a noise floor is of one of {', '.join(measures.MEASURES)}, "
+            f"not {measure!r}: "
             f"use simulated_floor for a measure of your own"
         )
     number = balanced_tokens(tokens, experts, k, ranks, sources)

@@ -151,7 +151,8 @@ def cycle_starts(first: Int64, last: Int64, *, period_ns: float) -> Int64:
     Parameters
     ----------
     first, last
-        int64 ``[m]`` ns, from :func:`moetraffic.analysis.times.intervals.merge_intervals`.
+        int64 ``[m]`` ns, from
+        :func:`moetraffic.analysis.times.intervals.merge_intervals`.
     period_ns
         Period, ns.
     """

@@ -2,10 +2,11 @@
 
 Training alternates between computing and communicating, so that its traffic is a
 sequence of bursts that comes again with each iteration.  How the time divides is told
-by the intervals themselves (:mod:`moetraffic.analysis.times.intervals`), what recurs by the
-autocorrelation of a series in time bins (:mod:`moetraffic.analysis.rhythm.periodicity`) and,
-independently of it, by the strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); how
-alike the cycles are by cutting the bursts at where each begins
+by the intervals themselves (:mod:`moetraffic.analysis.times.intervals`), what recurs by
+the autocorrelation of a series in time bins
+(:mod:`moetraffic.analysis.rhythm.periodicity`) and, independently of it, by the
+strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); how alike the cycles
+are by cutting the bursts at where each begins
 (:mod:`moetraffic.analysis.rhythm.cycles`).
 """
 

@@ -13,9 +13,9 @@ nic        the parts of the ranks behind it; bytes that they send to other NICs
 =========  ==========================================================================
 
 The trace is read in blocks, twice where the busiest are chosen.  What is kept are three
-numbers an event, of at most :data:`moetraffic.analysis.rhythm.sources.EVENTS` events of a
-source: of very many sources only the busiest are told, and of a very long run a stretch
-in its middle; notes say so.
+numbers an event, of at most :data:`moetraffic.analysis.rhythm.sources.EVENTS` events of
+a source: of very many sources only the busiest are told, and of a very long run a
+stretch in its middle; notes say so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pass over count matrices as machine code; see :mod:`moetraffic.analysis.skew.kernels`.
+"""The pass over count matrices as machine code, for ``kernels``.
 
 Imported only where numba is there and there is enough to do.  The functions are plain
 Python too, slow but the same.  They hold no interpreter lock, so that threads may each

@@ -1,9 +1,10 @@
 """The pass over count matrices in numpy; the same sums in the same order as compiled.
 
-Every sum here equals that of :mod:`moetraffic.analysis.skew.compiled_pass` to the last bit:
-whole numbers are exact, logarithms are of :mod:`moetraffic.analysis.skew.logarithms`, and
-what is not whole is added up in one order: over a row in eight lanes, element b in lane
-b % 8, the lanes by pairs, then row after row.
+Every sum here equals that of :mod:`moetraffic.analysis.skew.compiled_pass` to the last
+bit: whole numbers are exact, logarithms are of
+:mod:`moetraffic.analysis.skew.logarithms`, and what is not whole is added up in one
+order: over a row in eight lanes, element b in lane b % 8, the lanes by pairs, then row
+after row.
 """
 
 from __future__ import annotations

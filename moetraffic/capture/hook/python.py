@@ -8,7 +8,8 @@ a replayed CUDA graph never comes here.  The kernels here are Python; where
 
 The kernels run in the training's own time, so they note only what will not be there
 later, and hold no tensor: whatever can be worked out is worked out elsewhere
-(:mod:`moetraffic.capture.records.journal`, :mod:`moetraffic.capture.records.committer`).
+(:mod:`moetraffic.capture.records.journal`,
+:mod:`moetraffic.capture.records.committer`).
 """
 
 from __future__ import annotations

@@ -42,9 +42,10 @@ class Encoder:
         Parameters
         ----------
         record
-            ``(CALL, ...)`` as :data:`moetraffic.capture.hook.python.Record` says, ``(END, number, start, end)``,
-            ``(STEP, end, tokens, kind, loss)``, ``(OPTIMIZER, end)`` or ``(ROUTED,
-            issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
+            ``(CALL, ...)`` as :data:`moetraffic.capture.hook.python.Record` says,
+            ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
+            ``(OPTIMIZER, end)`` or ``(ROUTED, issue, group, layer, label, thread,
+            in_backward, grad, demand, dropped)``.
         words
             The list to append to.
         """

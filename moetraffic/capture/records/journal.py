@@ -31,11 +31,11 @@ from .encoder import Encoder
 if TYPE_CHECKING:
     from moetraffic.capture.hook.native import Native
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from moetraffic.capture.committer import main
+from moetraffic.capture.records.committer import main
 main(*map(int, sys.argv[2:]))
 """
 SLICE = 256  # records encoded before another thread may run

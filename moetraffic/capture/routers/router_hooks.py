@@ -103,9 +103,9 @@ def watch_routers(
     Parameters
     ----------
     on_routing
-        Called as :func:`moetraffic.capture.annotate.routing` is: layer, demand ``[E]`` int64, dropped
-        copies ``[E]`` or None, and the expert-parallel group or None.  The thread's
-        place has the label ``"router"`` meanwhile.  It must not raise.
+        Called as :func:`moetraffic.capture.annotate.routing` is: layer, demand ``[E]``
+        int64, dropped copies ``[E]`` or None, and the expert-parallel group or None.
+        The thread's place has the label ``"router"`` meanwhile.  It must not raise.
     on_failure
         Called with ``"router"`` and the error where a router cannot be read; such an
         error never reaches the model.  If absent, the first of each router's is logged.
@@ -120,8 +120,8 @@ def watch_routers(
     Notes
     -----
     Nothing is told where tensors are fake, a CUDA graph is being captured, or a layer's
-    own program reports its routing through :func:`moetraffic.capture.annotate.routing`.  In a compiled
-    module, an operator in the graph tells (see :mod:`.compiled`).
+    own program reports its routing through :func:`moetraffic.capture.annotate.routing`.
+    In a compiled module, an operator in the graph tells (see :mod:`.compiled`).
     """
     watch = _Watch(on_routing, on_failure, model)
     watch.scan()

@@ -3,8 +3,9 @@
 ``moetraffic run`` puts this folder at the front of PYTHONPATH, so that every Python
 process of the command, on whatever way it was started, imports this file first.  It
 imports nothing: a finder waits for the module that has ``init_process_group``, and
-wraps that.  Once a process group is there, :mod:`moetraffic.capture.attachment` records.
-Then it steps aside for the ``sitecustomize`` that would have been imported without it.
+wraps that.  Once a process group is there, :mod:`moetraffic.capture.attachment`
+records.  Then it steps aside for the ``sitecustomize`` that would have been imported
+without it.
 
 The environment tells what to do; :mod:`moetraffic.launch.hooked` writes it, and
 docs/run.md describes it.

@@ -1,1 +1,1 @@
-"""Segments: what each rank writes while a capture runs, and the folder that holds them."""
+"""Segments: what each rank writes while a capture runs, and their folder."""

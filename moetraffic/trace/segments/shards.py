@@ -2,7 +2,8 @@
 
 One process trains on the shards of all R ranks.  Its segments hold what the routers
 decided, R rows a layer and micro-batch; the all-to-alls are implied by it
-(:mod:`moetraffic.trace.routed`).  Steps have R rows each as well, in the order of the ranks.
+(:mod:`moetraffic.trace.routed`).  Steps have R rows each as well, in the order of the
+ranks.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_an_installed_package_can_bring_one(monkeypatch):
         return [EntryPoint("foreign", "somewhere:Foreign", group)]
 
     loaded: Callable[[EntryPoint], type] = lambda entry: Foreign  # noqa: E731
-    monkeypatch.setattr(backends, "entry_points", installed)
+    monkeypatch.setattr(backend, "entry_points", installed)
     monkeypatch.setattr(EntryPoint, "load", loaded)
     assert isinstance(backend.backend("foreign"), Foreign)
     assert isinstance(backend.backend("gloo"), process_groups.Gloo)

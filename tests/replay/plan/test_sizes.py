@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.collective import wire_bytes
-from moetraffic.replay import make_plan
+from moetraffic.replay import make_plan, scratch_file
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.execution import sequential, timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.plan.sizes import buffers, moved, sizes
@@ -74,7 +75,7 @@ def test_what_is_sent_is_received(kind):
 
 
 def test_large_arrays_lie_in_files_and_keep_what_they_hold(monkeypatch):
-    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", 1 << 10)
+    monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 1 << 10)
     small, large = room(10, np.int64, -1), room((3, 1000), np.int64, -1)
     assert not isinstance(small, np.memmap)
     assert isinstance(large, np.memmap)
@@ -90,8 +91,8 @@ def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
 ):
     trace = toy(iterations=range(12))
     whole = make_plan(trace)
-    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", 64)
-    for module in (course, chain):
+    monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 64)
+    for module in (timed_pass, sequential):
         monkeypatch.setattr(module, "PREPARED", 8)
         monkeypatch.setattr(module, "BLOCK", 8)
     plan = make_plan(trace)

@@ -11,6 +11,7 @@ import pytest
 from moetraffic import Trace
 from moetraffic.analysis.rhythm import sources
 from moetraffic.analysis.rhythm.source_statistics import LINKS, SOURCES, Beats, beats
+from moetraffic.analysis.times import call_times
 from moetraffic.analysis.times.call_times import (
     observed_steps,
     on_the_wire,
@@ -174,7 +175,7 @@ def test_where_no_period_is_found_it_is_told_how_little_recurs(
 def test_blocks_do_not_matter(captured: Path, monkeypatch) -> None:
     with Trace.open(captured) as trace:
         whole = beats(trace, by=SOURCES)
-        monkeypatch.setattr(timing, "CELLS", 64)
+        monkeypatch.setattr(call_times, "CELLS", 64)
         parts = beats(trace, by=SOURCES)
     for one, other in zip(parts.found, whole.found, strict=True):
         assert (one.name, one.events, one.amount) == (

@@ -106,8 +106,8 @@ def test_threads_chunks_and_memory_order_change_nothing(way, monkeypatch):
     counts = drawn((30, 16, 16), 40).astype(np.int32)
     counts[7] *= 1000
     whole = matrix_statistics(counts, way=way, threads=1)
-    monkeypatch.setattr(kernel, "SLICE_BYTES", 3000)
-    monkeypatch.setattr(kernel, "SORTED_CELLS", 300)
+    monkeypatch.setattr(kernels, "SLICE_BYTES", 3000)
+    monkeypatch.setattr(kernels, "SORTED_CELLS", 300)
     assert_same_bits(whole, matrix_statistics(counts, way=way, threads=4))
     assert_same_bits(whole, matrix_statistics(np.asfortranarray(counts), way=way))
     locked = counts.copy()
@@ -229,7 +229,7 @@ def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr(kernels._Bill, "cells", 0)
     monkeypatch.setattr(kernels._Bill, "ready", set())
-    monkeypatch.setattr(kernel, "PATIENCE", 150)
+    monkeypatch.setattr(kernels, "PATIENCE", 150)
     seen: list[str] = []
     monkeypatch.setattr(
         "moetraffic.analysis.skew.compiled_pass.sweep",
@@ -271,7 +271,7 @@ def test_what_is_no_count_is_refused():
 
 def test_without_numba_numpy_counts_and_numba_is_asked_for_by_name(monkeypatch):
     monkeypatch.setattr(machine_code, "available", lambda: False)
-    monkeypatch.setattr(kernel, "PATIENCE", 0)
+    monkeypatch.setattr(kernels, "PATIENCE", 0)
     assert matrix_statistics([[1, 1]]).entropy.tolist() == [1]
     with pytest.raises(AnalysisError, match=r"moetraffic\[fast\]"):
         matrix_statistics([[1]], way="numba")

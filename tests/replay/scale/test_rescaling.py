@@ -20,9 +20,9 @@ from moetraffic.patterns import (
     Training,
     Workload,
 )
-from moetraffic.replay.scale import rank_map, split
+from moetraffic.replay.scale import rank_map, sharing
 from moetraffic.replay.scale.byte_factor import factor_of, times
-from moetraffic.replay.scale.missing import complete
+from moetraffic.replay.scale.missing_rows import complete
 from moetraffic.replay.scale.order import common_order, merged
 from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.replay.scale.trace_scaling import TraceScale
@@ -183,7 +183,7 @@ def test_shares_sum_to_what_they_share_and_differ_by_one(parts, seed, largest):
     cells = np.random.default_rng(seed).integers(0, largest, (2, 3, 3))
     parts = np.array(parts)
     begins = np.cumsum(parts) - parts
-    made = split.split(cells, parts)
+    made = sharing.split(cells, parts)
     blocks = np.add.reduceat(np.add.reduceat(made, begins, axis=1), begins, axis=2)
     np.testing.assert_array_equal(blocks, cells)
     ends = begins + parts
@@ -195,7 +195,7 @@ def test_shares_sum_to_what_they_share_and_differ_by_one(parts, seed, largest):
             assert np.ptp(made[:, begin:end, column], axis=1).max() <= 1
 
 
-@pytest.mark.parametrize("rule", split.COLUMNS)
+@pytest.mark.parametrize("rule", sharing.COLUMNS)
 def test_64_ranks_spread_over_128_move_the_same_bytes(wide, rule):
     scale = Scaling(expand=f"128:{rule}").scale(wide)
     found = scaled(scale, wide)
