@@ -1,4 +1,4 @@
-# make demo   capture, analyse and replay a real run in demo/
+# make demo   capture, analyze and replay a real run in demo/
 # make test   lint, types, layers and tests
 # make docs   the documentation as a site in site/
 # All set everything up in .venv by themselves.

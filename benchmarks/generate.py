@@ -72,7 +72,7 @@ def model(
 def speed(asked: argparse.Namespace) -> dict[str, object]:
     """Rows a second of processor time, of the model and of numpy's multinomial.
 
-    The two take turns, for a processor's speed drifts: the ratio is of neighbours.
+    The two take turns, for a processor's speed drifts: the ratio is of neighbors.
     """
     made = model(
         experts=asked.experts,

@@ -1,4 +1,4 @@
-"""How fast a trace larger than memory is read and analysed, and in how much memory.
+"""How fast a trace larger than memory is read and analyzed, and in how much memory.
 
 The trace's matrices are drawn around the expert loads of the golden capture of a real
 run, so that they compress as captured ones do.  Each file is read several times by a
@@ -150,7 +150,7 @@ def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int)
 
 
 def measured(path: Path, *, isal: bool, what: str) -> dict[str, float]:
-    """Read or analyse a file in a process of its own; seconds and peak memory."""
+    """Read or analyze a file in a process of its own; seconds and peak memory."""
     ran = subprocess.run(
         [sys.executable, __file__, "--child", what, "--path", str(path)]
         + ([] if isal else ["--plain"]),

@@ -22,7 +22,7 @@ RUNS = {"auxiliary loss 0.01": "0.01", "no auxiliary loss": "0"}
 
 
 def run() -> None:
-    """Capture, analyse, print and draw."""
+    """Capture, analyze, print and draw."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--output", type=Path, default=Path("convergence"))
     asked.add_argument("--iterations", type=int, default=1500)

@@ -53,7 +53,7 @@ class DeepSeekRouter(LinearGate):
     References
     ----------
     DeepSeek-V3, arXiv 2412.19437, equations 12 to 16 (selection and weights), 17 to 20
-    (balance: a token's shares are its normalised scores, and it counts for the experts
+    (balance: a token's shares are its normalized scores, and it counts for the experts
     that it would have chosen without bias and groups).  DeepSeek-V2, arXiv 2405.04434,
     equations 20 to 22 and section 2.2.2.  Bias: Wang et al., arXiv 2408.15664,
     algorithm 1.

@@ -35,7 +35,7 @@ class Adaptive(Protocol):
     """A router with state that changes from step to step."""
 
     def after_step(self, load_e: Tensor) -> None:
-        """One optimiser step is done.
+        """One optimizer step is done.
 
         Every rank calls it with the same values, so that routers stay equal.
 

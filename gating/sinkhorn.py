@@ -17,7 +17,7 @@ SCORES = ("auto", "sigmoid", "softmax")
 
 
 class SinkhornRouter(LinearGate):
-    """Selection by the normalised transport plan in training, by score otherwise.
+    """Selection by the normalized transport plan in training, by score otherwise.
 
     The plan decides who is chosen and carries no gradient; the weight is the score of
     the chosen expert.  Balance comes from the plan: there is no balance loss.

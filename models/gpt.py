@@ -43,7 +43,7 @@ class Losses:
     z: Tensor  # router z-loss, summed over the MoE layers
 
     def total(self, gating: Gating) -> Tensor:
-        """What is minimised, with the weights of ``gating``."""
+        """What is minimized, with the weights of ``gating``."""
         return (
             self.cross_entropy
             + gating.balance * self.auxiliary

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from moetraffic.analysis import normalised_entropy, settling
+from moetraffic.analysis import normalized_entropy, settling
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 
 LEAST_STEPS = 500
@@ -19,7 +19,7 @@ EVERY_STEPS = 50
 class SteadyLoad:
     """Says when the uniformity of every MoE layer has left its transient behind.
 
-    Uniformity is the normalised entropy of the load over experts, all ranks and
+    Uniformity is the normalized entropy of the load over experts, all ranks and
     micro-batches of a step together; where its transient ends is
     :func:`moetraffic.analysis.settling`'s to say.  Called after each step, it is true
     when that is before the middle of the run for every layer, and the last quarter of
@@ -48,7 +48,7 @@ class SteadyLoad:
         """Whether training has gone on for long enough."""
         for layer, load in self._loads.items():
             curve = self.curves.setdefault(layer, [])
-            curve.append(float(normalised_entropy(load)))
+            curve.append(float(normalized_entropy(load)))
         self._loads = {}
         steps = max((len(curve) for curve in self.curves.values()), default=0)
         if steps < LEAST_STEPS or steps % EVERY_STEPS:

@@ -115,7 +115,7 @@ def train(
 
 
 class _Loop:
-    """A model with its optimiser and gradients, advanced an iteration at a time."""
+    """A model with its optimizer and gradients, advanced an iteration at a time."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Loop:
         self.workload, self.model, self.groups = workload, model, groups
         self.corpus = corpus
         self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
-        # what a layout does not need is not imported: fairscale's optimisers and
+        # what a layout does not need is not imported: fairscale's optimizers and
         # torch's pipelines load the compiler, 5 s of every rank's start
         sliced: list[nn.Parameter] = []
         if layout.tp > 1:
@@ -153,7 +153,7 @@ class _Loop:
             self.pipeline = Pipeline(model, workload, groups)
 
     def iterate(self, iteration: int) -> float:
-        """One optimiser step; returns this rank's cross-entropy."""
+        """One optimizer step; returns this rank's cross-entropy."""
         plan = self.workload.training
         # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
         torch.manual_seed(

@@ -98,7 +98,7 @@ def train_virtually(
 
 
 class VirtualTraining:
-    """A model with its optimiser, advanced an iteration at a time."""
+    """A model with its optimizer, advanced an iteration at a time."""
 
     def __init__(self, workload: Workload, corpus: Corpus) -> None:
         plan = workload.training
@@ -125,7 +125,7 @@ class VirtualTraining:
         self.updates = Replicated(self.model, shares, self.alone, plan)
 
     def iterate(self, iteration: int) -> list[float]:
-        """One optimiser step; returns each rank's cross-entropy."""
+        """One optimizer step; returns each rank's cross-entropy."""
         plan = self.workload.training
         torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
         self.updates.begin()

@@ -1,4 +1,4 @@
-"""Record, analyse and replay the AllToAll traffic of mixture-of-experts training.
+"""Record, analyze and replay the AllToAll traffic of mixture-of-experts training.
 
 The names here are those that most programs need; every verb of the command line is a
 function too, which ``docs/command-line.md`` lists.

@@ -1,6 +1,7 @@
 """What every backend must do; one that passes this can be used.
 
-A third party runs it on three ranks or more, as tests/replay/backends/test_backend.py does, or
+A third party runs it on three ranks or more, as
+``tests/replay/backends/test_backend.py`` does, or
 from the command line::
 
     torchrun --nproc-per-node 3 -m moetraffic.replay.backend_conformance NAME

@@ -34,7 +34,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
     """Rotary positions: pairs of each head's numbers, turned by their place's angle.
 
     Number i of a head is paired with number i + d/2, as in transformers' Llama; pairing
-    neighbours instead is the same model with its rows in another order.
+    neighbors instead is the same model with its rows in another order.
 
     Parameters
     ----------

@@ -114,7 +114,7 @@ class GradientBucket:
 
 
 class Replicated:
-    """Every replica holds all gradients and optimiser states (no ZeRO)."""
+    """Every replica holds all gradients and optimizer states (no ZeRO)."""
 
     sharded = False
 
@@ -152,14 +152,14 @@ class Replicated:
                 dist.all_reduce(self.experts.flat, group=self.groups.edp)
         self.dense.flat /= layout.dp
         self.experts.flat /= layout.dp
-        synchronise_tied(self.shares, self.groups)
+        synchronize_tied(self.shares, self.groups)
 
     def step(self, rate: float) -> None:
         """Move the parameters at this learning rate."""
         self.optimizer.step(rate)
 
 
-def synchronise_tied(shares: Shares, groups: ParallelGroups) -> None:
+def synchronize_tied(shares: Shares, groups: ParallelGroups) -> None:
     """Add the gradients of the tied embedding's two copies, after the gradient sync.
 
     The first stage looks tokens up in it and the last one makes logits of it, as in

@@ -1,7 +1,7 @@
-"""ZeRO: optimiser states, gradients and parameters sharded over replicas.
+"""ZeRO: optimizer states, gradients and parameters sharded over replicas.
 
 Stages 1 and 2 are fairscale's: ``OSS`` gives each whole parameter to one rank, which
-keeps its optimiser state and broadcasts it after the step; ``ShardedDataParallel``
+keeps its optimizer state and broadcasts it after the step; ``ShardedDataParallel``
 reduces its gradient to that rank.  Stage 3 is torch's ``fully_shard`` (FSDP2): a part
 of each parameter on every rank, gathered where it is used.  Dense parameters are
 sharded over their data-parallel ranks, experts over the ranks that hold copies of them;
@@ -45,7 +45,7 @@ def updates(
 
 
 class Owners:
-    """Each parameter's optimiser state on one of the ranks that hold the parameter."""
+    """Each parameter's optimizer state on one of the ranks that hold the parameter."""
 
     def __init__(self, shares: Shares, groups: ParallelGroups, plan: Training) -> None:
         layout = groups.layout

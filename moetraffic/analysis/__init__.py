@@ -36,7 +36,7 @@ from .skew.measures import (
     gini,
     jain,
     max_over_mean,
-    normalised_entropy,
+    normalized_entropy,
     shares,
 )
 
@@ -84,7 +84,7 @@ __all__ = [
     "matrix_statistics",
     "max_over_mean",
     "noise_floor",
-    "normalised_entropy",
+    "normalized_entropy",
     "packets",
     "rhythm",
     "sentence",

@@ -99,7 +99,7 @@ def sources(
     _refuse_strange(trace, phase, iterations, of)
     if not chosen:
         notes.append(
-            "no skew and no predictability: the trace shows no routing and no labelled "
+            "no skew and no predictability: the trace shows no routing and no labeled "
             "expert exchange"
         )
     return [

@@ -20,7 +20,7 @@ from .network_statistics import network_rows
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-SKEW = ("normalised_entropy", "max_over_mean", "cv", "gini")
+SKEW = ("normalized_entropy", "max_over_mean", "cv", "gini")
 """Measures of skew that are computed of everything."""
 
 MEASURED = (

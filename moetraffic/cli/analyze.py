@@ -89,7 +89,7 @@ def analyze(
         _refuse(output, force)
     found: list[tuple[Path, Analysis]] = []
     for path in traces:
-        one = _analysed(
+        one = _analyzed(
             path,
             asked,
             {
@@ -119,7 +119,7 @@ def analyze(
         console.print(f"{output}: written")
 
 
-def _analysed(
+def _analyzed(
     path: Path,
     asked: dict[str, Any],
     how: dict[str, Any],
@@ -127,7 +127,7 @@ def _analysed(
     *,
     quiet: bool,
 ) -> Analysis:
-    from moetraffic.analysis import analyze as analysed
+    from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.cluster import connected, on_cluster
 
@@ -136,7 +136,7 @@ def _analysed(
         total = effort(trace, **asked)
         # what is over at once needs no bar
         with progress(f"reading {path.name}", total, quiet=quiet or total < 8) as tick:
-            return analysed(
+            return analyzed(
                 trace,
                 **asked,
                 **how,

@@ -44,7 +44,7 @@ from . import (
 
 app = typer.Typer(
     name="moetraffic",
-    help="Record, analyse and replay the AllToAll traffic of mixture-of-experts "
+    help="Record, analyze and replay the AllToAll traffic of mixture-of-experts "
     "training.",
     invoke_without_command=True,
     add_completion=True,
@@ -105,7 +105,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    """Record, analyse and replay the AllToAll traffic of MoE training.
+    """Record, analyze and replay the AllToAll traffic of MoE training.
 
     Example: moetraffic --config run.toml capture --iterations 200
     """

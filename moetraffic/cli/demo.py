@@ -41,7 +41,7 @@ def demo(
     force: Annotated[bool, typer.Option(help="Overwrite an earlier demo.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a MoE GPT on real text, capture it, analyse it and replay it.
+    """Train a MoE GPT on real text, capture it, analyze it and replay it.
 
     Writes run.h5, replayed.h5, summary.txt, summary.json and pictures.
 
@@ -68,7 +68,7 @@ def demo(
         held = overview(trace, run)
     _stage("2/4 replay its all-to-alls, every byte verified", as_json)
     replay = _replay(run, replayed, nproc)
-    _stage("3/4 analyse", as_json)
+    _stage("3/4 analyze", as_json)
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
         from moetraffic.report import pictures, summary

@@ -28,11 +28,11 @@ LOOK = 200
 ROWS = {
     "max_over_mean": ("hottest expert's load over mean", "{:.3f}"),
     "max_over_mean_layers": ("the same, by exchange", "{0[0]:.3f} to {0[1]:.3f}"),
-    "entropy": ("entropy of the load, normalised", "{:.4f}"),
+    "entropy": ("entropy of the load, normalized", "{:.4f}"),
     "change": ("load that moves in an iteration", "{:.4f}"),
     "hot_kept": ("hot experts still hot 10 iterations later", "{:.3f}"),
     "rank_over_mean": ("busiest rank's copies over mean", "{:.3f}"),
-    "row_over_mean": ("a rank's favourite expert over mean", "{:.3f}"),
+    "row_over_mean": ("a rank's favorite expert over mean", "{:.3f}"),
     "dropped": ("dropped over capacity", "{:.4f}"),
 }
 

@@ -27,7 +27,7 @@ from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.router_spec import DISPATCH_FORMS
 from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
-from moetraffic.patterns.synchronisation import SYNCHRONISATIONS
+from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace.hdf5.durable import refuse_outputs
@@ -66,10 +66,10 @@ def pattern(
         typer.Option(help="Micro-batches of an iteration.", show_default="pp"),
     ] = None,
     zero: Annotated[int, typer.Option(help="ZeRO stage: 0, 1, 2 or 3.")] = 0,
-    synchronisation: Annotated[
+    synchronization: Annotated[
         str,
         typer.Option(
-            help=f"How copies are kept equal: {', '.join(SYNCHRONISATIONS)}.",
+            help=f"How copies are kept equal: {', '.join(SYNCHRONIZATIONS)}.",
             show_default="by ZeRO stage",
         ),
     ] = "",
@@ -178,7 +178,7 @@ def pattern(
         accumulation=pp if accumulation is None else accumulation,
         virtual=virtual_stages,
         zero=zero,
-        synchronisation=synchronisation,
+        synchronization=synchronization,
         bucket_mib=bucket_mib,
         sequence_parallel=sequence_parallel,
         recompute=recompute,
@@ -254,7 +254,7 @@ def _made(
             recompute=s.recompute == "full",
         ),
     )
-    return workload_pattern(work, s.synchronisation, bucket_mib=s.bucket_mib)
+    return workload_pattern(work, s.synchronization, bucket_mib=s.bucket_mib)
 
 
 def _tell(
@@ -285,7 +285,7 @@ def _tell(
             title=f"{made.name} on {g.world} ranks: who sends whom how much",
             source=f"Computed for {layout}; {strategy.accumulation} micro-batches of "
             f"{strategy.micro_batch} sequences, {strategy.dtype}, gradients "
-            f"{strategy.gradients} by {strategy.synchronised}; collectives as "
+            f"{strategy.gradients} by {strategy.synchronized}; collectives as "
             f"{algorithm}",
             stage=by_stage,
         )

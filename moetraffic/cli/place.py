@@ -33,7 +33,7 @@ def place(
     ranks: Annotated[
         int | None,
         typer.Option(
-            help="Ranks; shards of neighbours are joined.", show_default="the trace's"
+            help="Ranks; shards of neighbors are joined.", show_default="the trace's"
         ),
     ] = None,
     placement: Annotated[

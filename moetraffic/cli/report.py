@@ -40,7 +40,7 @@ def report(
     ] = None,
     layers: Layers = None,
     phase: Annotated[
-        str, typer.Option(help="Phase whose wire is analysed.")
+        str, typer.Option(help="Phase whose wire is analyzed.")
     ] = "dispatch",
     iterations: Iterations = None,
     fabric: Annotated[

@@ -33,7 +33,7 @@ def validate(
     ranks_per_host: Annotated[
         int | None,
         typer.Option(
-            help="Neighbouring ranks that share a host, for the inter-host share.",
+            help="Neighboring ranks that share a host, for the inter-host share.",
             show_default="half of the expert-parallel ranks",
         ),
     ] = None,

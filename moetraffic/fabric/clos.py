@@ -137,7 +137,7 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
     ----------
     hosts
         At most k^3/4 NICs; they fill the edge switches one after another, a host's
-        NICs on neighbouring ports.
+        NICs on neighboring ports.
     k
         Ports of a switch, even.
 

@@ -15,7 +15,7 @@ References
 ----------
 S. Rajasekaran, M. Ghobadi, A. Akella, "CASSINI: Network-Aware Job Scheduling in Machine
 Learning Clusters", NSDI 2024 (arXiv 2308.00852), section 3: circles, table 1: the
-optimisation; equation 5: from angles to time.
+optimization; equation 5: from angles to time.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def compatibility(
     room = [number // r for r in circle.repeats]
     shifts, exhaustive = _search(rates, room, capacity_bytes_s, seed, best=True)
     worst, _ = _search(rates, room, capacity_bytes_s, seed, best=False)
-    shifts = _centred(rates, room, capacity_bytes_s, shifts)
+    shifts = _centered(rates, room, capacity_bytes_s, shifts)
     found = [
         float(score(_sum(rates, turned), capacity_bytes_s=capacity_bytes_s))
         for turned in (shifts, np.zeros_like(shifts), worst)
@@ -354,7 +354,7 @@ def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
     return best
 
 
-def _centred(rates: Float64, room: list[int], capacity: float, shifts: Int64) -> Int64:
+def _centered(rates: Float64, room: list[int], capacity: float, shifts: Int64) -> Int64:
     """Each job in the middle of the longest run of shifts that are as good."""
     chosen = shifts.copy()
     for job in range(1, len(rates)):

@@ -152,7 +152,7 @@ def flow_keys(source: Int64, destination: Int64, number: int) -> UInt64:
 
 
 def mixed(value: npt.ArrayLike) -> UInt64:
-    """The finaliser of SplitMix64: every bit of 64 depends on every other.
+    """The finalizer of SplitMix64: every bit of 64 depends on every other.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 r"""How much the mean over ranks varies: whether ranks read more alike than by chance.
 
 Ranks that never read the same document have a mean that varies less than that of as
-many independent ones; ranks that read neighbouring parts of one, more.  In a single
+many independent ones; ranks that read neighboring parts of one, more.  In a single
 layer that cannot be told from movement of the states.  But documents show in all layers
 at once: with :math:`C_{ab}` the covariance over ranks of their deviations in the
 experts of two layers, over their number, the mean load's changes are coupled by it,

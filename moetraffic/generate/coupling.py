@@ -1,6 +1,6 @@
 r"""How far a layer's states follow those of the layer before.
 
-:math:`d_l = own_l + b d_{l-1}`, so that the cross-spectrum of neighbours is b times the
+:math:`d_l = own_l + b d_{l-1}`, so that the cross-spectrum of neighbors is b times the
 spectrum of the layer before, once the chance that counts add to both is taken off.
 Frequencies are independent of each other, whatever the memory, and are weighted by
 what they tell: those in which states move, against those in which chance does

@@ -1,6 +1,6 @@
 r"""More or fewer experts than were captured: split and merged, never interpolated.
 
-Every expert is split into m like parts, and every g neighbours of these are merged, so
+Every expert is split into m like parts, and every g neighbors of these are merged, so
 that E m / g experts are there.  A merged expert's weight is the sum of its parts'
 weights; the parts of a split expert add up to it in every row.  For k = 1 both are
 exact: merging what was split gives the same distribution back.  For k > 1 a token that

@@ -1,7 +1,7 @@
 r"""The trend of states that start far off, where most experts get hardly a copy.
 
 The logarithm of no copies is none: there states are told by the counts themselves, as
-generalised linear models are fitted.  With the probability :math:`\pi` that the trend
+generalized linear models are fitted.  With the probability :math:`\pi` that the trend
 of the moment gives an expert, and d its answer to the logarithm of the weight, the
 trend misses by :math:`(p - \pi)/d`, of variance :math:`s^2 + c/(dN)`, s the size of the
 states' own movement and c the chance of N tokens; each step is weighted least squares,

@@ -1,7 +1,7 @@
 r"""The memory of states that are still on their way: autocovariances around a time.
 
 Routers that have just begun move in ways that no sum of AR(1) has: smoothly, swinging
-about (a balancing loss under an optimiser with momentum) or back and forth (a bias that
+about (a balancing loss under an optimizer with momentum) or back and forth (a bias that
 is turned each step).  So around each knot the autocovariance of what the trend leaves
 over is taken as it is, less the chance that counts add at lag 0,
 

@@ -57,7 +57,7 @@ def fit_memories(
     Parameters
     ----------
     series
-        ``[n, C]`` cells of one kind, standardised: mean 0, variance 1.
+        ``[n, C]`` cells of one kind, standardized: mean 0, variance 1.
     weight
         ``[C]`` of each series, with the sum 1.
     noise_share

@@ -4,7 +4,7 @@ In program order each rank computes for a gap, calls, and waits: an exchange beg
 the last member of its group has called, and takes :math:`a + b\,V`, V the bytes of the
 busiest sender or receiver.  Gaps and the time beside bytes are lognormal; of a gap's
 spread one part is a rank's own and one all ranks share in an iteration.  An
-iteration's first gap holds whatever else the step does (optimiser, dense collectives):
+iteration's first gap holds whatever else the step does (optimizer, dense collectives):
 it begins when the slowest rank has ended the iteration before.
 """
 

@@ -1,7 +1,7 @@
 r"""How alike two ranks are in one layer if they are so in another.
 
 Ranks that read alike documents resemble each other in all layers.  While routers still
-move, documents favour now these experts, now those, and the covariance of a window
+move, documents favor now these experts, now those, and the covariance of a window
 mixes what at each moment is coupled.  So a window's factors keep the covariance of each
 layer, :math:`\Lambda_l \Lambda_l^T`, and are turned, layer by layer, so far towards
 common directions of the documents that samples are coupled as the counts are.

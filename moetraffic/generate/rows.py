@@ -1,6 +1,6 @@
 r"""How ranks differ within an iteration: they read other documents.
 
-A rank's tokens come from a few documents, which favour some experts in every layer at
+A rank's tokens come from a few documents, which favor some experts in every layer at
 once.  The probability :math:`\pi` that a token holds an expert is an angle
 :math:`2 \arcsin \sqrt{\pi}`, in which shares of any size vary alike: a rank's is
 
@@ -163,7 +163,7 @@ def row_weights(
     *,
     k: int,
 ) -> Float64:
-    """Weights of one layer's rows, ``[rows, E]``, not normalised.
+    """Weights of one layer's rows, ``[rows, E]``, not normalized.
 
     Parameters
     ----------

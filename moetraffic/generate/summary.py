@@ -34,7 +34,7 @@ class Summary:
     change: float  # total variation of the load from one iteration to the next
     hot_kept: float  # share of the hot experts that are hot HORIZON later
     rank_over_mean: float  # copies that the busiest rank receives
-    row_over_mean: float  # a rank's copies for its favourite expert
+    row_over_mean: float  # a rank's copies for its favorite expert
     dropped: float  # share of the copies over capacity
 
 

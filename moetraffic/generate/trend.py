@@ -56,7 +56,7 @@ def fit_trend(state: Float64) -> Trend:
     Parameters
     ----------
     state
-        Centred logarithms.
+        Centered logarithms.
     """
     x = state[:LONGEST]
     count, experts = x.shape
@@ -79,7 +79,7 @@ def fit_trend(state: Float64) -> Trend:
     low, high = taus[max(inside[0] - 1, 0)], taus[min(inside[-1] + 1, GRID - 1)]
     inverse = np.linalg.inv(grams[np.ix_([0, best + 1], [0, best + 1])])
     errors = np.sqrt([inverse[0, 0], inverse[0, 0] + inverse[1, 1] + 2 * inverse[0, 1]])
-    # centred logarithms share out one degree of freedom
+    # centered logarithms share out one degree of freedom
     errors *= np.sqrt(1 - 1 / experts)
     return Trend(
         level=ends[best, 0],
@@ -118,7 +118,7 @@ def whitened(columns: Float64, memories: Memories) -> Float64:
 
 
 def _between(x: Float64, y: Float64, at: int) -> float:
-    """Where the parabola through a minimum and its neighbours is lowest."""
+    """Where the parabola through a minimum and its neighbors is lowest."""
     if not 0 < at < len(x) - 1:
         return float(x[at])
     before, here, after = (float(v) for v in y[at - 1 : at + 2])

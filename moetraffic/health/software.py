@@ -43,7 +43,7 @@ PACKAGES = (
     Package("pyarrow", "16", "Parquet", "tables"),
     Package("dask", "2024.8", "statistics on a cluster", "dask"),
     Package("distributed", "2024.8", "statistics on a cluster", "dask"),
-    Package("xarray", "2024.6", "labelled arrays", "xarray"),
+    Package("xarray", "2024.6", "labeled arrays", "xarray"),
     Package("h5netcdf", "1.3", "traces read by xarray", "xarray"),
 )
 """Those that ``pyproject.toml`` names for running."""

@@ -143,7 +143,7 @@ def why_nothing(notes: Path) -> str:
         return "a rank said why above"
     if "begun" in told:
         return "its ranks ended before a collective was on the disk"
-    if "initialised" in told:
+    if "initialized" in told:
         return "its process group sends nothing (backend fake)"
     if "distributed" in told:
         return (

@@ -117,7 +117,7 @@ def _refuse_no_memory(needed: float) -> None:
     there = available_bytes()
     if there is not None and needed > there:
         raise LayoutError(
-            f"the model, its gradients and the optimiser's moments need at least "
+            f"the model, its gradients and the optimizer's moments need at least "
             f"{needed / 1e9:.3g} GB on this machine, but {there / 1e9:.3g} GB are "
             "available: lower --layers, --hidden, --experts, --micro-batch or --nproc"
         )

@@ -3,7 +3,7 @@
     T = alpha steps + wire / beta
 
 ``alpha`` is what a round costs however little is sent, ``beta`` the bus bandwidth that
-large messages approach.  The fit minimises the sum of *relative* deviations, not of
+large messages approach.  The fit minimizes the sum of *relative* deviations, not of
 their squares: measurements scatter by a share of their value, and single slow ones
 (another job on the network) must not move it.  It is a linear programme.
 

@@ -38,7 +38,7 @@ class ParallelLayout:
     ep: int = 1  # expert-parallel ranks, a divisor of dp
     cp: int = 1  # context-parallel ranks of a sequence
     order: str = "tp-cp-ep-dp-pp"  # fastest-varying axis first
-    zero: int = 0  # ZeRO stage: 1 shards optimiser states, 2 gradients, 3 parameters
+    zero: int = 0  # ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -199,7 +199,7 @@ def unmet(
         (
             p.pp == 1 or p.zero < 2,
             # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
-            # gather, while its stage's neighbours wait
+            # gather, while its stage's neighbors wait
             "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
             f"micro-batches, but pp is {p.pp} and zero is {p.zero}",
             "use --zero 1 or --pp 1",

@@ -23,7 +23,7 @@ from .routers import Gating
 from .schedules import chunk_layers, handed_on, passes
 from .shape import ModelShape
 from .strategy import Strategy, check
-from .synchronisation import ROOT, SYNCHRONISATIONS, Copies, Synchronisation, Unit
+from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Unit
 from .tensors import ModelTensor, model_tensors
 
 ROW_BIASES = ("out.bias", "down.bias")
@@ -139,7 +139,7 @@ class _Stage:
                     label="embedding_sync",
                 )
             )
-        shards = plan.synchronised not in ("all-reduce", "ddp", "oss")
+        shards = plan.synchronized not in ("all-reduce", "ddp", "oss")
         if grid.world > 1 and (shards or grid.tp * grid.pp > 1):
             calls.append(
                 Call(
@@ -428,7 +428,7 @@ class _Stage:
         return [t for t in self.tensors if t.part == "dense"]
 
     @cached_property
-    def sync(self) -> Synchronisation:
+    def sync(self) -> Synchronization:
         plan, grid = self.plan, self.plan.grid
         experts = [t for t in self.tensors if t.part == "expert"]
         replicas = "dp_cp" if grid.cp > 1 else "dp"
@@ -451,13 +451,13 @@ class _Stage:
             if ranks > 1 and tensors
         ]
         if not copies:
-            return Synchronisation(copies=())
+            return Synchronization(copies=())
         units: list[Unit] = []
         for layer in (layer for chunk in self.chunks for layer in chunk):
             if grid.edp > 1 and layer in self.shape.moe_layers:
                 units.append(("experts", layer))
             units.append(("block", layer))
-        return SYNCHRONISATIONS[plan.synchronised](
+        return SYNCHRONIZATIONS[plan.synchronized](
             copies=copies,
             units=[*units, ROOT],
             options={"bucket_mib": plan.bucket_mib},

@@ -21,7 +21,7 @@ def chunks(size: int, ranks: int) -> Int64:
 
 
 def ring_reduce_scatter(size: int, ranks: int) -> Int64:
-    """Each rank sends its neighbour every chunk but the neighbour's own predecessor's.
+    """Each rank sends its neighbor every chunk but the neighbor's own predecessor's.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def ring_reduce_scatter(size: int, ranks: int) -> Int64:
 
 
 def ring_all_gather(parts: Int64) -> Int64:
-    """Each rank passes on every part but the one that its neighbour began with.
+    """Each rank passes on every part but the one that its neighbor began with.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ def _groups_fit(setup: Setup) -> list[Broken]:
     return []
 
 
-def _after_is_normalised(setup: Setup) -> list[Broken]:
+def _after_is_normalized(setup: Setup) -> list[Broken]:
     """Top-k: a softmax over the chosen experts sums to 1."""
     options = setup.options
     if options["softmax"] == "after" and options["renormalise"] is False:
@@ -127,7 +127,7 @@ ROUTERS: Mapping[str, RouterSpec] = {
                     "k > 1",
                 ),
             ),
-            rule=_after_is_normalised,
+            rule=_after_is_normalized,
         ),
         RouterSpec(
             name="gshard",
@@ -258,14 +258,14 @@ ROUTERS: Mapping[str, RouterSpec] = {
                     name="tolerance",
                     kind=float,
                     default=1e-4,
-                    text="ends the normalisation",
+                    text="ends the normalization",
                     least=1e-9,
                 ),
                 RouterOption(
                     name="rounds",
                     kind=int,
                     default=1000,
-                    text="of normalisation at most",
+                    text="of normalization at most",
                     least=1,
                 ),
             ),

@@ -12,7 +12,7 @@ from .layout import ZERO_STAGES
 from .routers import Gating
 from .schedules import passes
 from .shape import ModelShape, unmet_in_parallel
-from .synchronisation import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONISATIONS
+from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONIZATIONS
 
 RECOMPUTATIONS = ("none", "full")
 CONTEXTS = ("ring", "all-gather", "all-to-all")
@@ -36,9 +36,9 @@ class Strategy:
     accumulation: int = 1  # micro-batches of an iteration m
     virtual: int = 1  # chunks of layers on each pipeline stage v
     zero: int = 0  # ZeRO stage
-    # one of SYNCHRONISATIONS, in place of what the ZeRO stage means by itself
-    synchronisation: str = ""
-    bucket_mib: float = 0.0  # of the synchronisation "ddp"; 0: torch's 1, then 25
+    # one of SYNCHRONIZATIONS, in place of what the ZeRO stage means by itself
+    synchronization: str = ""
+    bucket_mib: float = 0.0  # of the synchronization "ddp"; 0: torch's 1, then 25
     sequence_parallel: bool = False
     recompute: str = "none"  # one of RECOMPUTATIONS
     context: str = "ring"  # one of CONTEXTS
@@ -57,7 +57,7 @@ class Strategy:
             "zero": ZERO_STAGES,
             "recompute": RECOMPUTATIONS,
             "context": CONTEXTS,
-            "synchronisation": ("", *SYNCHRONISATIONS),
+            "synchronization": ("", *SYNCHRONIZATIONS),
         }
         for name, values in known.items():
             if getattr(self, name) not in values:
@@ -72,18 +72,18 @@ class Strategy:
             )
         element_bytes(self.dtype)
         element_bytes(self.gradients)
-        if self.grid.pp > 1 and self.synchronised in IN_EACH_MICRO_BATCH:
+        if self.grid.pp > 1 and self.synchronized in IN_EACH_MICRO_BATCH:
             raise LayoutError(
                 "a pipeline goes with gradients that wait for all micro-batches, but "
-                f"pp is {self.grid.pp} and {self.synchronised} sends in each: use "
-                "--zero 1, another --synchronisation or --pp 1"
+                f"pp is {self.grid.pp} and {self.synchronized} sends in each: use "
+                "--zero 1, another --synchronization or --pp 1"
             )
         passes(0, self.grid.pp, self.accumulation, self.virtual)
 
     @property
-    def synchronised(self) -> str:
-        """How copies are kept equal, one of SYNCHRONISATIONS."""
-        return self.synchronisation or OF_STAGE[self.zero]
+    def synchronized(self) -> str:
+        """How copies are kept equal, one of SYNCHRONIZATIONS."""
+        return self.synchronization or OF_STAGE[self.zero]
 
     @property
     def gradients(self) -> str:

@@ -1,4 +1,4 @@
-"""How a model is trained: optimiser, batch and length of a run, and their rules."""
+"""How a model is trained: optimizer, batch and length of a run, and their rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Optimiser, batch and length of a run."""
+    """Optimizer, batch and length of a run."""
 
     iterations: int = 200
     micro_batch: int = 4  # sequences of a rank in one forward pass
@@ -24,7 +24,7 @@ class Training:
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     seed: int = 0
-    dtype: str = "float32"  # of parameters, their gradients and the optimiser
+    dtype: str = "float32"  # of parameters, their gradients and the optimizer
     precision: str = ""  # of products and of what experts are sent; empty: as dtype
     recompute: bool = False  # keep a block's input alone, compute the rest twice
     device: str = "cpu"  # one of DEVICES

@@ -21,11 +21,11 @@ from .layout import ParallelLayout
 from .pattern import Call, Event, Pattern
 from .router_table import ROUTERS
 from .schedules import handed_on, passes
-from .synchronisation import (
+from .synchronization import (
     ROOT,
-    SYNCHRONISATIONS,
+    SYNCHRONIZATIONS,
     Copies,
-    Synchronisation,
+    Synchronization,
     Unit,
 )
 from .tensors import ModelTensor, model_tensors
@@ -39,7 +39,7 @@ ADAPTIVE = frozenset({"deepseek"})
 
 
 def workload_pattern(
-    workload: Workload, synchronisation: str = "", **options: float
+    workload: Workload, synchronization: str = "", **options: float
 ) -> Pattern:
     """The collectives of one iteration of a workload, all of its ranks.
 
@@ -51,15 +51,15 @@ def workload_pattern(
     ----------
     workload
         What is trained.
-    synchronisation
-        One of SYNCHRONISATIONS in place of that of the workload's ZeRO stage, for a
+    synchronization
+        One of SYNCHRONIZATIONS in place of that of the workload's ZeRO stage, for a
         model that is wrapped otherwise.
     **options
-        Of the synchronisation, such as ``bucket_mib``.
+        Of the synchronization, such as ``bucket_mib``.
     """
     plan = workload.training
     stages = [
-        _Stage(workload, number, synchronisation, options).program()
+        _Stage(workload, number, synchronization, options).program()
         for number in range(workload.layout.pp)
     ]
     m, g = workload.model, workload.gating
@@ -93,7 +93,7 @@ class _Stage:
 
     work: Workload
     number: int
-    synchronisation: str
+    synchronization: str
     options: dict[str, float]
 
     # ---- the iteration -----------------------------------------------------------
@@ -376,7 +376,7 @@ class _Stage:
         return [*(t for t in dense if t.split < 0), *_biases_first(shared)]
 
     @cached_property
-    def sync(self) -> Synchronisation:
+    def sync(self) -> Synchronization:
         plan, p = self.work.training, self.layout
         experts = [t for t in self.tensors if t.part == "expert"]
         every = (
@@ -398,14 +398,14 @@ class _Stage:
             if ranks > 1 and tensors
         ]
         if not copies:
-            return Synchronisation(copies=())
+            return Synchronization(copies=())
         units: list[Unit] = []
         for layer in self.layers:
             if p.edp > 1 and layer in self.work.model.moe_layers:
                 units.append(("experts", layer))
             units.append(("block", layer))
         alone = 0 if p.edp > 1 else sum(t.elements for t in experts)
-        return SYNCHRONISATIONS[self.synchronisation or LIBRARIES[p.zero]](
+        return SYNCHRONIZATIONS[self.synchronization or LIBRARIES[p.zero]](
             copies=copies,
             units=[*units, ROOT],
             label="zero",

@@ -15,9 +15,9 @@ from rich.text import Text
 from moetraffic.validation.acceptance import LEVEL, Acceptance, Trial
 from moetraffic.validation.classifier import NAME
 
-from .figures import LINE_COLOURS, OTHER_COLOUR, headline
+from .figures import LINE_COLORS, OTHER_COLOR, headline
 
-GOOD, BAD = LINE_COLOURS[0], LINE_COLOURS[1]
+GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
 
 FURTHEST = 30.0
 """Times the usual distance, at which what is further away is drawn."""
@@ -46,7 +46,7 @@ def verdict(found: Acceptance) -> str:
     parts = []
     if failed:
         parts.append(f"{failed} of {len(found.tests)} tests tell it from real runs")
-    if found.recognised:
+    if found.recognized:
         parts.append(f"the classifier's AUC is {found.auc:.3f}")
     return f"failed: {' and '.join(parts)}"
 
@@ -87,7 +87,7 @@ def table(found: Acceptance) -> Group:
         "",
         "",
         "",
-        "FAILED" if found.recognised else "",
+        "FAILED" if found.recognized else "",
     )
     notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
     meaning = (
@@ -109,7 +109,7 @@ def figure(found: Acceptance) -> Figure:
     """The synthetic run among the real ones, a line a test.
 
     With seeds: distance to the real runs over what is usual between these; real runs
-    grey, limits as strokes.  With time blocks: the adjusted p-values.
+    gray, limits as strokes.  With time blocks: the adjusted p-values.
     """
     rows: dict[tuple[str, str], list[Trial]] = {}
     for test in found.tests:
@@ -122,23 +122,23 @@ def figure(found: Acceptance) -> Figure:
         lift = np.linspace(-0.27, 0.27, len(tests)) if len(tests) > 1 else [0.0]
         for test, shift in zip(tests, lift, strict=True):
             at = line + float(shift)
-            colour = GOOD if test.passed else BAD
+            color = GOOD if test.passed else BAD
             if not seeds:
-                axes.plot(test.adjusted, at, "o", color=colour, markersize=5)
+                axes.plot(test.adjusted, at, "o", color=color, markersize=5)
                 continue
             unit = test.usual if test.usual > 0 else 1.0
             axes.plot(
                 np.clip(np.array(test.own) / unit, 1 / FURTHEST, FURTHEST),
                 np.full(len(test.own), at),
                 ".",
-                color=OTHER_COLOUR,
+                color=OTHER_COLOR,
                 markersize=4,
             )
             if np.isfinite(test.limit):
                 axes.plot(test.limit / unit, at, "|", color="black", markersize=6)
             far = min(test.distance / unit, FURTHEST)
             mark = ">" if test.distance / unit > FURTHEST else "o"
-            axes.plot(max(far, 1 / FURTHEST), at, mark, color=colour, markersize=5)
+            axes.plot(max(far, 1 / FURTHEST), at, mark, color=color, markersize=5)
     axes.set_yticks(
         range(len(rows)), [f"{name} ({_short(measure)})" for name, measure in rows]
     )
@@ -155,7 +155,7 @@ def figure(found: Acceptance) -> Figure:
     axes.grid(axis="y", color="#EEEEEE", linewidth=6, zorder=0)
     axes.set_axisbelow(True)
     legend = (
-        "grey: real runs; stroke: limit of one test; " if seeds else ""
+        "gray: real runs; stroke: limit of one test; " if seeds else ""
     ) + "blue: passed; orange: failed; one mark a layer"
     headline(
         fig,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from moetraffic.patterns.bandwidth import BandwidthTable, Curve
 
-from .figures import headline, line_colours
+from .figures import headline, line_colors
 from .units import byte_size
 
 
@@ -91,9 +91,7 @@ def figure(table: BandwidthTable, source: str = "") -> Figure:
         for (c, platform, protocol, span), curves in table.curves.items()
         for curve in curves
     ]
-    for (name, span, curve), colour in zip(
-        named, line_colours(len(named)), strict=True
-    ):
+    for (name, span, curve), color in zip(named, line_colors(len(named)), strict=True):
         node = f"{span} node{'s' if span > 1 else ''}"
         axes.plot(
             curve.size,
@@ -101,13 +99,13 @@ def figure(table: BandwidthTable, source: str = "") -> Figure:
             marker="o",
             markersize=4,
             linestyle="none",
-            color=colour,
+            color=color,
             label=f"{name}, {curve.ranks} ranks, {node}",
         )
         sizes = np.geomspace(curve.size[0], curve.size[-1], 200)
         even = curve.even(sizes)
         time = curve.model.time_s(curve.collective, curve.ranks, even)
-        axes.plot(sizes, curve.factor * sizes / time / 1e9, color=colour, linewidth=1)
+        axes.plot(sizes, curve.factor * sizes / time / 1e9, color=color, linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("size [B]")

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.errors import AnalysisError
 
-from .figures import headline, line_colours
+from .figures import headline, line_colors
 
 AREA = 1500.0
 """Of the disc of a trace without any structure, in square points."""
@@ -25,7 +25,7 @@ AREA = 1500.0
 LEVELS = (0.1, 0.25, 0.5, 0.75)
 """Products that are drawn as curves."""
 
-MOST_LABELLED = 24
+MOST_LABELED = 24
 
 APART = 0.036
 """Labels stand so far from each other, upwards."""
@@ -55,8 +55,8 @@ def complexity_map(
     found
         By name, such as "layer 1, dispatch".
     kinds
-        A word for each, in the same order: those of one kind have one colour and a
-        line in the legend.  None: each has its own colour, and no legend.
+        A word for each, in the same order: those of one kind have one color and a
+        line in the legend.  None: each has its own color, and no legend.
     title, source
         Headline, and what the figure was computed from.
 
@@ -82,20 +82,20 @@ def complexity_map(
             f"{len(found)} none is: measure traces with packets between ranks"
         )
     every = list(dict.fromkeys(of.values()))
-    colours = dict(zip(every, line_colours(len(every)), strict=True))
+    colors = dict(zip(every, line_colors(len(every)), strict=True))
     figure = Figure(figsize=(9.0, 6.6), layout="constrained")
     axes = figure.subplots()
     _background(axes)
     # the largest first, so that no disc is wholly covered
     for name in sorted(known, key=lambda n: -known[n].product):
-        one, colour = known[name], colours[of[name]]
+        one, color = known[name], colors[of[name]]
         x, y = one.non_temporal, one.temporal
         axes.scatter(
             [x],
             [y],
             s=AREA * one.product,
-            facecolor=to_rgba(colour, 0.45),
-            edgecolor=to_rgba(colour),
+            facecolor=to_rgba(color, 0.45),
+            edgecolor=to_rgba(color),
             linewidths=1.2,
             clip_on=False,
             zorder=3,
@@ -111,17 +111,17 @@ def complexity_map(
             axes.plot(
                 [x, x],
                 [y, one.temporal_corrected],
-                color=colour,
+                color=color,
                 linewidth=0.8,
                 linestyle=":",
                 zorder=2,
             )
-            axes.plot([x], [one.temporal_corrected], ".", color=colour, zorder=5)
-    if len(known) <= MOST_LABELLED:
+            axes.plot([x], [one.temporal_corrected], ".", color=color, zorder=5)
+    if len(known) <= MOST_LABELED:
         _label(axes, known)
     if kinds is not None:
         for kind in every:
-            axes.scatter([], [], s=60, color=colours[kind], alpha=0.6, label=kind)
+            axes.scatter([], [], s=60, color=colors[kind], alpha=0.6, label=kind)
         figure.legend(
             loc="outside lower center",
             ncols=min(len(every), 5),
@@ -130,7 +130,7 @@ def complexity_map(
         )
     note = (
         "disc: T over NT, area as Psi = T NT; cross: 95 % over windows; dot: T "
-        "corrected for the compressor; grey: equal Psi"
+        "corrected for the compressor; gray: equal Psi"
     )
     headline(figure, title, f"{source}; {note}" if source else note)
     return figure

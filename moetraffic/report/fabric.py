@@ -17,7 +17,7 @@ from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.bounds import bisection_bytes_s
 from moetraffic.fabric.loads import link_times
 
-from .figures import AMOUNTS, LINE_COLOURS
+from .figures import AMOUNTS, LINE_COLORS
 from .units import bit_rate, byte_size, duration
 
 DRAWN = 16  # links in the picture
@@ -193,7 +193,7 @@ def figure(found: Assessment, iterations: Sequence[int], source: str) -> Figure:
             at,
             values / scale,
             label=name,
-            color=LINE_COLOURS[number % len(LINE_COLOURS)],
+            color=LINE_COLORS[number % len(LINE_COLORS)],
             linewidth=2.0 if not number else 1.1,
             linestyle="-" if not number else ("--", ":", "-.")[number % 3],
             marker="o" if len(at) == 1 else None,

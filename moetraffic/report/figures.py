@@ -1,7 +1,7 @@
 """Figures: arrays in, a matplotlib ``Figure`` out.
 
-Nothing here computes a statistic or keeps a state of pyplot.  Colours can be told apart
-with any colour vision: viridis for amounts, Okabe and Ito's palette for kinds.  Each
+Nothing here computes a statistic or keeps a state of pyplot.  Colors can be told apart
+with any color vision: viridis for amounts, Okabe and Ito's palette for kinds.  Each
 figure has a headline, and below it in small letters the ``source``: what it was
 computed from, in the caller's words.
 """
@@ -27,7 +27,7 @@ from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 
-PHASE_COLOURS = {
+PHASE_COLORS = {
     "dispatch": "#0072B2",
     "combine": "#E69F00",
     "combine_grad": "#CC79A7",
@@ -35,9 +35,9 @@ PHASE_COLOURS = {
 }
 """Okabe and Ito's blue, orange, purple and green, in the phases' time order."""
 
-OTHER_COLOUR = "#8C8C8C"
+OTHER_COLOR = "#8C8C8C"
 
-LINE_COLOURS = (
+LINE_COLORS = (
     "#0072B2",
     "#D55E00",
     "#009E73",
@@ -93,7 +93,7 @@ def demand_heatmaps(
     column: str = "expert",
     experts_per_rank: int | None = None,
 ) -> Figure:
-    """Draw demand matrices side by side on one colour scale from 0 on.
+    """Draw demand matrices side by side on one color scale from 0 on.
 
     Parameters
     ----------
@@ -176,11 +176,11 @@ def _whole(number: int) -> MaxNLocator:
 def _write(panel: Axes, matrix: Float64, scale: Normalize) -> None:
     """Write each cell's value into it, dark on light and light on dark."""
     size = 7.5 if matrix.shape[1] <= 8 else 6.0
-    colours = colormaps[AMOUNTS]
+    colors = colormaps[AMOUNTS]
     for (row, column), value in np.ndenumerate(matrix):
         if np.isfinite(value):
             text = f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
-            red, green, blue, _ = colours(scale(float(value)))
+            red, green, blue, _ = colors(scale(float(value)))
             light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
             panel.text(
                 column,
@@ -205,7 +205,7 @@ def timeline(
     title: str = "When the all-to-alls are on",
     source: str = "",
 ) -> Figure:
-    """Draw events as bars over time, coloured by phase.
+    """Draw events as bars over time, colored by phase.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def timeline(
     row
         ``[n]`` index into ``row_names``: the rank, or the phase, of each event.
     phase
-        n names; those not in :data:`PHASE_COLOURS` are grey.
+        n names; those not in :data:`PHASE_COLORS` are gray.
     row_names
         What the rows are, top to bottom.
     marks
@@ -247,11 +247,11 @@ def timeline(
     unit, scale = _time_unit(reach - origin)
     figure = Figure(figsize=(12.0, 1.2 + 0.36 * len(row_names)), layout="constrained")
     axes = figure.subplots()
-    seen = [name for name in PHASE_COLOURS if name in phase]
+    seen = [name for name in PHASE_COLORS if name in phase]
     seen += sorted(set(phase) - set(seen))
     names = np.asarray(phase, dtype=object)
     for name in seen:
-        colour = PHASE_COLOURS.get(name, OTHER_COLOUR)
+        color = PHASE_COLORS.get(name, OTHER_COLOR)
         for at in np.unique(rows[names == name]):
             mine = (names == name) & (rows == at)
             begin = (first[mine] - origin) / scale
@@ -259,8 +259,8 @@ def timeline(
             axes.broken_barh(
                 list(zip(begin.tolist(), length.tolist(), strict=True)),
                 (float(at) - 0.36, 0.72),
-                facecolor=colour,
-                edgecolor=colour,
+                facecolor=color,
+                edgecolor=color,
                 linewidth=0.3,  # what is shorter than a pixel must not vanish
             )
     for line in lines:
@@ -284,7 +284,7 @@ def timeline(
         axes.spines[side].set_visible(False)
     figure.legend(
         handles=[
-            Patch(color=PHASE_COLOURS.get(n, OTHER_COLOUR), label=n or "other")
+            Patch(color=PHASE_COLORS.get(n, OTHER_COLOR), label=n or "other")
             for n in seen
         ],
         loc="outside lower center",
@@ -315,7 +315,7 @@ def entropy_curve(
     title: str = "How evenly the experts are used",
     source: str = "",
 ) -> Figure:
-    """Draw normalised entropy over iterations, and max/mean below.
+    """Draw normalized entropy over iterations, and max/mean below.
 
     Each curve is drawn as it is, faintly, and as a moving mean over one fortieth of the
     run.  The band is what a perfectly balanced gate shows by chance.
@@ -325,7 +325,7 @@ def entropy_curve(
     iteration
         ``[T]`` iteration numbers.
     entropy, max_over_mean
-        ``[T, L]`` normalised entropy and max/mean, a column a layer; NaN are gaps.
+        ``[T, L]`` normalized entropy and max/mean, a column a layer; NaN are gaps.
     names
         L names, such as "layer 1".
     entropy_floor, max_over_mean_floor
@@ -353,19 +353,19 @@ def entropy_curve(
         )
     figure = Figure(figsize=(9.0, 5.6), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colours = line_colours(len(names))
+    colors = line_colors(len(names))
     window = max(1, at.size // 40)
     every = -(-len(names) // MOST_NAMED)
-    thick = 1.8 if len(names) <= len(LINE_COLOURS) else 1.1
+    thick = 1.8 if len(names) <= len(LINE_COLORS) else 1.1
     for panel, values, floor in zip(
         panels, curves, (entropy_floor, max_over_mean_floor), strict=True
     ):
-        for column, colour in enumerate(colours):
-            panel.plot(at, values[:, column], color=colour, linewidth=0.7, alpha=0.35)
+        for column, color in enumerate(colors):
+            panel.plot(at, values[:, column], color=color, linewidth=0.7, alpha=0.35)
             panel.plot(
                 at,
                 _moving_mean(values[:, column], window),
-                color=colour,
+                color=color,
                 linewidth=thick,
                 label=names[column] if column % every == 0 else None,
             )
@@ -388,7 +388,7 @@ def entropy_curve(
         panel.ticklabel_format(axis="y", useOffset=False)
         for side in ("right", "top"):
             panel.spines[side].set_visible(False)
-    panels[0].set_ylabel("normalised entropy\n(1 = even)")
+    panels[0].set_ylabel("normalized entropy\n(1 = even)")
     panels[1].set_ylabel("max / mean load\n(1 = even)")
     panels[1].set_xlabel("iteration")
     panels[1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -406,16 +406,16 @@ def entropy_curve(
     return figure
 
 
-def line_colours(number: int) -> list[tuple[float, float, float, float] | str]:
-    """Distinct colours as long as there are; then one scale from first to last."""
-    if number <= len(LINE_COLOURS):
-        return list(LINE_COLOURS[:number])
+def line_colors(number: int) -> list[tuple[float, float, float, float] | str]:
+    """Distinct colors as long as there are; then one scale from first to last."""
+    if number <= len(LINE_COLORS):
+        return list(LINE_COLORS[:number])
     scale = colormaps[AMOUNTS]
     return [scale(i / (number - 1) * 0.92) for i in range(number)]
 
 
 def _moving_mean(values: Float64, window: int) -> Float64:
-    """Centred mean over a window, of what is known in it."""
+    """Centered mean over a window, of what is known in it."""
     known = np.isfinite(values)
     ones = np.ones(window)
     count = np.convolve(known.astype(np.float64), ones, mode="same")[: len(values)]

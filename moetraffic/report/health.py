@@ -11,7 +11,7 @@ from rich.text import Text
 
 from moetraffic.health import Finding, State, stops
 
-COLOURS = {State.OK: "green", State.NOTE: "yellow", State.STOP: "bold red"}
+COLORS = {State.OK: "green", State.NOTE: "yellow", State.STOP: "bold red"}
 
 
 def table(findings: Sequence[Finding]) -> Table:
@@ -28,7 +28,7 @@ def table(findings: Sequence[Finding]) -> Table:
         made.add_row(
             Text("" if found.area == area else found.area, style="bold"),
             found.name,
-            Text(found.state.value, style=COLOURS[found.state]),
+            Text(found.state.value, style=COLORS[found.state]),
             said,
         )
         area = found.area

@@ -19,7 +19,7 @@ PARTS = (
     ("communication only", "#D55E00"),
     ("idle", "#BBBBBB"),
 )
-"""In the order in which they are drawn, with Okabe and Ito's colours."""
+"""In the order in which they are drawn, with Okabe and Ito's colors."""
 
 _ORDER = (0, 2, 1, 3)  # of Occupation.shares
 
@@ -63,13 +63,13 @@ def figure(found: Occupation, source: str = "") -> Figure:
     fig = Figure(figsize=(9.0, high), layout="constrained")
     axes = fig.subplots()
     left = np.zeros(ranks)
-    for part, (name, colour) in enumerate(PARTS):
+    for part, (name, color) in enumerate(PARTS):
         axes.barh(
             np.arange(ranks),
             100 * shares[:, part],
             left=100 * left,
             height=0.78,
-            color=colour,
+            color=color,
             label=name,
         )
         left += shares[:, part]

@@ -151,13 +151,13 @@ def heatmaps(
     least = min((int(m[m > 0].min()) for m in shown.values() if m.any()), default=1)
     top = max(int(whole.max(initial=0)), least + 1)
     scale = LogNorm(least, top)
-    colours = colormaps[AMOUNTS].with_extremes(bad="white")
+    colors = colormaps[AMOUNTS].with_extremes(bad="white")
     image = None
     for at, (panel, (kind, matrix)) in enumerate(
         zip(axes, shown.items(), strict=False)
     ):
         cells = np.ma.masked_equal(matrix, 0)
-        image = panel.imshow(cells, cmap=colours, norm=scale, interpolation="nearest")
+        image = panel.imshow(cells, cmap=colors, norm=scale, interpolation="nearest")
         panel.set_title(f"{kind}: {byte_size(int(matrix.sum()))}", fontsize=10)
         for edge in range(stage, len(matrix), stage) if stage else ():
             panel.axhline(edge - 0.5, color="0.8", linewidth=0.6, zorder=0)

@@ -214,7 +214,7 @@ def timeline(trace: Trace) -> Figure:
 
 
 def entropy(trace: Trace, analysis: Analysis) -> Figure:
-    """Normalised entropy and max/mean of the experts' loads over the run."""
+    """Normalized entropy and max/mean of the experts' loads over the run."""
     loads = [
         (e, subject)
         for e in analysis.exchanges
@@ -222,7 +222,7 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
     ]
     when = np.unique(np.concatenate([e.iterations for e, _ in loads]))
     columns = {}
-    for measure in ("normalised_entropy", "max_over_mean"):
+    for measure in ("normalized_entropy", "max_over_mean"):
         columns[measure] = np.full((len(when), len(loads)), np.nan)
         for at, (exchange, subject) in enumerate(loads):
             rows = np.searchsorted(when, exchange.iterations)
@@ -240,13 +240,13 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
     several = len({e.group for e, _ in loads}) > 1
     return figures.entropy_curve(
         when,
-        columns["normalised_entropy"],
+        columns["normalized_entropy"],
         columns["max_over_mean"],
         [
             f"layer {e.layer}" + (f", ranks {rank_span(e.ranks)}" if several else "")
             for e, _ in loads
         ],
-        entropy_floor=floors["normalised_entropy"],
+        entropy_floor=floors["normalized_entropy"],
         max_over_mean_floor=floors["max_over_mean"],
         source=f"{about(trace)}. Of the token copies that each expert was given",
     )

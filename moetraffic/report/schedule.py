@@ -19,7 +19,7 @@ from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
 
-from .figures import LINE_COLOURS
+from .figures import LINE_COLORS
 from .units import bit_rate, byte_size, duration, rank_span
 
 Int64 = npt.NDArray[np.int64]
@@ -233,7 +233,7 @@ def jobs_figure(
                 np.append(below, below[-1]),
                 np.append(above, above[-1]),
                 step="post",
-                color=LINE_COLOURS[number % len(LINE_COLOURS)],
+                color=LINE_COLORS[number % len(LINE_COLORS)],
                 alpha=0.75,
                 linewidth=0,
                 label=jobs[number].name,

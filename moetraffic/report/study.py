@@ -22,7 +22,7 @@ from rich.text import Text
 
 from moetraffic.studies import Study, Table
 
-from .figures import LINE_COLOURS, headline
+from .figures import LINE_COLORS, headline
 
 MANY = 16
 """Rows beyond which values are drawn around the diagonal."""
@@ -161,7 +161,7 @@ def _curves(table: Table) -> bool:
 def _draw_curves(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -> None:
     kinds = _kinds(table, skip=1)
     for number, kind in enumerate(dict.fromkeys(kinds)):
-        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+        color = LINE_COLORS[number % len(LINE_COLORS)]
         mine = [p for p in pairs if kinds[p[0]] == kind]
         at = [_number(table.rows[p[0]][0]) for p in mine]
         name = f", {kind}" if kind else ""
@@ -170,13 +170,13 @@ def _draw_curves(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -> 
             [p[2] for p in mine],
             marker="o",
             linestyle="none",
-            color=colour,
+            color=color,
             label=f"published{name}",
         )
         axes.plot(
             at,  # type: ignore[arg-type]
             [p[3] for p in mine],
-            color=colour,
+            color=color,
             linewidth=1.2,
             label=f"{table.columns[mine[0][1]]}{name}" if mine else None,
         )
@@ -200,7 +200,7 @@ def _draw_diagonal(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -
                 marker=marker,
                 linestyle="none",
                 fillstyle="none",
-                color=LINE_COLOURS[number % len(LINE_COLOURS)],
+                color=LINE_COLORS[number % len(LINE_COLORS)],
                 label=f"{kind}: {name}" if kind else name,
             )
     every = [v for p in pairs for v in p[2:]]
@@ -232,7 +232,7 @@ def _draw_rows(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -> No
             linestyle="none",
             markersize=9,
             fillstyle="none",
-            color=LINE_COLOURS[number % len(LINE_COLOURS)],
+            color=LINE_COLORS[number % len(LINE_COLORS)],
             label=table.columns[column].strip(),
         )
     at = min(p[1] for p in pairs)
@@ -251,13 +251,13 @@ def _draw_rows(axes: Axes, table: Table, pairs: Sequence[Pair], axis: str) -> No
 
 
 def _kinds(table: Table, *, skip: int) -> list[str]:
-    """A word a row to colour it by: of the leading columns, that of fewest kinds."""
+    """A word a row to color it by: of the leading columns, that of fewest kinds."""
     best: list[str] = [""] * len(table.rows)
     for number, name in enumerate(table.columns[skip:], skip):
         if name.strip().startswith(("published", "ours")):
             break
         words = [written(row[number]) for row in table.rows]
-        if 1 < len(set(words)) <= len(LINE_COLOURS) and (
+        if 1 < len(set(words)) <= len(LINE_COLORS) and (
             not any(best) or len(set(words)) < len(set(best))
         ):
             best = words

@@ -19,7 +19,7 @@ from .plain_data import mean
 from .units import rank_span
 
 FIGURES = {
-    "normalised_entropy": 1,
+    "normalized_entropy": 1,
     "max_over_mean": 1,
     "cv": 0,
     "gini": 0,

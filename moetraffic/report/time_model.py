@@ -15,7 +15,7 @@ from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 
-from .figures import LINE_COLOURS, OTHER_COLOUR
+from .figures import LINE_COLORS, OTHER_COLOR
 from .units import byte_size, duration
 
 Float64 = npt.NDArray[np.float64]
@@ -40,15 +40,15 @@ SHARES = {
     "bubble_of_ideal": "bubble of the ideal time, (p-1)/(v m)",
 }
 
-COLOURS = {
-    "compute": LINE_COLOURS[0],
-    "tp": LINE_COLOURS[1],
-    "cp": LINE_COLOURS[5],
-    "ep": LINE_COLOURS[3],
-    "pp": LINE_COLOURS[4],
-    "dp": LINE_COLOURS[2],
+COLORS = {
+    "compute": LINE_COLORS[0],
+    "tp": LINE_COLORS[1],
+    "cp": LINE_COLORS[5],
+    "ep": LINE_COLORS[3],
+    "pp": LINE_COLORS[4],
+    "dp": LINE_COLORS[2],
     "bubble": "#D0D0D0",
-    "overhead": OTHER_COLOUR,
+    "overhead": OTHER_COLOR,
     "optimizer": "#000000",
 }
 
@@ -142,8 +142,8 @@ def calibration_table(found: FromTrace, title: str) -> Table:
             duration(float(ours)) if ours is not None else "",
             f"{byte_size(speed)}/s" if np.isfinite(speed) else "",
         )
-    for name, (measured, modelled) in rows.items():
-        out.add_row(name, duration(measured), duration(modelled), "")
+    for name, (measured, modeled) in rows.items():
+        out.add_row(name, duration(measured), duration(modeled), "")
     out.caption = (
         f"residual {found.residual:+.1%}: what is between are ranks that wait for each "
         "other, and what has no bytes"
@@ -316,7 +316,7 @@ def figure(
         if not value.any():
             continue
         axes.barh(
-            places, value, left=left, color=COLOURS[term], label=words, height=0.72
+            places, value, left=left, color=COLORS[term], label=words, height=0.72
         )
         left = left + value
     hidden = np.nan_to_num(

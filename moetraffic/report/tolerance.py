@@ -10,7 +10,7 @@ from rich.table import Table
 
 from moetraffic.analysis.tolerance import Tolerance
 
-from .figures import LINE_COLOURS
+from .figures import LINE_COLORS
 
 
 def as_dict(found: Tolerance) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def figure(found: Tolerance, source: str) -> Figure:
         shares,
         means,
         yerr=bars,
-        color=LINE_COLOURS[0],
+        color=LINE_COLORS[0],
         marker="o",
         capsize=3,
         label=f"mean of {found.seeds} seeds, {found.confidence:.0%} interval",
@@ -71,13 +71,13 @@ def figure(found: Tolerance, source: str) -> Figure:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhline(
         found.sigma,
-        color=LINE_COLOURS[1],
+        color=LINE_COLORS[1],
         linestyle="--",
         label="standard deviation over seeds, nothing dropped",
     )
     if found.p_star:
         axes.axvline(
-            100 * found.p_star, color=LINE_COLOURS[2], linestyle=":", label="p*"
+            100 * found.p_star, color=LINE_COLORS[2], linestyle=":", label="p*"
         )
     axes.set_xscale("log")
     axes.set_xticks(shares, [f"{s:g}%" for s in shares])

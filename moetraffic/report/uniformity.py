@@ -13,16 +13,16 @@ from rich.table import Table
 
 from moetraffic.analysis import Analysis, Settling
 
-from .figures import LINE_COLOURS
+from .figures import LINE_COLORS
 
 Float64 = npt.NDArray[np.float64]
 
-MEASURE = "normalised_entropy"
+MEASURE = "normalized_entropy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniformity:
-    """The normalised entropy of one layer's expert load in every iteration."""
+    """The normalized entropy of one layer's expert load in every iteration."""
 
     values: Float64  # [T], 1 is uniform
     floor: float  # what a balanced gate has on average
@@ -88,15 +88,15 @@ def figure(
     panels = np.atleast_1d(fig.subplots(1, len(runs), sharey=True))
     for panel, (name, layers) in zip(panels, runs.items(), strict=True):
         for number, (layer, one) in enumerate(layers.items()):
-            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-            panel.plot(one.values, color=colour, alpha=0.18, linewidth=0.6)
+            color = LINE_COLORS[number % len(LINE_COLORS)]
+            panel.plot(one.values, color=color, alpha=0.18, linewidth=0.6)
             kernel = np.ones(window) / window
             smooth = np.convolve(one.values, kernel, mode="valid")
             at = np.arange(len(smooth)) + (window - 1) / 2
-            panel.plot(at, smooth, color=colour, linewidth=1.4, label=f"layer {layer}")
+            panel.plot(at, smooth, color=color, linewidth=1.4, label=f"layer {layer}")
             if bool(one.settling.settled):
                 step = int(one.settling.step)
-                panel.plot(step, float(one.settling.mean), "o", color=colour)
+                panel.plot(step, float(one.settling.mean), "o", color=color)
         floors = [one.floor for one in layers.values()]
         if not np.isnan(floors).all():
             panel.axhline(
@@ -109,7 +109,7 @@ def figure(
         panel.set_title(name, loc="left", fontsize="medium")
         panel.set_xlabel("iteration")
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("normalised entropy of expert load")
+    panels[0].set_ylabel("normalized entropy of expert load")
     panels[0].legend(frameon=False, fontsize="small", loc="lower right")
     fig.suptitle(
         f"How uniform the load over experts becomes\n{source}",

@@ -144,7 +144,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
 
 
 def _edges(layout: ParallelLayout, kind: str) -> Iterator[tuple[int, int]]:
-    """Ordered pairs that exchange bytes: rings, and neighbours of pipelines."""
+    """Ordered pairs that exchange bytes: rings, and neighbors of pipelines."""
     for group in layout.groups(kind):
         if kind == "pp":
             for a, b in pairwise(group):

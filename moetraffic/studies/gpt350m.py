@@ -66,7 +66,7 @@ def reproduce() -> Study:
             "the share stays: a larger one means a smaller batch, which is not told",
         ),
         notes=(
-            "the fit minimises the sum of relative deviations; an outlier is beyond "
+            "the fit minimizes the sum of relative deviations; an outlier is beyond "
             "3.5 robust standard deviations (and 5%) when fitted without its size",
             "between nodes the fit finds no latency: times are proportional to sizes "
             "from 16 MiB on",

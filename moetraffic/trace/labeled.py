@@ -1,4 +1,4 @@
-"""A regular run's demand as one labelled array."""
+"""A regular run's demand as one labeled array."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
         import xarray
     except ImportError:
         raise TraceError(
-            "labelled arrays need xarray, which is not installed: "
+            "labeled arrays need xarray, which is not installed: "
             "pip install 'moetraffic[xarray]'"
         ) from None
     found = trace.find(operation=ROUTING, direction="forward", group=group)
@@ -30,7 +30,7 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
     groups = sorted({s.group for s in sites})
     if len(groups) != 1:
         raise TraceError(
-            f"a labelled array is of one expert-parallel group, but there are "
+            f"a labeled array is of one expert-parallel group, but there are "
             f"{groups}: name one of them"
         )
     layers = sorted({s.layer for s in sites})
@@ -40,7 +40,7 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
     regular = len(found) == np.prod(shape) and len(trace.complete(found)) == len(found)
     if not regular:
         raise TraceError(
-            f"a labelled array needs every layer, micro-batch and rank in each of the "
+            f"a labeled array needs every layer, micro-batch and rank in each of the "
             f"{len(iterations)} iterations, but some are absent: read "
             "trace.demand(trace.complete(trace.find(...))) instead"
         )

@@ -1,7 +1,7 @@
 """The same routing on other ranks: another expert-parallel degree or placement.
 
 What a rank's tokens ask for does not depend on where the experts lie, so one capture
-tells the matrices of every placement.  (What the training would have learnt is taken
+tells the matrices of every placement.  (What the training would have learned is taken
 to be the same: a placement changes no arithmetic but the order of sums.)
 """
 
@@ -41,7 +41,7 @@ Placer = Callable[[Float64, int], tuple[Int64, Int64]]
 class Relocation:
     """Where the experts shall lie."""
 
-    ranks: int  # R', a divisor of the capture's ranks: shards of neighbours are joined
+    ranks: int  # R', a divisor of the capture's ranks: shards of neighbors are joined
     groups: Sequence[tuple[int, ...]]  # expert-parallel groups over ranks 0 to R'-1
     place: Placer
     every: int = 0  # place anew after so many iterations by the load of these; 0: once
@@ -205,7 +205,7 @@ def _padded_rows(trace: Trace, dispatch: Site, experts: int) -> int:
 
 
 def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
-    """Sum the shards of neighbouring ranks, so that ``ranks`` are left."""
+    """Sum the shards of neighboring ranks, so that ``ranks`` are left."""
     count, world, experts = layer.demand.shape
     if ranks < 1 or world % ranks:
         raise LayoutError(

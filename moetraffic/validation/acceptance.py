@@ -70,7 +70,7 @@ class Acceptance:
     tests: tuple[Trial, ...]
     auc: float  # of the classifier against the real runs, mean
     auc_usual: float  # between two real runs, mean; NaN: not known
-    recognised: bool  # whether the classifier tells the synthetic run from real ones
+    recognized: bool  # whether the classifier tells the synthetic run from real ones
     notes: tuple[str, ...]
 
     @property
@@ -83,7 +83,7 @@ class Acceptance:
     @property
     def passed(self) -> bool:
         """Whether no test failed and the classifier does not tell it apart."""
-        return not self.failures and not self.recognised
+        return not self.failures and not self.recognized
 
 
 def accept(
@@ -164,7 +164,7 @@ def accept(
         ),
         auc=auc,
         auc_usual=usual,
-        recognised=auc > MOST_AUC and (not by_seeds or float(adjusted[-1]) < LEVEL),
+        recognized=auc > MOST_AUC and (not by_seeds or float(adjusted[-1]) < LEVEL),
         notes=tuple(notes),
     )
 
@@ -232,7 +232,7 @@ def accept_twins(twins: Sequence[Portrait], real: Sequence[Portrait]) -> Accepta
         ),
         auc=auc,
         auc_usual=float("nan"),
-        recognised=auc > MOST_AUC,
+        recognized=auc > MOST_AUC,
         notes=(),
     )
 

@@ -1,10 +1,10 @@
 """A classifier two-sample test: can one learn to tell synthetic from real runs?
 
-The classifier is a *ridge logistic regression on standardised features and their
+The classifier is a *ridge logistic regression on standardized features and their
 squares*, so that it sees means and variances.  It is trained and tried on *windows*: a
 few consecutive iterations, whose features are means, standard deviations and movements
 of label-free figures.  A fold holds out a stretch of time (a *time block*, with the
-windows beside it left out of training, for neighbours resemble each other), and, where
+windows beside it left out of training, for neighbors resemble each other), and, where
 there are several pairs of runs, a pair as well.
 
 AUC is the chance that a synthetic window scores higher than a real one; 0.5 is
@@ -165,7 +165,7 @@ def two_sample_auc(
 
 
 class _Scorer:
-    """Linear scores of standardised features and their squares."""
+    """Linear scores of standardized features and their squares."""
 
     def __init__(self, mean: Float64, unit: Float64, weight: Float64) -> None:
         self.mean, self.unit, self.weight = mean, unit, weight
@@ -180,7 +180,7 @@ class _Scorer:
 
 
 def _fitted(x: Float64, label: Float64) -> _Scorer:
-    """Minimise log loss plus PENALTY/2 times the squared coefficients."""
+    """Minimize log loss plus PENALTY/2 times the squared coefficients."""
     unit = x.std(axis=0)
     scorer = _Scorer(x.mean(axis=0), np.where(unit > 1e-12, unit, 1.0), np.zeros(0))
     lifted = scorer.lifted(x)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.network.tiers import line_efficiency, tier_shares
-from moetraffic.analysis.skew.measures import normalised_entropy
+from moetraffic.analysis.skew.measures import normalized_entropy
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import routed_layers
@@ -66,7 +66,7 @@ class Portrait:
 
 
 SERIES = {
-    "entropy": "normalised entropy of the load over experts",
+    "entropy": "normalized entropy of the load over experts",
     "max over mean": "busiest expert's load over the mean",
     "line efficiency": "line efficiency of the matrix between ranks",
     "inter-host share": "share of the copies between ranks that leave the host",
@@ -92,7 +92,7 @@ def portrait(
     layers, iterations
         None: all.  Micro-batches of an iteration are summed.
     ranks_a_host
-        Neighbours that share a host, for the inter-host share; None: a half of the
+        Neighbors that share a host, for the inter-host share; None: a half of the
         expert-parallel ranks.  (Whatever the nodes of the two runs are called, both
         are looked at as if on the same hosts.)
 
@@ -230,7 +230,7 @@ def _of_window(
         "load": load,
         "copies": np.asarray(total.sum(axis=2), np.float64),
         "coupling": coupling,
-        "entropy": normalised_entropy(load),
+        "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
         "line efficiency": _mean(line_efficiency(wire)),
         "inter-host share": _mean(tier_shares(wire, hosts).inter_host),

@@ -1,7 +1,7 @@
 """The collectives: their buffers, the call, and what must have arrived.
 
 Element i of what rank r sends in a check is ``(31 i + 17 r + salt) mod 97``: whole
-numbers, so that sums are exact, and different for neighbours in place, rank and check.
+numbers, so that sums are exact, and different for neighbors in place, rank and check.
 
 In torch, all-reduce, broadcast and reduce work in one buffer only.  Out of place they
 are the copy into that buffer and the call, timed together.

@@ -27,7 +27,7 @@ UInt8 = npt.NDArray[np.uint8]
 PERIOD = 65521
 """P, the largest prime below 2^16: tables of two periods stay in a core's cache."""
 
-# A, B, C spread neighbours over the table: P times irrational numbers, rounded
+# A, B, C spread neighbors over the table: P times irrational numbers, rounded
 _DESTINATION_STRIDE = 27140  # P (sqrt 2 - 1)
 _OPERATION_STRIDE = 40494  # P (sqrt 5 - 1) / 2
 _BLOCK_STRIDE = 47965  # P (sqrt 3 - 1)

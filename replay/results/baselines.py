@@ -107,7 +107,7 @@ def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
     return out
 
 
-def modelled(
+def modeled(
     plan: Plan, table: BandwidthTable, nodes: Sequence[str]
 ) -> tuple[Float64, tuple[str, ...]]:
     """What a table of measurements says of each operation, ``[n]`` s, and what not.

@@ -18,7 +18,7 @@ from moetraffic.report.units import bit_rate, bytes_per_second
 from moetraffic.trace.trace import Trace
 
 from .audit import audit
-from .baselines import Yardsticks, captured_times, modelled, network_bounds, port_times
+from .baselines import Yardsticks, captured_times, modeled, network_bounds, port_times
 from .durations import NO_CLOCKS, Measured, measure
 from .fidelity import Fidelity
 from .output import write
@@ -164,7 +164,7 @@ def _yardsticks(
         bound_of = f"{bit_rate(rate_bytes_s)} a rank"
     model = None
     if request.bandwidth is not None:
-        model, notes = modelled(plan, read_table(request.bandwidth), nodes)
+        model, notes = modeled(plan, read_table(request.bandwidth), nodes)
     return Yardsticks(
         captured_call_s=call,
         captured_transfer_s=transfer,

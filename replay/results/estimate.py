@@ -41,7 +41,7 @@ from moetraffic.report.units import bytes_per_second, duration, seconds
 from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
 
-from .baselines import modelled
+from .baselines import modeled
 
 _CELLS = 1 << 22  # of matrices over the world, one an iteration, at a time
 
@@ -214,7 +214,7 @@ def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Es
     hosts
         ``[R]`` int64 the host of each rank.
     """
-    took, notes = modelled(plan, table, [str(host) for host in hosts.tolist()])
+    took, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
     told = np.where(plan.bottleneck_bytes > 0, took, 0.0)
     return Estimate(
         operation_s=told, total_s=in_turn(plan, told), source=source, notes=notes

@@ -86,7 +86,7 @@ class RankMap:
 
 
 def contiguous(world: int, ranks: int) -> Int64:
-    """Neighbours meet; where ranks do not divide, the first get one more.
+    """Neighbors meet; where ranks do not divide, the first get one more.
 
     Returns
     -------
@@ -176,7 +176,7 @@ def fold_nodes(nodes: Sequence[str]) -> RankMap:
 
 
 def expand(world: int, ranks: int) -> RankMap:
-    """Each rank of the trace is shared by neighbours; the first by one more.
+    """Each rank of the trace is shared by neighbors; the first by one more.
 
     Parameters
     ----------

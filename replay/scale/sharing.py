@@ -30,7 +30,7 @@ COLUMNS = ("even", "experts")
 
 
 def share(units: Int64, parts: Int64) -> Int64:
-    """Split the last axis: member j becomes ``parts[j]`` neighbours.
+    """Split the last axis: member j becomes ``parts[j]`` neighbors.
 
     Parameters
     ----------

@@ -98,5 +98,5 @@ def test_the_command_says_by_its_exit_code(
     assert re.search(r"duration of dispatch +relative difference +[\d.]+ [mu]s", said)
     assert main(["compare", str(captured), golden, "--at-most", "skew=0.001"]) == 1
     assert "above threshold" in capsys.readouterr().out
-    assert main(["compare", golden, golden, "--at-most", "colour=1"]) == 2
+    assert main(["compare", golden, golden, "--at-most", "color=1"]) == 2
     assert "--at-most shares=0.05" in capsys.readouterr().err

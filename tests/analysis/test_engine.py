@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from moetraffic.analysis import analyze, cv, normalised_entropy
+from moetraffic.analysis import analyze, cv, normalized_entropy
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
@@ -18,7 +18,7 @@ from moetraffic.report import plain_data, summary
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Meta, Trace
 
 
-def test_a_capture_is_analysed_whole(captured: Path) -> None:
+def test_a_capture_is_analyzed_whole(captured: Path) -> None:
     with Trace.open(captured) as trace:
         found = analyze(trace, horizons=(1,))
         assert [e.layer for e in found.exchanges] == [1, 3]
@@ -74,10 +74,10 @@ def test_a_capture_is_analysed_whole(captured: Path) -> None:
         when = trace.occurrences.iteration[trace.find(phase="dispatch", layer=3)]
         summed = np.zeros((24, 4, 4), np.int64)
         np.add.at(summed, when, wire)
-        between = found.exchanges[1].subjects[2].curves["normalised_entropy"]
+        between = found.exchanges[1].subjects[2].curves["normalized_entropy"]
         assert np.allclose(
             between.values,
-            normalised_entropy(summed, axis=(-2, -1), diagonal=False),
+            normalized_entropy(summed, axis=(-2, -1), diagonal=False),
         )
         # real text is not a balanced gate: far out of the noise
         assert measured["cv"].floor is not None
@@ -98,9 +98,7 @@ def test_rhythm_is_of_phases_layers_and_ranks(captured: Path) -> None:
     with Trace.open(captured) as trace:
         found = analyze(trace, parts=["rhythm"])
         exchanges = trace.find(operation=ALL_TO_ALL)
-        labelled = [
-            o for o in exchanges if trace.sites[trace.occurrences.site[o]].phase
-        ]
+        labeled = [o for o in exchanges if trace.sites[trace.occurrences.site[o]].phase]
         of_rank = [b for b in found.beats.found if b.by == "rank"]
         assert {b.ranks[0] for b in of_rank} == {0, 1, 2, 3}
         assert {b.name for b in found.beats.found if b.by == "phase"} == set(PHASES)
@@ -109,7 +107,7 @@ def test_rhythm_is_of_phases_layers_and_ranks(captured: Path) -> None:
         for beat in of_rank:
             told = beat.rhythm
             assert 0 < told.duty < 1
-            assert told.bursts <= len(labelled)
+            assert told.bursts <= len(labeled)
             assert told.burst_ns > 0
             assert told.gap_ns > 0
         # what was not asked for was not computed
@@ -179,7 +177,7 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     paper = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     paper.print(summary.tables(found))
     text = paper.export_text()
-    for word in ("normalised entropy", "hot set kept", "duty", "line efficiency"):
+    for word in ("normalized entropy", "hot set kept", "duty", "line efficiency"):
         assert word in text
     rows = plain_data.records(found, file="run.h5")
     mine = [
@@ -296,5 +294,5 @@ def test_a_trace_without_any_moe_layer_says_so() -> None:
     )
     found = analyze(trace)
     assert found.exchanges == ()
-    assert any("no labelled" in note for note in found.notes)
+    assert any("no labeled" in note for note in found.notes)
     assert any("no rhythm" in note for note in found.notes)

@@ -100,8 +100,8 @@ def test_one_expert_is_even_by_itself() -> None:
     load = found.exchanges[0].subjects[0]
     assert (load.curves["max_over_mean"].values == 1).all()
     assert (load.curves["cv"].values == 0).all()
-    # the only expert's entropy has nothing to be normalised by
-    assert np.isnan(load.curves["normalised_entropy"].values).all()
+    # the only expert's entropy has nothing to be normalized by
+    assert np.isnan(load.curves["normalized_entropy"].values).all()
 
 
 def test_nothing_but_zeros() -> None:
@@ -220,7 +220,7 @@ def test_hosts_are_told_where_nodes_are_known() -> None:
     most=st.sampled_from([0, 1, 300, 2**31 - 1]),
     seed=st.integers(0, 2**16),
 )
-def test_any_trace_is_analysed(
+def test_any_trace_is_analyzed(
     steps: int, ranks: int, each: int, k: int, most: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

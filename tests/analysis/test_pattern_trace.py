@@ -48,7 +48,7 @@ def test_a_trace_sends_what_the_pattern_does(algorithm: str) -> None:
     assert trace.meta.source == "computed from the configuration"
 
 
-def test_a_trace_is_saved_analysed_and_replayed(tmp_path: Path) -> None:
+def test_a_trace_is_saved_analyzed_and_replayed(tmp_path: Path) -> None:
     path, pattern = tmp_path / "pattern.h5", everything()
     pattern_trace(pattern, iterations=3, tokens=128).save(path)
     with Trace.open(path) as trace:

@@ -85,7 +85,7 @@ def test_every_exchange_of_every_rank_is_recorded_exactly(played: Path) -> None:
     assert result.trace.volume(of).tolist() == [[28, 28]]
     assert result.trace.meta.model == "mine"
     assert (result.missing, result.remarks, result.contradictions) == ((), (), ())
-    assert (said(folder), notes(folder)) == ([], {"initialised", "begun"})
+    assert (said(folder), notes(folder)) == ([], {"initialized", "begun"})
 
 
 def test_a_program_that_destroys_nothing_is_recorded_to_its_end(played: Path) -> None:
@@ -192,7 +192,7 @@ def test_training_goes_on_where_nothing_can_be_recorded(played: Path) -> None:
     assert [len(log) for log in seen(folder)] == [5, 5]
     assert len(said(folder)) == 1
     assert "this run is not captured" in said(folder)[0]
-    assert notes(folder) == {"initialised", "refused"}
+    assert notes(folder) == {"initialized", "refused"}
 
 
 def test_children_of_multiprocessing_are_ranks_like_others(played: Path) -> None:

@@ -144,7 +144,7 @@ def test_both_functions_are_wrapped_under_every_name(place: Path) -> None:
         *(True, "(backend=None)", "Make the ranks meet.", 1, False, "none", "met"),
         *(["destroyed", None], ["destroyed", 7]),
     ]
-    assert {"python", "distributed", "initialised"} <= notes(place)
+    assert {"python", "distributed", "initialized"} <= notes(place)
 
 
 def test_an_interpreter_without_moetraffic_is_named_once_a_host(place: Path) -> None:

@@ -77,7 +77,7 @@ def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
         ((*GRID, "--pp", "5", "--platform", "tg40"), "divides the layers"),
         (("--model", "gpt-9b"), "gpt-9b"),
         (("--best", "--zero-stages", "--platform", "tg40"), "at a time"),
-        (("--convention", "colour=red"), "a convention is one of"),
+        (("--convention", "color=red"), "a convention is one of"),
         (("--convention", "flops=few"), "flops is one of"),
         (("--overlap", "dp"), "name=value"),
         (("--overlap", "dp=much"), "is a number"),

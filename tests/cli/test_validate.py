@@ -94,7 +94,7 @@ def test_an_even_run_is_told_apart_with_exit_code_1(
     assert told["way"] == "time blocks"
     assert {t["layer"] for t in told["tests"]} == {3, -1}
     assert not all(t["passed"] for t in told["tests"])
-    assert told["recognised"]
+    assert told["recognized"]
     assert told["auc"] > 0.9
 
 

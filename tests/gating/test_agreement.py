@@ -98,7 +98,7 @@ def test_gradients_through_fairscales_gate_are_ours() -> None:
 
 @pytest.fixture(scope="module")
 def modeling() -> Any:
-    """The modelling files of transformers that hold the routers."""
+    """The modeling files of transformers that hold the routers."""
     pytest.importorskip("transformers", reason="the extra `test` installs it")
     from transformers.models.deepseek_v2 import modeling_deepseek_v2
     from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -153,10 +153,10 @@ def test_topk_is_mixtrals_and_qwens(
     seed=st.integers(0, 10_000),
     groups=st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 3)]),
     k=st.integers(1, 2),
-    normalised=st.booleans(),
+    normalized=st.booleans(),
 )
 def test_deepseek_is_v3s(
-    modeling: Any, seed: int, groups: tuple[int, int], k: int, normalised: bool
+    modeling: Any, seed: int, groups: tuple[int, int], k: int, normalized: bool
 ) -> None:
     groups_all, groups_top = groups  # theirs wants two experts of a group at least
     theirs = with_weight(
@@ -166,7 +166,7 @@ def test_deepseek_is_v3s(
                 n_group=groups_all,
                 topk_group=groups_top,
                 routed_scaling_factor=2.5,
-                norm_topk_prob=normalised,
+                norm_topk_prob=normalized,
             )
         ),
         4 * weight(seed),
@@ -179,7 +179,7 @@ def test_deepseek_is_v3s(
             groups=groups_all,
             top_groups=groups_top,
             scale=2.5,
-            renormalise=normalised,
+            renormalise=normalized,
             bias_rate=0.05,
         ),
         4 * weight(seed),
@@ -268,7 +268,7 @@ def test_switch_is_transformers() -> None:
         torch.testing.assert_close(routing.weight_tk, their_weight[0])
 
 
-def normalised_by_turns(cost: torch.Tensor, tolerance: float) -> torch.Tensor:
+def normalized_by_turns(cost: torch.Tensor, tolerance: float) -> torch.Tensor:
     """Sinkhorn's scaling written out without logarithms, as Megatron-Core stops it."""
     plan, before = cost.exp().double(), torch.ones(cost.shape[1], dtype=torch.float64)
     columns = before
@@ -285,7 +285,7 @@ def test_sinkhorn_is_the_scaling_of_rows_and_columns(seed: int, k: int) -> None:
     router = with_weight(SinkhornRouter(HIDDEN, EXPERTS, k=k), 2 * weight(seed))
     x = tokens(seed)
     logits = router.logits(x).detach()
-    expected = normalised_by_turns(logits, 1e-4)
+    expected = normalized_by_turns(logits, 1e-4)
     plan = sinkhorn_plan(logits).exp()
     torch.testing.assert_close(plan, expected.float(), rtol=1e-3, atol=1e-7)
     routing = router(x)

@@ -63,7 +63,7 @@ def test_counts_are_distributed_as_single_tokens() -> None:
 
 
 def test_gumbel_top_k_would_not_reproduce_the_shares() -> None:
-    # Zipf-1 over 8, two experts a token: the favourite has .316 of the copies, not .368
+    # Zipf-1 over 8, two experts a token: the favorite has .316 of the copies, not .368
     zipf = 1 / np.arange(1, 9)
     zipf /= zipf.sum()
     drawn = np.argsort(

@@ -23,7 +23,7 @@ def fitted(
     return fit_counts(counts, k=scene.k, tokens=scene.tokens, correct_noise=correct)
 
 
-def centred_variance(model: TrafficModel) -> np.ndarray:
+def centered_variance(model: TrafficModel) -> np.ndarray:
     """Variance of u ``[L]`` less what shares, which add up, cannot tell."""
     factors, own, _ = model.rows.at(0)
     k = model.scenario.k
@@ -54,7 +54,7 @@ def test_a_few_hundred_iterations_tell_memory_rows_and_trend(known_model: Make) 
     assert (high > 0.88).all()
     assert fit.dynamics.coupling[1] == pytest.approx(0.5, abs=0.15)
     variance = fit.rows.variance.mean(axis=(0, 2))
-    assert variance == pytest.approx(centred_variance(model), rel=0.15)
+    assert variance == pytest.approx(centered_variance(model), rel=0.15)
     assert fit.dynamics.tau == pytest.approx([100, 100], rel=0.5)
 
 
@@ -80,7 +80,7 @@ def test_experts_of_two_a_token_are_told_too(known_model: Make) -> None:
     fit = fitted(model, 600, 2)
     assert slowest(fit) == pytest.approx([0.9], abs=0.06)
     variance = fit.rows.variance.mean(axis=(0, 2))
-    assert variance == pytest.approx(centred_variance(model), rel=0.25)
+    assert variance == pytest.approx(centered_variance(model), rel=0.25)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_five_thousand_iterations_tell_all_within_a_tenth(
     assert fit.dynamics.coupling[1:] == pytest.approx([0.5, 0.5], rel=0.1)
     assert fit.dynamics.tau == pytest.approx([300.0] * 3, rel=0.1)
     variance = fit.rows.variance.mean(axis=(0, 2))
-    assert variance == pytest.approx(centred_variance(model), rel=0.1)
+    assert variance == pytest.approx(centered_variance(model), rel=0.1)
     for told, true in (
         (
             fit.dynamics.start - fit.dynamics.level,

@@ -20,12 +20,12 @@ def test_ranks_get_their_seat_and_their_store(run, tmp_path):
         """
         import json
         names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MOETRAFFIC_FILESTORE",
-                 "OMP_NUM_THREADS", "COLOUR"]
+                 "OMP_NUM_THREADS", "COLOR"]
         (here / f"seen-{rank}").write_text(json.dumps([os.environ[n] for n in names]))
         beat("done")
         """,
         ranks=3,
-        environment={"COLOUR": "red", "OMP_NUM_THREADS": "5"},
+        environment={"COLOR": "red", "OMP_NUM_THREADS": "5"},
         start_deadline_s=math.inf,
     )
     assert outcome.ok

@@ -53,7 +53,7 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
     assert scatter.sum() == gather.sum() == (ranks - 1) * size
 
 
-def test_a_ring_has_one_neighbour_and_direct_all() -> None:
+def test_a_ring_has_one_neighbor_and_direct_all() -> None:
     ring = ring_all_reduce(800, 4)
     assert ring.tolist() == np.roll(np.diag([1200] * 4), 1, axis=1).tolist()
     assert direct_all_reduce(800, 4).tolist() == (400 * (1 - np.eye(4))).tolist()

@@ -90,7 +90,7 @@ def test_sequence_parallelism_sends_a_quarter_more() -> None:
     after = traffic_matrix(spread, traffic=["TP"])[middle].sum()
     after -= 2 * 3 / 4 * alike
     assert after == pytest.approx(1.25 * before)
-    # and neighbours hand on a share
+    # and neighbors hand on a share
     assert set(of_rank(spread, middle, "PP")) == {BSH // 4}
 
 

@@ -48,7 +48,7 @@ def test_a_schedule_runs_to_its_end(p: int, rounds: int, v: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(p=some.integers(2, 5), rounds=some.integers(1, 3), v=some.integers(1, 4))
-def test_neighbours_and_the_wrap_around(p: int, rounds: int, v: int) -> None:
+def test_neighbors_and_the_wrap_around(p: int, rounds: int, v: int) -> None:
     m = p * rounds
     expected: Counter[tuple[int, int]] = Counter()
     for stage in range(p - 1):  # v m each way an adjacent pair

@@ -386,7 +386,7 @@ def test_sweeps_scale_as_their_names_say() -> None:
     assert weak.estimate.compute == pytest.approx(float(weak.estimate.compute[0]))
     assert (np.diff(weak.efficiency[:3]) < 0).all()
     large = sweep(config, FLAT, "large-batch", [64, 128, 256])
-    # one gradient synchronisation serves more sequences
+    # one gradient synchronization serves more sequences
     assert (np.diff(large.estimate.comm_share) < 0).all()
     assert (large.gpus == 2).all()
     with pytest.raises(LayoutError, match="a scaling is one of"):

@@ -411,7 +411,7 @@ def test_ranks_end_with_their_supervisor(toy_file, tmp_path):
     """As if by the kernel's out-of-memory killer: it has no time to say anything."""
     ran = subprocess.Popen(
         [sys.executable, "-m", "moetraffic.replay", toy_file(iterations=range(3000))],
-        env={**os.environ, "COLOUR": str(tmp_path)},
+        env={**os.environ, "COLOR": str(tmp_path)},
         stderr=subprocess.DEVNULL,
     )
     until = time.monotonic() + 60
@@ -427,12 +427,12 @@ def test_ranks_end_with_their_supervisor(toy_file, tmp_path):
     assert marked(str(tmp_path)) == []
 
 
-def marked(colour: str) -> list[int]:
+def marked(color: str) -> list[int]:
     """Living processes with this mark in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            mine = f"COLOUR={colour}".encode() in (entry / "environ").read_bytes()
+            mine = f"COLOR={color}".encode() in (entry / "environ").read_bytes()
         except OSError:
             continue
         if mine:

@@ -27,7 +27,7 @@ def trial(*, layer: int, adjusted: float, distance: float = 2.0) -> Trial:
     )
 
 
-def found(*trials: Trial, way: str = "seeds", recognised: bool = False) -> Acceptance:
+def found(*trials: Trial, way: str = "seeds", recognized: bool = False) -> Acceptance:
     return Acceptance(
         synthetic="twin.h5",
         real=("a.h5", "b.h5", "c.h5"),
@@ -35,7 +35,7 @@ def found(*trials: Trial, way: str = "seeds", recognised: bool = False) -> Accep
         tests=trials,
         auc=0.55,
         auc_usual=0.6,
-        recognised=recognised,
+        recognized=recognized,
         notes=("a note",),
     )
 
@@ -56,7 +56,7 @@ def test_a_pass_and_a_failure_are_said() -> None:
     assert "FAILED" in printed(bad)
     assert "note: a note" in printed(bad)
     assert "FAILED" not in printed(good)
-    seen = found(trial(layer=0, adjusted=0.4), recognised=True)
+    seen = found(trial(layer=0, adjusted=0.4), recognized=True)
     assert verdict(seen) == "failed: the classifier's AUC is 0.550"
 
 
@@ -80,6 +80,6 @@ def test_the_picture_has_a_line_a_test_and_a_mark_a_layer(way: str) -> None:
     assert [t.get_text() for t in axes.get_yticklabels()] == [
         "max over mean (Wasserstein-1)"
     ]
-    colours = {line.get_color() for line in axes.lines}
-    assert {"#0072B2", "#D55E00"} <= colours
+    colors = {line.get_color() for line in axes.lines}
+    assert {"#0072B2", "#D55E00"} <= colors
     drawn.canvas.draw()

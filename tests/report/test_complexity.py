@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from moetraffic.analysis.network.complexity import Complexity, complexity
 from moetraffic.analysis.network.packets import packets
 from moetraffic.errors import AnalysisError
-from moetraffic.report.complexity import AREA, MOST_LABELLED, complexity_map
+from moetraffic.report.complexity import AREA, MOST_LABELED, complexity_map
 from moetraffic.report.figures import save
 from moetraffic.trace import PHASES, Trace
 
@@ -56,8 +56,8 @@ def test_a_disc_stands_at_its_complexity_with_the_products_area(measured):
     assert set(drawn) == {(other, temporal) for temporal, other in places.values()}
     for (x, y), size in drawn.items():
         assert size == pytest.approx(AREA * x * y)
-    colours = {tuple(d.get_facecolor()[0]) for d in discs(figure)}
-    assert len(colours) == 2
+    colors = {tuple(d.get_facecolor()[0]) for d in discs(figure)}
+    assert len(colors) == 2
     (legend,) = figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["x", "y"]
 
@@ -80,7 +80,7 @@ def test_names_do_not_cover_each_other(measured):
 
 
 def test_of_very_many_none_is_named(measured):
-    found = {f"layer {n}": measured for n in range(MOST_LABELLED + 1)}
+    found = {f"layer {n}": measured for n in range(MOST_LABELED + 1)}
     texts = [t.get_text() for t in complexity_map(found).axes[0].texts]
     assert not any(t.startswith("layer") for t in texts)
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from moetraffic.errors import AnalysisError
 from moetraffic.report.figures import (
-    LINE_COLOURS,
-    PHASE_COLOURS,
+    LINE_COLORS,
+    PHASE_COLORS,
     demand_heatmaps,
     entropy_curve,
     save,
@@ -148,8 +148,8 @@ def test_large_heatmaps_are_not_written_into():
 
 
 def test_written_values_stand_out_from_their_cell():
-    def luminance(colour: object) -> float:
-        return float(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)))
+    def luminance(color: object) -> float:
+        return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
 
     figure = demand_heatmaps(np.linspace(0, 100, 16).reshape(1, 2, 8), ["all"])
     image = figure.axes[0].images[0]
@@ -173,26 +173,26 @@ def test_bars_stand_where_their_events_were():
     figure = times()
     found = {}
     for bars in figure.axes[0].collections:
-        colour = tuple(bars.get_facecolor()[0][:3])
+        color = tuple(bars.get_facecolor()[0][:3])
         for path in bars.get_paths():
             low, high = path.get_extents().min, path.get_extents().max
             row = round((low[1] + high[1]) / 2)
-            found[round(float(low[0]), 3), row] = (round(high[0] - low[0], 3), colour)
+            found[round(float(low[0]), 3), row] = (round(high[0] - low[0], 3), color)
     expected = {
-        (10.0 * n, n % 4): (3.0, to_rgb(PHASE_COLOURS[PHASES[n // 4 % 4]]))
+        (10.0 * n, n % 4): (3.0, to_rgb(PHASE_COLORS[PHASES[n // 4 % 4]]))
         for n in range(24)
     }
     assert {at: length for at, (length, _) in found.items()} == {
         at: length for at, (length, _) in expected.items()
     }
-    for at, (_, colour) in expected.items():
-        assert found[at][1] == pytest.approx(colour)
+    for at, (_, color) in expected.items():
+        assert found[at][1] == pytest.approx(color)
     assert figure.axes[0].get_xlabel() == "time [ms]"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == list(PHASES)
 
 
-def test_a_phase_of_no_colour_is_grey_and_named():
+def test_a_phase_of_no_color_is_gray_and_named():
     figure = timeline([0], [5], [0], [""], row_names=["rank 0"])
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["other"]
     assert figure.axes[0].get_xlabel() == "time [ns]"
@@ -222,10 +222,10 @@ def test_a_gap_in_a_curve_stays_a_gap():
     assert not figure.axes[0].collections
 
 
-def test_colours_differ_and_every_phase_has_one():
-    assert tuple(PHASE_COLOURS) == PHASES
-    assert len(set(PHASE_COLOURS.values())) == 4
-    assert len(set(LINE_COLOURS)) == len(LINE_COLOURS)
+def test_colors_differ_and_every_phase_has_one():
+    assert tuple(PHASE_COLORS) == PHASES
+    assert len(set(PHASE_COLORS.values())) == 4
+    assert len(set(LINE_COLORS)) == len(LINE_COLORS)
     lines = curves(40).axes[0].lines[1::2]
     assert len({tuple(line.get_color()) for line in lines}) == 40
 

@@ -148,7 +148,7 @@ def test_a_choice_changes_the_view(opened: Any) -> None:
         return [before, axis()];
         """
     )
-    assert titles == ["normalised entropy (1 = even)", "Gini index (0 = even)"]
+    assert titles == ["normalized entropy (1 = even)", "Gini index (0 = even)"]
 
 
 def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
@@ -177,7 +177,7 @@ def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
     head, *rows = saved("#figure-evenness", 0)
     assert head == ["of", "measure", "series", "iteration", "value (dimensionless)"]
     names = {row[1] for row in rows}
-    assert {"normalised entropy", "gini"} <= names
+    assert {"normalized entropy", "gini"} <= names
     head, *rows = saved("#figure-loads", 0)
     assert head == ["layer", "iteration", "expert", "share [%]"]
     total = sum(float(row[3]) for row in rows)

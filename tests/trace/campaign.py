@@ -200,9 +200,9 @@ def main() -> None:
     reader.add_argument("--files", type=int, default=1000)
     reader.add_argument("--hostile", action="store_true")
     reader.add_argument("--heavy", action="store_true", help="the large ones too")
-    reader.add_argument("--labelled", action="store_true", help="ask xarray too")
+    reader.add_argument("--labeled", action="store_true", help="ask xarray too")
     asked = reader.parse_args()
-    if asked.labelled:
+    if asked.labeled:
         importlib.import_module("xarray")
     asked.folder.mkdir(parents=True, exist_ok=True)
     numbers = range(asked.first, asked.first + asked.files)

@@ -56,7 +56,7 @@ def test_damaged_files_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_large_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, "--hostile", "--heavy", "--labelled")
+    found = verdicts(tmp_path, "--hostile", "--heavy", "--labeled")
     assert [one for one in found if one["outcome"] != "as expected"] == []
 
 
@@ -64,7 +64,7 @@ def test_large_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_thousands_of_damaged_files(part: int, tmp_path: Path) -> None:
-    asked = ("--first", part * FILES, "--files", FILES, "--labelled")
+    asked = ("--first", part * FILES, "--files", FILES, "--labeled")
     found = verdicts(tmp_path, *asked)
     outcomes = look(found, FILES)
     assert outcomes["refused"] > FILES / 3

@@ -83,16 +83,16 @@ def test_absent_is_absent_and_never_zero(ragged: Trace) -> None:
         ragged.to_xarray()
 
 
-def test_labelled_array_holds_the_demand(trace: Trace) -> None:
-    labelled = trace.to_xarray()
-    assert dict(labelled.sizes) == {
+def test_labeled_array_holds_the_demand(trace: Trace) -> None:
+    labeled = trace.to_xarray()
+    assert dict(labeled.sizes) == {
         "iteration": 39,  # the evaluation step is no training iteration
         "micro_batch": 1,
         "layer": 2,
         "src": 4,
         "expert": 8,
     }
-    one = labelled.sel(iteration=5, layer=1, micro_batch=0).to_numpy()
+    one = labeled.sel(iteration=5, layer=1, micro_batch=0).to_numpy()
     routed = trace.find(operation=ROUTING, layer=1, iterations=range(5, 6))
     assert np.array_equal(one, trace.demand(routed)[0])
 

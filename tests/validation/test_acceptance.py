@@ -94,7 +94,7 @@ def test_a_twin_is_held_against_one_run(simulated: Make) -> None:
     assert found.way == "time blocks"
     assert {"change", "row dispersion"} <= names(found)
     assert "how seeds differ" in found.notes[0]
-    assert found.recognised
+    assert found.recognized
     # the same shares at each time, rows and counts drawn again
     twin = accept(of_counts(simulated(3, iterations=240, rows_seed=1)), [one])
     assert twin.passed
@@ -111,7 +111,7 @@ def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
     found = accept_twins(poor, real)
     assert found.way == "twins"
     assert {"change", "row dispersion"} <= names(found)
-    assert found.recognised
+    assert found.recognized
     with pytest.raises(AnalysisError, match="one twin"):
         accept_twins(twins[:5], real)
 

@@ -25,7 +25,7 @@ def test_auc_is_the_chance_of_a_higher_score(low: list[int], high: list[int]) ->
     assert np.isnan(auc(low, [False] * len(low)))
 
 
-def test_of_noise_nothing_is_learnt() -> None:
+def test_of_noise_nothing_is_learned() -> None:
     rng = np.random.default_rng(0)
     found = [
         two_sample_auc([rng.normal(size=(40, 6))], [rng.normal(size=(40, 6))])
@@ -35,14 +35,14 @@ def test_of_noise_nothing_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("what", ["mean", "variance"])
-def test_a_shift_and_a_wider_scatter_are_learnt(what: str) -> None:
+def test_a_shift_and_a_wider_scatter_are_learned(what: str) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(2, 100, 3))
     b = b + 2.0 if what == "mean" else b * 3.0
     assert two_sample_auc([a], [b]) > 0.85
 
 
-def test_on_held_out_pairs_what_pairs_have_in_common_is_learnt() -> None:
+def test_on_held_out_pairs_what_pairs_have_in_common_is_learned() -> None:
     rng = np.random.default_rng(2)
     level = 5 * rng.normal(size=(4, 1, 3))  # seeds differ much more than twins
     real = list(level + rng.normal(size=(4, 60, 3)))

@@ -49,7 +49,7 @@ def decay(
 
     For a given :math:`\tau` the levels are linear, so that the sum of squares is a
     function of :math:`\tau` alone: its least is looked for on a logarithmic grid from a
-    half step to four times the run, and refined between its neighbours.  Each series
+    half step to four times the run, and refined between its neighbors.  Each series
     counts by the variance of what is left of it.  The interval holds the
     :math:`\tau` whose squares are within the F quantile of the least.  What is left of
     training series is correlated from step to step: the number of values counts as
@@ -121,33 +121,33 @@ def decay(
         explained=np.nan,
         p=np.nan,
     )
-    centred = y - y.mean(axis=0) if len(y) else y
-    varies = (centred**2).sum(axis=0) > 1e-20 * (y**2).sum(axis=0)
+    centered = y - y.mean(axis=0) if len(y) else y
+    varies = (centered**2).sum(axis=0) > 1e-20 * (y**2).sum(axis=0)
     n, count = len(y), int(varies.sum())
     if n < 6 or not count:
         return unknown
-    centred = centred[:, varies]
+    centered = centered[:, varies]
     # Step 1: the least squares, first with all series alike in variance, then each by
     # what is left of it.
-    total = (centred**2).sum(axis=0)
+    total = (centered**2).sum(axis=0)
     t0 = t[0]
     shortest = float(np.diff(t).min())
     taus = np.geomspace(shortest / 2, 4 * (t[-1] - t0), _GRID)
     weight = 1 / total
     for _ in range(3):
-        squares = _squares(centred, t - t0, taus, weight)
+        squares = _squares(centered, t - t0, taus, weight)
         tau = taus[int(np.argmin(squares))]
-        left = np.maximum(_left(centred, t - t0, tau), 1e-12 * total)
+        left = np.maximum(_left(centered, t - t0, tau), 1e-12 * total)
         weight = (n - 2) / left
-    squares = _squares(centred, t - t0, taus, weight)
+    squares = _squares(centered, t - t0, taus, weight)
     best = int(np.argmin(squares))
     near = np.geomspace(taus[max(best - 1, 0)], taus[min(best + 1, _GRID - 1)], 64)
-    refined = _squares(centred, t - t0, near, weight)
+    refined = _squares(centered, t - t0, near, weight)
     tau, least = float(near[np.argmin(refined)]), float(refined.min())
     # Step 2: as many values as the serial correlation leaves.
     basis = _basis(t - t0, np.array([tau]))[:, 0]
-    slope = basis @ centred
-    rest = centred - np.outer(basis, slope)
+    slope = basis @ centered
+    rest = centered - np.outer(basis, slope)
     r = float((rest[1:] * rest[:-1] * weight).sum() / ((rest**2) * weight).sum())
     r = min(max(r + (1 + 3 * r) / n, 0.0), 0.99) if r > 0 else 0.0
     effective = n * (1 - r) / (1 + r)
@@ -157,7 +157,7 @@ def decay(
     gain = (whole_squares - least) / least * freedom / (count + 1)
     p = float(scipy.stats.f.sf(gain, count + 1, freedom)) if least > 0 else 0.0
     p = min(_TOLD_APART * p, 1.0)
-    explained = 1 - float(_left(centred, t - t0, tau).sum() / total.sum())
+    explained = 1 - float(_left(centered, t - t0, tau).sum() / total.sum())
     if not p <= 1 - confidence:
         return Decay(
             half_life=np.nan,
@@ -173,8 +173,8 @@ def decay(
     low = min(float(inside.min(initial=tau)), tau)
     high = max(float(inside.max(initial=tau)), tau)
     spaced = taus[1] / taus[0]
-    low = _crossing(centred, t - t0, weight, low / spaced, low, bound)
-    high = _crossing(centred, t - t0, weight, high * spaced, high, bound)
+    low = _crossing(centered, t - t0, weight, low / spaced, low, bound)
+    high = _crossing(centered, t - t0, weight, high * spaced, high, bound)
     wave = np.exp(-(t - t0) / tau)
     scale = float(np.sqrt(((wave - wave.mean()) ** 2).sum()))
     height = np.zeros(flat.shape[1])

@@ -226,15 +226,15 @@ def _inflation(rest: Float64, n: Int64) -> Float64:
     known = np.isfinite(rest)
     filled = np.where(known, rest, 0.0)
     held = np.maximum(n, 1)
-    centred = np.where(known, rest - filled.sum(axis=0) / held, 0.0)
-    power = (centred**2).sum(axis=0)
+    centered = np.where(known, rest - filled.sum(axis=0) / held, 0.0)
+    power = (centered**2).sum(axis=0)
     varies = power > 1e-24 * (filled**2).sum(axis=0)
     # Step 1: autocorrelations; the line has taken some off each.
     far = min(max(len(rest) // 6, 1), _FURTHEST_LAG, max(len(rest) - 1, 0))
     if not far:
         return np.ones_like(power)
     products = np.stack(
-        [(centred[lag:] * centred[:-lag]).sum(axis=0) for lag in range(1, far + 1)]
+        [(centered[lag:] * centered[:-lag]).sum(axis=0) for lag in range(1, far + 1)]
     )
     r = np.zeros_like(products)
     np.divide(products, power, out=r, where=np.broadcast_to(varies, r.shape))

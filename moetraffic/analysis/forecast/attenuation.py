@@ -215,7 +215,7 @@ def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Memory
 
 
 def _usable(x: Float64) -> Float64:
-    """The longest run of known steps, of cells that vary, standardised."""
+    """The longest run of known steps, of cells that vary, standardized."""
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     some = np.unique(np.linspace(0, max(x.shape[1] - 1, 0), min(x.shape[1], 1024)))
     x = x[:, some.astype(np.int64)]
@@ -343,7 +343,7 @@ def _maximum(
 
 
 def _vertex(x: Float64, y: Float64, at: int) -> float:
-    """Where the parabola through a maximum and its neighbours is highest."""
+    """Where the parabola through a maximum and its neighbors is highest."""
     if not 0 < at < len(x) - 1:
         return float(x[at])
     before, here, after = (float(v) for v in y[at - 1 : at + 2])

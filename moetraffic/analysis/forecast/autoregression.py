@@ -51,7 +51,7 @@ class Autoregression:
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Sums of products of a constant, P lags and the target, of standardised series."""
+    """Sums of products of a constant, P lags and the target, of standardized series."""
 
     products: Float64  # [S, C, P + 2, P + 2]: of each stretch of time
     mean: Float64  # [C] what was taken off
@@ -85,7 +85,7 @@ def moments(
     horizon
         Steps from the newest lag to the target.
     known_until
-        The series are standardised by their values before this step: pass the end of
+        The series are standardized by their values before this step: pass the end of
         the first window that is fitted, so that nothing looks ahead.  None: all.
 
     Returns

@@ -56,11 +56,11 @@ def spectral_flatness(series: npt.ArrayLike) -> Flatness:
     the whole past has a smaller mean squared error over the variance than
     :math:`\exp(\overline{\ln f}) / \bar f`.
 
-    f is the periodogram, averaged over K = 5 neighbouring frequencies.  Three biases
+    f is the periodogram, averaged over K = 5 neighboring frequencies.  Three biases
     are taken off.  The logarithm of such a mean is too small by
     :math:`\ln K - \psi(K)` (a raw periodogram, K = 1, is off by :math:`e^{-\gamma}`, to
     .5615 on white noise).  Frequency 0 went with the mean and is put back at the level
-    of its neighbours.  And the quotient of two uncertain means is too large by its
+    of its neighbors.  And the quotient of two uncertain means is too large by its
     variance.
 
     The mean over simulations, over the truth, for T = 30, 60, 100, 300, 1,000: white
@@ -132,14 +132,14 @@ def _stretches(known: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
 def _flatness(x: Float64) -> Float64:
     """Flatness, standard error of its logarithm, and variance of ``[T, M]``."""
     n = len(x)
-    centred = x - x.mean(axis=0)
-    variance = (centred**2).mean(axis=0)
+    centered = x - x.mean(axis=0)
+    variance = (centered**2).mean(axis=0)
     varies = variance > 1e-24 * (x**2).mean(axis=0)  # less is rounding
-    scaled = centred / np.sqrt(np.where(varies, variance, 1.0))
+    scaled = centered / np.sqrt(np.where(varies, variance, 1.0))
     # Step 1: the periodogram without frequency 0 and, if n is even, n/2.
     power = np.abs(np.fft.rfft(scaled, axis=0)[1 : (n - 1) // 2 + 1]) ** 2 / n
     m, taps = len(power), 2 * HALF_WIDTH + 1
-    # Step 2: averaged over neighbours, the ends reflected.
+    # Step 2: averaged over neighbors, the ends reflected.
     padded = np.concatenate(
         (power[HALF_WIDTH - 1 :: -1], power, power[: -HALF_WIDTH - 1 : -1])
     )
@@ -285,7 +285,7 @@ def limits(series: npt.ArrayLike, *, levels: int = 4) -> Limits:
     series
         ``[T, C]``: loads of experts, cells of a matrix, or shares of these.
     levels
-        Of the quantised series, see :func:`level_symbols`; it is the series with the
+        Of the quantized series, see :func:`level_symbols`; it is the series with the
         largest mean, so that all is about what weighs most.
 
     Returns

@@ -116,7 +116,7 @@ def misses_nothing(y: Float64, made: Mapping[str, Float64], cut: Split) -> bool:
     return any(validation_error(y, made, key, cut) == 0 for key in made)
 
 
-def learnt(
+def learned(
     x: npt.NDArray[np.generic],
     surprise: Float64,
     y: Float64,

@@ -22,7 +22,7 @@ from .candidates import candidates, find_period
 from .correction import (
     EARLY,
     PAST,
-    learnt,
+    learned,
     misses_nothing,
     past_forecast,
     validation_error,
@@ -227,7 +227,7 @@ def _sight(
             simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
             past_x, _ = past_forecast(part_x, cut, simple, max_order)
             surprises[keep] = np.asarray(part_x, np.float64) - past_x
-        made |= learnt(part_x, surprises[keep], real_y, past_y, cut)
+        made |= learned(part_x, surprises[keep], real_y, past_y, cut)
     return _judged(
         real_y,
         made,

@@ -2,7 +2,7 @@
 
 A matrix is ``[..., A, B]``: row sends, column receives.  Rows and columns are ranks, or
 columns are the experts that ranks hold.  A *host map* says on which host each row (or
-column) is: a number G of neighbours that share one, or an array of labels.
+column) is: a number G of neighbors that share one, or an array of labels.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Floors depend on the number of *tokens* N (with ``k N`` token copies), never on 
     cv_squared,          exact                    exact
     sparsity
     entropy,             exact for experts,       simulated
-    normalised_entropy   simulated for ranks
+    normalized_entropy   simulated for ranks
     gini                 exact for experts,       simulated
                          simulated for ranks
     cv, jain,            simulated                simulated
@@ -189,7 +189,7 @@ def noise_floor(
 
     Examples
     --------
-    >>> floor = noise_floor("normalised_entropy", [100, 10000], experts=8, k=2)
+    >>> floor = noise_floor("normalized_entropy", [100, 10000], experts=8, k=2)
     >>> floor.mean.round(4).tolist()
     [0.9927, 0.9999]
     """
@@ -258,7 +258,7 @@ def _floor_of(
     mean = float(simulated.mean)
     if diagonal and ranks in (None, experts):
         exact = {"gini": mean_gini, "entropy": mean_entropy}
-        if measure == "normalised_entropy" and experts * sources > 1:
+        if measure == "normalized_entropy" and experts * sources > 1:
             bits = mean_entropy(tokens, experts, k, sources)
             mean = bits / float(np.log2(experts * sources))
         elif measure in exact:

@@ -6,11 +6,11 @@ least squares, and the power is the share of the variance that the sine explains
 .. math:: p(f) = \frac{1}{YY D}\,(SS\,YC^2 + CC\,YS^2 - 2\,CS\,YC\,YS),
           \quad D = CC\,SS - CS^2
 
-with the weighted sums of M. Zechmeister, M. Kürster, "The generalised Lomb-Scargle
+with the weighted sums of M. Zechmeister, M. Kürster, "The generalized Lomb-Scargle
 periodogram", Astronomy & Astrophysics 496, 2009 (equations 5 to 15).  The probability
 that noise alone reaches a power is bounded after R. V. Baluev, "Assessing the
 statistical significance of periodogram peaks", MNRAS 385, 2008 (equation 6, standard
-normalisation).
+normalization).
 
 A sine is fitted: a short burst's power spreads over the harmonics, and with several
 bursts a period the strongest may be one of them.  See

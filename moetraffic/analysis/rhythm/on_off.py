@@ -44,7 +44,7 @@ Int64 = npt.NDArray[np.int64]
 MOST_BINS = 1 << 20
 
 MOST_PARTS = 16
-"""Bursts in a period up to which one is recognised as a part of the other."""
+"""Bursts in a period up to which one is recognized as a part of the other."""
 
 _NAN = float("nan")
 

@@ -128,7 +128,7 @@ def period(
     The autocorrelation of anything periodic falls below zero before its first period is
     over.  From there on, the period is the first local maximum that reaches 90 % of the
     highest one (:data:`FIRST_PEAK`), since each multiple of a period is a maximum too.
-    It is refined by the parabola through its neighbours, and then at 2, 4, 8 ... times
+    It is refined by the parabola through its neighbors, and then at 2, 4, 8 ... times
     the lag, where an error shows as many times larger, as long as half of the strength
     is left there.
 
@@ -190,7 +190,7 @@ def period(
 
 
 def _vertex(acf: Float64, at: int) -> tuple[float, float]:
-    """Place and height of the vertex of the parabola through a lag's neighbours."""
+    """Place and height of the vertex of the parabola through a lag's neighbors."""
     before, here, after = (float(v) for v in acf[at - 1 : at + 2])
     bend = before - 2 * here + after
     if here > 1 - 1e-9 or not bend < 0:  # an exact repetition, or no peak

@@ -78,7 +78,7 @@ class MatrixStatistics:
     gini: Float64  # [N]; NaN where it was not asked for
 
     @property
-    def normalised_entropy(self) -> Float64:
+    def normalized_entropy(self) -> Float64:
         """``[N]`` entropy over log2 K; NaN of a single cell."""
         most = float(np.log2(self.cells)) if self.cells > 1 else float("nan")
         return self.entropy / most

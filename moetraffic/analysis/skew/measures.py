@@ -183,7 +183,7 @@ def entropy(
     return result
 
 
-def normalised_entropy(
+def normalized_entropy(
     values: npt.ArrayLike,
     *,
     axis: Axis = -1,
@@ -208,7 +208,7 @@ def normalised_entropy(
     --------
     >>> import numpy as np
     >>> permutation = np.roll(np.eye(8), 1, axis=1)
-    >>> round(float(normalised_entropy(permutation, axis=(0, 1), diagonal=False)), 6)
+    >>> round(float(normalized_entropy(permutation, axis=(0, 1), diagonal=False)), 6)
     0.516586
     """
     bits = entropy(values, axis=axis, diagonal=diagonal, bias_corrected=bias_corrected)
@@ -425,7 +425,7 @@ def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
 
 MEASURES = {
     "entropy": entropy,
-    "normalised_entropy": normalised_entropy,
+    "normalized_entropy": normalized_entropy,
     "gini": gini,
     "cv": cv,
     "cv_squared": cv_squared,

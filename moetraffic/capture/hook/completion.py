@@ -6,7 +6,7 @@ waits (``Work.wait``) and where a functional collective's result is waited for
 being complete and unawaited; the calls of its kind after it tell of their end
 themselves.  On CUDA a wait orders streams and returns at once: there, events before
 the call and after the wait are read when the device has passed them
-(:mod:`.device`).  Nothing here synchronises with a device.
+(:mod:`.device`).  Nothing here synchronizes with a device.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def attach(module: Any) -> None:
 
 def begin() -> None:
     """Record from now on; whatever is in the way is said, and training goes on."""
-    note("initialised")
+    note("initialized")
     try:
         attached = import_attached()
     except Exception as error:

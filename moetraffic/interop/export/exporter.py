@@ -108,7 +108,7 @@ def write(
         with _aside(exporter, output) as aside:
             lost = tuple(exporter.write(trace, aside, options))
             if not exporter.folder:  # of thousands of files each would take its time
-                _synchronise(aside)
+                _synchronize(aside)
     except OSError as error:
         raise TraceError(
             f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
@@ -134,7 +134,7 @@ def _aside(exporter: Exporter, output: Path) -> Iterator[Path]:
             shutil.rmtree(making)
 
 
-def _synchronise(file: Path) -> None:
+def _synchronize(file: Path) -> None:
     fd = os.open(file, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -33,7 +33,7 @@ from .options import Options
 from .programs import MESSAGE, Call, programs
 
 STEPS = 0  # the thread of a rank's steps
-COLOURS = {  # chrome://tracing's names of reserved colours, by phase
+COLORS = {  # chrome://tracing's names of reserved colors, by phase
     "dispatch": "thread_state_running",
     "combine": "thread_state_runnable",
     "combine_grad": "thread_state_iowait",
@@ -257,8 +257,8 @@ def _slice(call: Call, rank: int, lane: int, base: int, on: int) -> dict[str, An
     }
     if on != UNKNOWN_TIME:
         event["args"]["waiting for others, us"] = _us(max(0, on - call.issue_ns))
-    if site.phase in COLOURS:
-        event["cname"] = COLOURS[site.phase]
+    if site.phase in COLORS:
+        event["cname"] = COLORS[site.phase]
     return event
 
 

@@ -56,7 +56,7 @@ class Estimate:
             **{f"{kind} traffic": time for kind, time in self.communication.items()},
             "hidden under computing": -self.hidden,
             "overhead": self.overhead,
-            "optimiser": self.optimizer,
+            "optimizer": self.optimizer,
             "bubble": self.bubble,
             "iteration": self.iteration,
         }

@@ -1,4 +1,4 @@
-"""The best configuration for some GPUs: all factorisations, estimated at once."""
+"""The best configuration for some GPUs: all factorizations, estimated at once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def search(
     conventions
         How the terms are counted.
     micro_batches, virtual, zero, recompute, sequence_parallel, context
-        What is tried; sizes of tp, pp, dp and ep are all factorisations.
+        What is tried; sizes of tp, pp, dp and ep are all factorizations.
     element_bytes, gradient_bytes
         As of :class:`Configuration`.
 

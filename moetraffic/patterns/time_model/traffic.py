@@ -22,7 +22,7 @@ class Traffic:
     kind: str  # tp, cp, pp, ep, dp, edp, embedding, ends
     collective: str  # all_reduce, all_gather, reduce_scatter, all_to_all, send_recv
     ranks: Float64  # n of the group
-    stride: Float64  # between neighbours of the group, in Megatron's order of ranks
+    stride: Float64  # between neighbors of the group, in Megatron's order of ranks
     buffer: Float64  # bytes of a call, as nccl-tests count them: the whole buffer
     calls: Float64  # of an iteration
     every_micro_batch: bool  # or once an iteration
@@ -49,7 +49,7 @@ KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
 """Of traffic; "edp" are gradients of experts, "ends" vocabulary-parallel ends."""
 
 IN_DP = ("dp", "edp", "embedding")
-"""Kinds that synchronise gradients and parameters: T_DP is their time."""
+"""Kinds that synchronize gradients and parameters: T_DP is their time."""
 
 
 def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traffic]:

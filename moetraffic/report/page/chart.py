@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import to_hex
 
-from moetraffic.report.figures import AMOUNTS, line_colours
+from moetraffic.report.figures import AMOUNTS, line_colors
 
 Drawn = Mapping[str, Any]
 
@@ -155,16 +155,16 @@ def ordinal(number: int) -> str:
     return f"{number}{end}"
 
 
-def colours(number: int) -> list[str]:
-    """So many colours that can be told apart with any colour vision."""
-    return [to_hex(colour) for colour in line_colours(number)]
+def colors(number: int) -> list[str]:
+    """So many colors that can be told apart with any color vision."""
+    return [to_hex(color) for color in line_colors(number)]
 
 
 def line(
     x: Any,
     y: Any,
     name: str,
-    colour: str,
+    color: str,
     *,
     width: float = 1.6,
     dash: str = "solid",
@@ -179,13 +179,13 @@ def line(
         "y": y,
         "name": name,
         "showlegend": named,
-        "line": {"color": colour, "width": width, "dash": dash},
+        "line": {"color": color, "width": width, "dash": dash},
         **more,
     }
 
 
 def band(x: Any, low: Any, high: Any, name: str) -> list[dict[str, Any]]:
-    """A grey band between two lines."""
+    """A gray band between two lines."""
     # a band may be thinner than a pixel: its edges are drawn
     edge = {
         "mode": "lines",
@@ -215,19 +215,19 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     return told
 
 
-def upright(x: float, text: str, colour: str = "#000000") -> tuple[Drawn, Drawn]:
+def upright(x: float, text: str, color: str = "#000000") -> tuple[Drawn, Drawn]:
     """A vertical line over all of a chart, and its words."""
     shape = {
         "type": "line",
         "xref": "x",
         "yref": "paper",
         **{"x0": x, "x1": x, "y0": 0, "y1": 1},
-        "line": {"color": colour, "width": 1, "dash": "dot"},
+        "line": {"color": color, "width": 1, "dash": "dot"},
     }
     words = {
         **{"x": x, "y": 1, "xref": "x", "yref": "paper", "text": text},
         **{"showarrow": False, "xanchor": "left", "yanchor": "top", "textangle": 90},
-        "font": {"size": 10, "color": colour},
+        "font": {"size": 10, "color": color},
         "bgcolor": "rgba(255,255,255,0.8)",  # read over lines, too
         "borderpad": 0,
     }
@@ -235,7 +235,7 @@ def upright(x: float, text: str, colour: str = "#000000") -> tuple[Drawn, Drawn]
 
 
 def interval(
-    low: npt.ArrayLike, high: npt.ArrayLike, y: Sequence[str], name: str, colour: str
+    low: npt.ArrayLike, high: npt.ArrayLike, y: Sequence[str], name: str, color: str
 ) -> dict[str, Any]:
     """Horizontal bars from low to high, a row each."""
     ends = np.stack([low, high, np.full(len(y), np.nan)], axis=1).reshape(-1)
@@ -246,14 +246,14 @@ def interval(
         "name": name,
         "x": [_plain(v) for v in ends.tolist()],
         "y": rows,
-        "line": {"color": colour, "width": 2},
-        "marker": {"symbol": "line-ns-open", "size": 8, "color": colour},
+        "line": {"color": color, "width": 2},
+        "marker": {"symbol": "line-ns-open", "size": 8, "color": color},
         "hoverinfo": "skip",
     }
 
 
 def bar_title(text: str) -> dict[str, Any]:
-    """The title of a heatmap's colour bar."""
+    """The title of a heatmap's color bar."""
     return {"title": {"text": text, "side": "right", "font": {"size": 12}}}
 
 

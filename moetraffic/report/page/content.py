@@ -136,7 +136,7 @@ def _traffic(
         Section(
             key="skew",
             title="Evenness",
-            about="What stands out of the grey band is more than chance makes of a "
+            about="What stands out of the gray band is more than chance makes of a "
             "perfectly balanced gate.",
             parts=(skew.curves(found), skew.loads(found, kept)),
         ),

@@ -13,7 +13,7 @@ from .chart import (
     Missing,
     View,
     axes,
-    colours,
+    colors,
     every,
     line,
     packed,
@@ -56,7 +56,7 @@ def convergence(analysis: Analysis) -> Chart | Missing:
         key="convergence",
         title=title,
         source="Total variation of the shares of experts (loads) or of cells (matrix), "
-        "of demand where it was seen, else of wire. Grey: what counting alone makes of "
+        "of demand where it was seen, else of wire. Gray: what counting alone makes of "
         "it. Dotted lines: change points, at which the level of the shares changed "
         "(5% false alarms); orange: from here on it is stable." + thinned(step),
         columns=("iteration", "value (dimensionless)"),
@@ -75,7 +75,7 @@ def _view(
 ) -> View:
     x = packed(at[::step])
     values = np.asarray(getattr(course, measure), np.float64)[::step]
-    traces = [line(x, packed(values), measure, colours(1)[0])]
+    traces = [line(x, packed(values), measure, colors(1)[0])]
     floor = getattr(course, f"{measure}_floor", None)
     if floor is not None:
         traces.append(
@@ -93,7 +93,7 @@ def _view(
     # no words beside them: changes may be close to each other, and are told below
     marks = [upright(float(change), "")[0] for change in changes]
     if course.settled_at >= 0 and course.converged:
-        shape, _ = upright(float(course.settled_at), "", colours(2)[1])
+        shape, _ = upright(float(course.settled_at), "", colors(2)[1])
         marks.append({**shape, "line": {**shape["line"], "dash": "solid", "width": 2}})
     aside = course.why[:1].upper() + course.why[1:]
     return View(

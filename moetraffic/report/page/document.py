@@ -47,7 +47,7 @@ def document(content: Content) -> str:
     script = plotly_script()
     folder = resources.files(__package__)
     style = (folder / "page.css").read_text(encoding="utf-8")
-    behaviour = (folder / "page.js").read_text(encoding="utf-8")
+    behavior = (folder / "page.js").read_text(encoding="utf-8")
     title = escape(content.title)
     links = "".join(
         f'<a href="#{s.key}">{escape(s.title)}</a>' for s in content.sections
@@ -68,7 +68,7 @@ def document(content: Content) -> str:
             f"<footer><p>Made by moetraffic {escape(__version__)}. Works "
             "offline; nothing is sent anywhere.</p></footer>\n",
             f'<script type="text/plain" id="plotly">{script}</script>\n',
-            f"<script>\n{behaviour}</script>\n",
+            f"<script>\n{behavior}</script>\n",
             "</body>\n</html>\n",
         ]
     )

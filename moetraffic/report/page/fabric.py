@@ -25,7 +25,7 @@ from .chart import (
     View,
     axes,
     bar_title,
-    colours,
+    colors,
     line,
     packed,
     shorter,
@@ -109,13 +109,13 @@ def _bounds(
             packed(at),
             packed(values / scale),
             name,
-            colour,
+            color,
             # where they are the same, the one behind is seen around the other
             width=max(1.2, 4.0 - 0.6 * number),
             dash=("solid", "dash", "dot", "dashdot")[number % 4],
         )
-        for number, ((name, values), colour) in enumerate(
-            zip(curves, colours(len(curves)), strict=True)
+        for number, ((name, values), color) in enumerate(
+            zip(curves, colors(len(curves)), strict=True)
         )
     )
     return Chart(
@@ -202,17 +202,17 @@ def _served(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -> 
     words = []
     most = 0
     # where they are the same, the one behind is seen around the other
-    for matching, colour, width in zip(
-        matchings, colours(len(matchings)), (5.0, 3.0, 1.4), strict=False
+    for matching, color, width in zip(
+        matchings, colors(len(matchings)), (5.0, 3.0, 1.4), strict=False
     ):
         found = decompose(mean, matching=matching)
         share = 100 * coverage(found)
         at = np.unique(
             np.rint(np.geomspace(1, len(share), min(MOST_TERMS, len(share))))
         ).astype(np.int64)
-        drawn = line(packed(at), packed(share[at - 1]), matching, colour, width=width)
+        drawn = line(packed(at), packed(share[at - 1]), matching, color, width=width)
         if len(at) <= FEW:  # a line of one point is not seen
-            marker = {"color": colour, "size": 5 + 2 * width}
+            marker = {"color": color, "size": 5 + 2 * width}
             drawn |= {"mode": "lines+markers", "marker": marker}
         most = max(most, len(share))
         traces.append(drawn)

@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, Subject
 from moetraffic.analysis.forecast.judging import ForecastScore
 
-from .chart import FAINT, Chart, Drawn, Missing, View, axes, colours, packed
+from .chart import FAINT, Chart, Drawn, Missing, View, axes, colors, packed
 from .skew import named
 
 TOLERANCE = 0.2
@@ -79,7 +79,7 @@ def _view(subject: Subject, measure: str, words: str) -> View:
         given = told[0].verdict.tolerances
         at = int(np.argmin([abs(t - TOLERANCE) for t in given]))
     traces: list[Drawn] = []
-    for name, colour in zip(names, colours(len(names)), strict=True):
+    for name, color in zip(names, colors(len(names)), strict=True):
         rows = [(h.horizon, s) for h in told if (s := h.score(name)) is not None]
         chosen = [str(h.horizon) for h in told if h.best == name]
         traces.append(
@@ -90,12 +90,12 @@ def _view(subject: Subject, measure: str, words: str) -> View:
                 "x": [str(horizon) for horizon, _ in rows],
                 "y": packed([_of(s, measure, at) for _, s in rows]),
                 "line": {
-                    "color": colour,
+                    "color": color,
                     "dash": "dash" if name == "persistence" else "solid",
                 },
                 "marker": {
                     "size": [11 if str(h) in chosen else 6 for h, _ in rows],
-                    "color": colour,
+                    "color": color,
                 },
                 **_bars(rows, measure),
             }
@@ -192,7 +192,7 @@ def within(analysis: Analysis) -> Chart | Missing:
                 "array": packed([s.skill_high - s.skill for s in told]),
                 "arrayminus": packed([s.skill - s.skill_low for s in told]),
             },
-            "marker": {"size": 10, "color": colours(1)[0]},
+            "marker": {"size": 10, "color": colors(1)[0]},
         },
     )
     return Chart(

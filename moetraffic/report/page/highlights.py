@@ -70,7 +70,7 @@ def tiles(trace: Trace, analysis: Analysis) -> list[Tile]:
             )
         )
     for measure, what in (
-        ("normalised_entropy", "entropy of the expert load"),
+        ("normalized_entropy", "entropy of the expert load"),
         ("max_over_mean", "max / mean expert load"),
     ):
         told = [
@@ -164,7 +164,7 @@ def _row(exchange: Exchange, analysis: Analysis) -> tuple[str, ...]:
     return (
         named(exchange, analysis),
         str(len(exchange.iterations)),
-        _with_floor(load, "normalised_entropy"),
+        _with_floor(load, "normalized_entropy"),
         _with_floor(load, "max_over_mean"),
         _placed(matrix),
         _figure(packets.temporal) if packets else "",

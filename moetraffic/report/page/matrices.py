@@ -35,7 +35,7 @@ MOST_KEPT = 1000
 """Iterations whose matrices are kept."""
 
 LARGEST = (128, 256)
-"""Rows and columns of a matrix that is drawn; of larger ones neighbours are summed."""
+"""Rows and columns of a matrix that is drawn; of larger ones neighbors are summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
         "router chose, by expert, those dropped later included. Wire: bytes of the "
         "phase's all-to-alls, row sends, column receives, the part that a rank keeps "
         "included. Micro-batches of a step are summed."
-        + (" Neighbouring rows and columns are summed, to be drawn." if pooled else ""),
+        + (" Neighboring rows and columns are summed, to be drawn." if pooled else ""),
         blocks=tuple(told),
     )
 

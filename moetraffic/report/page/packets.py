@@ -7,7 +7,7 @@ import numpy as np
 from moetraffic.analysis import Analysis
 from moetraffic.report.complexity import CORNERS, LEVELS
 
-from .chart import FAINT, Chart, Missing, View, axes, colours, line, packed
+from .chart import FAINT, Chart, Missing, View, axes, colors, line, packed
 from .skew import named
 
 DISC = 46.0
@@ -42,7 +42,7 @@ def complexity(analysis: Analysis) -> Chart | Missing:
                 meta="floor",
             )
         )
-    for (exchange, one), colour in zip(known, colours(len(known)), strict=True):
+    for (exchange, one), color in zip(known, colors(len(known)), strict=True):
         name = f"{named(exchange, analysis)}, {exchange.phase}"
         traces.append(
             {
@@ -53,7 +53,7 @@ def complexity(analysis: Analysis) -> Chart | Missing:
                 "y": [one.temporal],
                 "marker": {
                     "size": [DISC * float(np.sqrt(one.product))],
-                    "color": colour,
+                    "color": color,
                     "opacity": 0.55,
                 },
                 "hovertemplate": f"{name}<br>NT %{{x:.3f}}, T %{{y:.3f}}, "
@@ -71,7 +71,7 @@ def complexity(analysis: Analysis) -> Chart | Missing:
                     "showlegend": False,
                     "x": [one.non_temporal],
                     "y": [one.temporal_corrected],
-                    "marker": {"size": 5, "color": colour},
+                    "marker": {"size": 5, "color": color},
                 }
             )
     words = [
@@ -90,7 +90,7 @@ def complexity(analysis: Analysis) -> Chart | Missing:
         f"{first.quantum} token copies (bytes, where copies are not known), "
         f"{first.order} within an iteration, compressed by {first.compressor} "
         "(Avin et al., SIGMETRICS 2020). Disc: T over NT, area as Ψ = T · NT; bars: "
-        "95% over windows; dot: T corrected for the compressor; grey: equal Ψ.",
+        "95% over windows; dot: T corrected for the compressor; gray: equal Ψ.",
         columns=("NT (1 = all pairs alike)", "T (1 = no order in time)"),
         views=(
             View(

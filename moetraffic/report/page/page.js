@@ -124,7 +124,7 @@
     return layout;
   }
 
-  // A colour bar that leaves a phone's width to what it explains.
+  // A color bar that leaves a phone's width to what it explains.
   const slender = (trace) => (trace.colorbar ? {
     ...trace, colorbar: { ...trace.colorbar, thickness: 10, xpad: 4, tickfont: { size: 10 } },
   } : trace);
@@ -228,7 +228,7 @@
     const fixed = document.createElement("input");
     fixed.type = "checkbox";
     fixed.checked = true;
-    same.append(fixed, "one colour scale for all iterations");
+    same.append(fixed, "one color scale for all iterations");
     controls.append(box, play, same);
 
     // [count, rows, columns] of a block in its own unit, as float64

@@ -6,7 +6,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
-from moetraffic.report.figures import OTHER_COLOUR, PHASE_COLOURS
+from moetraffic.report.figures import OTHER_COLOR, PHASE_COLORS
 from moetraffic.report.occupation import PARTS
 from moetraffic.report.pictures import ON, calls
 from moetraffic.report.units import duration
@@ -18,7 +18,7 @@ from .chart import (
     Missing,
     View,
     axes,
-    colours,
+    colors,
     line,
     packed,
     upright,
@@ -47,7 +47,7 @@ def timeline(trace: Trace, analysis: Analysis) -> Chart | Missing:
     origin = int(min(on.start[shown].min(), on.marks.min(initial=on.start.min())))
     names = np.array(on.phase, object)
     traces = []
-    for phase in (*PHASE_COLOURS, *sorted(set(on.phase) - set(PHASE_COLOURS))):
+    for phase in (*PHASE_COLORS, *sorted(set(on.phase) - set(PHASE_COLORS))):
         mine = shown & (names == phase)
         if not mine.any():
             continue
@@ -62,10 +62,10 @@ def timeline(trace: Trace, analysis: Analysis) -> Chart | Missing:
                 "y": packed(on.rank[mine]),
                 "width": 0.74 * each,
                 "marker": {
-                    "color": PHASE_COLOURS.get(phase, OTHER_COLOUR),
+                    "color": PHASE_COLORS.get(phase, OTHER_COLOR),
                     # what is shorter than a pixel must not vanish
                     "line": {
-                        "color": PHASE_COLOURS.get(phase, OTHER_COLOUR),
+                        "color": PHASE_COLORS.get(phase, OTHER_COLOR),
                         "width": 0.5,
                     },
                 },
@@ -131,8 +131,8 @@ def spectrum(trace: Trace, analysis: Analysis) -> Chart | Missing:
 
 def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> View:
     traces = [
-        line(packed(s.frequency_hz), packed(100 * s.share), s.name, colour, width=1.2)
-        for s, colour in zip(found, colours(len(found)), strict=True)
+        line(packed(s.frequency_hz), packed(100 * s.share), s.name, color, width=1.2)
+        for s, color in zip(found, colors(len(found)), strict=True)
     ]
     shape, words = upright(found[0].step_hz, "once an iteration")
     own = [
@@ -205,10 +205,10 @@ def occupation(analysis: Analysis) -> Chart | Missing:
             "name": name,
             "x": packed(100 * spent.shares[:, at]),
             "y": packed(ranks),
-            "marker": {"color": colour},
+            "marker": {"color": color},
             "hovertemplate": f"rank %{{y}}, {name}: %{{x:.1f}} %<extra></extra>",
         }
-        for at, (name, colour) in zip(order, PARTS, strict=True)
+        for at, (name, color) in zip(order, PARTS, strict=True)
     )
     how = "told from calls alone" if spent.inferred else "told from kernels"
     return Chart(

@@ -22,7 +22,7 @@ from .chart import (
     Missing,
     View,
     axes,
-    colours,
+    colors,
     interval,
     packed,
 )
@@ -37,7 +37,7 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
     told = [t for t in found.times if np.isfinite(t.ratio.value)]
     if not told:
         return Missing(title=title, reason=untimed(found))
-    colour = colours(1)[0]
+    color = colors(1)[0]
     views = []
     for measure in dict.fromkeys(t.measure for t in told):
         rows = [t for t in told if t.measure == measure]
@@ -48,14 +48,14 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
             "name": f"{measure} time",
             "x": packed([t.ratio.value for t in rows]),
             "y": names,
-            "marker": {"size": 9, "color": colour},
+            "marker": {"size": 9, "color": color},
         }
         reach = interval(
             [t.ratio.low for t in rows],
             [t.ratio.high for t in rows],
             names,
             f"{LEVEL:.0%} interval",
-            colour,
+            color,
         )
         shape = {
             "type": "line",
@@ -102,9 +102,9 @@ def quantiles(found: Comparison, key: str, first: str, second: str) -> Chart | M
     for measure in dict.fromkeys(t.measure for t in told):
         rows = [t for t in told if t.measure == measure]
         traces: list[Drawn] = []
-        for run, colour, pick in (
-            (first, colours(2)[0], "a"),
-            (second, colours(2)[1], "b"),
+        for run, color, pick in (
+            (first, colors(2)[0], "a"),
+            (second, colors(2)[1], "b"),
         ):
             for quantile, symbol in zip(QUANTILES, SYMBOLS, strict=True):
                 traces.append(
@@ -117,7 +117,7 @@ def quantiles(found: Comparison, key: str, first: str, second: str) -> Chart | M
                             [1e3 * getattr(getattr(t, pick), quantile) for t in rows]
                         ),
                         "y": [_part(t) for t in rows],
-                        "marker": {"color": colour, "symbol": symbol, "size": 8},
+                        "marker": {"color": color, "symbol": symbol, "size": 8},
                     }
                 )
         views.append(
@@ -158,7 +158,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
             [d.high for d in rows],
             names,
             f"{LEVEL:.0%} interval",
-            colours(1)[0],
+            colors(1)[0],
         )
         one: Drawn = {
             "type": "scatter",
@@ -166,7 +166,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
             "name": "apart",
             "x": packed([d.value for d in rows]),
             "y": names,
-            "marker": {"size": 9, "color": colours(1)[0]},
+            "marker": {"size": 9, "color": colors(1)[0]},
         }
         floor: Drawn = {
             "type": "scatter",
@@ -193,7 +193,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
         key=f"{key}-distances",
         title=title,
         source=f"{capital(first)} and {second}, layers and groups matched by their "
-        "order. What lies right of the grey mark is more than the first run differs "
+        "order. What lies right of the gray mark is more than the first run differs "
         "from itself.",
         columns=("distance (dimensionless)", "of"),
         choices=("measure",),

@@ -15,7 +15,7 @@ from .chart import (
     axes,
     band,
     bar_title,
-    colours,
+    colors,
     every,
     line,
     names_shown,
@@ -25,7 +25,7 @@ from .chart import (
 from .matrices import Kept
 
 MEASURED = {
-    "normalised_entropy": "normalised entropy (1 = even)",
+    "normalized_entropy": "normalized entropy (1 = even)",
     "max_over_mean": "max / mean (1 = even)",
     "cv": "coefficient of variation (0 = even)",
     "gini": "Gini index (0 = even)",
@@ -86,7 +86,7 @@ def curves(analysis: Analysis) -> Chart | Missing:
         title=title,
         source="Of "
         + "; ".join(f"{k.replace('_', ' ')}: {about[k]}" for k in kinds)
-        + ". Faint: each iteration; thick: moving mean. Grey: mean ± 2 standard "
+        + ". Faint: each iteration; thick: moving mean. Gray: mean ± 2 standard "
         "deviations of a perfectly balanced gate." + thinned(worst),
         columns=("iteration", "value (dimensionless)"),
         choices=("of", "measure"),
@@ -116,15 +116,15 @@ def _curves(
             "balanced gate",
         )
     shown = names_shown(len(told))
-    for (exchange, subject), colour, name in zip(
-        told, colours(len(told)), shown, strict=True
+    for (exchange, subject), color, name in zip(
+        told, colors(len(told)), shown, strict=True
     ):
         traces.append(
             line(
                 packed(exchange.iterations[::step]),
                 packed(subject.curves[measure].values[::step]),
                 named(exchange, analysis),
-                colour,
+                color,
                 named=name,
             )
         )

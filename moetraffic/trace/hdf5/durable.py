@@ -204,7 +204,7 @@ def write_whole(path: Path, data: memoryview | bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path`` that takes its place when the block ends well.
 
-    The block must have synchronised what it wrote.  After an error the temporary file
+    The block must have synchronized what it wrote.  After an error the temporary file
     is gone and ``path`` is what it was.
     """
     temporary = _temporary(path)
@@ -300,7 +300,7 @@ class ForgivingFile(io.RawIOBase):
         return self._end
 
     def settle(self) -> None:
-        """Synchronise to the disk, and raise what went wrong on the way.
+        """Synchronize to the disk, and raise what went wrong on the way.
 
         Raises
         ------

@@ -153,7 +153,7 @@ class FilePanel:
             raise self._container.damaged(f"a count in {self._name} is absurdly large")
 
     def _stored(self, numbers: range) -> Iterator[memoryview]:
-        """What the file holds of each of the chunks; neighbours are read together."""
+        """What the file holds of each of the chunks; neighbors are read together."""
         begin = self._offsets[numbers.start : numbers.stop].tolist()
         sizes = self._sizes[numbers.start : numbers.stop].tolist()
         ends = [a + size for a, size in zip(begin, sizes, strict=True)]

@@ -158,7 +158,7 @@ class _Blocks:
                     kinds.append("train")
                     whole.append(True)
             if size > blocks and size % blocks == 0 and not self.piped and usual:
-                # steps after which nothing was synchronised: they were skipped
+                # steps after which nothing was synchronized: they were skipped
                 for k in range(lead_block + blocks, lead_block + size, blocks):
                     kinds[-1] = "skipped"
                     begins.append(self.blocks[k][0])
@@ -179,7 +179,7 @@ class _Blocks:
         if not any(foreign[1:]):
             if self._reduced_at_end():
                 return [0]
-            found = self._synchronised() or (self._period() if self.piped else every)
+            found = self._synchronized() or (self._period() if self.piped else every)
             return sorted({*found, *(k for k, p in enumerate(passes) if p and k)})
         if not self.piped and self._reduced_in_all():
             return every
@@ -192,7 +192,7 @@ class _Blocks:
         reduced = set(np.unique(traits.symbol[last:][traits.reduces[last:]]).tolist())
         return bool(end & reduced) and not traits.reduces[:last].any()
 
-    def _synchronised(self) -> list[int]:
+    def _synchronized(self) -> list[int]:
         """The blocks after those whose backward alone has more than the others'."""
         inner = [set(w) for w in self.backward[1:-1] or self.backward]
         common = set.intersection(*inner)

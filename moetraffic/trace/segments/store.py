@@ -1,7 +1,7 @@
 """The folder into which a rank commits its segments, in a thread of its own.
 
 The training thread hands over a function that builds a segment and goes on; building,
-compressing, writing and synchronising happen beside it.  When the disk refuses, the
+compressing, writing and synchronizing happen beside it.  When the disk refuses, the
 training is not told: the error is kept, the windows that could not be written are
 counted, and later windows are tried again.
 """

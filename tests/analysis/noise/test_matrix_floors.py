@@ -82,7 +82,7 @@ def test_the_joint_floor_is_that_of_the_whole_matrix():
     assert one.std == pytest.approx(whole.std, rel=0.06)
 
 
-@pytest.mark.parametrize("measure", ["cv_squared", "normalised_entropy", "gini"])
+@pytest.mark.parametrize("measure", ["cv_squared", "normalized_entropy", "gini"])
 def test_columns_of_a_balanced_gate_are_at_their_floor(counts, measure):
     floor = column_floor(measure, 80, **OF, draws=8000)
     z = floor.z_score(measures.MEASURES[measure](counts, axis=-2))

@@ -89,8 +89,8 @@ def test_a_skewed_gate_stands_out():
     of = {"experts": 8, "k": 2}
     assert noise_floor("gini", 512, **of).z_score(measures.gini(skewed)) > 10
     assert (
-        noise_floor("normalised_entropy", 512, **of).z_score(
-            measures.normalised_entropy(skewed)
+        noise_floor("normalized_entropy", 512, **of).z_score(
+            measures.normalized_entropy(skewed)
         )
         < -10
     )

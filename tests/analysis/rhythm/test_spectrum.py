@@ -45,7 +45,7 @@ def test_what_comes_again_each_iteration_has_its_power_at_multiples_of_it() -> N
         assert one.step_hz == pytest.approx(1000.0)
         multiple = one.frequency_hz / one.step_hz
         near = np.abs(multiple - np.rint(multiple)) < 0.25
-        # a window of whole iterations leaks into the neighbours alone
+        # a window of whole iterations leaks into the neighbors alone
         assert one.share[near].sum() > 0.97
 
 

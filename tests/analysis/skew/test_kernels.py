@@ -147,7 +147,7 @@ def test_exact_cases():
     uniform, permutation = np.full((8, 8), 7), np.roll(np.eye(8, dtype=int), 1, 1) * 5
     found = matrix_statistics([uniform, permutation], diagonal=False)
     assert found.entropy == pytest.approx([np.log2(56), 3], abs=1e-12)
-    assert found.normalised_entropy == pytest.approx([1, 0.516586], abs=1e-6)
+    assert found.normalized_entropy == pytest.approx([1, 0.516586], abs=1e-6)
     assert found.cv_squared.tolist() == [0, pytest.approx(6)]
     assert found.gini == pytest.approx([0, 48 / 56])
     assert found.sparsity == pytest.approx([0, 48 / 56])

@@ -26,7 +26,7 @@ def test_a_uniform_matrix_without_its_diagonal_is_even():
     uniform = np.full((8, 8), 7)
     of = {"axis": (0, 1), "diagonal": False}
     assert measures.entropy(uniform, **of) == pytest.approx(5.807355, abs=EXACT)
-    assert measures.normalised_entropy(uniform, **of) == 1.0
+    assert measures.normalized_entropy(uniform, **of) == 1.0
     assert measures.gini(uniform, **of) == pytest.approx(0, abs=1e-12)
     assert measures.cv(uniform, **of) == pytest.approx(0, abs=1e-12)
     assert measures.max_over_mean(uniform, **of) == pytest.approx(1, abs=1e-12)
@@ -36,7 +36,7 @@ def test_a_permutation_has_three_bits_of_eight_ranks():
     permutation = np.roll(np.eye(8, dtype=np.int64), 1, axis=1) * 5
     of = {"axis": (0, 1), "diagonal": False}
     assert measures.entropy(permutation, **of) == pytest.approx(3, abs=EXACT)
-    assert measures.normalised_entropy(permutation, **of) == pytest.approx(
+    assert measures.normalized_entropy(permutation, **of) == pytest.approx(
         0.516586, abs=EXACT
     )
 
@@ -72,8 +72,8 @@ def test_what_has_no_shares_is_nan_without_a_warning(name):
     assert measure(np.zeros((0, 4))).shape == (0,)
 
 
-def test_one_cell_is_even_but_has_no_normalised_entropy():
-    assert np.isnan(measures.normalised_entropy([5]))
+def test_one_cell_is_even_but_has_no_normalized_entropy():
+    assert np.isnan(measures.normalized_entropy([5]))
     assert measures.gini([5]) == measures.cv([5]) == measures.entropy([5]) == 0
     assert measures.jain([5]) == measures.max_over_mean([5]) == 1
 
@@ -115,7 +115,7 @@ def test_every_measure_keeps_its_bounds(values):
     some = values[values.sum(axis=1) > 0]
     bounds = {
         "entropy": (0, np.log2(number)),
-        "normalised_entropy": (0, 1),
+        "normalized_entropy": (0, 1),
         "gini": (0, 1 - 1 / number),
         "cv": (0, np.sqrt(number - 1)),
         "cv_squared": (0, number - 1),
@@ -165,7 +165,7 @@ def test_miller_madow_counts_the_cells_that_were_seen():
 
 
 def test_integers_of_any_width_do_not_overflow():
-    assert measures.normalised_entropy(np.full(200, 255, np.uint8)) == 1
+    assert measures.normalized_entropy(np.full(200, 255, np.uint8)) == 1
     assert measures.gini(np.full(8, 2**62, np.int64)) == pytest.approx(0, abs=1e-12)
 
 

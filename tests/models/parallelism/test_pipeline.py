@@ -41,7 +41,7 @@ def test_a_pipeline_equals_one_process(
         torch.testing.assert_close(copy, tied[0], rtol=0, atol=1e-15)
 
 
-def test_neighbours_send_activations_and_gradients(
+def test_neighbors_send_activations_and_gradients(
     tmp_path: Path, run_as_one: Run, small: Small, sent: Sent
 ) -> None:
     path = tmp_path / "run.h5"

@@ -97,7 +97,7 @@ def test_the_identity_tells_models_and_layouts_apart():
 
 
 @pytest.mark.parametrize(
-    "layout", ["tp", "tp=x", "tp=2,tp=2", "colour=1", "", "recompute=most", "tp=-1"]
+    "layout", ["tp", "tp=x", "tp=2,tp=2", "color=1", "", "recompute=most", "tp=-1"]
 )
 def test_a_layout_that_says_nothing_is_refused(layout):
     with pytest.raises(ReplayError, match="tp=2,pp=2,dp=2 are two ranks"):

@@ -30,7 +30,7 @@ from moetraffic.replay.results.audit import audit, slowdown
 from moetraffic.replay.results.baselines import (
     Yardsticks,
     captured_times,
-    modelled,
+    modeled,
     network_bounds,
     port_times,
 )
@@ -247,14 +247,14 @@ def test_a_table_tells_the_time_of_what_it_measured(toy):
         for size in (100, 10_000, 1_000_000)
     ]
     table = BandwidthTable(rows)
-    model, notes = modelled(plan, table, ["a"] * 4)
+    model, notes = modeled(plan, table, ["a"] * 4)
     exchanges = (plan.kind == 0) & (plan.bottleneck_bytes > 0)
     want = 5e-6 + plan.bottleneck_bytes[exchanges] / 1e9
     np.testing.assert_allclose(model[exchanges], want, rtol=1e-3)
     assert np.isnan(model[plan.kind != 0]).all()
     assert "all_reduce: not in the table" in notes
     # hosts that were not measured are said, not hidden
-    _, notes = modelled(plan, table, ["a", "b", "c", "d"])
+    _, notes = modeled(plan, table, ["a", "b", "c", "d"])
     assert any("over 4 hosts: not in the table" in note for note in notes)
 
 

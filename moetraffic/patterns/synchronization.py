@@ -2,7 +2,7 @@
 
 The volumes of ZeRO are one thing (Rajbhandari et al., arXiv 1910.02054, section 7), the
 calls that a library makes of them another: buckets, owners, padding.  Each way here has
-a name in SYNCHRONISATIONS.
+a name in SYNCHRONIZATIONS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_MIB, BUCKET_MIB = 1, 25  # of DistributedDataParallel, where nothing is as
 class Copies:
     """The parameters of a rank of which there are copies on a kind of group.
 
-    ``tensors`` are what this rank holds, in the order in which an optimiser has them.
+    ``tensors`` are what this rank holds, in the order in which an optimizer has them.
     """
 
     tensors: Sequence[ModelTensor]
@@ -70,7 +70,7 @@ class Copies:
 
 
 @dataclass(kw_only=True)
-class Synchronisation:
+class Synchronization:
     """What is called at each point of an iteration; here nothing.
 
     ``copies`` are those of the dense parameters and of the experts, where there are
@@ -107,7 +107,7 @@ class Synchronisation:
         return []
 
 
-class AllReduce(Synchronisation):
+class AllReduce(Synchronization):
     """One all-reduce of all gradients: ``moetraffic.models``, Megatron-LM."""
 
     def gradients(self) -> list[Call]:
@@ -119,7 +119,7 @@ class AllReduce(Synchronisation):
         ]
 
 
-class Buckets(Synchronisation):
+class Buckets(Synchronization):
     """torch's DistributedDataParallel: an all-reduce a bucket.
 
     From the second iteration on buckets are filled in the order in which gradients
@@ -144,7 +144,7 @@ class Buckets(Synchronisation):
         return calls
 
 
-class DistributedOptimizer(Synchronisation):
+class DistributedOptimizer(Synchronization):
     """Megatron-LM's: gradients reduce-scattered, parameters all-gathered.
 
     The buffer is padded so that each rank's share is as long; ``align`` (1) is what its
@@ -250,7 +250,7 @@ class OwnedGradients(OwnedStates):
         return []
 
 
-class FullyShard(Synchronisation):
+class FullyShard(Synchronization):
     """torch's ``fully_shard`` (FSDP2): a part of each tensor on every rank.
 
     A tensor is cut along its first axis, which is padded to a multiple of the ranks.  A
@@ -324,7 +324,7 @@ class FlatParameters(FullyShard):
         return c, ceil(sum(t.elements for t in tensors) / c.ranks)
 
 
-SYNCHRONISATIONS: Mapping[str, Callable[..., Synchronisation]] = {
+SYNCHRONIZATIONS: Mapping[str, Callable[..., Synchronization]] = {
     "all-reduce": AllReduce,
     "ddp": Buckets,
     "distributed-optimizer": DistributedOptimizer,
