@@ -36,7 +36,7 @@ from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Wo
 from moetraffic.trace import Trace
 from moetraffic.validation.acceptance import MOST_AUC, accept, accept_twins
 from moetraffic.validation.classifier import NAME
-from moetraffic.validation.features import Portrait, of_counts, portrait
+from moetraffic.validation.features import Features, of_counts, portrait
 
 RANKS = 8
 
@@ -98,7 +98,7 @@ def capture(
 
 def sampled(
     generator: type[Generator], path: Path, name: str, seed: int = 1
-) -> Portrait:
+) -> Features:
     """The portrait of one sample, as long as the run that it was fitted to."""
     with Trace.open(path) as trace:
         fitted = generator.fit(trace)

@@ -56,7 +56,7 @@ def check_router(
     AssertionError
         With a sentence, at the first thing that does not hold.
     """
-    trial = _Trial(build, hidden, experts, tokens, vocabulary, seed)
+    trial = _RouterTrial(build, hidden, experts, tokens, vocabulary, seed)
     for training in (True, False):
         routing = trial.route(trial.router(), training=training)
         check_shapes(routing, tokens=tokens, experts=experts)
@@ -70,7 +70,7 @@ def check_router(
     _check_state(trial, k, capacity)
 
 
-class _Trial:
+class _RouterTrial:
     """Equal tokens and equal routers, as often as wanted."""
 
     def __init__(
@@ -250,7 +250,7 @@ def check_equal(first: Routing, second: Routing) -> None:
         )
 
 
-def _check_gradients(trial: _Trial) -> None:
+def _check_gradients(trial: _RouterTrial) -> None:
     """What is learned, is learned: the gate's weights get a finite gradient."""
     router = trial.router()
     learned = {n: p for n, p in router.named_parameters() if p.requires_grad}
@@ -277,7 +277,7 @@ def _check_gradients(trial: _Trial) -> None:
         )
 
 
-def _check_state(trial: _Trial, k: int | None, capacity: int | None) -> None:
+def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> None:
     """What a step and a seed change is changed alike everywhere, and stays valid."""
     routers = [trial.router(), trial.router()]
     for router in routers:

@@ -246,9 +246,9 @@ def command(
         only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
             # what a network is made of takes long to import
-            from moetraffic.replay.results.dry_run import Outlook, tell
+            from moetraffic.replay.results.dry_run import RankEstimate, tell
 
-            outlook = Outlook(
+            outlook = RankEstimate(
                 capacity=request.capacity,
                 topology=request.topology,
                 bandwidth=request.bandwidth,

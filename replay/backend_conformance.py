@@ -68,7 +68,7 @@ def conform(moves: Backend, seat: Seat, *, timeout_s: float = 30.0) -> list[str]
         return [f"kinds are some of {KINDS}, all_to_all among them: {moves.kinds}"]
     made = groups(seat.world)
     moves.start(seat, made, timeout_s)
-    trial = _Trial(moves, seat, made)
+    trial = _BackendTrial(moves, seat, made)
     for number in range(len(made)):
         trial.every_kind(number)
     trial.overlapping(0, 1)
@@ -76,7 +76,7 @@ def conform(moves: Backend, seat: Seat, *, timeout_s: float = 30.0) -> list[str]
     return trial.wrong
 
 
-class _Trial:
+class _BackendTrial:
     """One rank's part, and what it saw."""
 
     def __init__(

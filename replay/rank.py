@@ -16,7 +16,7 @@ from moetraffic.replay.execution.background_pairs import without
 from moetraffic.replay.execution.background_passes import compare
 from moetraffic.replay.execution.clocks import knots
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.rendezvous.rendezvous import Meeting
+from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Summary
@@ -46,7 +46,7 @@ def run_rank(request: Request, seat: Seat) -> Summary | None:
     if not heartbeat.supervised():
         watchdog.start()
     heartbeat.beat("start", PLACE)
-    meeting = Meeting(seat, request.start_timeout_s)
+    meeting = Rendezvous(seat, request.start_timeout_s)
     heartbeat.beat("start", "start-up")
     with meeting.reporting(
         lambda: heartbeat.pulse().counted,
@@ -59,7 +59,7 @@ def run_rank(request: Request, seat: Seat) -> Summary | None:
 
 
 def _replay(
-    request: Request, seat: Seat, meeting: Meeting, watchdog: Watchdog
+    request: Request, seat: Seat, meeting: Rendezvous, watchdog: Watchdog
 ) -> Summary | None:
     if seat.rank == 0:
         request.refuse_overwriting()

@@ -9,7 +9,7 @@ from pathlib import Path
 from moetraffic.errors import ReplayError
 from moetraffic.replay.execution.background_pairs import schedule, without
 from moetraffic.replay.execution.pace import ASAP, Pace
-from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.verification import FULLY, Depth, Verification
@@ -62,7 +62,7 @@ class Request:
     # on which ranks, with which bytes, beside what
     scaling: Scaling = field(default_factory=Scaling)
     layers: tuple[int, ...] | None = None  # beside what belongs to none; None for all
-    alongside: Alongside | None = None  # dense companions of every iteration
+    alongside: BackgroundPattern | None = None  # dense companions of every iteration
     pairs: int = 0  # of passes with and without dense traffic; 0: not compared
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class Pipeline:
         between, logits = like(shape.hidden), like(shape.vocabulary)
         # sizes are told, not inferred: inference would send them in the first step
         stage = PipelineStage(
-            _Stage(model, workload, self.first, self.last),
+            _StageModule(model, workload, self.first, self.last),
             groups.stage,
             stages,
             self.device,
@@ -129,7 +129,7 @@ class Pipeline:
         return entropy / self.micro_batches
 
 
-class _Stage(nn.Module):
+class _StageModule(nn.Module):
     """Tokens or activations of the stage before, to activations or logits."""
 
     def __init__(self, model: GPT, workload: Workload, first: bool, last: bool) -> None:

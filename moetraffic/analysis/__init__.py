@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from .comparison import Comparison, Distance, compare
 from .conclusion import PARTS, Curve, Subject
-from .convergence.settling import (
+from .convergence.convergence import (
     Convergence,
-    Course,
-    Settling,
+    Trajectory,
+    Transient,
     convergence_of,
     settling,
     stage_means,
 )
 from .convergence.trends import Trend, trend
-from .engine import Analysis, Exchange, analyze, effort
-from .forecast.bounds import Limits, limits
+from .engine import Analysis, ExchangeAnalysis, analyze, effort
+from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast
 from .forecast.predictability import Scores, evaluate
 from .forecast.usefulness import Verdict, sentence
-from .forecast.within_iteration import Sight, within_iteration
+from .forecast.within_iteration import WithinIteration, within_iteration
 from .network.complexity import Complexity, complexity
 from .network.packets import Packets, packets
-from .network_statistics import Network
+from .network_statistics import NetworkStatistics
 from .noise.noise_floors import NoiseFloor, noise_floor
 from .rhythm.on_off import Rhythm, rhythm
-from .rhythm.source_statistics import Beat, Beats, beats
+from .rhythm.source_statistics import OnOffStatistics, SourceStatistics, beats
 from .skew.hot_experts import HotSet, hot_set
 from .skew.kernels import MatrixStatistics, matrix_statistics
 from .skew.measures import (
@@ -44,29 +44,29 @@ __all__ = [
     "HORIZONS",
     "PARTS",
     "Analysis",
-    "Beat",
-    "Beats",
     "Comparison",
     "Complexity",
     "Convergence",
-    "Course",
     "Curve",
     "Distance",
-    "Exchange",
+    "ExchangeAnalysis",
     "Forecasts",
     "HotSet",
-    "Limits",
     "MatrixStatistics",
-    "Network",
+    "NetworkStatistics",
     "NoiseFloor",
+    "OnOffStatistics",
     "Packets",
+    "PredictabilityBounds",
     "Rhythm",
     "Scores",
-    "Settling",
-    "Sight",
+    "SourceStatistics",
     "Subject",
+    "Trajectory",
+    "Transient",
     "Trend",
     "Verdict",
+    "WithinIteration",
     "analyze",
     "beats",
     "compare",

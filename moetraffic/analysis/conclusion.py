@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.convergence.settling import (
+from moetraffic.analysis.convergence.convergence import (
     Convergence,
-    Settling,
+    Transient,
     convergence_of,
     settling,
 )
 from moetraffic.analysis.convergence.trends import Trend, trend
-from moetraffic.analysis.forecast.attenuation import Memory, fit_memory
-from moetraffic.analysis.forecast.bounds import Limits, limits
+from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
+from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
-from moetraffic.analysis.forecast.lead_time import Leads
+from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.noise.exchange_floors import Floors, load_floors, matrix_floors
 from moetraffic.analysis.noise.noise_floors import NoiseFloor
 from moetraffic.analysis.skew.measures import MEASURES, shares
@@ -54,7 +54,7 @@ class Curve:
     values: Float64  # [T]
     floor: NoiseFloor | None  # arrays [T]; None where there is none to compare with
     trend: Trend  # slope an iteration
-    settling: Settling  # where it has become steady
+    settling: Transient  # where it has become steady
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class Subject:
     followed: int  # of these through time: fewer are a sample
     curves: Mapping[str, Curve]  # by measure
     forecasts: Forecasts | None
-    limits: Limits | None  # one step ahead
-    memory: Memory | None  # of the shares, under counting noise
+    limits: PredictabilityBounds | None  # one step ahead
+    memory: Persistence | None  # of the shares, under counting noise
 
 
 def conclude(
@@ -80,7 +80,7 @@ def conclude(
     *,
     parts: Sequence[str] = PARTS,
     horizons: Sequence[int] = HORIZONS,
-    leads: Leads | None = None,
+    leads: LeadTimes | None = None,
 ) -> tuple[Subject, ...]:
     """Compute what needs the whole run from the rows of an exchange.
 
@@ -183,7 +183,7 @@ class _Run:
     notes: list[str]
     parts: tuple[str, ...]
     horizons: tuple[int, ...]
-    leads: Leads | None
+    leads: LeadTimes | None
 
     def of_demand(self) -> list[Subject]:
         """The load of each expert, and the ranks' demand."""

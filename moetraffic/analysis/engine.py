@@ -15,21 +15,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.convergence.settling import Convergence
+from moetraffic.analysis.convergence.convergence import Convergence
 from moetraffic.analysis.forecast.forecasting import HORIZONS
-from moetraffic.analysis.forecast.lead_time import Leads, leads
-from moetraffic.analysis.forecast.within_iteration import Sight, within_iteration
+from moetraffic.analysis.forecast.lead_time import LeadTimes, leads
+from moetraffic.analysis.forecast.within_iteration import (
+    WithinIteration,
+    within_iteration,
+)
 from moetraffic.analysis.network.complexity import Complexity
-from moetraffic.analysis.rhythm.source_statistics import Beats, beats
+from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
 from moetraffic.analysis.skew.kernels import foresee
-from moetraffic.analysis.times.time_breakdown import Occupation, occupation
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
 from .display import analysis_html
 from .exchange import OF, Rows, Source, Window, read, sources, windows
-from .network_statistics import Network, network, packet_complexity
+from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
 
 Float64 = npt.NDArray[np.float64]
@@ -48,7 +51,7 @@ Tick = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeAnalysis:
     """The statistics of one layer's expert exchange on one process group."""
 
     layer: int
@@ -60,18 +63,20 @@ class Exchange:
     subjects: tuple[Subject, ...]
     convergence: Convergence | None  # of loads and matrix, side by side
     complexity: Complexity | None  # of the packets between ranks
-    network: Network | None  # tiers and flows
+    network: NetworkStatistics | None  # tiers and flows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
     """Everything that was computed of a trace."""
 
-    exchanges: tuple[Exchange, ...]
-    beats: Beats  # the on-off rhythm of phases, layers and ranks
-    leads: Leads  # where exchanges stand in an iteration
-    sights: tuple[Sight, ...]  # what an iteration's first dispatch tells of later ones
-    occupation: Occupation | None = None  # what ranks' time went into
+    exchanges: tuple[ExchangeAnalysis, ...]
+    beats: OnOffStatistics  # the on-off rhythm of phases, layers and ranks
+    leads: LeadTimes  # where exchanges stand in an iteration
+    sights: tuple[
+        WithinIteration, ...
+    ]  # what an iteration's first dispatch tells of later ones
+    occupation: TimeBreakdown | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
 
     _repr_html_ = analysis_html
@@ -142,7 +147,7 @@ def analyze(
     when = leads(trace, iterations=iterations)
     followed = bool({"forecasts", "limits", "convergence"} & set(parts))
     by = mapper or in_threads(trace, threads, cells=followed)
-    exchanges: list[Exchange] = []
+    exchanges: list[ExchangeAnalysis] = []
     first: Rows = {}
     later: dict[str, npt.NDArray[np.generic]] = {}
     early: dict[str, float] = {}
@@ -157,7 +162,7 @@ def analyze(
                 tick(done, source.where)
         rows = joined(gathered)
         exchanges.append(
-            Exchange(
+            ExchangeAnalysis(
                 layer=source.layer,
                 group=source.group,
                 phase=source.phase,
@@ -200,10 +205,10 @@ def analyze(
     told = (
         beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
         if "rhythm" in parts
-        else Beats(about="", found=(), notes=())
+        else OnOffStatistics(about="", found=(), notes=())
     )
     notes += told.notes
-    spent: Occupation | None = None
+    spent: TimeBreakdown | None = None
     if "occupation" in parts:
         spent = _occupation(trace, iterations, notes)
     return Analysis(
@@ -218,7 +223,7 @@ def analyze(
 
 def _occupation(
     trace: Trace, iterations: range | None, notes: list[str]
-) -> Occupation | None:
+) -> TimeBreakdown | None:
     """What ranks' time went into; None, and a note, where it cannot be told."""
     if trace.meta.virtual:
         notes.append(
@@ -254,7 +259,7 @@ def _gather(
     first: Rows,
     later: dict[str, npt.NDArray[np.generic]],
     early: dict[str, float],
-    when: Leads,
+    when: LeadTimes,
 ) -> None:
     """Keep the loads of the first exchange, and of later layers on the same ranks."""
     name = "demand.load" if "demand.load" in rows else "wire.received"

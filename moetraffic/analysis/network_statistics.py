@@ -34,7 +34,7 @@ def looked_at(iterations: int) -> Int64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkStatistics:
     """Tiers, flows and lines of a wire; means over iterations, NaN where unknown.
 
     A rank is taken to have a NIC of its own, and a pair of ranks a flow.
@@ -60,7 +60,7 @@ class Network:
 
 def network(
     source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
-) -> Network | None:
+) -> NetworkStatistics | None:
     """What the rows of an exchange say of its network; None where there is no wire.
 
     Parameters
@@ -93,7 +93,7 @@ def network(
             "elephants_even",
         )
     }
-    return Network(
+    return NetworkStatistics(
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
         inter_host_uniform=even,

@@ -23,7 +23,7 @@ from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Group, Int32
 from moetraffic.trace.segments.segment import STEP, Segment
 from moetraffic.trace.segments.shards import ShardWindow, contiguous, segment_of_shards
-from moetraffic.trace.segments.store import Spool, segments_folder
+from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
 from .metadata import describe
@@ -85,12 +85,12 @@ class VirtualRecorder:
         self._steps: list[Any] = []
         self._kinds: list[str] = []
         self._segments, self._bytes, self._step_start = 0, 0, 0
-        self._spool: Spool | None = None
+        self._spool: SegmentStore | None = None
         self._ended = ""
 
     def __enter__(self) -> VirtualRecorder:
         claim(self.path, None, 0, 0, force=self._force)
-        spool = Spool(segments_folder(self.path), 0, force=self._force)
+        spool = SegmentStore(segments_folder(self.path), 0, force=self._force)
         try:
             self._meta = replace(
                 describe(self._workload, self._ranks, model="", router="", k=0),

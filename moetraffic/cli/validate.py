@@ -54,7 +54,7 @@ def validate(
     from moetraffic.report import acceptance as report
     from moetraffic.report import figures
     from moetraffic.validation.acceptance import accept
-    from moetraffic.validation.features import Portrait, portrait
+    from moetraffic.validation.features import Features, portrait
 
     real = [*(against or []), *(more or [])]
     if not against:
@@ -70,7 +70,7 @@ def validate(
             "and each real one once"
         )
     refuse_outputs((plot,), (synthetic, *real), force=force)
-    runs: list[Portrait] = []
+    runs: list[Features] = []
     with progress("runs", len(real) + 1, quiet=as_json) as tick:
         for path in (synthetic, *real):
             with Trace.open(path) as trace:

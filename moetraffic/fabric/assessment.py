@@ -12,7 +12,7 @@ from moetraffic.markup import html_table
 
 from .bounds import cut_bounds, port_bound, spreading_bound
 from .collisions import Collision, collisions
-from .loads import Hot, byte_matrices, hottest, link_loads, link_times
+from .loads import BottleneckLink, byte_matrices, hottest, link_loads, link_times
 from .routing import route
 from .topology import Topology
 
@@ -33,7 +33,7 @@ class Assessment:
     bounds_s: Mapping[
         str, Float64
     ]  # [n] each, by name: "port", "cut host", "spreading"
-    hot: tuple[Hot, ...]
+    hot: tuple[BottleneckLink, ...]
     collisions: tuple[Collision, ...]  # of ECMP
 
     def _repr_html_(self) -> str:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from moetraffic.errors import FabricError
 
-from .topology import Draft, Hosts, Topology, at_least, positive
+from .topology import Hosts, Topology, TopologyBuilder, at_least, positive
 
 
 def single_switch(hosts: Hosts) -> Topology:
     """All NICs on one switch that never blocks."""
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     switch = draft.switch("switch")
     for host in range(hosts.number):
         for nic in range(hosts.nics):
@@ -53,7 +53,7 @@ def leaf_spine(
     """
     each = _each(hosts, leaves, "leaves")
     down = each * hosts.nics * hosts.nic_bytes_s
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     spine = _spines(draft, down, hosts, oversubscription, spines)
     for number in range(leaves):
         leaf = draft.switch(f"leaf{number}")
@@ -101,7 +101,7 @@ def rail_optimised(
     """
     each = _each(hosts, pods, "pods")
     down = each * hosts.nic_bytes_s
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     spine = _spines(draft, down, hosts, oversubscription, spines)
     for pod in range(pods):
         mine = range(pod * each, (pod + 1) * each)
@@ -158,7 +158,7 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
             f"a fat-tree with k = {k} takes {ports} NICs, but there are "
             f"{hosts.number * hosts.nics}: choose a larger k"
         )
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     for pod in range(k):
         for at in range(half):
             draft.switch(f"pod{pod}.edge{at}")
@@ -203,7 +203,11 @@ def _each(hosts: Hosts, parts: int, name: str) -> int:
 
 
 def _spines(
-    draft: Draft, down: float, hosts: Hosts, oversubscription: float, spines: int
+    draft: TopologyBuilder,
+    down: float,
+    hosts: Hosts,
+    oversubscription: float,
+    spines: int,
 ) -> list[str]:
     positive(oversubscription, "oversubscription")
     at_least(0, spines, "spines")

@@ -17,7 +17,7 @@ from math import prod
 
 from moetraffic.errors import FabricError
 
-from .topology import Draft, Hosts, Topology, at_least
+from .topology import Hosts, Topology, TopologyBuilder, at_least
 
 GLOBAL_COST = 3
 """A path with two global links is never shorter than local, global, local."""
@@ -47,7 +47,7 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Topology:
             f"a torus has a host at each place, but the shape {list(shape)} is for "
             f"{hosts.number} hosts: choose lengths whose product is {hosts.number}"
         )
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     places = list(product(*map(range, shape)))
     degree = sum(0 if k == 1 else 1 if k == 2 else 2 for k in shape)
     for host, place in enumerate(places):
@@ -116,7 +116,7 @@ def dragonfly(
             f"{ports} global links a group reach {ports} other groups, but there are "
             f"{groups} groups: give larger groups or more global links"
         )
-    draft = Draft(hosts)
+    draft = TopologyBuilder(hosts)
     rate = hosts.nic_bytes_s
     inside = [
         [draft.switch(f"group{group}.router{at}") for at in range(routers)]

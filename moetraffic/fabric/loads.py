@@ -88,7 +88,7 @@ def link_times(topology: Topology, loads: npt.ArrayLike) -> Float64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hot:
+class BottleneckLink:
     """A link that is among the fullest."""
 
     name: str
@@ -99,7 +99,9 @@ class Hot:
     bottleneck: int  # matrices in which no link takes longer
 
 
-def hottest(topology: Topology, loads: npt.ArrayLike, *, most: int = 8) -> list[Hot]:
+def hottest(
+    topology: Topology, loads: npt.ArrayLike, *, most: int = 8
+) -> list[BottleneckLink]:
     """The links that are busy for longest, on average over the matrices.
 
     Parameters
@@ -118,7 +120,7 @@ def hottest(topology: Topology, loads: npt.ArrayLike, *, most: int = 8) -> list[
     first = ((times == slowest) & (slowest > 0)).sum(axis=0)
     order = np.argsort(-mean, kind="stable")[:most]
     return [
-        Hot(
+        BottleneckLink(
             name=topology.link_name(int(link)),
             capacity_bytes_s=float(topology.capacity[link]),
             mean_bytes=float(carried[:, link].mean()),

@@ -30,7 +30,7 @@ Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 MOST_STEPS = 60_000_000
-"""Steps of paths that are held in memory at once: about 2 GB."""
+"""PathSteps of paths that are held in memory at once: about 2 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class PathSteps:
     """Links that were taken, a row each, in no particular order."""
 
     row: Int64  # [n] which of the pairs given
@@ -112,7 +112,7 @@ def choices(topology: Topology, exits: Int64) -> Choices:
     )
 
 
-def one_path(found: Choices, entry: Int64, leaving: Int64) -> Steps:
+def one_path(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
     """The first of the choices everywhere: one path a pair, the same in every run.
 
     Parameters
@@ -127,7 +127,7 @@ def one_path(found: Choices, entry: Int64, leaving: Int64) -> Steps:
 
 def hashed_paths(
     found: Choices, entry: Int64, leaving: Int64, flow: UInt64, *, seed: int = 0
-) -> Steps:
+) -> PathSteps:
     """ECMP: each switch hashes the flow with a salt of its own (RFC 2992).
 
     Parameters
@@ -166,7 +166,9 @@ def mixed(value: npt.ArrayLike) -> UInt64:
     return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)
 
 
-def _walk(found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None) -> Steps:
+def _walk(
+    found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None
+) -> PathSteps:
     """Take all pairs along a path each, a switch at a time."""
     row, at = np.arange(len(entry)), entry.copy()
     exit_at = np.searchsorted(found.exits, leaving)
@@ -188,10 +190,10 @@ def _walk(found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None) -> S
         at = found.head[link]
     parts = [np.concatenate(p) for p in zip(*taken, strict=True)] if taken else []
     row, link, group = parts or [np.zeros(0, np.int64)] * 3
-    return Steps(row=row, link=link, share=np.ones(len(row)), group=group)
+    return PathSteps(row=row, link=link, share=np.ones(len(row)), group=group)
 
 
-def all_paths(found: Choices, entry: Int64, leaving: Int64) -> Steps:
+def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
     """Spread evenly over the choices at each switch: the mean of ECMP over its hashes.
 
     Parameters
@@ -203,7 +205,7 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> Steps:
 
     Returns
     -------
-    Steps
+    PathSteps
         A link may come more than once in a row; its shares add up.
 
     Raises
@@ -242,9 +244,9 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> Steps:
         row, at = where // size, where % size
     if not taken:
         none = np.zeros(0, np.int64)
-        return Steps(row=none, link=none, share=np.zeros(0), group=none)
+        return PathSteps(row=none, link=none, share=np.zeros(0), group=none)
     rows, links, shares = zip(*taken, strict=True)
-    return Steps(
+    return PathSteps(
         row=np.concatenate(rows),
         link=np.concatenate(links),
         share=np.concatenate(shares),

@@ -195,7 +195,7 @@ def nic_name(host: int, nic: int) -> str:
     return f"host{host}.nic{nic}"
 
 
-class Draft:
+class TopologyBuilder:
     """A topology in the making: hosts stand, switches and cables are added."""
 
     def __init__(self, hosts: Hosts) -> None:

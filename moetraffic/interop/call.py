@@ -34,7 +34,7 @@ Numbers = Sequence[int] | Int64 | Int32
 
 
 @dataclass(kw_only=True, slots=True)
-class Call:
+class ImportedCall:
     """One call of one rank, in bytes; below 0 is not known."""
 
     operation: str
@@ -64,13 +64,13 @@ class Record:
 
     rank: int
     source: str  # name of the file
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ImportedCall] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, times
     node: str = ""
     left_out: Counter[str] = field(default_factory=Counter)
     contradictions: list[str] = field(default_factory=list)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ImportedCall) -> None:
         """Take a call, if its bytes are such as can be."""
         sizes = [call.volume, call.row_bytes, *call.sent, *call.received]
         if max(sizes) > MOST_BYTES:
@@ -179,7 +179,7 @@ def _segment(
     )
 
 
-def _site(call: Call, group: int) -> Site:
+def _site(call: ImportedCall, group: int) -> Site:
     routes = call.operation == ROUTING
     return Site(
         group=group,
@@ -195,7 +195,9 @@ def _site(call: Call, group: int) -> Site:
     )
 
 
-def _sequence(call: Call, rank: int, counts: dict[tuple[int, Group], int]) -> int:
+def _sequence(
+    call: ImportedCall, rank: int, counts: dict[tuple[int, Group], int]
+) -> int:
     """The call's count among the collectives of its group, -1 where it is none."""
     if call.operation == ROUTING or call.peers != (-1, -1):
         return -1

@@ -14,7 +14,7 @@ from math import prod
 
 from moetraffic.trace.model import ALL_TO_ALL, Group
 
-from .call import Call, Record
+from .call import ImportedCall, Record
 from .process_group import ProcessGroups
 
 OPERATORS = {  # c10d operator: (operation, index of this rank's input)
@@ -122,7 +122,7 @@ def call_of(
     groups: ProcessGroups,
     record: Record,
     known: Group | None = None,
-) -> Call | None:
+) -> ImportedCall | None:
     """The call that the two rows tell of together; None where its group is not told.
 
     What is wrong, or is left out, is noted in the record.
@@ -146,7 +146,7 @@ def call_of(
     if group is None or record.rank not in group.ranks:
         record.left_out[f"{operation} on a group that the file does not tell"] += 1
         return None
-    call = Call(operation=operation, group=group)
+    call = ImportedCall(operation=operation, group=group)
     told = (operator.input or operator.output) if operator else None
     if told and told.element_bytes:
         call.dtype, size = told.dtype, told.element_bytes
@@ -195,8 +195,11 @@ def width_of(operator: Operator) -> int:
 
 
 def _message(
-    call: Call, operator: Operator | None, recorded: Recorded | None, record: Record
-) -> Call | None:
+    call: ImportedCall,
+    operator: Operator | None,
+    recorded: Recorded | None,
+    record: Record,
+) -> ImportedCall | None:
     name = operator.name if operator else recorded.name if recorded else ""
     peer = operator.peer if operator else None
     if peer is None and recorded:
@@ -211,7 +214,7 @@ def _message(
 
 
 def _exchange(
-    call: Call,
+    call: ImportedCall,
     operator: Operator | None,
     recorded: Recorded | None,
     size: int,

@@ -27,7 +27,7 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
 
-from .call import Call, Record
+from .call import ImportedCall, Record
 from .document import (
     LARGEST,
     MOST_BYTES,
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Table:
+class ExchangeTable:
     """The lines of all files."""
 
     sent: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Table:
     )
 
 
-def read(path: Path, into: Table) -> None:
+def read(path: Path, into: ExchangeTable) -> None:
     """Add the lines of a file.
 
     Raises
@@ -119,7 +119,7 @@ def read(path: Path, into: Table) -> None:
 
 
 def _add(
-    path: Path, line: int, told: dict[str, str], demands: bool, into: Table
+    path: Path, line: int, told: dict[str, str], demands: bool, into: ExchangeTable
 ) -> None:
     def count(name: str, least: int = 0, default: int | None = None) -> int:
         text = told.get(name, "")
@@ -170,7 +170,7 @@ def _add(
     values[pair] = value
 
 
-def world_of(table: Table) -> int:
+def world_of(table: ExchangeTable) -> int:
     """One more than the last rank that a line names."""
     ranks = [r for pairs in table.sent.values() for pair in pairs for r in pair]
     ranks += [r for pairs in table.routed.values() for r, _ in pairs]
@@ -178,7 +178,9 @@ def world_of(table: Table) -> int:
     return max(ranks, default=-1) + 1
 
 
-def records(table: Table, world: int, source: str, experts: int = 0) -> list[Record]:
+def records(
+    table: ExchangeTable, world: int, source: str, experts: int = 0
+) -> list[Record]:
     """The calls of all ranks.
 
     Raises
@@ -203,8 +205,8 @@ def records(table: Table, world: int, source: str, experts: int = 0) -> list[Rec
     return found
 
 
-def _call(place: Place, group: Group, operation: str) -> Call:
-    return Call(
+def _call(place: Place, group: Group, operation: str) -> ImportedCall:
+    return ImportedCall(
         operation=operation,
         group=group,
         dtype=place.dtype,
@@ -219,7 +221,7 @@ def _call(place: Place, group: Group, operation: str) -> Call:
 
 def _exchange(
     place: Place, group: Group, pairs: dict[tuple[int, int], int]
-) -> Iterator[Call]:
+) -> Iterator[ImportedCall]:
     matrix = np.zeros((len(group.ranks),) * 2, np.int64)
     for (source, destination), sent in pairs.items():
         matrix[_member(group, source), _member(group, destination)] = sent
@@ -234,7 +236,7 @@ def _routing(
     group: Group,
     pairs: dict[tuple[int, int], tuple[int, int]],
     experts: int,
-) -> Iterator[Call]:
+) -> Iterator[ImportedCall]:
     demand = np.zeros((2, len(group.ranks), experts), np.int64)
     for (rank, expert), told in pairs.items():
         demand[:, _member(group, rank), expert] = told
@@ -246,7 +248,7 @@ def _routing(
         yield call
 
 
-def experts_of(table: Table) -> int:
+def experts_of(table: ExchangeTable) -> int:
     """One more than the last expert that a line names."""
     return max((e for p in table.routed.values() for _, e in p), default=-1) + 1
 

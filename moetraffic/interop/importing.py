@@ -32,7 +32,7 @@ from . import (
     nccl_inspector,
     traffic_matrix,
 )
-from .call import Call, Placed, Record, segments
+from .call import ImportedCall, Placed, Record, segments
 from .detection import choose
 from .document import MOST_RANKS, words, wrong
 
@@ -314,7 +314,7 @@ def _traffic_matrix(files: Sequence[Path], options: Options) -> Read:
         for rank, record in enumerate(records):
             record.steps.append((iteration, UNKNOWN_TIME, UNKNOWN_TIME))
             record.calls.append(
-                Call(
+                ImportedCall(
                     operation=ALL_TO_ALL,
                     group=group,
                     row_bytes=0,
@@ -327,7 +327,7 @@ def _traffic_matrix(files: Sequence[Path], options: Options) -> Read:
 
 
 def _exchange_table(files: Sequence[Path], options: Options) -> Read:
-    table = exchange_table.Table()
+    table = exchange_table.ExchangeTable()
     for file in files:
         exchange_table.read(file, table)
     world = max(options.ranks, exchange_table.world_of(table))

@@ -18,7 +18,7 @@ from typing import Any
 from moetraffic.trace.model import Group
 
 from .autograd import SLACK, UNNUMBERED, Functions, direction_and_link
-from .call import Call, Record
+from .call import ImportedCall, Record
 from .collective import (
     OPERATORS,
     RECORDED,
@@ -42,7 +42,7 @@ TENSOR_LIST = "TensorList"
 
 
 @dataclass(slots=True)
-class Row:
+class ProfileRow:
     """An event that tells of a collective."""
 
     thread: int
@@ -61,9 +61,9 @@ class Profile:
     world: int = 0
     host: str = ""
     base_ns: int = 0
-    operators: list[Row] = field(default_factory=list)
-    parameters: list[Row] = field(default_factory=list)
-    gloo: list[Row] = field(default_factory=list)
+    operators: list[ProfileRow] = field(default_factory=list)
+    parameters: list[ProfileRow] = field(default_factory=list)
+    gloo: list[ProfileRow] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     functions: Functions = field(default_factory=Functions)
     kernels: dict[int, tuple[int, int]] = field(default_factory=dict)  # External id
@@ -176,11 +176,11 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
     if step:
         profile.steps.append((int(step[1]), begin, end))
     elif name == PARAMETERS:
-        profile.parameters.append(Row(thread, begin, end, name, args))
+        profile.parameters.append(ProfileRow(thread, begin, end, name, args))
     elif name.startswith(C10D):
-        profile.operators.append(Row(thread, begin, end, name, args))
+        profile.operators.append(ProfileRow(thread, begin, end, name, args))
     elif name.startswith(GLOO):
-        profile.gloo.append(Row(thread, begin, end, name, args))
+        profile.gloo.append(ProfileRow(thread, begin, end, name, args))
     elif not name.startswith("_c10d_functional::"):  # whose number is the next one's
         number_of = whole(args.get("Sequence number"))
         if number_of is not None or name.startswith(ENGINE):
@@ -189,15 +189,17 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
             profile.functions.add(thread, begin, end, told, back)
 
 
-def _together(profile: Profile) -> Iterator[tuple[Row | None, Row | None]]:
+def _together(
+    profile: Profile,
+) -> Iterator[tuple[ProfileRow | None, ProfileRow | None]]:
     """Operators with the record_param_comms inside them, in the order of calls."""
     rows = sorted(
         [*profile.operators, *profile.parameters],
         key=lambda r: (r.thread, r.start, r.name == PARAMETERS, -r.end),
     )
-    found: list[tuple[Row | None, Row | None]] = []
-    outer: Row | None = None
-    inner: Row | None = None
+    found: list[tuple[ProfileRow | None, ProfileRow | None]] = []
+    outer: ProfileRow | None = None
+    inner: ProfileRow | None = None
     for row in rows:
         inside = (
             outer is not None
@@ -220,12 +222,12 @@ def _together(profile: Profile) -> Iterator[tuple[Row | None, Row | None]]:
     yield from found
 
 
-def _counts(row: Row) -> bool:
+def _counts(row: ProfileRow) -> bool:
     """Whether a record_param_comms is a collective, and not a wait or a set-up."""
     return str(row.args.get("Collective name")) in RECORDED
 
 
-def _operator(row: Row, own: Row | None) -> Operator:
+def _operator(row: ProfileRow, own: ProfileRow | None) -> Operator:
     """An operator's inputs: shapes, types, and the values of lists and numbers.
 
     Parameters
@@ -277,14 +279,14 @@ def _tensors(every: Any, named: Any) -> Tensors | None:
     return Tensors(shapes=shapes, dtype=dtype, element_bytes=size)
 
 
-def _gloo_events(profile: Profile) -> dict[int, Row]:
+def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
     """Gloo's event of each operator, by the operator's number.
 
     torch numbers the functions that it records: the event that an operator makes has
     the next number but those of what it calls before.
     """
     operators = sorted(_number(row) for row in profile.operators)
-    found: dict[int, Row] = {}
+    found: dict[int, ProfileRow] = {}
     for row in sorted(profile.gloo, key=_number):
         at = bisect_left(operators, _number(row)) - 1
         if at >= 0 and operators[at] >= 0:
@@ -293,7 +295,7 @@ def _gloo_events(profile: Profile) -> dict[int, Row]:
 
 
 def _gloo_owners(
-    profile: Profile, events: dict[int, Row], groups: ProcessGroups, rank: int
+    profile: Profile, events: dict[int, ProfileRow], groups: ProcessGroups, rank: int
 ) -> dict[int, Group]:
     """The group of each of gloo's worker threads, as far as one call tells it.
 
@@ -312,12 +314,12 @@ def _gloo_owners(
     return {thread: g for thread, g in owners.items() if thread not in contested}
 
 
-def _number(row: Row) -> int:
+def _number(row: ProfileRow) -> int:
     found = whole(row.args.get("Record function id"))
     return -1 if found is None else found
 
 
-def _recorded(row: Row, groups: ProcessGroups, rank: int) -> Recorded:
+def _recorded(row: ProfileRow, groups: ProcessGroups, rank: int) -> Recorded:
     """A record_param_comms, as torch's saveNcclMeta writes its arguments."""
     args = row.args
     dtype, size = element_type(str(args.get("dtype", ""))) or ("", 0)
@@ -360,7 +362,10 @@ def _group(args: dict[str, Any], groups: ProcessGroups) -> Group | None:
 
 
 def _times(
-    call: Call, profile: Profile, rows: list[Row | None], own: Row | None
+    call: ImportedCall,
+    profile: Profile,
+    rows: list[ProfileRow | None],
+    own: ProfileRow | None,
 ) -> None:
     """When it was on the network: its kernels on a GPU, or gloo's own event."""
     known = [whole(row.args.get("External id")) for row in rows if row]

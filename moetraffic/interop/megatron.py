@@ -17,7 +17,7 @@ import numpy as np
 
 from moetraffic.trace.model import ROUTING, UNKNOWN_TIME, Group
 
-from .call import Call, Record
+from .call import ImportedCall, Record
 from .document import (
     MOST_ITERATIONS,
     MOST_LAYERS,
@@ -126,7 +126,7 @@ def records(every: list[Decisions], experts: int, groups: list[Group]) -> list[R
         group = next(g for g in groups if decisions.rank in g.ranks)
         for step, block, layer, counts in decisions.made:
             record.calls.append(
-                Call(
+                ImportedCall(
                     operation=ROUTING,
                     group=group,
                     layer=after.get((block, layer), layer),

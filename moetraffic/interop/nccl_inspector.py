@@ -17,7 +17,7 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .call import Call, Record
+from .call import ImportedCall, Record
 from .document import MOST_RANKS, json_lines, whole, words, wrong
 
 OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
@@ -119,7 +119,7 @@ def _call(
     rank: int,
     counts: Counter[Any],
     record: Record,
-) -> Call | None:
+) -> ImportedCall | None:
     kind = "coll" if isinstance(told.get("coll_perf"), dict) else "p2p"
     perf = told.get(f"{kind}_perf")
     if not isinstance(perf, dict):
@@ -130,7 +130,7 @@ def _call(
         record.left_out[f"{name} of a communicator whose ranks are not all told"] += 1
         return None
     size = whole(perf.get(f"{kind}_msg_size_bytes"))
-    call = Call(operation="send_recv", group=group, row_bytes=0)
+    call = ImportedCall(operation="send_recv", group=group, row_bytes=0)
     call.volume = -1 if size is None else size
     if kind == "coll":
         if name not in OPERATIONS:
@@ -153,7 +153,9 @@ def _call(
     return call
 
 
-def _times(call: Call, perf: dict[str, Any], kind: str, about: dict[str, Any]) -> None:
+def _times(
+    call: ImportedCall, perf: dict[str, Any], kind: str, about: dict[str, Any]
+) -> None:
     """Verbose files have microseconds since 1970; others when it had ended, about."""
     trace = perf.get("event_trace_ts")
     trace = trace if isinstance(trace, dict) else {}

@@ -8,7 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from moetraffic.analysis.times.time_breakdown import Occupation
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,10 +21,10 @@ PARTS = (
 )
 """In the order in which they are drawn, with Okabe and Ito's colors."""
 
-_ORDER = (0, 2, 1, 3)  # of Occupation.shares
+_ORDER = (0, 2, 1, 3)  # of TimeBreakdown.shares
 
 
-def table(found: Occupation) -> Table:
+def table(found: TimeBreakdown) -> Table:
     """A row a rank, in percent of its steps."""
     made = Table(
         title="What the time of a step goes into", title_justify="left", box=box.SIMPLE
@@ -41,7 +41,7 @@ def table(found: Occupation) -> Table:
     return made
 
 
-def figure(found: Occupation, source: str = "") -> Figure:
+def figure(found: TimeBreakdown, source: str = "") -> Figure:
     """A bar a rank, parted by what its steps went into.
 
     Parameters

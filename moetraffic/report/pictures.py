@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from moetraffic.analysis import Analysis, Complexity, Exchange, Subject
+from moetraffic.analysis import Analysis, Complexity, ExchangeAnalysis, Subject
 from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
@@ -76,7 +76,7 @@ def _of(packets: Mapping[str, Complexity]) -> str:
     )
 
 
-def heatmaps(trace: Trace, exchange: Exchange) -> Figure:
+def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Figure:
     """Demand of one layer early, in the middle and late, each a mean of iterations."""
     when = exchange.iterations
     length = min(AVERAGED, len(when))
@@ -252,18 +252,18 @@ def entropy(trace: Trace, analysis: Analysis) -> Figure:
     )
 
 
-def _demand_name(exchange: Exchange, every: Sequence[Exchange]) -> str:
+def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) -> str:
     """A layer's picture; where it has several groups, they are counted."""
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
     return f"demand-layer-{exchange.layer}{which}.png"
 
 
-def _subject(exchange: Exchange, name: str) -> Subject | None:
+def _subject(exchange: ExchangeAnalysis, name: str) -> Subject | None:
     return next((s for s in exchange.subjects if s.name == name), None)
 
 
-def _experts_per_rank(trace: Trace, exchange: Exchange) -> int | None:
+def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
     """How many experts each rank holds, where they are contiguous and as many."""
     rows = trace.placements
     mine = (rows["layer"] == exchange.layer) & (rows["group"] == exchange.group)

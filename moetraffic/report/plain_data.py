@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis import Analysis, Curve, Exchange, Subject, stage_means
+from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.usefulness import sentence
-from moetraffic.analysis.times.time_breakdown import Occupation
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
 from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
 
@@ -58,7 +58,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
 SPENT = ("compute", "communication", "overlapped", "idle")
 
 
-def _occupation(spent: Occupation | None) -> dict[str, Any] | None:
+def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
     """Shares of each rank's steps, and whether compute was told from calls alone."""
     if spent is None:
         return None
@@ -72,7 +72,7 @@ def _occupation(spent: Occupation | None) -> dict[str, Any] | None:
     }
 
 
-def _exchange(exchange: Exchange) -> dict[str, Any]:
+def _exchange(exchange: ExchangeAnalysis) -> dict[str, Any]:
     return {
         "layer": exchange.layer,
         "group": exchange.group,
@@ -219,7 +219,7 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
 
 
 def _of_subject(
-    exchange: Exchange, subject: Subject, here: Mapping[str, Any]
+    exchange: ExchangeAnalysis, subject: Subject, here: Mapping[str, Any]
 ) -> Iterator[Record]:
     for name, curve in subject.curves.items():
         floor = curve.floor

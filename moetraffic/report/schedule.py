@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis.network.circuit_plan import Served
-from moetraffic.analysis.rhythm.typical_iteration import Cadence
+from moetraffic.analysis.network.circuit_plan import CircuitPlan
+from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
@@ -29,7 +29,7 @@ SHARES = (0.5, 0.9, 0.99)
 
 
 def circuits_as_dict(
-    served: Sequence[Served], *, capacity_bytes_s: float, reconfigure_s: float
+    served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> dict[str, Any]:
     """Every schedule as plain data: terms in their order, with bytes and times."""
     rate = capacity_bytes_s
@@ -79,7 +79,7 @@ def _schedule(found: Decomposition, rate: float, delay: float) -> dict[str, Any]
 
 
 def circuits_table(
-    served: Sequence[Served], *, capacity_bytes_s: float, reconfigure_s: float
+    served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> Table:
     """A row an exchange; means over its matrices."""
     table = _table(
@@ -120,7 +120,7 @@ def circuits_table(
 
 def jobs_as_dict(
     jobs: Sequence[Job],
-    cadences: Sequence[Cadence],
+    cadences: Sequence[TypicalIteration],
     found: Compatibility,
     *,
     capacity_bytes_s: float,
@@ -163,7 +163,7 @@ def jobs_as_dict(
 
 def jobs_tables(
     jobs: Sequence[Job],
-    cadences: Sequence[Cadence],
+    cadences: Sequence[TypicalIteration],
     found: Compatibility,
     *,
     capacity_bytes_s: float,

@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.analysis import Analysis, Exchange, Subject, stage_means
+from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.usefulness import Verdict, sentence
-from moetraffic.analysis.rhythm.source_statistics import Beats
+from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics
 
 from .occupation import table as occupation_table
 from .plain_data import mean
@@ -67,7 +67,7 @@ def tables(analysis: Analysis) -> Group:
     return Group(*parts)
 
 
-def _shown(analysis: Analysis) -> list[Exchange]:
+def _shown(analysis: Analysis) -> list[ExchangeAnalysis]:
     every = analysis.exchanges
     if len(every) <= SHOWN_LAYERS:
         return list(every)
@@ -79,7 +79,7 @@ def _verdicts(subject: Subject) -> tuple[Verdict, ...]:
     return () if subject.forecasts is None else subject.forecasts.verdicts
 
 
-def _skew_table(exchanges: list[Exchange]) -> Table:
+def _skew_table(exchanges: list[ExchangeAnalysis]) -> Table:
     table = _table("Skew, and the noise floor of a perfectly balanced gate")
     for name in ("layer", "ranks", "of", "measure (even)"):
         table.add_column(name)
@@ -109,7 +109,7 @@ def _skew_table(exchanges: list[Exchange]) -> Table:
     return table
 
 
-def _forecast_table(exchanges: list[Exchange]) -> Table:
+def _forecast_table(exchanges: list[ExchangeAnalysis]) -> Table:
     table = _table(
         "Forecasts: share of the bytes placed within 20%, and skill over the last value"
     )
@@ -167,7 +167,7 @@ def _forecast_table(exchanges: list[Exchange]) -> Table:
     return table
 
 
-def _convergence_table(exchanges: list[Exchange]) -> Table:
+def _convergence_table(exchanges: list[ExchangeAnalysis]) -> Table:
     table = _table("Convergence, and how long the hot set stays")
     for name in ("layer", "of"):
         table.add_column(name)
@@ -204,7 +204,7 @@ def _convergence_table(exchanges: list[Exchange]) -> Table:
     return table
 
 
-def _network_table(exchanges: list[Exchange]) -> Table:
+def _network_table(exchanges: list[ExchangeAnalysis]) -> Table:
     table = _table("On a network: means over the iterations")
     for name in ("layer", "ranks"):
         table.add_column(name)
@@ -251,7 +251,7 @@ def _network_table(exchanges: list[Exchange]) -> Table:
     return table
 
 
-def _rhythm_table(beats: Beats) -> Table:
+def _rhythm_table(beats: OnOffStatistics) -> Table:
     table = _table("On-off rhythm: " + (beats.about or "all-to-alls"))
     table.add_column("of", no_wrap=True)
     for name in (

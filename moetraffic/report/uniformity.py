@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from moetraffic.analysis import Analysis, Settling
+from moetraffic.analysis import Analysis, Transient
 
 from .figures import LINE_COLORS
 
@@ -26,7 +26,7 @@ class Uniformity:
 
     values: Float64  # [T], 1 is uniform
     floor: float  # what a balanced gate has on average
-    settling: Settling
+    settling: Transient
     restlessness: float  # standard deviation of the change from step to step
 
 

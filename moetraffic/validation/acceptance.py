@@ -25,7 +25,7 @@ from moetraffic.errors import AnalysisError
 
 from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
 from .comparisons import Kind, battery
-from .features import Portrait
+from .features import Features
 from .two_samples import FEWEST_RUNS, holm, outlier_p, swap_p, twins_p
 
 Float64 = npt.NDArray[np.float64]
@@ -87,8 +87,8 @@ class Acceptance:
 
 
 def accept(
-    synthetic: Portrait,
-    real: Sequence[Portrait],
+    synthetic: Features,
+    real: Sequence[Features],
     *,
     seed: int = 0,
 ) -> Acceptance:
@@ -169,7 +169,7 @@ def accept(
     )
 
 
-def accept_twins(twins: Sequence[Portrait], real: Sequence[Portrait]) -> Acceptance:
+def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Acceptance:
     """Try whether twins can be told from the seeds that their generator has not seen.
 
     For whoever has a generator rather than one synthetic run: fit it to each of S
@@ -237,7 +237,7 @@ def accept_twins(twins: Sequence[Portrait], real: Sequence[Portrait]) -> Accepta
     )
 
 
-def _refuse_unlike(synthetic: Portrait, real: Sequence[Portrait]) -> None:
+def _refuse_unlike(synthetic: Features, real: Sequence[Features]) -> None:
     if not real:
         raise AnalysisError(
             "a synthetic run is held against real ones, but none is given: give one"
@@ -259,7 +259,7 @@ def _refuse_unlike(synthetic: Portrait, real: Sequence[Portrait]) -> None:
         )
 
 
-def _distances(runs: Sequence[Portrait], kind: Kind, layer: int) -> Float64:
+def _distances(runs: Sequence[Features], kind: Kind, layer: int) -> Float64:
     """``[N, N]`` between all runs, zeros on the diagonal."""
     figures = [kind.figure(run, layer) for run in runs]
     out: Float64 = np.zeros((len(runs), len(runs)))
@@ -294,7 +294,7 @@ def _limit(apart: Float64) -> float:
 
 
 def _swapped(
-    synthetic: Portrait, real: Sequence[Portrait], kind: Kind, layer: int, seed: int
+    synthetic: Features, real: Sequence[Features], kind: Kind, layer: int, seed: int
 ) -> float:
     """The least p of the twins, times their number."""
     long = len(synthetic.load) // SECTIONS  # all alike: a lag is in each or in none
@@ -309,7 +309,7 @@ def _swapped(
     return min(1.0, min(found) * len(found))
 
 
-def _summary(kind: Kind, part: Portrait, layer: int) -> Float64:
+def _summary(kind: Kind, part: Features, layer: int) -> Float64:
     """A block's figure as a row: a curve as it is, a sample by its moments."""
     figure = kind.figure(part, layer)
     if kind.curve:
@@ -319,7 +319,7 @@ def _summary(kind: Kind, part: Portrait, layer: int) -> Float64:
 
 
 def _classified(
-    synthetic: Portrait, real: Sequence[Portrait]
+    synthetic: Features, real: Sequence[Features]
 ) -> tuple[float, float, float]:
     """p, AUC against the real runs, and AUC between these, on held-out times.
 

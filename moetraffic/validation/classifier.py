@@ -25,7 +25,7 @@ from scipy.special import expit
 
 from moetraffic.errors import AnalysisError
 
-from .features import SERIES, Portrait
+from .features import SERIES, Features
 
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -42,7 +42,7 @@ PENALTY = 1.0
 """Of a squared coefficient, beside the sum of the log losses of all windows."""
 
 
-def windows(run: Portrait, length: int = WINDOW) -> Float64:
+def windows(run: Features, length: int = WINDOW) -> Float64:
     """Features of consecutive windows, ``[n, F]`` float64.
 
     Of the ordered loads, the series and the rows' coupling: mean and standard deviation

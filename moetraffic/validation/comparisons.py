@@ -18,7 +18,7 @@ from moetraffic.analysis.comparison import wasserstein
 from .features import (
     LAGS,
     SERIES,
-    Portrait,
+    Features,
     autocorrelation,
     hot_overlap,
     layer_coupling,
@@ -35,7 +35,7 @@ Float64 = npt.NDArray[np.float64]
 STRETCHES = 10
 """Parts of a run whose means make its course."""
 
-Figure = Callable[[Portrait, int], Float64]
+Figure = Callable[[Features, int], Float64]
 """Of a run and the position of a layer: what two runs are compared by."""
 
 Apart = Callable[[Float64, Float64], float]
@@ -70,7 +70,7 @@ def root_mean_square(x: Float64, y: Float64) -> float:
     return float(np.sqrt(((x[both] - y[both]) ** 2).mean())) if both.any() else 0.0
 
 
-def course(run: Portrait) -> Float64:
+def course(run: Features) -> Float64:
     """Mean entropy of each layer in ten stretches of time, ``[STRETCHES * L]``."""
     parts = np.array_split(run.series["entropy"], min(STRETCHES, len(run.load)))
     return np.concatenate([part.mean(axis=0) for part in parts])
@@ -93,19 +93,19 @@ def _series(name: str) -> Figure:
     return lambda run, layer: run.series[name][:, layer]
 
 
-def _ordered(run: Portrait, layer: int) -> Float64:
+def _ordered(run: Features, layer: int) -> Float64:
     return run.ordered[:, layer]
 
 
-def _acf(run: Portrait, layer: int) -> Float64:
+def _acf(run: Features, layer: int) -> Float64:
     return autocorrelation(run.load[:, layer], _lags(run))
 
 
-def _hot(run: Portrait, layer: int) -> Float64:
+def _hot(run: Features, layer: int) -> Float64:
     return hot_overlap(run.load[:, layer], _lags(run))
 
 
-def _lags(run: Portrait) -> int:
+def _lags(run: Features) -> int:
     return max(1, min(LAGS, len(run.load) // 2))
 
 
@@ -186,7 +186,7 @@ TOGETHER = (
 )
 
 
-def joint(run: Portrait) -> Float64:
+def joint(run: Features) -> Float64:
     """What energy distance and MMD see: all figures of an iteration, ``[T, F]``."""
     flat = np.concatenate(
         [run.ordered.reshape(len(run.load), -1), *run.series.values(), run.coupling], 1
@@ -204,14 +204,14 @@ class Scale:
     width: float  # of MMD's kernel, in these units: the median distance
 
     @classmethod
-    def of(cls, real: Sequence[Portrait]) -> Scale:
+    def of(cls, real: Sequence[Features]) -> Scale:
         """The units of real runs."""
         every = np.concatenate([joint(run) for run in real])
         mean, unit = every.mean(axis=0), every.std(axis=0)
         unit = np.where(unit > 1e-12, unit, 1.0)
         return cls(mean=mean, unit=unit, width=median_distance((every - mean) / unit))
 
-    def __call__(self, run: Portrait) -> Float64:
+    def __call__(self, run: Features) -> Float64:
         """``[T, F]`` in these units; what is far outside counts as 20 of them."""
         scaled = (joint(run) - self.mean) / self.unit
         return np.asarray(np.clip(scaled, -20.0, 20.0), np.float64)
@@ -237,7 +237,7 @@ class Scale:
         )
 
 
-def battery(real: Sequence[Portrait]) -> tuple[Kind, ...]:
+def battery(real: Sequence[Features]) -> tuple[Kind, ...]:
     """All tests that runs of this shape allow, with the real runs' units."""
     layers = len(real[0].layers)
     found = (*PER_LAYER, *TOGETHER, *Scale.of(real).kinds)

@@ -35,7 +35,7 @@ CELLS = 1 << 21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portrait:
+class Features:
     """What is told of a run; T iterations, L layers, E experts, P pairs of layers."""
 
     name: str
@@ -51,10 +51,10 @@ class Portrait:
         """``[T, L, E]`` shares, the largest first."""
         return np.asarray(-np.sort(-self.load, axis=2), np.float64)
 
-    def part(self, span: range) -> Portrait:
+    def part(self, span: range) -> Features:
         """The portrait of consecutive iterations alone."""
         cut = slice(span.start, span.stop)
-        return Portrait(
+        return Features(
             name=self.name,
             layers=self.layers,
             shape=self.shape,
@@ -82,7 +82,7 @@ def portrait(
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
     ranks_a_host: int | None = None,
-) -> Portrait:
+) -> Features:
     """Draw the portrait of a trace.
 
     Parameters
@@ -160,7 +160,7 @@ def of_counts(
     holder: Int64 | None = None,
     width: int | None = None,
     ranks_a_host: int | None = None,
-) -> Portrait:
+) -> Features:
     """Draw the portrait of token counts.
 
     Parameters
@@ -207,7 +207,7 @@ def of_counts(
         for name in SERIES
         if name != "change"
     }
-    return Portrait(
+    return Features(
         name=name,
         layers=tuple(range(depth) if layers is None else layers),
         shape=(ranks, experts),

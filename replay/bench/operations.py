@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from moetraffic.patterns.collective import UNEVEN
 
-from .sweep import Call, Sweep
+from .sweep import BenchmarkCall, Sweep
 
 Int64 = npt.NDArray[np.int64]
 
@@ -39,7 +39,12 @@ class Operation:
     """
 
     def __init__(
-        self, call: Call, sweep: Sweep, rank: int, ranks: int, device: torch.device
+        self,
+        call: BenchmarkCall,
+        sweep: Sweep,
+        rank: int,
+        ranks: int,
+        device: torch.device,
     ) -> None:
         self.call = call
         self._rank, self._ranks = rank, ranks

@@ -18,7 +18,7 @@ from moetraffic.replay.failure import at
 
 from .operations import ROOT, Operation
 from .result import Bench, Row
-from .sweep import REDUCTIONS, ROOTED, Call, Sweep, refuse_sweep
+from .sweep import REDUCTIONS, ROOTED, BenchmarkCall, Sweep, refuse_sweep
 
 _NODE_BYTES = 64
 
@@ -65,7 +65,7 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
 
 
 def _measure(
-    call: Call,
+    call: BenchmarkCall,
     sweep: Sweep,
     seat: Seat,
     device: torch.device,

@@ -41,7 +41,7 @@ _MOST_SIZES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class BenchmarkCall:
     """One thing that is timed: a collective at a size, into this or that buffer."""
 
     collective: str
@@ -109,7 +109,7 @@ class Sweep:
         """Bytes of an element."""
         return DTYPES[self.dtype]
 
-    def calls(self, ranks: int) -> tuple[Call, ...]:
+    def calls(self, ranks: int) -> tuple[BenchmarkCall, ...]:
         """What is timed on so many ranks, in order."""
         found = []
         for collective in self.collectives:
@@ -117,7 +117,9 @@ class Sweep:
                 for place in ("out", "in"):
                     if place == "out" or collective not in ONLY_OUT:
                         found.append(
-                            Call(collective=collective, size_bytes=size, place=place)
+                            BenchmarkCall(
+                                collective=collective, size_bytes=size, place=place
+                            )
                         )
         return tuple(found)
 

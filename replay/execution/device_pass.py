@@ -23,7 +23,7 @@ from moetraffic.replay.plan.program import UNKNOWN_GAP
 
 from .gemm import Gemm
 from .pace import Gaps, Schedule, wait_until
-from .timed_pass import Course
+from .timed_pass import TimedPass
 
 
 class DevicePass:
@@ -45,7 +45,7 @@ class DevicePass:
     """
 
     def __init__(
-        self, course: Course, device: torch.device, *, graphs: bool = False
+        self, course: TimedPass, device: torch.device, *, graphs: bool = False
     ) -> None:
         if graphs and course.pace.timed:
             raise ReplayError(

@@ -19,8 +19,8 @@ from .binding import Binder, refuse_unable
 from .buffers import Buffers
 from .checking import check
 from .pace import Pace, Schedule
-from .streams import Lanes
-from .timed_pass import BEAT_EVERY_NS, Course
+from .streams import Streams
+from .timed_pass import BEAT_EVERY_NS, TimedPass
 from .timing import Timing
 
 
@@ -138,7 +138,7 @@ class Engine:
             If a rank does not answer.
         """
         self._buffers.blank(0)  # what is added up again and again stays what it is
-        course = Course(
+        course = TimedPass(
             self._plan,
             self._program,
             self._binder,
@@ -157,7 +157,7 @@ class Engine:
         elif self._program.chained:
             sequential.run(course)
         else:
-            Lanes(course).run()
+            Streams(course).run()
         self._passed += len(self._program)
         course.beat()
         return course.timing()

@@ -12,10 +12,10 @@ from moetraffic.replay.plan.program import UNKNOWN_GAP
 from .pace import wait_until
 from .reaper import Reaper
 from .sequential import blocks
-from .timed_pass import Course
+from .timed_pass import TimedPass
 
 
-def run(course: Course) -> None:
+def run(course: TimedPass) -> None:
     """Go through the program; the times are in the course.
 
     What was added beside the trace has no time: it is issued when its turn comes.

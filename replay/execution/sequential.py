@@ -16,10 +16,10 @@ from moetraffic.replay.backends.backend import Launch
 from moetraffic.replay.scratch_file import forget
 
 from .pace import wait_until
-from .timed_pass import BEAT_EVERY_NS, BLOCK, PREPARED, Course
+from .timed_pass import BEAT_EVERY_NS, BLOCK, PREPARED, TimedPass
 
 
-def run(course: Course) -> None:
+def run(course: TimedPass) -> None:
     """Go through the program; the times are in the course.
 
     Raises
@@ -35,7 +35,7 @@ def run(course: Course) -> None:
     course.done = len(course.program)
 
 
-def _asap(course: Course) -> None:
+def _asap(course: TimedPass) -> None:
     prepared = blocks(course)
     launches = next(prepared, [])
     clock, counter = time.monotonic_ns, course.counter
@@ -63,7 +63,7 @@ def _asap(course: Course) -> None:
         raise course.failure(n, error) from error
 
 
-def _paced(course: Course) -> None:
+def _paced(course: TimedPass) -> None:
     prepared = blocks(course)
     launches = next(prepared, [])
     clock, counter, gaps = time.monotonic_ns, course.counter, course.pace.gaps
@@ -94,7 +94,7 @@ def _paced(course: Course) -> None:
         raise course.failure(n, error) from error
 
 
-def blocks(course: Course) -> Iterator[list[Launch]]:
+def blocks(course: TimedPass) -> Iterator[list[Launch]]:
     """What starts the operations: all of them, or block by block in a long program."""
     count = len(course.program)
     step = count if count <= PREPARED else BLOCK

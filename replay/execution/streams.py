@@ -2,7 +2,7 @@
 
 A thread that waits for an operation holds nothing that the others need (torch lets go
 of the interpreter meanwhile), so operations of different lanes are under way together.
-Lanes meet after each iteration.
+Streams meet after each iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moetraffic.trace.model import UNKNOWN_TIME
 
 from .pace import wait_until
 from .reaper import Reaper
-from .timed_pass import BLOCK, PREPARED, Course
+from .timed_pass import BLOCK, PREPARED, TimedPass
 
 _LOOK_S = 0.1  # how often a waiting thread looks whether another failed
 
@@ -28,7 +28,7 @@ class _Stopped(Exception):
     """Another lane has failed: this one ends."""
 
 
-class Lanes:
+class Streams:
     """The lanes of one pass.
 
     Parameters
@@ -37,7 +37,7 @@ class Lanes:
         The pass.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: TimedPass) -> None:
         self._course = course
         program = course.program
         self._streams = np.unique(program.stream).tolist()

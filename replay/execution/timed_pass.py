@@ -29,7 +29,7 @@ PREPARED = 1 << 16
 BLOCK = 4096
 
 
-class Course:
+class TimedPass:
     """One pass through a program, with its times.
 
     Parameters

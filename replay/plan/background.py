@@ -11,22 +11,26 @@ from moetraffic.trace.model import Site
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companion:
+class BackgroundCollective:
     """One collective, or message, of an iteration."""
 
-    group: int  # index into Companions.groups
+    group: int  # index into BackgroundTraffic.groups
     kind: str  # of moetraffic.replay.plan.program.KINDS, but an all-to-all
     size: int  # bytes S, as moetraffic.replay.plan.program.Plan says for the kind
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
-    site: Site  # what it is called; its group is the index into Companions.groups
+    site: (
+        Site  # what it is called; its group is the index into BackgroundTraffic.groups
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companions:
+class BackgroundTraffic:
     """What goes beside each iteration."""
 
     groups: tuple[tuple[int, ...], ...]  # world ranks of the replay, ascending
     group_kinds: tuple[str, ...]  # of each group: "tp", "pp", "dp": its stream
-    operations: tuple[Companion, ...]  # of an iteration, in an order good for all ranks
+    operations: tuple[
+        BackgroundCollective, ...
+    ]  # of an iteration, in an order good for all ranks
     identity: str  # what tells them from others; it goes into the plan's digest

@@ -20,7 +20,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.scale.order import merged
 from moetraffic.trace.model import ALL_TO_ALL, Site, WireForm
 
-from .background import Companion, Companions
+from .background import BackgroundCollective, BackgroundTraffic
 
 if TYPE_CHECKING:
     # every replay asks whether it has companions; few have, and models take long
@@ -39,7 +39,7 @@ OPTIONS = (*_SIZES, *_WORDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alongside:
+class BackgroundPattern:
     """What goes beside each iteration, as people write it.
 
     Raises
@@ -110,7 +110,7 @@ class Alongside:
         )
         return megatron_pattern(found.model, strategy, found.gating)
 
-    def companions(self, world: int) -> Companions:
+    def companions(self, world: int) -> BackgroundTraffic:
         """The companions of a replay.
 
         Parameters
@@ -138,7 +138,7 @@ class Alongside:
         return ["--alongside", self.layout, "--model", self.model]
 
 
-def companions(layout: str, model: str) -> Alongside | None:
+def companions(layout: str, model: str) -> BackgroundPattern | None:
     """What ``--alongside`` and ``--model`` ask for; None where neither is given.
 
     Raises
@@ -153,7 +153,7 @@ def companions(layout: str, model: str) -> Alongside | None:
             "dense traffic is that of a model in a layout, but "
             f"{'--model' if layout else '--alongside'} is missing: give both"
         )
-    return Alongside(layout=layout, model=model)
+    return BackgroundPattern(layout=layout, model=model)
 
 
 def _own(found: Preset, size: Mapping[str, int], options: Mapping[str, str]) -> Pattern:
@@ -181,7 +181,7 @@ def _own(found: Preset, size: Mapping[str, int], options: Mapping[str, str]) -> 
     )
 
 
-def companions_of(pattern: Pattern, *, identity: str) -> Companions:
+def companions_of(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     """The collectives of a pattern but its exchanges between experts.
 
     Parameters
@@ -193,7 +193,7 @@ def companions_of(pattern: Pattern, *, identity: str) -> Companions:
 
     Returns
     -------
-    Companions
+    BackgroundTraffic
         In an order that keeps that of every rank, as far as these agree: the messages
         of a pipeline, for which nobody waits, do not.
 
@@ -203,7 +203,7 @@ def companions_of(pattern: Pattern, *, identity: str) -> Companions:
         If the pattern has no such collective.
     """
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
-    operations: list[Companion] = []
+    operations: list[BackgroundCollective] = []
     known: dict[tuple[int, Call, int], list[int]] = {}
     orders: list[list[int]] = []
     mine: dict[tuple[int, str], tuple[int, ...]] = {}
@@ -242,7 +242,7 @@ def companions_of(pattern: Pattern, *, identity: str) -> Companions:
     kinds = tuple(kind for kind, _ in groups)
     members = tuple(ranks for _, ranks in groups)
     digest = hashlib.sha256(repr((members, kinds, ordered)).encode()).hexdigest()
-    return Companions(
+    return BackgroundTraffic(
         groups=members,
         group_kinds=kinds,
         operations=ordered,
@@ -252,7 +252,7 @@ def companions_of(pattern: Pattern, *, identity: str) -> Companions:
 
 def _collectives(
     call: Call, group: int, ranks: tuple[int, ...], slot: int
-) -> list[Companion]:
+) -> list[BackgroundCollective]:
     """A collective, or a message for each pair that a call stands for."""
     site = Site(
         group=group,
@@ -271,7 +271,7 @@ def _collectives(
             constant = [0] * len(ranks)
             constant[source] = call.size
             found.append(
-                Companion(
+                BackgroundCollective(
                     group=group,
                     kind=call.operation,
                     size=call.size,
@@ -285,7 +285,7 @@ def _collectives(
         return found
     root = ranks[call.root]
     return [
-        Companion(
+        BackgroundCollective(
             group=group,
             kind=call.operation,
             size=call.size,
@@ -296,5 +296,5 @@ def _collectives(
     ]
 
 
-def _joins(one: Companion, rank: int) -> bool:
+def _joins(one: BackgroundCollective, rank: int) -> bool:
     return one.kind != "send_recv" or rank in (one.sender, one.receiver)

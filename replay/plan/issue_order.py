@@ -37,7 +37,7 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chronology:
+class IssueOrder:
     """The times of a plan's operations."""
 
     moments: Mapping[int, Moments]  # of the ranks asked for
@@ -47,7 +47,7 @@ class Chronology:
 
 def chronology(
     trace: Trace, occurrences: Int64, ranks: Collection[int], scale: Scale | None
-) -> Chronology:
+) -> IssueOrder:
     """Read the times of operations.
 
     Parameters
@@ -62,7 +62,7 @@ def chronology(
         Which ranks of the trace those stand for.
     """
     if not ranks:
-        return Chronology(moments={}, begin=UNKNOWN_TIME, common=None)
+        return IssueOrder(moments={}, begin=UNKNOWN_TIME, common=None)
     count = len(occurrences)
     of = {r: (r,) if scale is None else scale.origins(r) for r in ranks}
     issues = {r: np.full(count, _LATE, np.int64) for r in ranks}
@@ -85,7 +85,7 @@ def chronology(
     for found in issues.values():
         found[found == _LATE] = UNKNOWN_TIME
     in_common = not ordered or (scale is not None and scale.in_common_order)
-    return Chronology(
+    return IssueOrder(
         moments={r: Moments(issue=issues[r], end=ends[r]) for r in ranks},
         begin=begin if begin < _LATE else UNKNOWN_TIME,
         common=common_order(trace, occurrences) if in_common else None,
@@ -99,7 +99,7 @@ def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64
     return to_common(trace.clocks, members, np.asarray(read, np.int64))
 
 
-def in_order(chronology: Chronology, rank: int, mine: Int64, iteration: Int64) -> Int64:
+def in_order(chronology: IssueOrder, rank: int, mine: Int64, iteration: Int64) -> Int64:
     """Operations of a rank in the order in which it issues them.
 
     Parameters
@@ -120,7 +120,7 @@ def in_order(chronology: Chronology, rank: int, mine: Int64, iteration: Int64) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Dependencies:
     """What a rank waits for; as in :class:`~moetraffic.replay.plan.program.Program`."""
 
     waits: Bool  # [N]
@@ -130,7 +130,7 @@ class Waiting:
 
 
 def waiting(
-    chronology: Chronology,
+    chronology: IssueOrder,
     rank: int,
     operation: Int64,
     *,
@@ -138,7 +138,7 @@ def waiting(
     group: Int32,
     message: Bool,
     sent: Bool,
-) -> Waiting:
+) -> Dependencies:
     """What a rank waits for before each operation, and how long after.
 
     Parameters
@@ -183,7 +183,7 @@ def waiting(
         waits[now] = ~(overlapped & free)
     if not told:
         waits &= ~sent  # in an order for all, whoever receives may wait
-    return Waiting(waits=waits, after=after, gap_ns=gap, due_ns=due)
+    return Dependencies(waits=waits, after=after, gap_ns=gap, due_ns=due)
 
 
 def _ended_before(here: Int64, issue: Int64, end: Int64) -> Int64:

@@ -21,10 +21,10 @@ from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
 from moetraffic.trace.trace import Trace
 
-from .background import Companions
+from .background import BackgroundTraffic
 from .issue_order import chronology
 from .program import EXPERTS, KINDS, Int8, Plan
-from .program_builder import Draft
+from .program_builder import ProgramBuilder
 from .selection import MESSAGE, choose
 from .sizes import moved, sizes, volumes
 
@@ -40,7 +40,7 @@ def make_plan(
     layers: Collection[int] | None = None,
     dense: bool = True,
     scale: Scale | None = None,
-    companions: Companions | None = None,
+    companions: BackgroundTraffic | None = None,
 ) -> Plan:
     """Plan the replay of a trace.
 
@@ -81,7 +81,7 @@ def make_plan(
     times = chronology(trace, choice.occurrence, asked, scale)
 
     # Step 1: each asked rank's order, and room for its bytes
-    drafts = {r: Draft(r, table, times) for r in asked}
+    drafts = {r: ProgramBuilder(r, table, times) for r in asked}
 
     # Step 2: all matrices and sizes, once
     hashed = hashlib.sha256(_heading(ranks_of, table, scale, companions))
@@ -143,7 +143,7 @@ class _Table:
         trace: Trace,
         occurrence: Int64,
         scale: Scale | None,
-        companions: Companions | None,
+        companions: BackgroundTraffic | None,
     ) -> None:
         own = [tuple(sorted(g.ranks)) for g in trace.groups]
         kinds = [g.kind or "other" for g in trace.groups]
@@ -316,7 +316,7 @@ def _largest(wire: Int64) -> Int64:
 
 
 def _heading(
-    world: int, table: _Table, scale: Scale | None, companions: Companions | None
+    world: int, table: _Table, scale: Scale | None, companions: BackgroundTraffic | None
 ) -> bytes:
     sites = [
         (s.group, s.operation, s.phase, s.layer, s.direction, s.slot)

@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.replay.scratch_file import room
 from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64
 
-from .issue_order import Chronology, in_order, waiting
+from .issue_order import IssueOrder, in_order, waiting
 from .program import KINDS, Int8, Program
 from .selection import MESSAGE
 from .sizes import buffers
@@ -17,7 +17,7 @@ from .sizes import buffers
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
-class Table(Protocol):
+class OperationTable(Protocol):
     """What a program needs of the plan's columns, n operations."""
 
     captured: int  # so many are the trace's; the others were added
@@ -35,7 +35,7 @@ class Table(Protocol):
         ...
 
 
-class Draft:
+class ProgramBuilder:
     """What one rank does; its all-to-alls' bytes come block by block.
 
     Parameters
@@ -48,7 +48,7 @@ class Draft:
         When operations were issued, in the capture.
     """
 
-    def __init__(self, rank: int, table: Table, times: Chronology) -> None:
+    def __init__(self, rank: int, table: OperationTable, times: IssueOrder) -> None:
         mine = np.flatnonzero(table.of_rank(rank))
         captured = mine[mine < table.captured]
         order = np.concatenate(
@@ -81,7 +81,7 @@ class Draft:
         self._sizes[0, place] = wire[here, member, :].sum(axis=1)
         self._sizes[1, place] = wire[here, :, member].sum(axis=1)
 
-    def finish(self, table: Table) -> Program:
+    def finish(self, table: OperationTable) -> Program:
         """The program, when all sizes are known."""
         order, rank = self._operation, self._rank
         kind = table.kind[order]

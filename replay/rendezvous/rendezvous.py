@@ -47,7 +47,7 @@ class _Failure:
     told: bool  # by that rank itself, which says it; else found by rank 0
 
 
-class Meeting:
+class Rendezvous:
     """What the ranks tell each other beside the backend.
 
     Parameters

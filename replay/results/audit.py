@@ -22,7 +22,7 @@ from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 
-from .baselines import Yardsticks
+from .baselines import Baselines
 from .durations import NO_CLOCKS, Measured, measure, parts
 from .fidelity import Fidelity, Lasted, Part, Ratio
 from .punctuality import punctuality
@@ -35,7 +35,7 @@ def audit(
     times: Mapping[int, Timing],
     measured: Measured,
     *,
-    yardsticks: Yardsticks | None = None,
+    yardsticks: Baselines | None = None,
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     absolute: bool = False,
     alone: Sequence[tuple[Mapping[int, Timing], Mapping[int, Timing]]] = (),
@@ -65,7 +65,7 @@ def audit(
     seed
         Of the resamples.
     """
-    held = yardsticks or Yardsticks()
+    held = yardsticks or Baselines()
     found = [
         _part(plan, measured, held, by, label, at, seed)
         for by, label, at in parts(plan)
@@ -134,7 +134,7 @@ def slowdown(
 def _part(
     plan: Plan,
     measured: Measured,
-    held: Yardsticks,
+    held: Baselines,
     by: str,
     label: str,
     at: Int64,

@@ -1,4 +1,4 @@
-"""Yardsticks: what a replay's operations took elsewhere, at best, or by a model.
+"""Baselines: what a replay's operations took elsewhere, at best, or by a model.
 
 Each is ``[n]`` float64 seconds, one an operation of the plan, NaN where it says
 nothing:
@@ -38,7 +38,7 @@ _WHOLE = frozenset({"all_gather", "gather"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yardsticks:
+class Baselines:
     """What the times of a replay are held against; None where it was not asked for."""
 
     captured_call_s: Float64 | None = None

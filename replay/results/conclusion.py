@@ -18,7 +18,7 @@ from moetraffic.report.units import bit_rate, bytes_per_second
 from moetraffic.trace.trace import Trace
 
 from .audit import audit
-from .baselines import Yardsticks, captured_times, modeled, network_bounds, port_times
+from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
 from .durations import NO_CLOCKS, Measured, measure
 from .fidelity import Fidelity
 from .output import write
@@ -144,7 +144,7 @@ def _yardsticks(
     plan: Plan,
     nodes: Sequence[str],
     scale: Scaled | None,
-) -> Yardsticks:
+) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
     bound, bound_of = None, ""
@@ -165,7 +165,7 @@ def _yardsticks(
     model = None
     if request.bandwidth is not None:
         model, notes = modeled(plan, read_table(request.bandwidth), nodes)
-    return Yardsticks(
+    return Baselines(
         captured_call_s=call,
         captured_transfer_s=transfer,
         bound_s=bound,

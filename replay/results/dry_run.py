@@ -44,7 +44,7 @@ _SHOWN = 16  # ranks and groups of a table; all are in the file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class RankEstimate:
     """What to say of a plan, and where.
 
     Raises
@@ -83,7 +83,7 @@ class DryRun:
 
 
 def foresee(
-    trace: Trace, plan: Plan, outlook: Outlook, scale: Scaled | None = None
+    trace: Trace, plan: Plan, outlook: RankEstimate, scale: Scaled | None = None
 ) -> DryRun:
     """Work out what a plan takes.
 
@@ -127,7 +127,7 @@ def foresee(
 
 
 def tell(
-    request: Request, outlook: Outlook, *, nproc: int | None, as_json: bool
+    request: Request, outlook: RankEstimate, *, nproc: int | None, as_json: bool
 ) -> None:
     """Print, and write where asked, what a request would do.
 

@@ -15,7 +15,7 @@ from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.execution.agreement import gather
 from moetraffic.replay.execution.background_pairs import without
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.verification import Depth, Verification
 
@@ -53,7 +53,7 @@ class Notes:
 
 def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
     trace = toy(world=8, iterations=(0, 1), largest=300)
-    beside = Alongside(layout=LAYOUT, model="tiny")
+    beside = BackgroundPattern(layout=LAYOUT, model="tiny")
 
     def work(seat):
         plan = make_plan(
@@ -95,7 +95,7 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
 def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
     summary = replay_with(
         toy_file(world=4, largest=20_000),
-        alongside=Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny"),
+        alongside=BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny"),
         pairs=3,
         verify=Verification(depth=Depth.NONE),
     )
@@ -106,7 +106,9 @@ def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
 
 
 def test_without_is_the_exchanges_alone(toy):
-    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    beside = BackgroundPattern(
+        layout="tp=2,dp=2,micro-batch=1", model="tiny"
+    ).companions(4)
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
     plan = make_plan(trace, companions=beside, dense=False)
     alone = without(plan)

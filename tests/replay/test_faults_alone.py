@@ -15,7 +15,7 @@ import pytest
 from moetraffic.launch.processes import state_of
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.rendezvous import rendezvous
-from moetraffic.replay.rendezvous.rendezvous import Meeting
+from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.trace.trace import Trace
 
 LENGTH = 21
@@ -107,7 +107,7 @@ def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     toy_file, unsupervised, monkeypatch, at_operation, named
 ):
     """On a busy machine the others' reports are there before rank 0 has ended."""
-    plain = Meeting._leave
+    plain = Rendezvous._leave
 
     def slow(self, *given):
         report = plain(self, *given)
@@ -115,7 +115,7 @@ def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
             time.sleep(6.0)
         return report
 
-    monkeypatch.setattr(Meeting, "_leave", slow)
+    monkeypatch.setattr(Rendezvous, "_leave", slow)
 
     def crash():
         raise KeyError("nothing of that name")

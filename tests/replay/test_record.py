@@ -13,7 +13,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import pace
-from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.trace.trace import Trace
 
@@ -84,7 +84,9 @@ def test_the_record_of_a_replay_is_its_plan(toy, forked, tmp_path, how):
 
 def test_a_computed_pattern_of_all_kinds_is_recorded_as_planned(forked, tmp_path):
     """Tensor, pipeline, data and expert parallel ranks; no times: one order for all."""
-    pattern = Alongside(layout="tp=2,pp=2,micro-batch=1", model="tiny").pattern()
+    pattern = BackgroundPattern(
+        layout="tp=2,pp=2,micro-batch=1", model="tiny"
+    ).pattern()
     plan = make_plan(pattern_trace(pattern, iterations=2))
     used = {KINDS[k] for k in plan.kind.tolist()}
     assert {"all_reduce", "send_recv"} <= used

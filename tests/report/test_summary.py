@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from moetraffic.analysis import Analysis, Beat, Beats, Rhythm
-from moetraffic.analysis.forecast.lead_time import Leads
+from moetraffic.analysis import Analysis, OnOffStatistics, Rhythm, SourceStatistics
+from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.summary import replay_table, tables
 
@@ -36,7 +36,7 @@ def printed(table: object) -> str:
 
 def test_what_is_not_known_is_blank() -> None:
     about = "all-to-alls with a phase, layers 1; 3 others are left out (count_exchange)"
-    beat = Beat(
+    beat = SourceStatistics(
         by="rank",
         name="rank 0",
         ranks=(0,),
@@ -47,8 +47,8 @@ def test_what_is_not_known_is_blank() -> None:
     )
     analysis = Analysis(
         exchanges=(),
-        beats=Beats(about=about, found=(beat,), notes=()),
-        leads=Leads(iteration_s=NAN, offset_s={}),
+        beats=OnOffStatistics(about=about, found=(beat,), notes=()),
+        leads=LeadTimes(iteration_s=NAN, offset_s={}),
         sights=(),
     )
     shown = printed(tables(analysis))

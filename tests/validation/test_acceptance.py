@@ -10,13 +10,13 @@ import pytest
 
 from moetraffic.errors import AnalysisError
 from moetraffic.validation.acceptance import LEVEL, Acceptance, accept, accept_twins
-from moetraffic.validation.features import Portrait, of_counts
+from moetraffic.validation.features import Features, of_counts
 
 Make = Callable[..., np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def real(simulated: Make) -> list[Portrait]:
+def real(simulated: Make) -> list[Features]:
     return [of_counts(simulated(seed), name=f"seed {seed}") for seed in range(1, 7)]
 
 
@@ -42,7 +42,7 @@ def names(found: Acceptance) -> set[str]:
     return {t.name.split(",")[0] for t in found.failures}
 
 
-def test_further_seeds_pass(simulated: Make, real: list[Portrait]) -> None:
+def test_further_seeds_pass(simulated: Make, real: list[Features]) -> None:
     # one in twenty is refused by chance, so two of seven in one of twenty-two cases
     runs = [of_counts(simulated(0), name="seed 0"), *real]
     every = [accept(r, [o for o in runs if o is not r][:4]) for r in runs]
@@ -64,7 +64,7 @@ def test_further_seeds_pass(simulated: Make, real: list[Portrait]) -> None:
 )
 def test_a_baseline_fails(
     simulated: Make,
-    real: list[Portrait],
+    real: list[Features],
     baseline: Callable[[np.ndarray], np.ndarray],
     tells: set[str],
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_baseline_fails(
     ],
 )
 def test_another_process_fails_in_what_it_differs(
-    simulated: Make, real: list[Portrait], other: Callable[[], dict], tells: str
+    simulated: Make, real: list[Features], other: Callable[[], dict], tells: str
 ) -> None:
     found = accept(of_counts(simulated(0, **other())), real)
     assert tells in names(found)
@@ -102,7 +102,7 @@ def test_a_twin_is_held_against_one_run(simulated: Make) -> None:
 
 @pytest.mark.slow
 def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
-    simulated: Make, real: list[Portrait]
+    simulated: Make, real: list[Features]
 ) -> None:
     seeds = range(1, 7)
     twins = [of_counts(simulated(seed, rows_seed=1)) for seed in seeds]
@@ -117,7 +117,7 @@ def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
 
 
 def test_runs_of_other_length_are_cut_and_of_other_shape_refused(
-    simulated: Make, real: list[Portrait]
+    simulated: Make, real: list[Features]
 ) -> None:
     longer = of_counts(simulated(0, iterations=130))
     assert "first 120" in accept(longer, real[:1]).notes[0]

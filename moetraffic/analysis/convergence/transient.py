@@ -46,7 +46,7 @@ def stage_means(curve: npt.ArrayLike) -> Float64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settling:
+class Transient:
     """Where a curve's transient ends; arrays ``[...]`` of the curve's other axes."""
 
     step: Int64  # first step of the stable part, an index into the curve
@@ -55,7 +55,7 @@ class Settling:
     std: Float64  # population standard deviation in it
 
 
-def settling(curve: npt.ArrayLike) -> Settling:
+def settling(curve: npt.ArrayLike) -> Transient:
     r"""Split a curve into transient and stable part.
 
     The rule is MSER, known from the warm-up of simulations: leave out the first d steps
@@ -72,7 +72,7 @@ def settling(curve: npt.ArrayLike) -> Settling:
 
     Returns
     -------
-    Settling
+    Transient
         ``settled`` is False, too, where fewer than four steps were measured.
 
     References
@@ -91,7 +91,7 @@ def settling(curve: npt.ArrayLike) -> Settling:
     if not x.size:
         empty = np.full(x.shape[1:], np.nan)
         nowhere = np.zeros(x.shape[1:], dtype=np.int64)
-        return Settling(
+        return Transient(
             step=nowhere, settled=nowhere.astype(bool), mean=empty, std=empty
         )
     # Step 1: for each d, count, mean and squares of what follows, about the total mean.
@@ -112,7 +112,7 @@ def settling(curve: npt.ArrayLike) -> Settling:
     enough = everywhere >= 4
     mean = centre + np.take_along_axis(total, at, axis=0)[0] / count
     spread = np.sqrt(np.take_along_axis(deviation, at, axis=0)[0] / count)
-    return Settling(
+    return Transient(
         step=step.astype(np.int64)[()],
         settled=(enough & (step < limit))[()],
         mean=np.where(everywhere > 0, mean, np.nan)[()],

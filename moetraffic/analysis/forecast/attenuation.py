@@ -33,8 +33,8 @@ MARGIN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Memory and noise of a series; NaN and a reason where they cannot be told."""
+class Persistence:
+    """Persistence and noise of a series; NaN and a reason where they cannot be told."""
 
     phi: float  # correlation of the true shares one step apart
     phi_low: float  # interval from the profile likelihood
@@ -107,7 +107,7 @@ def fit_memory(
     *,
     noise_share: float | None = None,
     confidence: float = 0.95,
-) -> Memory:
+) -> Persistence:
     r"""Fit the memory of shares that are seen through noise.
 
     The likelihood is Whittle's with the exact expectation of the periodogram of n steps
@@ -130,7 +130,7 @@ def fit_memory(
 
     Returns
     -------
-    Memory
+    Persistence
         NaN where fewer than 16 steps are known, or where nothing tells the series from
         white noise: then there may be no memory, or too much noise to see it.
 
@@ -183,7 +183,7 @@ def fit_memory(
             len(x), "nothing tells the series from white noise", series=worth
         )
     half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else float("nan")
-    return Memory(
+    return Persistence(
         phi=phi,
         phi_low=phi_range[0],
         phi_high=phi_range[1],
@@ -197,9 +197,9 @@ def fit_memory(
     )
 
 
-def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Memory:
+def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Persistence:
     nothing = float("nan")
-    return Memory(
+    return Persistence(
         phi=nothing,
         phi_low=nothing,
         phi_high=nothing,

@@ -1,4 +1,4 @@
-r"""Limits: how well anyone could forecast a series, whatever the method.
+r"""PredictabilityBounds: how well anyone could forecast a series, whatever the method.
 
 :func:`spectral_flatness` is the best that a linear forecast one step ahead can do;
 :mod:`moetraffic.analysis.forecast.entropy_rate` asks the same of symbols, which are
@@ -263,7 +263,7 @@ def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PredictabilityBounds:
     """The limits of forecasting a set of series ``[T, C]``, one step ahead.
 
     ``pooled_nmse`` weighs each series with its variance: it compares with the NMSE that
@@ -277,7 +277,7 @@ class Limits:
     about: Mapping[str, str]  # how the symbols were made, in words
 
 
-def limits(series: npt.ArrayLike, *, levels: int = 4) -> Limits:
+def limits(series: npt.ArrayLike, *, levels: int = 4) -> PredictabilityBounds:
     """How well the loads or cells of a run could be forecast a step ahead, at best.
 
     Parameters
@@ -290,7 +290,7 @@ def limits(series: npt.ArrayLike, *, levels: int = 4) -> Limits:
 
     Returns
     -------
-    Limits
+    PredictabilityBounds
         Deterministic: nothing is drawn.
 
     Raises
@@ -338,7 +338,7 @@ def limits(series: npt.ArrayLike, *, levels: int = 4) -> Limits:
             f"level of series {heaviest}, the one with the largest mean, among "
             f"{levels} quantiles of its own"
         )
-    return Limits(
+    return PredictabilityBounds(
         flatness=flatness,
         pooled_nmse=pooled,
         pooled_error=error,

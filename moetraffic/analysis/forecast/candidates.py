@@ -172,7 +172,7 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     return int(lags[np.argmax(rise >= FIRST_PEAK * rise.max())])
 
 
-class Block:
+class SeriesBlock:
     """Some series side by side, and what is computed of them once.
 
     Parameters

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from moetraffic.analysis.noise.sampling_noise import count_floors
 
 from .accuracy import cosine, hot_recall, total_variation
-from .candidates import FAMILIES, Block, Candidate
+from .candidates import FAMILIES, Candidate, SeriesBlock
 from .origins import Split, gain
 from .usefulness import Verdict, unknown_verdict
 
@@ -131,7 +131,7 @@ class Judge:
         self.ceiling = np.zeros(len(tolerances))
 
     def add(
-        self, block: Block, part: slice, scale: Float64, counts: Counts | None
+        self, block: SeriesBlock, part: slice, scale: Float64, counts: Counts | None
     ) -> None:
         """Count a block of cells ``part`` in."""
         targets = self.origins + self.horizon

@@ -1,4 +1,4 @@
-"""Leads: when, in an iteration, an exchange is known and when it is sent.
+"""LeadTimes: when, in an iteration, an exchange is known and when it is sent.
 
 A scheduler that is told a matrix can only use it if there is time left.  An exchange of
 a layer and phase begins at some offset from the start of its iteration; the medians of
@@ -24,7 +24,7 @@ LOOKED_AT = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leads:
+class LeadTimes:
     """Where exchanges stand in an iteration, seconds; NaN where times are not known."""
 
     iteration_s: float  # median length of a training step
@@ -35,7 +35,7 @@ class Leads:
         return self.offset_s.get(sent, np.nan) - self.offset_s.get(known, np.nan)
 
 
-def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
+def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
     """Find where the exchanges of a trace stand in their iterations.
 
     Parameters
@@ -48,11 +48,11 @@ def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
 
     Returns
     -------
-    Leads
+    LeadTimes
         Medians over the iterations and over the ranks that begin first.
     """
     if trace.meta.virtual:
-        return Leads(iteration_s=float("nan"), offset_s={})
+        return LeadTimes(iteration_s=float("nan"), offset_s={})
     starts = step_starts(trace, 0, iterations)
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
     site = trace.occurrences.site[found]
@@ -83,7 +83,7 @@ def leads(trace: Trace, *, iterations: range | None = None) -> Leads:
             if inside.any():
                 since = begin[inside] - starts[step[inside]]
                 offsets[layer, phase] = float(np.median(since)) / 1e9
-    return Leads(iteration_s=step_ns(trace, 0) / 1e9, offset_s=offsets)
+    return LeadTimes(iteration_s=step_ns(trace, 0) / 1e9, offset_s=offsets)
 
 
 def _thinned(occurrences: Int64) -> Int64:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .candidates import FLAT, Block, Candidate
+from .candidates import FLAT, Candidate, SeriesBlock
 from .origins import Split
 
 Float64 = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ def slices(cut: Split, cells: int, max_order: int) -> list[slice]:
 
 def block_of(
     series: npt.NDArray[np.generic], part: slice, cut: Split, max_order: int
-) -> Block:
+) -> SeriesBlock:
     """Some cells of series ``[T, C]``, copied together.
 
     Parameters
@@ -49,14 +49,14 @@ def block_of(
     part
         Of the cells.
     cut, max_order
-        As in :class:`Block`.
+        As in :class:`SeriesBlock`.
 
     Returns
     -------
-    Block
+    SeriesBlock
     """
     values = np.ascontiguousarray(np.asarray(series[:, part]).T, np.float64)
-    return Block(values, cut, max_order=max_order)
+    return SeriesBlock(values, cut, max_order=max_order)
 
 
 def tune(
@@ -67,7 +67,7 @@ def tune(
     horizons: Sequence[int],
     *,
     max_order: int = 8,
-    whole: Block | None = None,
+    whole: SeriesBlock | None = None,
 ) -> dict[int, list[tuple[Candidate, float]]]:
     """Choose on the validation part.
 

@@ -41,7 +41,7 @@ CELLS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class WithinIteration:
     """What the first dispatch tells of one later target, over the test part."""
 
     target: str
@@ -110,7 +110,7 @@ def within_iteration(
     max_origins: int = 2048,
     hot: int | None = None,
     seed: int = 0,
-) -> tuple[Sight, ...]:
+) -> tuple[WithinIteration, ...]:
     r"""Judge what the first dispatch of an iteration tells of its later traffic.
 
     Tried are: the first dispatch itself or its transpose; a column-stochastic map of
@@ -136,7 +136,7 @@ def within_iteration(
 
     Returns
     -------
-    tuple of Sight
+    tuple of WithinIteration
         One a target, in their order.
 
     Raises
@@ -193,7 +193,7 @@ def _sight(
     hot: int | None,
     seed: int,
     surprises: dict[int, Float64],
-) -> Sight:
+) -> WithinIteration:
     """One target."""
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
     keep = min(len(x), max(VALUES // wide, 64))
@@ -261,7 +261,7 @@ def _judged(
     transposed: float,
     tolerances: tuple[float, ...],
     hot: int | None,
-) -> Sight:
+) -> WithinIteration:
     """Choose on the validation part and score on the test part."""
     best = PAST
     least = validation_error(y, made, PAST, cut)
@@ -301,7 +301,7 @@ def _judged(
         lead_s=lead,
         origins=len(at),
     )
-    return Sight(
+    return WithinIteration(
         target=name,
         steps=cut.steps,
         origins=len(at),
@@ -348,9 +348,9 @@ def _unseen(
     transposed: float,
     why: str,
     tolerances: tuple[float, ...],
-) -> Sight:
+) -> WithinIteration:
     nothing = float("nan")
-    return Sight(
+    return WithinIteration(
         target=name,
         steps=steps,
         origins=0,

@@ -17,7 +17,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class CircuitPlan:
     """The circuit schedules of one exchange."""
 
     layer: int  # -1: none
@@ -35,7 +35,7 @@ def circuits(
     iterations: range | None = None,
     matching: str = "max-min",
     matrices: int | None = None,
-) -> list[Served]:
+) -> list[CircuitPlan]:
     """Decompose the mean matrix, or some single ones, of every exchange asked for.
 
     What a rank sends to itself takes no circuit and is left out.
@@ -55,7 +55,7 @@ def circuits(
 
     Returns
     -------
-    list of Served
+    list of CircuitPlan
         One a layer, phase and group, in this order.
 
     Raises
@@ -95,7 +95,7 @@ def circuits(
         for one in wire:
             np.fill_diagonal(one, 0)
         found.append(
-            Served(
+            CircuitPlan(
                 layer=at,
                 name=name,
                 ranks=trace.groups[group].ranks,

@@ -1,4 +1,4 @@
-"""Beats: the rhythm of a trace by phase, layer, rank, link and NIC.
+"""OnOffStatistics: the rhythm of a trace by phase, layer, rank, link and NIC.
 
 What is on when, by the source of traffic (times as in
 :mod:`moetraffic.analysis.times.call_times`):
@@ -62,7 +62,7 @@ BINS_A_STEP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class SourceStatistics:
     """The rhythm of one source of traffic."""
 
     by: str  # one of SOURCES
@@ -75,11 +75,13 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beats:
+class OnOffStatistics:
     """The rhythms of a trace."""
 
     about: str  # which all-to-alls these are, in words
-    found: tuple[Beat, ...]  # in the order of SOURCES, then by name or bytes
+    found: tuple[
+        SourceStatistics, ...
+    ]  # in the order of SOURCES, then by name or bytes
     notes: tuple[str, ...]  # what could not be told, and why
 
 
@@ -92,7 +94,7 @@ def beats(
     links: int | Sequence[tuple[int, int]] = LINKS,
     nic_of: Sequence[int] | None = None,
     most: int = MOST,
-) -> Beats:
+) -> OnOffStatistics:
     """Tell the rhythm of each source of traffic in a trace.
 
     Parameters
@@ -114,7 +116,7 @@ def beats(
 
     Returns
     -------
-    Beats
+    OnOffStatistics
 
     Raises
     ------
@@ -144,7 +146,7 @@ def beats(
     found = bounded(trace, found, notes)
     keys = chosen_keys(trace, found, by, links, nics, most, weighs, notes)
     events = collected(trace, found, keys, nics, weighs)
-    told: list[Beat] = []
+    told: list[SourceStatistics] = []
     error = error_ns(trace.clocks)
     for key in keys:
         parts = events.pop(key)
@@ -167,7 +169,7 @@ def beats(
                 f"error of {across} ns: their lengths, and the duty, are not known well"
             )
         told.append(
-            Beat(
+            SourceStatistics(
                 by=kind,
                 name=name,
                 ranks=ranks,
@@ -183,7 +185,9 @@ def beats(
                 notes.append(f"no rhythm by {kind}: {NAMELESS.get(kind, NOT_SENT)}")
     else:
         notes.append("no rhythm: the trace has no all-to-all whose times are known")
-    return Beats(about=about, found=tuple(told), notes=tuple(dict.fromkeys(notes)))
+    return OnOffStatistics(
+        about=about, found=tuple(told), notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def rank_rhythm(
@@ -229,8 +233,8 @@ def rank_rhythm(
     )
 
 
-def _none(reason: str) -> Beats:
-    return Beats(about="", found=(), notes=(reason,))
+def _none(reason: str) -> OnOffStatistics:
+    return OnOffStatistics(about="", found=(), notes=(reason,))
 
 
 def _refuse(

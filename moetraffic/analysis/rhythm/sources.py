@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.call_times import Timed, timed
+from moetraffic.analysis.times.call_times import CallTimes, timed
 from moetraffic.trace import Trace
 
 Int64 = npt.NDArray[np.int64]
@@ -168,7 +168,7 @@ def collected(
     return events
 
 
-def _labels(trace: Trace, part: Timed) -> dict[str, npt.NDArray[np.str_]]:
+def _labels(trace: Trace, part: CallTimes) -> dict[str, npt.NDArray[np.str_]]:
     """What each row is called, by the kinds that sites tell."""
     number = trace.occurrences.site[part.occurrence]
     used, which = np.unique(number, return_inverse=True)
@@ -182,7 +182,7 @@ def _labels(trace: Trace, part: Timed) -> dict[str, npt.NDArray[np.str_]]:
     }
 
 
-def _to_others(part: Timed, side: Int64 | None = None) -> Int64:
+def _to_others(part: CallTimes, side: Int64 | None = None) -> Int64:
     """Bytes of each member to others, ``[n, W]``; or to those of another side."""
     if not part.wire.size:
         return np.zeros(part.ranks.shape, np.int64)
@@ -191,17 +191,17 @@ def _to_others(part: Timed, side: Int64 | None = None) -> Int64:
     return np.asarray(np.where(apart, part.wire, 0).sum(axis=2), np.int64)
 
 
-def _of_all(part: Timed, rows: npt.NDArray[np.bool_], sent: Int64) -> Events:
+def _of_all(part: CallTimes, rows: npt.NDArray[np.bool_], sent: Int64) -> Events:
     rows = rows & part.known.all(axis=1)
     return part.begin[rows].min(axis=1), part.end[rows].max(axis=1), sent[rows]
 
 
-def _of_ranks(part: Timed, ranks: tuple[int, ...], sent: Int64) -> Events:
+def _of_ranks(part: CallTimes, ranks: tuple[int, ...], sent: Int64) -> Events:
     mine = np.isin(part.ranks, ranks) & part.known
     return part.begin[mine], part.end[mine], sent[mine]
 
 
-def _of_link(part: Timed, source: int, destination: int) -> Events:
+def _of_link(part: CallTimes, source: int, destination: int) -> Events:
     sends, receives = part.ranks == source, part.ranks == destination
     rows = np.flatnonzero((sends & part.known).any(1) & (receives & part.known).any(1))
     i, j = sends[rows].argmax(axis=1), receives[rows].argmax(axis=1)

@@ -1,4 +1,4 @@
-"""Cadence: a run's typical iteration as a network sees it, and how often it comes.
+"""A run's typical iteration as a network sees it, and how often it comes.
 
 The rank that sends most is looked at.  Its on-off rhythm gives the period; of all
 iterations, the one most like the mean of them (the medoid) is the typical one, so that
@@ -33,7 +33,7 @@ TRUSTED = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cadence:
+class TypicalIteration:
     """The typical iteration of the rank that sends most."""
 
     rank: int
@@ -50,7 +50,7 @@ def cadence(
     *,
     iterations: range | None = None,
     link_bytes_s: float | None = None,
-) -> Cadence:
+) -> TypicalIteration:
     """Find the typical iteration of a run.
 
     Parameters
@@ -65,7 +65,7 @@ def cadence(
 
     Returns
     -------
-    Cadence
+    TypicalIteration
 
     Raises
     ------
@@ -107,7 +107,7 @@ def cadence(
     # an event's bytes pass evenly while it is on
     sent = np.diff(amount_until(edges, first, last, size, origin=origin), axis=1)
     typical = int(np.abs(on - on.mean(axis=0)).sum(axis=1).argmin())
-    return Cadence(
+    return TypicalIteration(
         rank=rank,
         rhythm=told,
         period_ns=period,

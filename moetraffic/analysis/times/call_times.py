@@ -25,7 +25,7 @@ CELLS = 1 << 21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class CallTimes:
     """Some all-to-alls of groups of one size, a row each."""
 
     occurrence: Int64  # [n]
@@ -66,7 +66,7 @@ def on_the_wire(
 
 def timed(
     trace: Trace, occurrences: Int64, *, with_wire: bool = True
-) -> Iterator[Timed]:
+) -> Iterator[CallTimes]:
     """When all-to-alls were on, in blocks.
 
     Parameters
@@ -80,7 +80,7 @@ def timed(
 
     Yields
     ------
-    Timed
+    CallTimes
         Groups of one size after the other, in the order of the occurrences.
 
     Raises
@@ -100,7 +100,7 @@ def timed(
             begin = np.where(own, start, issue.max(axis=1, keepdims=True))
             issued = (issue != UNKNOWN_TIME).all(axis=1, keepdims=True)
             known = (own | issued) & (end != UNKNOWN_TIME)
-            yield Timed(
+            yield CallTimes(
                 occurrence=part,
                 ranks=trace.members(part),
                 # another rank's clock may be off by its error: nothing ends before

@@ -1,4 +1,4 @@
-"""Occupation: what each rank's time went into, with overlap resolved.
+"""TimeBreakdown: what each rank's time went into, with overlap resolved.
 
 A step's time parts into compute only, communication only, both at once (overlapped),
 and idle; the four sum up to the step exactly.  The communication fraction is
@@ -47,7 +47,7 @@ AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occupation:
+class TimeBreakdown:
     """What ranks' time went into, in training steps, ``[S, R]`` int64 ns each."""
 
     iteration: Int64  # [S]
@@ -125,7 +125,7 @@ def occupation(
     kernels: Mapping[int, Events] | None = None,
     waiting: str = "idle",
     awaited: str = "each",
-) -> Occupation:
+) -> TimeBreakdown:
     """What each rank's training steps were spent on.
 
     Parameters
@@ -184,7 +184,7 @@ def occupation(
         else:
             busy = kernels[rank]
         parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
-    return Occupation(
+    return TimeBreakdown(
         iteration=iteration,
         compute=parts[0],
         communication=parts[1],

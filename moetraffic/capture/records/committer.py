@@ -46,7 +46,7 @@ from moetraffic.trace.segments.store import SegmentWriter
 
 from .direction import Directions
 from .sites import SiteTable
-from .window import Event, Window, placements
+from .window import CallEvent, Window, placements
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
@@ -83,7 +83,7 @@ class Committer:
         self._directions = Directions()
         self._names: dict[str, list[Any]] = {}
         self._groups: dict[str, int] = {}
-        self._open: dict[int, Event] = {}  # calls that have not ended
+        self._open: dict[int, CallEvent] = {}  # calls that have not ended
         self._index = 0
         self._continued = False  # this window begins within an iteration
         self._full_since = self._last_commit = time.monotonic()
@@ -221,7 +221,7 @@ class Committer:
                 settles=direction != "forward" or operation == ALL_TO_ALL
             )
         )
-        event = Event(
+        event = CallEvent(
             site, self._boundaries.iteration, sequence, issue, payload, transposed
         )
         event.thread, event.grad, event.link = thread, grad, link
@@ -243,11 +243,11 @@ class Committer:
         )
         self._settle(self._boundaries.call(settles=True))
         row = self._window.put_demand(counts, dropped)
-        event = Event(site, self._boundaries.iteration, sequence, issue, row)
+        event = CallEvent(site, self._boundaries.iteration, sequence, issue, row)
         event.thread, event.grad = thread, grad
         self._add(event)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: CallEvent) -> None:
         self._window.events.append(event)
         self._window.bytes += EVENT_BYTES
 

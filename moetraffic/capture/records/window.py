@@ -14,7 +14,7 @@ from moetraffic.trace.segments.segment import EVENT, STEP
 
 
 @dataclass(slots=True)
-class Event:
+class CallEvent:
     """One call."""
 
     site: int
@@ -34,7 +34,7 @@ class Event:
 class Window:
     """Events and steps that wait for their commit."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[CallEvent] = field(default_factory=list)
     steps: list[tuple[int, float, int, int, int]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     splits: dict[int, SplitRows] = field(default_factory=dict)

@@ -41,7 +41,7 @@ KEY = "BackendSelect"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exchange:
+class DirectExchange:
     """What a call that bypasses torch.distributed tells of itself."""
 
     operation: str  # "deep_ep.Buffer.dispatch", "symm_mem::all_to_all_vdev" ...
@@ -52,8 +52,8 @@ class Exchange:
     row_bytes: int = 0  # of a row of the tensor given; 0: not known
 
 
-ExchangeSink = Callable[[Exchange], Any]
-Reading = Callable[[str, Mapping[str, Any], Any], "Exchange | None"]
+ExchangeSink = Callable[[DirectExchange], Any]
+Reading = Callable[[str, Mapping[str, Any], Any], "DirectExchange | None"]
 
 
 def watch_bypasses(
@@ -67,7 +67,7 @@ def watch_bypasses(
     Parameters
     ----------
     on_exchange
-        Called with each :class:`Exchange`.
+        Called with each :class:`DirectExchange`.
     on_routing
         Called with the demand of a dispatch in a layer of which no router has told:
         layer -1 is not told, for nothing says whose demand it is.
@@ -86,9 +86,9 @@ def watch_bypasses(
 # ---- what each call tells ----------------------------------------------------------
 
 
-def _layout(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
+def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
     """``Buffer.get_dispatch_layout`` returns tokens by rank and by expert."""
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
         demand=result[2].to(torch.int64),
@@ -96,10 +96,10 @@ def _layout(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
     )
 
 
-def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
+def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
     """``Buffer.dispatch``; with a handle it sends gradients the way of a dispatch."""
     x = given["x"][0] if isinstance(given["x"], tuple) else given["x"]
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
         sent=given.get("num_tokens_per_rank"),
@@ -108,9 +108,9 @@ def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
     )
 
 
-def _low_latency(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
+def _low_latency(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
     """``Buffer.low_latency_dispatch(x, topk_idx, _, num_experts)``: one rank's ids."""
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
         demand=decisions.chosen(given["topk_idx"], int(given["num_experts"])),
@@ -119,15 +119,15 @@ def _low_latency(name: str, given: Mapping[str, Any], result: Any) -> Exchange:
     )
 
 
-def _combine(name: str, given: Mapping[str, Any], _result: Any) -> Exchange:
-    return Exchange(
+def _combine(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
+    return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
         row_bytes=_row_bytes(given["x"]),
     )
 
 
-def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> Exchange | None:
+def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange | None:
     """``HybridEPBuffer.dispatch*(hidden, topk_idx | routing_map, num_of_experts)``."""
     hidden = given.get("hidden")
     ids, marks = given.get("topk_idx"), given.get("routing_map")
@@ -137,7 +137,7 @@ def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> Exchange | Non
         demand = decisions.marked(marks)
     elif isinstance(ids, Tensor) and isinstance(experts, int):
         demand = decisions.chosen(ids, experts)
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
         demand=demand,
@@ -145,9 +145,9 @@ def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> Exchange | Non
     )
 
 
-def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> Exchange:
+def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
     """Torchtitan's ``deepep::dispatch`` and ``hybridep::dispatch``."""
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=given.get("group_name"),
         demand=decisions.chosen(given["topk_idx"], int(given["num_experts"])),
@@ -155,9 +155,11 @@ def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> Exchange
     )
 
 
-def _counted_operator(name: str, given: Mapping[str, Any], _result: Any) -> Exchange:
+def _counted_operator(
+    name: str, given: Mapping[str, Any], _result: Any
+) -> DirectExchange:
     """Torchtitan's ``minimal_async_ep::dispatch``, which is given the counts."""
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=None,
         demand=given["num_local_tokens_per_expert_E"].to(torch.int64),
@@ -165,7 +167,7 @@ def _counted_operator(name: str, given: Mapping[str, Any], _result: Any) -> Exch
     )
 
 
-def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> Exchange:
+def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
     """Splits ``[W]`` of ``all_to_all_vdev``, ``[E]`` of ``all_to_all_vdev_2d``.
 
     ``_offset`` has ``[2, E]``, of which the first row is the splits; older releases
@@ -176,7 +178,7 @@ def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> Exchange:
         splits = given["in_out_splits"]
     splits = splits[0] if splits.dim() == 2 else splits
     by_expert = "_2d" in name and not name.endswith("_offset")
-    return Exchange(
+    return DirectExchange(
         operation=name,
         group=given.get("group_name"),
         # of the way back, the splits of "_offset" are no choice of this rank's
@@ -320,7 +322,7 @@ class _Watch:
             # whatever it is, the training must not notice
             self._failed(name, error)
 
-    def _route(self, told: Exchange) -> None:
+    def _route(self, told: DirectExchange) -> None:
         here = annotate.place()
         if told.demand is None or here.layer < 0 or here.layer in self._routed:
             return

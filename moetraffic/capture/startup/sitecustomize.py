@@ -65,7 +65,7 @@ def say(word: str, text: str) -> None:
             return  # nobody reads it
 
 
-class Waiting:
+class ImportFinder:
     """A finder that finds nothing, but sees when the awaited module is looked for."""
 
     def find_spec(
@@ -199,7 +199,7 @@ if os.environ.get(OUT):
     if AWAITED in sys.modules:
         attach(sys.modules[AWAITED])
     else:
-        sys.meta_path.insert(0, Waiting())
+        sys.meta_path.insert(0, ImportFinder())
 
 # what would be there without us: the program's own path, and its own sitecustomize.
 # Where there is none, this raises what site expects then, and no module of this name

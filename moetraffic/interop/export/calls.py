@@ -1,7 +1,8 @@
 """The calls of a trace that are exported, in order, and their bytes.
 
 An all-to-all of a MoE layer is made by every expert-parallel group; those of one
-iteration, layer, phase and micro-batch are one :class:`Exchange` between all ranks.
+iteration, layer, phase and micro-batch are one :class:`ExportedExchange` between all
+ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exchange:
+class ExportedExchange:
     """One all-to-all of all groups that make it at the same place of the program."""
 
     iteration: int
@@ -213,7 +214,9 @@ def in_order(trace: Trace, occurrences: Int64) -> Int64:
     return occurrences[np.lexsort((occurrences, when, iteration))]
 
 
-def exchanges(trace: Trace, options: Options, chosen: Chosen) -> Iterator[Exchange]:
+def exchanges(
+    trace: Trace, options: Options, chosen: Chosen
+) -> Iterator[ExportedExchange]:
     """The chosen all-to-alls, those of all groups together, in order.
 
     Parameters
@@ -253,7 +256,7 @@ def exchanges(trace: Trace, options: Options, chosen: Chosen) -> Iterator[Exchan
             sites = [trace.sites[trace.occurrences.site[o]] for o in every]
             if options.of == "demand":
                 cells[number] = _wanted(trace, iteration, sites[0])
-            yield Exchange(
+            yield ExportedExchange(
                 iteration=iteration,
                 site=sites[0],
                 groups=tuple(trace.groups[s.group].ranks for s in sites),

@@ -23,7 +23,7 @@ from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from .calls import choose, must_be_timed, site_name
 from .exporter import Exporter
 from .options import Options
-from .programs import MESSAGE, Call, lasts, programs
+from .programs import MESSAGE, ProgramCall, lasts, programs
 from .protocol_buffers import content, delimited, number, packed, text
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
@@ -96,7 +96,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
 
 
 def _nodes(
-    call: Call,
+    call: ProgramCall,
     rank: int,
     state: _Program,
     groups: dict[tuple[int, ...], int],
@@ -151,7 +151,7 @@ def _nodes(
     return made + [n.finish() for n in own]
 
 
-def _gap(call: Call, state: _Program, options: Options) -> int:
+def _gap(call: ProgramCall, state: _Program, options: Options) -> int:
     if options.every_ns:
         return options.every_ns
     known = UNKNOWN_TIME not in (state.end_ns, call.issue_ns)
@@ -168,7 +168,7 @@ def _message(
     peer: int,
     size: int,
     gap: _Node,
-    call: Call,
+    call: ProgramCall,
 ) -> _Node:
     source, destination = (rank, peer) if kind == SEND else (peer, rank)
     node = _Node(state, kind, f"{name} {source} to {destination}", [gap.id])

@@ -9,7 +9,7 @@ import numpy as np
 
 from moetraffic.trace import UNKNOWN_TIME, Trace
 
-from .calls import Chosen, Exchange, Int64, exchanges, moments
+from .calls import Chosen, ExportedExchange, Int64, exchanges, moments
 from .options import Options
 
 
@@ -17,7 +17,7 @@ from .options import Options
 class Burst:
     """The flows of one exchange within one group, cut to a reader's largest size."""
 
-    exchange: Exchange
+    exchange: ExportedExchange
     group: tuple[int, ...]  # world ranks
     source: Int64  # [n] world ranks
     destination: Int64  # [n]

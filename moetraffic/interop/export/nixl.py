@@ -14,7 +14,7 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import Exchange, Int64, choose, exchanges, must_be_timed
+from .calls import ExportedExchange, Int64, choose, exchanges, must_be_timed
 from .exporter import Exporter
 from .nccl_tests import as_text
 from .options import Options
@@ -72,7 +72,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
     return lost
 
 
-def _gap(one: Exchange, before: Int64 | None) -> int:
+def _gap(one: ExportedExchange, before: Int64 | None) -> int:
     """The shortest time of any rank from its end before to its beginning now, ns."""
     if before is None:
         return 0

@@ -25,7 +25,7 @@ from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from .calls import choose, moments
 from .exporter import Exporter
 from .options import Options
-from .programs import MESSAGE, Call, programs
+from .programs import MESSAGE, ProgramCall, programs
 
 TYPES = {  # torch's name: PARAM's, bytes
     "float32": ("float32", 4),
@@ -104,7 +104,7 @@ def _init(number: int, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _program(
-    calls: list[Call],
+    calls: list[ProgramCall],
     rank: int,
     groups: dict[tuple[int, ...], int],
     base: int,
@@ -126,7 +126,7 @@ def _program(
 
 
 def _entries(
-    call: Call,
+    call: ProgramCall,
     rank: int,
     groups: dict[tuple[int, ...], int],
     base: int,
@@ -158,7 +158,7 @@ def _entries(
     return [entry, wait | {"markers": entry["markers"]}]
 
 
-def _sizes(call: Call, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
+def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
     """Sizes in elements, and whom they go to; None if that is not known."""
     site, width, me = call.site, len(call.group.ranks), call.member
     name, size = TYPES.get(site.dtype, BYTE)

@@ -30,7 +30,7 @@ from moetraffic.trace.clock import to_common
 from .calls import Chosen, Int64, by_width, choose
 from .exporter import Exporter
 from .options import Options
-from .programs import MESSAGE, Call, programs
+from .programs import MESSAGE, ProgramCall, programs
 
 STEPS = 0  # the thread of a rank's steps
 COLORS = {  # chrome://tracing's names of reserved colors, by phase
@@ -184,7 +184,7 @@ class _Lanes:
         self._busy: dict[int, int] = {}  # thread -> until when, ns
         self._of: dict[str, list[int]] = {}
 
-    def place(self, call: Call) -> tuple[int, bool]:
+    def place(self, call: ProgramCall) -> tuple[int, bool]:
         """The thread of a call, and whether it is new."""
         mine = self._of.setdefault(call.group.kind, [])
         for lane in mine:
@@ -233,7 +233,9 @@ def _steps(trace: Trace, steps: _Steps, base: int) -> Iterator[dict[str, Any]]:
             yield _counter("loss", rank, end - base, loss)
 
 
-def _slice(call: Call, rank: int, lane: int, base: int, on: int) -> dict[str, Any]:
+def _slice(
+    call: ProgramCall, rank: int, lane: int, base: int, on: int
+) -> dict[str, Any]:
     site = call.site
     what = site.phase or site.label or site.operation
     sent, received = _moved(call)
@@ -262,7 +264,7 @@ def _slice(call: Call, rank: int, lane: int, base: int, on: int) -> dict[str, An
     return event
 
 
-def _moved(call: Call) -> tuple[int, int]:
+def _moved(call: ProgramCall) -> tuple[int, int]:
     """Bytes that a rank sends to others and receives from them.
 
     Of collectives that add up or spread: its own buffer, both ways.
@@ -279,7 +281,7 @@ def _moved(call: Call) -> tuple[int, int]:
 
 
 def _counters(
-    calls: list[Call], rank: int, base: int, on: Int64
+    calls: list[ProgramCall], rank: int, base: int, on: Int64
 ) -> Iterator[dict[str, Any]]:
     """Calls on the wire and bytes/s to others, whenever they change."""
     changes: list[tuple[int, int, float]] = []

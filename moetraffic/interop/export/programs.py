@@ -15,7 +15,7 @@ MESSAGE = "send_recv"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
+class ProgramCall:
     """One rank's part in one call."""
 
     number: int  # of the call among all that are exported, alike on its members
@@ -36,7 +36,7 @@ class Call:
         return self.group.ranks[source], self.group.ranks[destination]
 
 
-def programs(trace: Trace, chosen: Chosen) -> Iterator[tuple[int, list[Call]]]:
+def programs(trace: Trace, chosen: Chosen) -> Iterator[tuple[int, list[ProgramCall]]]:
     """The calls of each rank, some iterations at a time.
 
     Parameters
@@ -48,7 +48,7 @@ def programs(trace: Trace, chosen: Chosen) -> Iterator[tuple[int, list[Call]]]:
 
     Yields
     ------
-    int, list of Call
+    int, list of ProgramCall
         A rank and its next calls, in the order in which it issues them.  A rank comes
         again with each block of iterations.
     """
@@ -70,7 +70,7 @@ def programs(trace: Trace, chosen: Chosen) -> Iterator[tuple[int, list[Call]]]:
             yield rank, [c for c in calls if _takes_part(c)]
 
 
-def _takes_part(call: Call) -> bool:
+def _takes_part(call: ProgramCall) -> bool:
     if call.site.operation != MESSAGE or min(call.site.peers) < 0:
         return True
     return call.member in call.site.peers
@@ -107,13 +107,13 @@ class _Read:
                     told = trace.wire(these) if asked else trace.volume(these)
                     self._bytes |= dict(zip(these.tolist(), told, strict=True))
 
-    def call(self, occurrence: int, rank: int, number: int) -> Call:
+    def call(self, occurrence: int, rank: int, number: int) -> ProgramCall:
         trace = self._trace
         site = trace.sites[trace.occurrences.site[occurrence]]
         group = trace.groups[site.group]
         member = group.ranks.index(rank)
         issue, end = self._times[occurrence]
-        return Call(
+        return ProgramCall(
             number=number,
             iteration=int(trace.occurrences.iteration[occurrence]),
             site=site,
@@ -125,7 +125,7 @@ class _Read:
         )
 
 
-def lasts(call: Call) -> int:
+def lasts(call: ProgramCall) -> int:
     """How long a rank's call takes, ns; UNKNOWN_TIME if not known."""
     if UNKNOWN_TIME in (call.issue_ns, call.end_ns):
         return UNKNOWN_TIME

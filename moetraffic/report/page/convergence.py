@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis import Analysis, Course
+from moetraffic.analysis import Analysis, Trajectory
 
 from .chart import (
     FAINT,
@@ -67,7 +67,7 @@ def convergence(analysis: Analysis) -> Chart | Missing:
 
 def _view(
     at: npt.NDArray[np.int64],
-    course: Course,
+    course: Trajectory,
     measure: str,
     words: str,
     step: int,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.analysis import Analysis, Exchange, Subject
+from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.report.overview import ep_words, layout_told
 from moetraffic.report.plain_data import mean
 from moetraffic.report.summary import SHOWN_LAYERS, sentences
@@ -156,7 +156,7 @@ def by_layer(analysis: Analysis) -> Listed:
     )
 
 
-def _row(exchange: Exchange, analysis: Analysis) -> tuple[str, ...]:
+def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[str, ...]:
     load = subject_of(exchange, "expert_load") or subject_of(exchange, "received")
     matrix = subject_of(exchange, "demand") or subject_of(exchange, "wire")
     packets = exchange.complexity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.analysis import Analysis, Exchange, Subject, shares
+from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, shares
 from moetraffic.report.units import rank_span
 
 from .chart import (
@@ -40,14 +40,14 @@ LOAD_CELLS = 400_000
 """Of all loads that are drawn."""
 
 
-def named(exchange: Exchange, analysis: Analysis) -> str:
+def named(exchange: ExchangeAnalysis, analysis: Analysis) -> str:
     """An exchange in words: its ranks too, where a layer has several groups."""
     several = len({e.group for e in analysis.exchanges}) > 1
     ranks = f", ranks {rank_span(exchange.ranks)}" if several else ""
     return f"layer {exchange.layer}{ranks}"
 
 
-def subject_of(exchange: Exchange, name: str) -> Subject | None:
+def subject_of(exchange: ExchangeAnalysis, name: str) -> Subject | None:
     """What an exchange tells of "expert_load", "demand", "wire" or "received"."""
     return next((s for s in exchange.subjects if s.name == name), None)
 
@@ -96,7 +96,7 @@ def curves(analysis: Analysis) -> Chart | Missing:
 
 def _curves(
     analysis: Analysis,
-    told: list[tuple[Exchange, Subject]],
+    told: list[tuple[ExchangeAnalysis, Subject]],
     kind: str,
     measure: str,
     words: str,

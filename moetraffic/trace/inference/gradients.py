@@ -7,8 +7,8 @@ several passes wait for their gradients, the oldest first.
 
 from __future__ import annotations
 
-from .phases import Call, Experts, Forward, Pass, Unit
-from .programs import BETWEEN, ROUTER, Program
+from .phases import Experts, Forward, ForwardCall, Pass, Unit
+from .programs import BETWEEN, ROUTER, CallSequence
 
 NEAR = 12  # calls that may have no gradient, or come in another order
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
@@ -25,15 +25,17 @@ class Reading:
         Which sorts of all-to-alls are experts'.
     """
 
-    def __init__(self, program: Program, experts: Experts) -> None:
+    def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program = program
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, ForwardCall] = {}
         self.interleaved = False  # gradients of a pass come amid another pass
         self.forward = Forward(program, experts)
         self._again = Forward(program, experts)
         self._experts = experts
         self._active: Pass | None = None
-        self._gradients: list[tuple[Call, Call]] = []  # and the call that each is of
+        self._gradients: list[
+            tuple[ForwardCall, ForwardCall]
+        ] = []  # and the call that each is of
         self._read()
         for call, of in self._gradients:
             call.phase = GRADIENT.get(of.phase, "")
@@ -102,14 +104,14 @@ class Reading:
 
     def _gradient(self, at: int) -> None:
         token = self.program.word[at]
-        call = self.calls[at] = Call(at, token.phase, token.label)
+        call = self.calls[at] = ForwardCall(at, token.phase, token.label)
         if token.phase or token.label:
             return
         of = self._forward_of(at)
         if of is not None:
             self._gradients.append((call, of))
 
-    def _forward_of(self, at: int) -> Call | None:
+    def _forward_of(self, at: int) -> ForwardCall | None:
         partner = int(self.program.partner[at])
         if partner >= 0:
             found = self.calls.get(partner)
@@ -129,7 +131,7 @@ class Reading:
                 return found
         return None
 
-    def _take_out(self, again: Call) -> None:
+    def _take_out(self, again: ForwardCall) -> None:
         """The gradient of a recomputed call is that of the call it repeats."""
         unit = again.unit.again if again.unit is not None else None
         for one in self.forward.passes:
@@ -139,7 +141,7 @@ class Reading:
                     self._active = one
                     return
 
-    def _top_match(self, one: Pass, at: int) -> Call | None:
+    def _top_match(self, one: Pass, at: int) -> ForwardCall | None:
         word, program = self.program.word, self.program
         for call in reversed(one.stack[-NEAR:]):
             theirs, mine = word[call.at], word[at]

@@ -13,7 +13,7 @@ from moetraffic.trace.segments.calls import Calls, is_between_stages, is_exchang
 
 from .gradients import Reading
 from .numbering import Numbered, Shared
-from .phases import Call, Unit, experts_sorts
+from .phases import ForwardCall, Unit, experts_sorts
 from .programs import EXCHANGE, gather_programs
 
 Name = tuple[str, int, str]  # phase, layer, label
@@ -97,7 +97,7 @@ def _number(
     return names.setdefault(name, len(names))
 
 
-def _layer(call: Call, reading: Reading, depth: _Depth | None) -> int:
+def _layer(call: ForwardCall, reading: Reading, depth: _Depth | None) -> int:
     unit: Unit | None = call.unit
     seen = set()
     while unit is not None and id(unit) not in seen:

@@ -23,7 +23,7 @@ from moetraffic.trace.segments.calls import (
     symbols,
 )
 
-from .period import Steps, Traits, find_steps
+from .period import InferredSteps, Traits, find_steps
 
 Members = tuple[int, ...]
 MOST_GROUPS = 1 << 10  # of the same ranks
@@ -117,7 +117,7 @@ def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     return short > 0 and a[:short] == b[:short]
 
 
-def _step_of(steps: Steps, count: int) -> Int64:
+def _step_of(steps: InferredSteps, count: int) -> Int64:
     step = np.zeros(count, np.int64)
     for begin in steps.begins[1:]:
         step[begin:] += 1

@@ -22,7 +22,7 @@ COVERED = 0.8  # of the steps that must have the same number of blocks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class InferredSteps:
     """The steps of one rank, in order; the first begins with the record."""
 
     begins: tuple[int, ...]  # the first call of each
@@ -43,7 +43,7 @@ class Traits:
     telling: Bool  # calls that a layer alone would not repeat
 
 
-def find_steps(traits: Traits) -> Steps | None:
+def find_steps(traits: Traits) -> InferredSteps | None:
     """The steps of a rank, or None where they cannot be told.
 
     Parameters
@@ -57,7 +57,7 @@ def find_steps(traits: Traits) -> Steps | None:
         if repeated is not None:
             return repeated
         if len(blocks) == 1 and traits.exchange.any():
-            return Steps(begins=(0,), kinds=("train",), whole=(True,))
+            return InferredSteps(begins=(0,), kinds=("train",), whole=(True,))
         return None
     return _Blocks(traits, blocks).steps()
 
@@ -126,7 +126,7 @@ class _Blocks:
             found = found[len(found) - _common_end(found, word) :]
         return found
 
-    def steps(self) -> Steps:
+    def steps(self) -> InferredSteps:
         leads = self._leads()
         lead = self._usual_lead(leads)
         ends = {k: self._end_of_step(self.before[k], lead) for k in leads if k}
@@ -165,7 +165,9 @@ class _Blocks:
                     kinds.append("train")
                     whole.append(True)
         self._add_tail(begins, kinds, whole, usual, short=sizes[-1] < blocks)
-        return Steps(begins=tuple(begins), kinds=tuple(kinds), whole=tuple(whole))
+        return InferredSteps(
+            begins=tuple(begins), kinds=tuple(kinds), whole=tuple(whole)
+        )
 
     def _leads(self) -> list[int]:
         """The first block of each step."""
@@ -342,7 +344,7 @@ def _contains(word: Word, part: Word) -> bool:
     )
 
 
-def _repeated(traits: Traits) -> Steps | None:
+def _repeated(traits: Traits) -> InferredSteps | None:
     """Steps of a program that goes one way only: the shortest period of its calls."""
     word = traits.symbol
     numbers, counts = np.unique(word, return_counts=True)
@@ -366,7 +368,7 @@ def _repeated(traits: Traits) -> Steps | None:
             begins = [int(p) - ahead for p in np.flatnonzero(word == once)]
         begins = [0, *(b for b in begins[1:] if b > 0)]
         done = len(word) - begins[-1] >= period
-        return Steps(
+        return InferredSteps(
             begins=tuple(begins),
             kinds=("train",) * len(begins),
             whole=(True,) * (len(begins) - 1) + (done,),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .programs import BYTES_OF, EXCHANGE, ROUTER, Program, Token
+from .programs import BYTES_OF, EXCHANGE, ROUTER, CallSequence, Token
 
 COUNTS = "count_exchange"
 PROBABILITIES = "probabilities"
@@ -39,12 +39,12 @@ class Pass:
     """The layers that a micro-batch runs through in one go."""
 
     units: list[Unit] = field(default_factory=list)
-    stack: list[Call] = field(default_factory=list)  # whose backward is to come
+    stack: list[ForwardCall] = field(default_factory=list)  # whose backward is to come
     checked: bool = False  # a backward of it was seen
 
 
 @dataclass(eq=False)
-class Call:
+class ForwardCall:
     """What a call of the word turned out to be."""
 
     at: int
@@ -62,7 +62,7 @@ class Experts:
     why_not: str = ""  # why none is, in words
 
 
-def experts_sorts(programs: Iterable[Program], *, mixture: bool) -> Experts:
+def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts:
     """Tell experts' all-to-alls from others', over all programs.
 
     Uneven ones are experts'.  Where all are even, those that follow a count exchange or
@@ -133,13 +133,13 @@ class Forward:
         Which sorts of all-to-alls are experts'.
     """
 
-    def __init__(self, program: Program, experts: Experts) -> None:
+    def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program, self.experts = program, experts
         self.passes: list[Pass] = []
-        self.calls: dict[int, Call] = {}
-        self.open: list[tuple[Call, list[Call]]] = []
-        self.waiting: list[Call] = []  # count exchanges before their dispatch
-        self._closed: Call | None = None  # the last combine
+        self.calls: dict[int, ForwardCall] = {}
+        self.open: list[tuple[ForwardCall, list[ForwardCall]]] = []
+        self.waiting: list[ForwardCall] = []  # count exchanges before their dispatch
+        self._closed: ForwardCall | None = None  # the last combine
         self._unit: Unit | None = None
         self._pass: Pass | None = None
         self._routed: int | None = None  # layer of a routing without a dispatch yet
@@ -153,10 +153,10 @@ class Forward:
         if not self.open:
             self._pass = None
 
-    def read(self, at: int) -> Call:
+    def read(self, at: int) -> ForwardCall:
         """Take the next forward all-to-all."""
         token = self.program.word[at]
-        call = self.calls[at] = Call(at, token.phase, token.label)
+        call = self.calls[at] = ForwardCall(at, token.phase, token.label)
         if token.label == COUNTS or (
             token.counts and self.program.even[at] and not token.label
         ):
@@ -218,7 +218,7 @@ class Forward:
         """Rows of a call in all steps."""
         return self.program.bytes_of(at) / max(1, self.program.word[at].row_bytes)
 
-    def _place(self, call: Call) -> None:
+    def _place(self, call: ForwardCall) -> None:
         """Say what an experts' all-to-all is."""
         program, at = self.program, call.at
         mine = program.bytes_of(at)
@@ -257,7 +257,7 @@ class Forward:
             return  # nothing announced a dispatch: it is attention's
         self._dispatch(call)
 
-    def _dispatch(self, call: Call) -> None:
+    def _dispatch(self, call: ForwardCall) -> None:
         if not self.open or self._unit is None:
             self._unit = Unit(dispatch=call.at)
             self._current().units.append(self._unit)
@@ -275,7 +275,7 @@ class Forward:
         self._closed = None
         self.open.append((call, []))
 
-    def _combine(self, call: Call, number: int) -> None:
+    def _combine(self, call: ForwardCall, number: int) -> None:
         main, _ = self.open.pop(number)
         call.phase, call.unit = "combine", main.unit
         layer = self.program.word[call.at].layer
@@ -283,7 +283,7 @@ class Forward:
             call.unit.told = layer
         self._closed = call
 
-    def _accompany(self, call: Call, main: Call) -> None:
+    def _accompany(self, call: ForwardCall, main: ForwardCall) -> None:
         token, beside = self.program.word[call.at], self.program.word[main.at]
         call.unit, call.phase = main.unit, ""
         if token.counts:

@@ -55,7 +55,7 @@ class Token:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class CallSequence:
     """A word, and all steps that consist of it."""
 
     word: tuple[Token, ...]  # [n]
@@ -99,7 +99,7 @@ class Program:
 
 def gather_programs(
     every: Sequence[Calls], numbered: Mapping[int, Numbered]
-) -> list[Program]:
+) -> list[CallSequence]:
     """The different words of all ranks' steps, the most frequent first."""
     tokens: dict[Token, int] = {}
     found: dict[bytes, list[tuple[Calls, int, Int64]]] = {}
@@ -155,12 +155,12 @@ def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
 
 def _program(
     word: tuple[Token, ...], told: Sequence[tuple[Calls, int, Int64]]
-) -> Program:
+) -> CallSequence:
     def column(name: str, of: str) -> npt.NDArray[np.uint64]:
         return np.stack([getattr(c, name)[of][p] for c, _, p in told])
 
     size = np.stack([c.size[p] for c, _, p in told])
-    return Program(
+    return CallSequence(
         word=word,
         rank=np.array([c.rank for c, _, _ in told]),
         step=np.array([s for _, s, _ in told]),

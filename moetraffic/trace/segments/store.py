@@ -230,7 +230,7 @@ class SegmentWriter:
         return ""
 
 
-class Spool:
+class SegmentStore:
     """A rank's folder and writer, with a thread that builds and writes.
 
     Parameters

@@ -43,7 +43,7 @@ def test_noise_is_settled_from_the_start():
     assert np.median(found.step) == 0
 
 
-def test_settling_skips_what_is_missing_and_needs_four_steps():
+def test_convergence_skips_what_is_missing_and_needs_four_steps():
     x = np.array([9, 5, np.nan, 1, 2, 1, np.nan, 2, 1, 2, 1, 2])
     found = settling(x)
     assert found.mean == pytest.approx(1.5)

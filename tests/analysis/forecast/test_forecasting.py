@@ -12,7 +12,7 @@ from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast import candidates, tuning
 from moetraffic.analysis.forecast.autoregression import fit_autoregression
-from moetraffic.analysis.forecast.candidates import Block
+from moetraffic.analysis.forecast.candidates import SeriesBlock
 from moetraffic.analysis.forecast.forecasters import (
     ema,
     persistence,
@@ -113,7 +113,7 @@ def test_changing_the_future_changes_no_forecast(seed, horizon, place):
     other = x.copy()
     other[change:] = rng.integers(0, 10**6, size=other[change:].shape)
     tried = candidates.candidates(cut, period=6)
-    blocks = [Block(np.ascontiguousarray(v.T), cut) for v in (x, other)]
+    blocks = [SeriesBlock(np.ascontiguousarray(v.T), cut) for v in (x, other)]
     origins = np.concatenate((cut.validation(horizon), cut.test(horizon)))
     early = origins < change
     for candidate in tried:
@@ -140,7 +140,7 @@ def test_candidates_are_the_forecasters_at_their_origins():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(80, 4)) + 10
     cut = split(80)
-    block = Block(np.ascontiguousarray(x.T), cut)
+    block = SeriesBlock(np.ascontiguousarray(x.T), cut)
     for horizon in (1, 4, 9):
         origins = cut.test(horizon)
         for c in candidates.candidates(cut, period=5):
@@ -161,7 +161,7 @@ def test_candidates_are_the_forecasters_at_their_origins():
 def test_an_autoregression_is_refitted_from_what_is_known_by_then():
     x = 5 + ar1(0.8, (120, 3), seed=6)
     cut = split(120, refit_every=7)
-    block = Block(np.ascontiguousarray(x.T), cut, max_order=2)
+    block = SeriesBlock(np.ascontiguousarray(x.T), cut, max_order=2)
     one = candidates.Candidate(family="ar", setting="", size=1)
     for origin in (59, 65, 66, 90, 110):
         last = max(r for r in cut.refits() if r <= origin + 1)

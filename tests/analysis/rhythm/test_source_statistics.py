@@ -1,4 +1,4 @@
-"""Beats: real runs by phase, layer, rank, link and NIC; traces that cannot tell."""
+"""On-off statistics of real runs by phase, layer, rank, link and NIC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import pytest
 
 from moetraffic import Trace
 from moetraffic.analysis.rhythm import sources
-from moetraffic.analysis.rhythm.source_statistics import LINKS, SOURCES, Beats, beats
+from moetraffic.analysis.rhythm.source_statistics import (
+    LINKS,
+    SOURCES,
+    OnOffStatistics,
+    beats,
+)
 from moetraffic.analysis.times import call_times
 from moetraffic.analysis.times.call_times import (
     observed_steps,
@@ -27,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 MS = 1_000_000
 
 
-def by_name(found: Beats) -> dict[str, object]:
+def by_name(found: OnOffStatistics) -> dict[str, object]:
     return {beat.name: beat for beat in found.found}
 
 

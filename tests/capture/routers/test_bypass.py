@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moetraffic import capture
-from moetraffic.capture.routers.bypass import Exchange, watch_bypasses
+from moetraffic.capture.routers.bypass import DirectExchange, watch_bypasses
 from moetraffic.errors import CaptureError
 
 IDS = torch.tensor([[0, 1], [1, 3], [3, -1]])
@@ -61,7 +61,7 @@ def deep_ep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("first", ["imported", "watched"])
 @pytest.mark.usefixtures("deep_ep")
 def test_deep_ep_tells_its_layout(first: str) -> None:
-    seen: list[Exchange] = []
+    seen: list[DirectExchange] = []
     routed: list[tuple[int, list[int]]] = []
     if first == "imported":
         import deep_ep
@@ -131,7 +131,7 @@ def operators() -> Iterator[None]:
 
 @pytest.mark.usefixtures("operators")
 def test_operators_are_seen_by_name_and_still_do_their_work() -> None:
-    seen: list[Exchange] = []
+    seen: list[DirectExchange] = []
     undo = watch_bypasses(seen.append)
     x = torch.randn(3, 4)
     sent, _ = torch.ops.deepep.dispatch(x, IDS, x, 4, 3, False)
@@ -163,7 +163,7 @@ def test_operators_are_seen_by_name_and_still_do_their_work() -> None:
 def test_an_error_never_reaches_the_program() -> None:
     failed: list[str] = []
 
-    def fails(_: Exchange) -> None:
+    def fails(_: DirectExchange) -> None:
         raise ZeroDivisionError("a defect")
 
     undo = watch_bypasses(fails, on_failure=lambda name, _: failed.append(name))

@@ -11,7 +11,7 @@ from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.traffic import traffic_matrix
 from moetraffic.replay.execution.background_pairs import schedule
-from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.background_pattern import BackgroundPattern
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 
@@ -27,7 +27,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
     ],
 )
 def test_between_ranks_they_send_what_the_pattern_says(model, layout):
-    asked = Alongside(layout=layout, model=model)
+    asked = BackgroundPattern(layout=layout, model=model)
     found = asked.companions(8)
     total = np.zeros((8, 8), np.int64)
     for one in found.operations:
@@ -49,7 +49,7 @@ def test_between_ranks_they_send_what_the_pattern_says(model, layout):
 
 
 def test_their_order_is_that_of_every_rank_but_for_messages():
-    asked = Alongside(layout=LAYOUT, model="gpt2-large")
+    asked = BackgroundPattern(layout=LAYOUT, model="gpt2-large")
     found, pattern = asked.companions(8), asked.pattern()
     for rank in range(8):
         mine = [
@@ -74,7 +74,7 @@ def test_their_order_is_that_of_every_rank_but_for_messages():
 
 
 def test_every_group_runs_in_a_stream_of_its_kind():
-    found = Alongside(layout=LAYOUT, model="gpt2-large").companions(8)
+    found = BackgroundPattern(layout=LAYOUT, model="gpt2-large").companions(8)
     by_kind = dict(zip(found.groups, found.group_kinds, strict=True))
     assert by_kind[0, 1] == by_kind[6, 7] == "tp"
     assert by_kind[0, 2] == "dp"
@@ -89,7 +89,7 @@ def test_every_group_runs_in_a_stream_of_its_kind():
 
 def test_the_identity_tells_models_and_layouts_apart():
     told = {
-        Alongside(layout=layout, model=model).companions(8).identity
+        BackgroundPattern(layout=layout, model=model).companions(8).identity
         for layout in (LAYOUT, "tp=2,pp=2,dp=2,micro-batch=2", "tp=4,dp=2")
         for model in ("gpt2-large", "gpt2-medium")
     }
@@ -101,16 +101,16 @@ def test_the_identity_tells_models_and_layouts_apart():
 )
 def test_a_layout_that_says_nothing_is_refused(layout):
     with pytest.raises(ReplayError, match="tp=2,pp=2,dp=2 are two ranks"):
-        Alongside(layout=layout, model="tiny")
+        BackgroundPattern(layout=layout, model="tiny")
 
 
 def test_a_layout_of_other_ranks_is_refused():
     with pytest.raises(ReplayError, match=r"replay's 4 ranks, but tp=2, dp=4 are 8"):
-        Alongside(layout="tp=2,dp=4", model="gpt2-large").companions(4)
+        BackgroundPattern(layout="tp=2,dp=4", model="gpt2-large").companions(4)
     with pytest.raises(ReplayError, match="raise tp, pp or dp"):
-        Alongside(layout="dp=1", model="gpt2-large").companions(1)
+        BackgroundPattern(layout="dp=1", model="gpt2-large").companions(1)
     with pytest.raises(LayoutError, match="did you mean gpt2-large"):
-        Alongside(layout="dp=2", model="gpt2-lrge").companions(2)
+        BackgroundPattern(layout="dp=2", model="gpt2-lrge").companions(2)
 
 
 def test_pairs_alternate():

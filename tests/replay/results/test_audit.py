@@ -28,7 +28,7 @@ from moetraffic.replay.request import Request
 from moetraffic.replay.results import fidelity
 from moetraffic.replay.results.audit import audit, slowdown
 from moetraffic.replay.results.baselines import (
-    Yardsticks,
+    Baselines,
     captured_times,
     modeled,
     network_bounds,
@@ -104,7 +104,7 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
     bound = port_times(plan, capacity)
     np.testing.assert_allclose(bound, plan.bottleneck_bytes / 1e9)
     times = timed(plan, lambda r, o: 2 * int(plan.bottleneck_bytes[o]))
-    found = said(plan, times, yardsticks=Yardsticks(bound_s=bound, bound_of="x"))
+    found = said(plan, times, yardsticks=Baselines(bound_s=bound, bound_of="x"))
     for p in found.parts:
         if p.by != "iteration":
             assert p.over_bound.value == pytest.approx(2)
@@ -309,7 +309,7 @@ def test_a_fidelity_survives_its_json(toy):
     found = said(
         plan,
         timed(plan, lambda r, o: 1000 + o),
-        yardsticks=Yardsticks(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
+        yardsticks=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
     )
     text = to_json("x", found)
     again = from_json(Fidelity, text)

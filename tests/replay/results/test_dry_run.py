@@ -14,9 +14,9 @@ from moetraffic.errors import MoetrafficError, ReplayError
 from moetraffic.fabric.named import network
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
-from moetraffic.replay.plan.background_pattern import Alongside
+from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
-from moetraffic.replay.results.dry_run import Outlook, as_dict, foresee, rows
+from moetraffic.replay.results.dry_run import RankEstimate, as_dict, foresee, rows
 from moetraffic.replay.results.estimate import (
     bounds,
     by_hockney,
@@ -82,7 +82,9 @@ def test_bounds_are_of_the_scaled_matrices(toy):
 
 def test_bounds_count_dense_operations_as_rings(toy):
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
-    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    beside = BackgroundPattern(
+        layout="tp=2,dp=2,micro-batch=1", model="tiny"
+    ).companions(4)
     plan = make_plan(trace, companions=beside)
     found = bounds(trace, plan, on("single", 4))
     np.testing.assert_allclose(
@@ -127,9 +129,11 @@ def test_a_table_of_measurements_estimates_what_it_measured(toy):
 
 def test_rows_are_the_whole_plan(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    beside = Alongside(layout="tp=2,dp=2,micro-batch=1", model="tiny").companions(4)
+    beside = BackgroundPattern(
+        layout="tp=2,dp=2,micro-batch=1", model="tiny"
+    ).companions(4)
     plan = make_plan(trace, companions=beside)
-    found = foresee(trace, plan, Outlook(capacity="1Gbps", hockney="1us,1GB/s"))
+    found = foresee(trace, plan, RankEstimate(capacity="1Gbps", hockney="1us,1GB/s"))
     table = list(rows(found))
     sent = sum(sum(r["sends"]) for r in table)
     received = sum(sum(r["receives"]) for r in table)
@@ -213,4 +217,4 @@ def test_wrong_use_is_one_sentence(toy_file, capsys, options, says):
 
 def test_an_outlook_refuses_what_it_cannot_write(tmp_path):
     with pytest.raises(ReplayError, match="does not exist"):
-        Outlook(program=tmp_path / "no" / "plan.csv")
+        RankEstimate(program=tmp_path / "no" / "plan.csv")

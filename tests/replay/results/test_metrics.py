@@ -14,7 +14,7 @@ from moetraffic.launch import Event
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.baselines import Yardsticks, port_times
+from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.console import Watcher
 from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.metrics import (
@@ -83,7 +83,7 @@ def summary_of(toy, **more):
         plan,
         times,
         measured,
-        yardsticks=Yardsticks(bound_s=port_times(plan, 1e9), bound_of="x"),
+        yardsticks=Baselines(bound_s=port_times(plan, 1e9), bound_of="x"),
     )
     return plan, summarize(
         plan,

@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.background import Companion, Companions
+from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.results.replayed import replayed
 from moetraffic.replay.scale.rank_map import expand, fold
@@ -17,17 +17,17 @@ from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
 
-BESIDE = Companions(
+BESIDE = BackgroundTraffic(
     groups=((0, 1), (0, 1)),
     group_kinds=("tp", "pp"),
     operations=(
-        Companion(
+        BackgroundCollective(
             group=0,
             kind="all_reduce",
             size=4096,
             site=Site(group=0, operation="all_reduce", label="tp"),
         ),
-        Companion(
+        BackgroundCollective(
             group=1,
             kind="send_recv",
             size=512,

@@ -10,7 +10,12 @@ import pytest
 
 from moetraffic.errors import CaptureError, ReplayError
 from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
-from moetraffic.trace.segments.store import CLOSED, Spool, prepare, segments_folder
+from moetraffic.trace.segments.store import (
+    CLOSED,
+    SegmentStore,
+    prepare,
+    segments_folder,
+)
 
 
 def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_segments_of_an_earlier_capture_are_not_touched(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_not_cleared(tmp_path: Path) -> None:
     path = tmp_path / "run.h5"
-    spool = Spool(segments_folder(path), 1, force=False)
+    spool = SegmentStore(segments_folder(path), 1, force=False)
     for force in (False, True):
         with pytest.raises(CaptureError, match="in use by a running one"):
             prepare(path, force=force)
@@ -73,7 +78,7 @@ def test_a_folder_in_use_is_not_cleared(tmp_path: Path) -> None:
 def test_what_a_user_put_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "run.h5"
     folder = segments_folder(path)
-    spool = Spool(folder, 0, force=False)
+    spool = SegmentStore(folder, 0, force=False)
     (folder / "notes.txt").write_text("mine")
     spool.close()
     assert [p.name for p in folder.iterdir()] == ["notes.txt"]
@@ -85,7 +90,7 @@ def test_what_a_user_put_there_stays(tmp_path: Path) -> None:
 
 def test_a_rank_that_may_still_write_keeps_the_folder(tmp_path: Path) -> None:
     folder = segments_folder(tmp_path / "run.h5")
-    first, second = (Spool(folder, rank, force=False) for rank in (0, 1))
+    first, second = (SegmentStore(folder, rank, force=False) for rank in (0, 1))
     first.close()
     assert (folder / "rank-00000" / CLOSED).exists()
     second.close()

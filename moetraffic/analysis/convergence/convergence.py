@@ -19,13 +19,13 @@ from moetraffic.errors import AnalysisError
 from .change_points import ChangePoints, change_points
 from .decay import Decay, decay
 from .drift import distance_curve, distance_floor, step_change, step_change_floor
-from .transient import Settling, settling, stage_means
+from .transient import Transient, settling, stage_means
 from .trends import Trend, trend
 
 __all__ = [
     "Convergence",
-    "Course",
-    "Settling",
+    "Trajectory",
+    "Transient",
     "Trend",
     "convergence_of",
     "course",
@@ -46,7 +46,7 @@ SPARSE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Trajectory:
     """How the shares of one thing, loads or cells, went over a run of T steps.
 
     Distances are total variations, 0 to 1.  NaN where a thing cannot be told.
@@ -58,7 +58,7 @@ class Course:
     change_floor: Float64  # [T], what counting alone makes of that
     beyond_counting: float  # mean change over mean floor, stable part; 1: only counting
     wander: float  # mean distance over mean floor, stable part; 1: it stands still
-    settling: Settling  # of the distance
+    settling: Transient  # of the distance
     settled_at: int  # number of the step from which on it is stable; -1: never
     stable_trend: Trend  # of the distance in the stable part, a step number
     decay: Decay  # of the shares, times in step numbers
@@ -79,8 +79,8 @@ class Convergence:
     """Loads and cells of a run side by side."""
 
     at: Int64  # [T], step numbers
-    load: Course
-    cells: Course
+    load: Trajectory
+    cells: Trajectory
     hot_experts: HotSet
     hot_cells: HotSet
     load_alone: bool  # loads have converged, the matrix has not
@@ -205,7 +205,7 @@ def convergence_of(
     )
 
 
-def _rises(load: Course) -> bool:
+def _rises(load: Trajectory) -> bool:
     """A trend misses what is over soon, an approach what goes on steadily."""
     steady, settling_down = load.evenness_trend, load.evenness_decay
     rises = bool(steady.p < SIGNIFICANT and steady.tau > 0)
@@ -223,7 +223,7 @@ def course(
     find_changes: bool = True,
     seed: int = 0,
     notes: list[str] | None = None,
-) -> Course:
+) -> Trajectory:
     """The course of the shares of loads, or of cells.
 
     The stable part is found twice: from the last third's mean shares first, then from
@@ -245,7 +245,7 @@ def course(
 
     Returns
     -------
-    Course
+    Trajectory
     """
     x = np.asarray(values, dtype=np.float64)
     when = np.asarray(at)
@@ -288,7 +288,7 @@ def course(
     floor = floor * np.sqrt(1 + 1 / max(held, 1))
     both = np.isfinite(change) & np.isfinite(change_floor)
     both &= np.arange(len(x)) > begin
-    return Course(
+    return Trajectory(
         distance=distance,
         distance_floor=floor,
         change=change,
@@ -311,7 +311,7 @@ def course(
 
 
 def _verdict(
-    settled: Settling,
+    settled: Transient,
     late: Trend,
     changes: Int64,
     begin: int,

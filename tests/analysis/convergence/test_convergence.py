@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 import pytest
 
-from moetraffic.analysis.convergence.settling import convergence_of
+from moetraffic.analysis.convergence.convergence import convergence_of
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
