@@ -1,4 +1,4 @@
-"""Properties are checked without a limit on time: a busy machine is no fault."""
+"""Synthetic runs with the usual traits, for the two-sample tests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import settings
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 Int64 = npt.NDArray[np.int64]
 
