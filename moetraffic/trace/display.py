@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moetraffic.markup import html_table
 
-if TYPE_CHECKING:
-    from .trace import Trace
+from .contents import TraceContents
 
 MOST_SITES = 12
 
 
-def html(trace: Trace) -> str:
+def html(trace: TraceContents) -> str:
     """A trace's origin, ranks and steps, and its call sites; reads no matrix.
 
     Returns
@@ -54,7 +52,7 @@ def html(trace: Trace) -> str:
     )
 
 
-def _operations(trace: Trace) -> str:
+def _operations(trace: TraceContents) -> str:
     """How many of each operation, the most frequent first."""
     kinds: Counter[str] = Counter()
     counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites))

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from moetraffic.trace.model import (
     ALL_TO_ALL,
-    PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
     Group,
@@ -141,6 +140,7 @@ def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
         placements=placements,
         meta=meta,
         steps=_steps(segments, first.shards),
+        kind=Trace,
     )
 
 
@@ -175,20 +175,3 @@ def _steps(segments: Sequence[Segment], shards: int) -> Steps:
     }
     iteration = np.asarray(table["iteration"][::shards], np.int64)
     return Steps(iteration=iteration, kind=tuple(kinds), **columns)
-
-
-def contiguous(groups: Sequence[Group], layers: Sequence[int], experts: int) -> Any:
-    """The placement in which group rank w holds experts ``w E/W .. (w+1) E/W - 1``.
-
-    Returns
-    -------
-    ndarray
-        Of type PLACEMENT, valid from iteration 0.
-    """
-    rows = [
-        (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
-        for number, group in enumerate(groups)
-        for layer in layers
-        for expert in range(experts)
-    ]
-    return np.array(rows, PLACEMENT)
