@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .text import html_text, visible
 from .units import bit_rate, byte_size, duration
@@ -211,22 +211,20 @@ def written(value: object, form: str = "") -> str:
     if not _is_number(value):
         return visible(value)
     if form in QUANTITIES:
-        return QUANTITIES[form](float(value))  # type: ignore[arg-type]
+        return QUANTITIES[form](value)
     spec = form.lstrip("<>")
     if not spec:
-        whole = isinstance(value, int) or abs(value) >= 1e4  # type: ignore[operator]
+        whole = isinstance(value, int) or abs(value) >= 1e4
         spec = ",.0f" if whole else ".4g"
     return format(value, spec)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
 def _unknown(value: object) -> bool:
-    return value is None or (
-        _is_number(value) and not math.isfinite(value)  # type: ignore[arg-type]
-    )
+    return value is None or (_is_number(value) and not math.isfinite(value))
 
 
 @singledispatch

@@ -5,6 +5,8 @@ Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from moetraffic.analysis import Analysis, Comparison
@@ -42,8 +44,10 @@ def analysis_tables(found: Analysis) -> list[Table]:
                     said.append(
                         f"layer {exchange.layer}, {subject.name}: {sentence(first)}"
                     )
-    columns = ("layer", "ranks", "quantity", "metric")
-    columns += ("first tenth", "last tenth", "noise floor")
+    columns = (
+        *("layer", "ranks", "quantity", "metric"),
+        *("first tenth", "last tenth", "noise floor"),
+    )
     notes = [*said, *(f"note: {note}" for note in found.notes)]
     return [_short("analysis", columns, rows, notes)]
 
@@ -59,8 +63,10 @@ def comparison_tables(found: Comparison) -> list[Table]:
         )
         for d in found.distances
     ]
-    columns = ("layer", "quantity", "metric", "distance", "interval")
-    columns += ("within-run noise (95th percentile)", "")
+    columns = (
+        *("layer", "quantity", "metric", "distance", "interval"),
+        *("within-run noise (95th percentile)", ""),
+    )
     notes = [f"note: {note}" for note in found.notes]
     return [_short("comparison", columns, rows, notes)]
 
@@ -68,7 +74,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
 def _short(
     title: str,
     columns: tuple[str, ...],
-    rows: list[tuple[object, ...]],
+    rows: Sequence[Sequence[object]],
     notes: list[str],
 ) -> Table:
     if len(rows) > MOST:
