@@ -16,8 +16,7 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 from moetraffic.trace.model import Meta
 from moetraffic.trace.totals import all_to_all_bytes
-
-from .units import byte_size, rank_span
+from moetraffic.units import byte_size, rank_span
 
 FORMS = {
     WireForm.UNKNOWN: "not seen",

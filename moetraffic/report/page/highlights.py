@@ -12,8 +12,8 @@ from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.report.overview import ep_words, layout_told
 from moetraffic.report.plain_data import mean
 from moetraffic.report.summary import SHOWN_LAYERS, sentences
-from moetraffic.report.units import byte_size, duration
 from moetraffic.trace import Trace
+from moetraffic.units import byte_size, duration
 
 from .chart import Listed
 from .skew import named, subject_of
