@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .contents import TraceContents
 
@@ -43,13 +43,12 @@ def html(trace: TraceContents) -> str:
         )
         for site, count in zip(trace.sites, counts, strict=True)
     ]
-    header = ("layer", "call", "operation", "group", "times")
+    columns = ("layer", "call", "operation", "group", "times")
     notes = [] if meta.complete else [f"missing: {meta.missing}"]
     if len(rows) > MOST_SITES:
         notes.append(f"{MOST_SITES} of {len(rows)} call sites are shown")
-    return html_table(trace.name, facts) + html_table(
-        "calls", rows[:MOST_SITES], header=header, notes=notes
-    )
+    calls = Table(title="calls", columns=columns, rows=rows[:MOST_SITES], notes=notes)
+    return Table(title=trace.name, rows=facts).to_html() + calls.to_html()
 
 
 def _operations(trace: TraceContents) -> str:

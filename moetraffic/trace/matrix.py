@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .contents import TraceContents
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
@@ -54,7 +54,7 @@ class Matrix:
         ]
         more = len(self.ranks) > SHOWN
         notes = [f"{SHOWN} of {len(self.ranks)} ranks are shown"] if more else []
-        return html_table(self.label, rows, header=header, notes=notes)
+        return Table(title=self.label, columns=header, rows=rows, notes=notes).to_html()
 
 
 def exchange_matrix(
