@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from . import display, labeled, matrix, placement, selection, wire
+from moetraffic.tables import ShownAsTables
+
+from . import labeled, matrix, placement, selection, wire
 from .arrays import arrays_as_trace
 from .contents import TraceContents
 from .file_format import load, save
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-class Trace(TraceContents):
+class Trace(ShownAsTables, TraceContents):
     """A recorded, imported, generated or replayed run.
 
     Open a file with :meth:`open`, or make a trace of arrays with :meth:`from_arrays`.
@@ -133,8 +135,6 @@ class Trace(TraceContents):
         parts += ["incomplete"] * (not meta.complete)
         model = f" run of {meta.model}" if meta.model else " run"
         return f"<Trace {self.name!r}: {meta.origin}{model}, {', '.join(parts)}>"
-
-    _repr_html_ = display.html
 
     # ---- bytes ------------------------------------------------------------------
 
