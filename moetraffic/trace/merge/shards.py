@@ -14,7 +14,7 @@ from moetraffic.trace.trace import Trace
 
 
 def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
-    """The trace of R ranks from the segments of the process that trained for all of them."""
+    """Build the trace of R ranks from the segments of one process."""
     first = segments[0]
     keys = {
         (r.layer, r.slot): (e.row_bytes, e.dtype, e.constant)
