@@ -18,13 +18,13 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Event, Seat, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
-from moetraffic.replay.ending import to_the_end
+from moetraffic.replay.process_exit import run_to_exit
 from moetraffic.report.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import refuse_output
 
 from .local import measure
 from .result import ENDINGS, Bench, lines
-from .sweep import Sweep, matrix_rows, refuse_sweep, size_range
+from .sweep import Sweep, matrix_rows, size_range, validate_sweep
 
 _RANKS = 2
 
@@ -119,14 +119,14 @@ def command(
             )
         if seat is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
-            refuse_sweep(sweep, ranks)
+            validate_sweep(sweep, ranks)
             return measure(sweep, ranks, on_event=_progress(as_json))
         # torch takes seconds to import, and the parent of the ranks needs none
         from .rank import run_rank
 
         return run_rank(sweep, seat)
 
-    told = to_the_end(work, seat)
+    told = run_to_exit(work, seat)
     if told is None:
         return 0  # rank 0 tells
     if result is not None:

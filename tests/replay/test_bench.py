@@ -108,11 +108,11 @@ def test_ranges_and_matrices_that_are_none_are_refused():
         with pytest.raises(ReplayError, match="no matrix of bytes"):
             matrix_rows(cells, "m.csv")
     with pytest.raises(ReplayError, match="2 ranks or more"):
-        sweep.refuse_sweep(everything(), 1)
+        sweep.validate_sweep(everything(), 1)
     with pytest.raises(ReplayError, match="give --nproc 3"):
-        sweep.refuse_sweep(everything(), 2)
+        sweep.validate_sweep(everything(), 2)
     with pytest.raises(ReplayError, match="raise -e"):
-        sweep.refuse_sweep(everything(sizes=(4,)), 3)
+        sweep.validate_sweep(everything(sizes=(4,)), 3)
 
 
 # ---- on real ranks -------------------------------------------------------------------
