@@ -194,15 +194,15 @@ def _matrix(
         return matrix_rows(cells, str(path))
     if trace is None:
         return ()
-    from moetraffic.analysis.times.iteration_traffic import world_matrix
+    from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.trace import Trace
 
     with Trace.open(trace) as opened:
         steps = opened.steps.iteration.tolist()
         if iteration is None and steps:
             iteration = steps[0]
-        found = world_matrix(opened, iteration or 0, operations=("all_to_all",))
-    return matrix_rows(found.tolist(), f"iteration {iteration} of {trace}")
+        found = world_matrices(opened, [iteration or 0], operations=("all_to_all",))
+    return matrix_rows(found[0].tolist(), f"iteration {iteration} of {trace}")
 
 
 def _refuse(output: Path, force: bool, seat: Seat | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moetraffic.analysis.times.iteration_traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.measurements import read_table
@@ -71,7 +71,7 @@ def test_a_sweep_survives_its_way_to_a_rank():
 
 def test_a_trace_gives_the_matrix_of_its_all_to_alls(toy_file):
     with Trace.open(toy_file(world=3)) as trace:
-        cells = world_matrix(trace, 1, operations=("all_to_all",))
+        cells = world_matrices(trace, [1], operations=("all_to_all",))[0]
         found = bench._matrix(None, Path(trace.name), 1)
         assert found == tuple(map(tuple, cells.tolist()))
         assert bench._matrix(None, Path(trace.name), None) != found
