@@ -296,7 +296,7 @@ def test_a_step_that_did_not_end_is_told(folder: Path) -> None:
     changed(folder, 1, 2, ended="ended by ValueError", left_out="1 x loss (x)", **short)
     assert merge(folder).remarks == (
         "rank 1 was ended by ValueError after 11 iterations, and its record of "
-        "iteration 11 is not whole",
+        "iteration 11 is incomplete",
         "rank 1 left out 1 x loss (x)",
     )
 
