@@ -198,9 +198,7 @@ def _meta(container: Container) -> Meta:
     meta = read_meta(container)
     world = len(container.column("rank", "<i4"))
     if meta.world != world or not world:
-        raise container.damaged(
-            f"its metadata has {meta.world} ranks, but it lists {world}"
-        )
+        raise container.damaged(f"its metadata has {meta.world} ranks, not {world}")
     nodes = read_strings(container, "rank_node", world)
     return replace(meta, nodes=tuple(nodes) if any(nodes) else ())
 
