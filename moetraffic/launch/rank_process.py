@@ -38,7 +38,14 @@ class RankProcess:
         inherited: Sequence[int],
     ) -> None:
         # -I -S: the guard needs no site-packages, and starts in half the time
-        guarded = [sys.executable, "-I", "-S", _LAUNCHER_FILE, str(os.getpid()), *command]
+        guarded = [
+            sys.executable,
+            "-I",
+            "-S",
+            _LAUNCHER_FILE,
+            str(os.getpid()),
+            *command,
+        ]
         self._process = subprocess.Popen(
             guarded,
             env=dict(environment),

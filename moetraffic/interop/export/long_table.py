@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import TraceError
+from moetraffic.errors import TraceError, install_command
 from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Group, Trace
 
 from .call_selection import AT_ONCE, Int64, find, select_calls
@@ -158,7 +158,7 @@ def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]
     except ImportError:
         raise TraceError(
             "Parquet needs pyarrow, which is not installed: "
-            "pip install 'moetraffic[tables]'"
+            f"{install_command('tables')}"
         ) from None
 
     text = pa.dictionary(pa.int32(), pa.string())
