@@ -14,9 +14,9 @@ from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.verification import FULLY, Depth, Verification
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.report.units import bytes_per_second
 from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bytes_per_second
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 """What sums may be of, as torch names them."""

@@ -27,10 +27,10 @@ from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
 from moetraffic.analysis.skew.kernels import foresee
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
+from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
-from .display import analysis_html
 from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
@@ -67,7 +67,7 @@ class ExchangeAnalysis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class Analysis(ShownAsTables):
     """Everything that was computed of a trace."""
 
     exchanges: tuple[ExchangeAnalysis, ...]
@@ -78,8 +78,6 @@ class Analysis:
     ]  # what an iteration's first dispatch tells of later ones
     occupation: TimeBreakdown | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
-
-    _repr_html_ = analysis_html
 
 
 def analyze(

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
-from moetraffic.report.units import bytes_per_second
+from moetraffic.units import bytes_per_second
 
 if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions

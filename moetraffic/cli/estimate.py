@@ -10,8 +10,8 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.report.units import seconds
 from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
+from moetraffic.units import seconds
 
 from .assumptions import (
     nominal,

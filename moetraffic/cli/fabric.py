@@ -10,10 +10,10 @@ import typer
 
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.report.units import bytes_per_second
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import refuse_outputs
 from moetraffic.trace.iterations import iteration_range
+from moetraffic.units import bytes_per_second
 
 from .choices import Iterations, picture
 from .output import console, print_json

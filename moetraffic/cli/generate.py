@@ -11,9 +11,9 @@ import typer
 from rich.table import Table
 
 from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.units import byte_size
 
 from .output import console, print_json, progress
 

@@ -14,11 +14,11 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.patterns.placement import place as place_experts
-from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 from moetraffic.trace.relocation import Relocation, relocate
 from moetraffic.trace.totals import totals
+from moetraffic.units import byte_size
 
 from .output import console, print_json
 

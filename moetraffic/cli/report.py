@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.units import byte_size, bytes_per_second
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import (
     refuse_output,
@@ -19,6 +18,7 @@ from moetraffic.trace.hdf5.durable import (
     write_whole,
 )
 from moetraffic.trace.iterations import iteration_range
+from moetraffic.units import byte_size, bytes_per_second
 
 from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json, progress

@@ -1,10 +1,9 @@
-"""Become a rank that ends when its supervisor does.
+"""Start a rank that the kernel kills when its supervisor dies.
 
-Run as a file, ``python parent_death_signal.py PARENT COMMAND...``: asks the kernel to kill this
-process when the supervisor dies, however it dies (Linux, ``PR_SET_PDEATHSIG``, which
-survives ``exec``), and then becomes the command.  A process of its own does this
-because Python code between fork and exec may deadlock in a parent with threads.
-It imports nothing of this library, so that it starts fast.
+``python parent_death_signal.py PARENT COMMAND...`` requests SIGKILL on the death of the
+supervisor (Linux, ``PR_SET_PDEATHSIG``, which survives ``exec``) and then executes the
+command.  A separate process does this because Python code between fork and exec may
+deadlock in a parent with threads.  It imports nothing of this library, to start fast.
 """
 
 from __future__ import annotations

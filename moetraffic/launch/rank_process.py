@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-_LAUNCHER_FILE = str(Path(__file__).with_name("parent_death_signal.py"))
+_WRAPPER = str(Path(__file__).with_name("parent_death_signal.py"))
 _LAST_LINES = 60
 _LONGEST_LINE = 2000  # characters
 _CHUNK = 1 << 16
@@ -42,7 +42,7 @@ class RankProcess:
             sys.executable,
             "-I",
             "-S",
-            _LAUNCHER_FILE,
+            _WRAPPER,
             str(os.getpid()),
             *command,
         ]

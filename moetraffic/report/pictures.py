@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from moetraffic.analysis import Analysis, Complexity, ExchangeAnalysis, Subject
 from moetraffic.analysis.times.iteration_traffic import world_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.units import rank_span
 
 from . import figures
 from .complexity import complexity_map
 from .occupation import figure as occupation
-from .units import rank_span
 
 AVERAGED = 10  # iterations in each heatmap
 SHOWN = 3  # iterations in the timeline

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -45,13 +45,12 @@ def html(trace: Trace) -> str:
         )
         for site, count in zip(trace.sites, counts, strict=True)
     ]
-    header = ("layer", "call", "operation", "group", "times")
+    columns = ("layer", "call", "operation", "group", "times")
     notes = [] if meta.complete else [f"missing: {meta.missing}"]
     if len(rows) > MOST_SITES:
         notes.append(f"{MOST_SITES} of {len(rows)} call sites are shown")
-    return html_table(trace.name, facts) + html_table(
-        "calls", rows[:MOST_SITES], header=header, notes=notes
-    )
+    calls = Table(title="calls", columns=columns, rows=rows[:MOST_SITES], notes=notes)
+    return Table(title=trace.name, rows=facts).to_html() + calls.to_html()
 
 
 def _operations(trace: Trace) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
 from .placement import between_ranks
@@ -41,7 +41,7 @@ class Matrix:
         ]
         more = len(self.ranks) > SHOWN
         notes = [f"{SHOWN} of {len(self.ranks)} ranks are shown"] if more else []
-        return html_table(self.label, rows, header=header, notes=notes)
+        return Table(title=self.label, columns=header, rows=rows, notes=notes).to_html()
 
 
 def of_phase(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moetraffic.replay.failure import RankError
-from moetraffic.report.units import byte_size
+from moetraffic.units import byte_size
 
 AGREEMENT = "the agreement on the plan"
 

@@ -14,8 +14,8 @@ from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.matrices import Scaled, operation_matrices
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.request import Request
-from moetraffic.report.units import bit_rate, bytes_per_second
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bit_rate, bytes_per_second
 
 from .audit import audit
 from .baselines import Baselines, captured_times, modeled, network_bounds, port_times

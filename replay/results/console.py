@@ -18,7 +18,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.replay.plan.program import Plan
 from moetraffic.report.terminal import Paper, say
-from moetraffic.report.units import byte_size
+from moetraffic.units import byte_size
 
 from .fidelity import LATE_S
 from .fidelity_tables import tables

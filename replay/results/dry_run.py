@@ -26,14 +26,14 @@ from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.terminal import Paper
-from moetraffic.report.units import (
+from moetraffic.trace.hdf5.durable import refuse_output, write_whole
+from moetraffic.trace.trace import Trace
+from moetraffic.units import (
     byte_size,
     bytes_per_second,
     duration,
     rank_span,
 )
-from moetraffic.trace.hdf5.durable import refuse_output, write_whole
-from moetraffic.trace.trace import Trace
 
 from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, hockney_of
 

@@ -37,9 +37,9 @@ from moetraffic.patterns.collective import convention
 from moetraffic.patterns.hockney import Hockney
 from moetraffic.replay.plan.matrices import Scaled, operation_matrices
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.report.units import bytes_per_second, duration, seconds
 from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bytes_per_second, duration, seconds
 
 from .baselines import modeled
 

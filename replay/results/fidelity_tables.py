@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moetraffic.report.units import duration
+from moetraffic.units import duration
 
 from .fidelity import LATE_S, LEVEL, Fidelity, Part, Punctuality, Ratio
 

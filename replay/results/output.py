@@ -15,8 +15,8 @@ from pathlib import Path
 from moetraffic.errors import ReplayError, TraceError
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.program import Plan
-from moetraffic.report.units import byte_size
 from moetraffic.trace.trace import Trace
+from moetraffic.units import byte_size
 
 WRITING = "the writing of the trace"
 WRITING_S = 900.0

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.markup import html_table
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.tables import Table
 from moetraffic.trace.model import Float64
 
 from .durations import Measured
@@ -112,7 +112,9 @@ class Summary:
         ]
         if self.total_busbw_gbs is not None:
             rows.append(("busbw, GB/s", self.total_busbw_gbs))
-        return html_table(f"replay of {self.source}", rows, notes=self.notes)
+        return Table(
+            title=f"replay of {self.source}", rows=rows, notes=self.notes
+        ).to_html()
 
 
 def summarize(

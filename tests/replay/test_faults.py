@@ -31,8 +31,8 @@ from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.request import Request
 from moetraffic.replay.results import conclusion
-from moetraffic.report.units import byte_size
 from moetraffic.trace.trace import Trace
+from moetraffic.units import byte_size
 
 PLACE = r"iteration \d+, layer \d, \w+, (micro-batch|call) \d"
 LENGTH = 21

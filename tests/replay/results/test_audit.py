@@ -40,9 +40,9 @@ from moetraffic.replay.results.fidelity import Fidelity
 from moetraffic.replay.results.punctuality import punctuality
 from moetraffic.replay.results.records import from_json, to_json
 from moetraffic.replay.results.replayed import replayed
-from moetraffic.report.units import bytes_per_second
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bytes_per_second
 
 
 def timed(plan, took, *, skew=0) -> dict[int, Timing]:

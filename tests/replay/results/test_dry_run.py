@@ -25,7 +25,7 @@ from moetraffic.replay.results.estimate import (
     in_turn,
 )
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.report.units import bytes_per_second
+from moetraffic.units import bytes_per_second
 
 RATE = 125e6  # bytes/s of 1Gbps
 
