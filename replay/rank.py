@@ -20,7 +20,7 @@ from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Summary
-from moetraffic.trace.hdf5.format import VERSION
+from moetraffic.trace.file_format import VERSION
 from moetraffic.trace.trace import Trace
 
 from .failure import at

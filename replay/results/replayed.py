@@ -72,7 +72,7 @@ def replayed(
     as_it_was = scale is None and bool((plan.occurrence >= 0).all())
     if as_it_was:
         base = trace.select(plan.occurrence)
-        place = base.occurrences_at(plan.site.astype(np.int64), plan.iteration)
+        place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
     else:
         base, place = _made(trace, plan, scale)
     meta = replace(
