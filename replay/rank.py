@@ -11,10 +11,10 @@ from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.agreement import agree_on_sizes, gather
 from moetraffic.replay.execution.background_pairs import without
 from moetraffic.replay.execution.background_passes import compare
 from moetraffic.replay.execution.clocks import knots
+from moetraffic.replay.execution.control import agree_on_sizes, gather
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
@@ -62,7 +62,7 @@ def _replay(
     request: Request, rank_env: RankEnvironment, meeting: Rendezvous, watchdog: Watchdog
 ) -> Summary | None:
     if rank_env.rank == 0:
-        request.refuse_overwriting()
+        request.validate_outputs()
     moves = backend(request.backend, registered=request.registered)
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
@@ -82,7 +82,7 @@ def _replay(
         everyone = tuple(range(rank_env.world))
         with at(rank_env.rank, PLACE):
             moves.start(rank_env, (*planned.groups, everyone), request.timeout_s)
-        request.pace.refuse_unsuitable(
+        request.pace.validate(
             planned,
             rank_env.rank,
             device=moves.device.type,

@@ -15,7 +15,7 @@ from typing import Any
 from . import heartbeat
 from .environment import FILE_STORE, RankEnvironment
 from .rank_process import RankProcess
-from .root_cause import OperationNamer, RankState, RootCause, find_root_cause
+from .root_cause import OperationNamer, RankState, RootCause, first_failure
 
 _LOOK_EVERY_S = 0.05
 _REST_S = 2.0  # how long the kernel may take to end what was killed
@@ -230,4 +230,4 @@ class RankMonitor:
         if self.not_started:
             rank = self.states[len(self._processes)].rank
             return RootCause(rank=rank, operation="start-up", reason=self.not_started)
-        return find_root_cause(self.states, namer, self._patience)
+        return first_failure(self.states, namer, self._patience)

@@ -84,7 +84,7 @@ OperationNamer = Callable[[int, int], str]
 """Name of a rank's n-th operation; "" where it is past its last."""
 
 
-def find_root_cause(
+def first_failure(
     states: Sequence[RankState], namer: OperationNamer | None = None, patience: str = ""
 ) -> RootCause | None:
     """The rank to blame, or None where no rank failed.

@@ -261,7 +261,7 @@ class Mpi(ProcessGroups):
         timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`."""
-        _refuse_absent("MPI", dist.is_mpi_available())
+        _require("MPI", dist.is_mpi_available())
         super().start(rank_env, groups, timeout_s)
         told = dist.get_rank(), dist.get_world_size()
         if told != (rank_env.rank, rank_env.world):
@@ -294,11 +294,11 @@ class Ucc(ProcessGroups):
         timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`."""
-        _refuse_absent("UCC", dist.is_ucc_available())
+        _require("UCC", dist.is_ucc_available())
         super().start(rank_env, groups, timeout_s)
 
 
-def _refuse_absent(name: str, there: bool) -> None:
+def _require(name: str, there: bool) -> None:
     if not there:
         raise ReplayError(
             f"the backend {name.lower()} is {name} inside torch, but torch "

@@ -97,7 +97,7 @@ class Store:
                 rank=0,
                 operation=PLACE,
                 cause="peer",
-                spokesman=self._seat.rank,
+                reporter=self._seat.rank,
             ) from error
 
 
@@ -148,7 +148,7 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
             rank=rank_env.rank,
             operation=PLACE,
             cause="own" if serves else "peer",
-            spokesman=rank_env.rank,
+            reporter=rank_env.rank,
         ) from error
 
 

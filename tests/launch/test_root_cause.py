@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.launch.root_cause import AFTERMATH, RankState, find_root_cause
+from moetraffic.launch.root_cause import AFTERMATH, RankState, first_failure
 
 CLOSED = "RuntimeError: [gloo/tcp/pair.cc:547] Connection closed by peer [::1]:5000"
 TIMED_OUT = "RuntimeError: Timed out waiting 4000ms for recv operation to complete"
@@ -28,13 +28,13 @@ def waiting(number: int, entered: int = 7, text: str = TIMED_OUT) -> RankState:
 
 
 def blamed(*states: RankState) -> int:
-    found = find_root_cause(states, lambda r, n: f"operation {n}")
+    found = first_failure(states, lambda r, n: f"operation {n}")
     assert found is not None
     return found.rank
 
 
 def test_no_rank_is_blamed_where_none_failed():
-    assert find_root_cause([rank(0), rank(1)]) is None
+    assert first_failure([rank(0), rank(1)]) is None
 
 
 def test_a_mismatch_comes_before_a_signal():
@@ -65,7 +65,7 @@ def test_a_watchdogs_abort_is_blamed_on_the_rank_it_waited_for():
 def test_gloos_abort_on_a_wrong_size_is_an_own_failure():
     enforce = "what():  [enforce fail at pair.cc:480] op.preamble.length <= op.nbytes"
     aborted = rank(2, exit_code=-signal.SIGABRT, stderr=(enforce,), entered=7)
-    found = find_root_cause(
+    found = first_failure(
         [waiting(0), waiting(1), aborted], lambda r, n: f"operation {n}"
     )
     assert found is not None
@@ -100,7 +100,7 @@ def test_of_silent_ranks_the_one_that_came_least_far_is_named():
         rank(r, exit_code=-9, killed=True, entered=e, changed_s=c)
         for r, (e, c) in enumerate([(7, 3.0), (6, 4.0), (7, 2.0)])
     ]
-    found = find_root_cause(states, lambda r, n: f"operation {n}", " for 4 s")
+    found = first_failure(states, lambda r, n: f"operation {n}", " for 4 s")
     assert found is not None
     assert (found.rank, found.operation) == (1, "operation 3")
     assert found.reason == "did not answer for 4 s"
@@ -116,7 +116,7 @@ def test_if_all_only_timed_out_the_last_to_enter_is_named():
 def test_a_rank_that_was_not_ready_is_behind_one_that_was():
     started = rank(0, exit_code=-9, killed=True, ready=False, last_event="start")
     unseen = rank(1, exit_code=-9, killed=True, ready=False)
-    found = find_root_cause([started, unseen], lambda r, n: f"operation {n}")
+    found = first_failure([started, unseen], lambda r, n: f"operation {n}")
     assert found is not None
     assert (found.rank, found.operation) == (1, "start-up")
 
@@ -173,7 +173,7 @@ def test_a_ranks_own_failure_is_not_taken_for_anothers(text):
 def test_somebody_is_blamed_exactly_when_somebody_failed(states):
     for number, state in enumerate(states):
         state.rank = number
-    found = find_root_cause(states)
+    found = first_failure(states)
     assert (found is not None) == any(s.exit_code for s in states)
     if found is not None:
         assert 0 <= found.rank < len(states)
