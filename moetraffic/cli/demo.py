@@ -16,7 +16,7 @@ from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import refuse_folder, remedy
@@ -86,7 +86,7 @@ def demo(
         (output / "summary.json").write_text(json_text(told) + "\n")
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
-            show(trace, run, paper)
+            paper.print(*tables(trace, run))
             paper.print(summary.tables(found))
             paper.print(summary.replay_table(replay))
         if as_json:

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import LayoutError
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
 
@@ -90,6 +90,6 @@ def import_(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output, console)
+        console.print(*tables(trace, output))
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import CaptureError
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output
 from moetraffic.trace.merge.merging import merge_into
@@ -50,6 +50,6 @@ def merge(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output, console)
+        console.print(*tables(trace, output))
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)
