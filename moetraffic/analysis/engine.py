@@ -177,7 +177,7 @@ def analyze(
                     leads=when,
                 ),
                 convergence=(
-                    converged(source, rows, trace.meta, notes)
+                    converged(source, rows, trace.meta)
                     if "convergence" in parts
                     else None
                 ),

@@ -402,6 +402,7 @@ def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
             start=unknown,
             end=unknown.copy(),
         ),
+        kind=Trace,
     )
 
 
