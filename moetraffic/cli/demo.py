@@ -19,7 +19,7 @@ from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Wo
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder, remedy
+from moetraffic.trace.hdf5.durable import remedy, validate_folder
 
 from .capture import OVERWRITE
 from .output import console, json_text, print_json, progress
@@ -124,7 +124,7 @@ def _named(corpus: str | None) -> str:
 
 def _refuse_earlier(output: Path, force: bool) -> None:
     try:
-        refuse_folder(output.absolute().parent, error=MoetrafficError)
+        validate_folder(output.absolute().parent, error=MoetrafficError)
         if output.exists() and not output.is_dir():
             raise MoetrafficError(f"{output} is no folder: choose another with -o")
         there = [name for name in WRITES if (output / name).exists()]

@@ -12,7 +12,7 @@ from rich.table import Table
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.totals import totals
 from moetraffic.units import byte_size
 
@@ -57,8 +57,8 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    refuse_output(output, force=force)
-    refuse_own_input(trace, output)
+    validate_output(output, force=force)
+    validate_other_than_input(trace, output)
     from moetraffic.analysis.expert_placement import place as place_experts
 
     with Trace.open(trace) as opened:

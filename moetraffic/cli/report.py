@@ -11,7 +11,7 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import byte_size
 
@@ -82,10 +82,10 @@ def report(
             f"the matrices of a page have more than 0 and at most {MOST_MB} MB, but "
             f"{matrices:g} were asked for: choose --matrices 8"
         )
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
     for source in (trace, second, replay):
         if source is not None:
-            refuse_own_input(source, output, error=AnalysisError)
+            validate_other_than_input(source, output, error=AnalysisError)
     chosen = iteration_range(iterations)
     asked: dict[str, Any] = {
         "layers": layer_numbers(layers),

@@ -30,7 +30,7 @@ from moetraffic.trace import (
     Steps,
     Trace,
 )
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.model import PLACEMENT, Presence
 from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
@@ -117,7 +117,7 @@ def write_twin(
         If the user ended it before the first iteration was complete.
     """
     path = Path(path)
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     with Spool(path.absolute().parent) as spool:
         draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
         try:

@@ -26,7 +26,7 @@ from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.terminal import Paper
-from moetraffic.trace.hdf5.durable import refuse_output, write_whole
+from moetraffic.trace.hdf5.durable import validate_output, write_whole
 from moetraffic.trace.trace import Trace
 from moetraffic.units import (
     byte_size,
@@ -69,7 +69,7 @@ class DryRunOptions:
                     f"a program is written as {' or '.join(FORMATS)}, not "
                     f"{self.program.name!r}: name a file of these"
                 )
-            refuse_output(self.program, force=self.force, error=ReplayError)
+            validate_output(self.program, force=self.force, error=ReplayError)
 
 
 @dataclass(frozen=True, kw_only=True)

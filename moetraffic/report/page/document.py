@@ -18,7 +18,7 @@ from moetraffic import __version__
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, remedy, write_whole
+from moetraffic.trace.hdf5.durable import remedy, validate_output, write_whole
 
 from .chart import Chart, Listed, Missing, Section
 from .content import Content, content
@@ -121,7 +121,7 @@ def write_report(
         If the output cannot be written or an argument is out of range.
     """
     output = Path(output)
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
     plotly_script()  # raises before the computation, not after it
     if isinstance(fabric, str):
         rate = capacity or ("400Gbps" if fabric in TOPOLOGIES else None)
