@@ -14,7 +14,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
-from moetraffic.launch.training import RankEnded, capture_training
+from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import say
@@ -93,7 +93,7 @@ def capture(
     quiet = as_json or not (rank_env is None or rank_env.rank == 0)
     with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
         try:
-            trace = capture_training(
+            trace = capture_run(
                 workload,
                 output,
                 force=force,

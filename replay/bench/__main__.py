@@ -20,7 +20,7 @@ from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.process_exit import run_to_exit
 from moetraffic.report.terminal import refuse, run, say
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 
 from .local import measure
 from .result import ENDINGS, Bench, lines
@@ -213,7 +213,7 @@ def _refuse(output: Path, force: bool, rank_env: RankEnvironment | None) -> None
             "neither: choose an ending"
         )
     if rank_env is None or rank_env.rank == 0:
-        refuse_output(output, force=force, error=ReplayError)
+        validate_output(output, force=force, error=ReplayError)
 
 
 def _progress(quiet: bool) -> Callable[[Heartbeat], None] | None:

@@ -46,7 +46,7 @@ class Store:
     """
 
     def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
-        self._seat = rank_env
+        self._rank_env = rank_env
         self._patience_s = patience_s
         self._store = _store(rank_env, patience_s)
 
@@ -97,7 +97,7 @@ class Store:
                 rank=0,
                 operation=PLACE,
                 cause="peer",
-                reporter=self._seat.rank,
+                reporter=self._rank_env.rank,
             ) from error
 
 

@@ -20,17 +20,16 @@ import numpy as np
 from rich.table import Table
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.terminal import Paper
-from moetraffic.trace.hdf5.durable import refuse_output, write_whole
+from moetraffic.trace.hdf5.durable import validate_output, write_whole
 from moetraffic.trace.trace import Trace
 from moetraffic.units import (
     byte_size,
-    bytes_per_second,
     duration,
     rank_span,
 )
@@ -70,7 +69,7 @@ class DryRunOptions:
                     f"a program is written as {' or '.join(FORMATS)}, not "
                     f"{self.program.name!r}: name a file of these"
                 )
-            refuse_output(self.program, force=self.force, error=ReplayError)
+            validate_output(self.program, force=self.force, error=ReplayError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +105,9 @@ def estimate_plan(
     on = None
     hosts = np.zeros(plan.world, np.int64)
     if options.topology is not None or options.capacity is not None:
-        on = network(
+        on = load_fabric(
             options.topology or "single",
             plan.world,
-            rate=bytes_per_second,
             capacity=options.capacity,
         )
         hosts = on.slots // on.topology.hosts.ranks
