@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import TimeRatio, compare_times
 from moetraffic.errors import AnalysisError
+from moetraffic.tables import ShownAsTables
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .display import comparison_html
 from .engine import Tick, observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
@@ -79,14 +79,12 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(ShownAsTables):
     """All distances between two traces, and the times of what both did."""
 
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
     times: tuple[TimeRatio, ...] = ()
-
-    _repr_html_ = comparison_html
 
 
 def compare(

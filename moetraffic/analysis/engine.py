@@ -26,10 +26,10 @@ from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
+from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
-from .display import analysis_html
 from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
@@ -66,7 +66,7 @@ class ExchangeAnalysis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class Analysis(ShownAsTables):
     """Everything that was computed of a trace."""
 
     exchanges: tuple[ExchangeAnalysis, ...]
@@ -77,8 +77,6 @@ class Analysis:
     ]  # what an iteration's first dispatch tells of later ones
     occupation: TimeBreakdown | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
-
-    _repr_html_ = analysis_html
 
 
 def analyze(
@@ -176,7 +174,7 @@ def analyze(
                     leads=when,
                 ),
                 convergence=(
-                    converged(source, rows, trace.meta, notes)
+                    converged(source, rows, trace.meta)
                     if "convergence" in parts
                     else None
                 ),

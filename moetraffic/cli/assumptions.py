@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
-from moetraffic.report.units import bytes_per_second
+from moetraffic.units import bytes_per_second
 
 if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions
@@ -18,11 +18,11 @@ def refuse_figures(above: Mapping[str, float | None], imbalance: float) -> None:
     for name, value in above.items():
         if value is not None and not 0 < value < inf:
             raise LayoutError(f"{name} is above 0, but is {value:g}: raise --{name}")
-    share = above["utilisation"]
+    share = above["utilization"]
     if share is not None and share > 1:
         raise LayoutError(
-            f"utilisation is a share of the peak, 1 at most, but is {share:g}: give "
-            "--utilisation 0.4"
+            f"utilization is a share of the peak, 1 at most, but is {share:g}: give "
+            "--utilization 0.4"
         )
     if not 1 <= imbalance < inf:
         raise LayoutError(

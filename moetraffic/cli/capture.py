@@ -16,7 +16,7 @@ from moetraffic.launch.blame import AFTERMATH
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
 from moetraffic.launch.training import RankEnded, captured
 from moetraffic.patterns import Workload, preset
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import say
 
 from .output import console, print_json, progress
@@ -109,7 +109,7 @@ def capture(
         if as_json:
             print_json(overview(trace, output))
         else:
-            show(trace, output, console)
+            console.print(*tables(trace, output))
 
 
 def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:

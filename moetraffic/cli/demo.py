@@ -16,10 +16,10 @@ from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
 from moetraffic.launch.training import captured
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder, remedy
+from moetraffic.trace.hdf5.durable import remedy, validate_folder
 
 from .capture import OVERWRITE
 from .output import console, json_text, print_json, progress
@@ -86,7 +86,7 @@ def demo(
         (output / "summary.json").write_text(json_text(told) + "\n")
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
-            show(trace, run, paper)
+            paper.print(*tables(trace, run))
             paper.print(summary.tables(found))
             paper.print(summary.replay_table(replay))
         if as_json:
@@ -124,7 +124,7 @@ def _named(corpus: str | None) -> str:
 
 def _refuse_earlier(output: Path, force: bool) -> None:
     try:
-        refuse_folder(output.absolute().parent, error=MoetrafficError)
+        validate_folder(output.absolute().parent, error=MoetrafficError)
         if output.exists() and not output.is_dir():
             raise MoetrafficError(f"{output} is no folder: choose another with -o")
         there = [name for name in WRITES if (output / name).exists()]

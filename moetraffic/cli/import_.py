@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import LayoutError, TraceError
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
 from .choices import refuse_idle
 from .output import console, print_json
@@ -67,9 +67,9 @@ def import_(
     """
     from moetraffic.interop import Options, import_files
 
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     for file in files:
-        refuse_own_input(file, output)
+        validate_other_than_input(file, output)
     for name, value in (("ranks", ranks), ("experts", experts), ("ep", ep)):
         if not 0 <= value <= 1 << 16:
             raise LayoutError(
@@ -97,6 +97,6 @@ def import_(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output, console)
+        console.print(*tables(trace, output))
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
 
 from .output import console, print_json
@@ -25,4 +25,4 @@ def info(
         if as_json:
             print_json(overview(opened, trace))
         else:
-            show(opened, trace, console)
+            console.print(*tables(opened, trace))

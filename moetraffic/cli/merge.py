@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import CaptureError
-from moetraffic.report.overview import overview, show
+from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output
+from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
 from .output import console, print_json
@@ -40,7 +40,7 @@ def merge(
                 f"{folder} does not: give -o"
             )
         output = folder.with_name(folder.name.removesuffix(SEGMENTS))
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     merged = merge_into(folder, output, force=force)
     with Trace.open(output) as trace:
         if as_json:
@@ -50,6 +50,6 @@ def merge(
             told["contradictions"] = list(merged.contradictions)
             print_json(told)
             return
-        show(trace, output, console)
+        console.print(*tables(trace, output))
     for sentence in merged.contradictions:
         console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)

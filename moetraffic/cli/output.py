@@ -21,7 +21,7 @@ from moetraffic.report.terminal import Paper, say
 
 # a log or a pipe has no width of its own: tables keep theirs
 WIDTH = None if sys.stdout.isatty() else 120
-console = Paper(highlight=False, width=WIDTH)
+console = Paper(width=WIDTH)
 
 
 class Tick(Protocol):
@@ -63,10 +63,10 @@ def progress(
         yield lambda done, note="": None
     elif sys.stderr.isatty() and not plain:
         with Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=Paper(stderr=True),
         ) as bars:

@@ -14,11 +14,11 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.patterns.placement import place as place_experts
-from moetraffic.report.units import byte_size
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.relocation import Relocation, relocate
 from moetraffic.trace.totals import totals
+from moetraffic.units import byte_size
 
 from .output import console, print_json
 
@@ -61,8 +61,8 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    refuse_output(output, force=force)
-    refuse_own_input(trace, output)
+    validate_output(output, force=force)
+    validate_other_than_input(trace, output)
     for name, least, value in (
         ("replicas", 0, replicas),
         ("every", 0, every),

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.units import byte_size, bytes_per_second
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import (
-    refuse_output,
-    refuse_own_input,
     remedy,
+    validate_other_than_input,
+    validate_output,
     write_whole,
 )
 from moetraffic.trace.iterations import iteration_range
+from moetraffic.units import byte_size, bytes_per_second
 
 from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json, progress
@@ -87,10 +87,10 @@ def report(
             f"the matrices of a page have more than 0 and at most {MOST_MB} MB, but "
             f"{matrices:g} were asked for: choose --matrices 8"
         )
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
     for source in (trace, second, replay):
         if source is not None:
-            refuse_own_input(source, output, error=AnalysisError)
+            validate_other_than_input(source, output, error=AnalysisError)
     chosen = iteration_range(iterations)
     asked: dict[str, Any] = {
         "layers": layer_numbers(layers),

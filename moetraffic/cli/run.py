@@ -12,7 +12,7 @@ import typer
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import hooked, passthrough
 from moetraffic.launch.harvest import Harvest
-from moetraffic.report.overview import show
+from moetraffic.report.overview import tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
@@ -96,4 +96,4 @@ def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
     for name in Harvest(output, began, force=force, say=tell).gather(notes):
         with Trace.open(name) as trace:
-            show(trace, name, paper)
+            paper.print(*tables(trace, name))

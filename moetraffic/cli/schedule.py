@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import FabricError
-from moetraffic.report.units import bytes_per_second, seconds
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
+from moetraffic.trace.hdf5.durable import validate_outputs, write_whole
 from moetraffic.trace.iterations import iteration_range
+from moetraffic.units import bytes_per_second, seconds
 
 from .choices import Iterations, Layers, layer_numbers, picture, refuse_idle
 from .output import console, json_text, print_json
@@ -89,7 +89,7 @@ def schedule(
             "circuits are set for one trace",
             error=FabricError,
         )
-    refuse_outputs((output, plot), traces, force=force)
+    validate_outputs((output, plot), traces, force=force)
     rate = bytes_per_second(capacity)
     chosen = iteration_range(iterations)
     if len(traces) == 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .bounds import cut_bounds, port_bound, spreading_bound
 from .collisions import Collision, collisions
@@ -44,7 +44,7 @@ class Assessment:
             ("fullest link, s", float(self.bottleneck_s.sum())),
             *((f"bound by {n}, s", float(b.sum())) for n, b in self.bounds_s.items()),
         ]
-        return html_table(f"{self.topology.name}, {self.routing}", rows)
+        return Table(title=f"{self.topology.name}, {self.routing}", rows=rows).to_html()
 
 
 def assess(

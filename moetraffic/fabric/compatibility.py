@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import FabricError
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .topology import positive
 
@@ -106,7 +106,7 @@ class Compatibility:
             ("worst score", self.worst),
             *((f"shift of job {n}, s", s) for n, s in enumerate(self.shifts_s)),
         ]
-        return html_table("jobs on one link", rows)
+        return Table(title="jobs on one link", rows=rows).to_html()
 
 
 def unify(

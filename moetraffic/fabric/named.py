@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import FabricError
 
-from .clos import fat_tree, leaf_spine, rail_optimised, single_switch
+from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
 from .placement import PLACEMENTS, explicit
 from .topology import Hosts, Topology, at_least
@@ -104,7 +104,7 @@ def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> T
         return leaf_spine(hosts, **{"leaves": two, **options})
     if topology == "rails":
         more = {name: value for name, value in options.items() if name != "leaves"}
-        return rail_optimised(hosts, pods=options.get("leaves", 1), **more)
+        return rail_optimized(hosts, pods=options.get("leaves", 1), **more)
     if topology == "fat-tree":
         k = 2
         while k**3 // 4 < hosts.number * hosts.nics:

@@ -29,7 +29,7 @@ from moetraffic.trace import (
     Steps,
     Trace,
 )
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.model import PLACEMENT, Presence
 from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
@@ -113,7 +113,7 @@ def write_twin(
         If the user ended it before the first iteration was complete.
     """
     path = Path(path)
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     with Spool(path.absolute().parent) as spool:
         draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
         try:
@@ -328,6 +328,7 @@ def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
             start=unknown,
             end=unknown.copy(),
         ),
+        kind=Trace,
     )
 
 

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 
 from moetraffic.patterns.bandwidth import BandwidthTable, Curve
+from moetraffic.units import byte_size
 
 from .figures import headline, line_colors
-from .units import byte_size
 
 
 def records(table: BandwidthTable) -> list[dict[str, Any]]:

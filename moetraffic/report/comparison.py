@@ -12,8 +12,7 @@ from rich.text import Text
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL, Interval
 from moetraffic.analysis.times.completion import TimeRatio
-
-from .units import amount, duration
+from moetraffic.units import amount, duration
 
 
 def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:

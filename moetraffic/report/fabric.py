@@ -16,9 +16,9 @@ from rich.text import Text
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.bounds import bisection_bytes_s
 from moetraffic.fabric.loads import link_times
+from moetraffic.units import bit_rate, byte_size, duration
 
 from .figures import AMOUNTS, LINE_COLORS
-from .units import bit_rate, byte_size, duration
 
 DRAWN = 16  # links in the picture
 SETS = 6  # of links, in the table of collisions

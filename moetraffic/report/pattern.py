@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.units import byte_size, rank_span
 
 from .figures import AMOUNTS, headline
-from .units import byte_size, rank_span
 
 Int64 = npt.NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
+from moetraffic.units import bit_rate, byte_size, duration, rank_span
 
 from .figures import LINE_COLORS
-from .units import bit_rate, byte_size, duration, rank_span
 
 Int64 = npt.NDArray[np.int64]
 

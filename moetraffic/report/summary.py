@@ -13,10 +13,10 @@ from rich.text import Text
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.usefulness import Verdict, sentence
 from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics
+from moetraffic.units import rank_span
 
 from .occupation import table as occupation_table
 from .plain_data import mean
-from .units import rank_span
 
 FIGURES = {
     "normalized_entropy": 1,

@@ -1,22 +1,24 @@
-"""How programs speak: sentences and progress on standard error, tables on output.
+"""Console, error messages and exit codes of the command lines.
 
-What cannot be written, because the reader of a pipe has gone, never ends the work.
+Sentences go to standard error, tables to standard output; a closed pipe is no error.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.launch import current_rank
+from moetraffic.text import visible
 
 from . import configuration
 
@@ -25,7 +27,26 @@ WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Paper(Console):
-    """A console that leaves it to its caller what a closed pipe means."""
+    """A console that prints text as it is: no markup, no control characters.
+
+    Names in files may look like markup or hold terminal escape sequences.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            **{"markup": False, "emoji": False, "highlight": False} | options
+        )
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render with all text made visible; control codes of rich's own stay."""
+        for segment in super().render(renderable, options):
+            yield (
+                segment
+                if segment.control
+                else Segment(visible(segment.text, lines=True), segment.style)
+            )
 
     def on_broken_pipe(self) -> None:
         """Raise again what rich would end the program for."""
@@ -33,11 +54,11 @@ class Paper(Console):
 
 
 def say(text: str) -> None:
-    """One line on standard error, if anybody reads it."""
+    """Print one line on standard error; a closed pipe is no error."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text, lines=True), file=sys.stderr, flush=True)
     except OSError:
-        _hush(2)
+        _discard(2)
 
 
 def run(
@@ -49,8 +70,7 @@ def run(
 ) -> int:
     """Run a command line; bad input ends with one sentence and exit code 2.
 
-    Under torchrun and srun the first rank of each host speaks for the others, to whom
-    the same happens.
+    Under torchrun and srun only the first rank of each host prints it.
 
     Parameters
     ----------
@@ -84,25 +104,25 @@ def run(
     except WRONG_USE as error:
         context = getattr(error, "ctx", None)
         verb = context.command_path if context else name
-        return refuse(f"{_told(error)}: see {verb} --help")
+        return refuse(f"{_message(error)}: see {verb} --help")
     except (KeyboardInterrupt, typer.Abort):
         say("moetraffic: interrupted")
         return 130
     except BrokenPipeError:
         # the reader has had enough (moetraffic info run.h5 | head): no error
-        _hush(1)
+        _discard(1)
         return 0
     return int(code or 0)
 
 
 @cache
 def _command(app: typer.Typer) -> Any:
-    """What parses the arguments: to read every verb's signature takes a while."""
+    """Build the click command once: reading every verb's signature takes a while."""
     return typer.main.get_command(app)
 
 
 def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
-    """What the configuration file that the environment names says of a verb."""
+    """Read a verb's options from the configuration file that the environment names."""
     path = configuration.asked()
     if not path:
         return {}
@@ -113,14 +133,14 @@ def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
 
 
 def refuse(sentence: str) -> int:
-    """Say what is wrong, and return the exit code of it."""
-    if _speaks():
+    """Print what is wrong in one line, and return the exit code for bad input."""
+    if _prints():
         say(f"moetraffic: {' '.join(sentence.split())}")
     return 2
 
 
-def _speaks() -> bool:
-    """Whether this process is no rank of another launcher, or the first of its host."""
+def _prints() -> bool:
+    """Whether this is the first rank of its host, or no rank of a launcher."""
     try:
         seat = current_rank()
     except LayoutError:
@@ -128,13 +148,13 @@ def _speaks() -> bool:
     return seat is None or seat.local_rank == 0
 
 
-def _told(error: Any) -> str:
-    """The message of an exception of click's."""
+def _message(error: Any) -> str:
+    """The message of an exception of click."""
     return str(error.format_message()).rstrip(".")
 
 
-def _hush(number: int) -> None:
-    """Let what is still buffered for a closed pipe go nowhere."""
+def _discard(number: int) -> None:
+    """Discard what is still buffered for a closed pipe."""
     stream = sys.stdout if number == 1 else sys.stderr
     try:
         null = os.open(os.devnull, os.O_WRONLY)

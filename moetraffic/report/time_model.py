@@ -14,9 +14,9 @@ from rich.table import Table
 from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
+from moetraffic.units import byte_size, duration
 
 from .figures import LINE_COLORS, OTHER_COLOR
-from .units import byte_size, duration
 
 Float64 = npt.NDArray[np.float64]
 

@@ -14,15 +14,15 @@ from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.matrices import Scaled, operation_matrices
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.request import Request
-from moetraffic.report.units import bit_rate, bytes_per_second
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bit_rate, bytes_per_second
 
 from .audit import audit
 from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
 from .durations import NO_CLOCKS, Measured, measure
 from .fidelity import Fidelity
 from .output import write
-from .replayed import replayed
+from .replayed_trace import replayed_trace
 from .result import Summary, summarize
 
 Times = Mapping[int, Timing]
@@ -70,7 +70,7 @@ def conclude(
         If the trace cannot be written, or what it is held against cannot be read.
     """
     if request.out is not None:
-        made = replayed(
+        made = replayed_trace(
             trace,
             plan,
             times,
@@ -130,7 +130,7 @@ def hold(
         plan,
         times,
         measured,
-        yardsticks=_yardsticks(request, trace, plan, nodes, scale),
+        baselines=_baselines(request, trace, plan, nodes, scale),
         clocks=clocks,
         absolute=absolute,
         alone=alone,
@@ -138,7 +138,7 @@ def hold(
     )
 
 
-def _yardsticks(
+def _baselines(
     request: Request,
     trace: Trace,
     plan: Plan,

@@ -15,15 +15,15 @@ from pathlib import Path
 from moetraffic.errors import ReplayError, TraceError
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.program import Plan
-from moetraffic.report.units import byte_size
 from moetraffic.trace.trace import Trace
+from moetraffic.units import byte_size
 
 WRITING = "the writing of the trace"
 WRITING_S = 900.0
 """Longest time that it may take."""
 
 
-def refuse_full_disk(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
+def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
     """Refuse an output that the disk has surely no room for.
 
     It holds the same columns as the trace that is replayed, of the occurrences that

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.markup import html_table
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.tables import Table
 from moetraffic.trace.model import Float64
 
 from .durations import Measured
@@ -48,7 +48,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow:
+class SlowOperation:
     """One of the slowest operations."""
 
     operation: str
@@ -84,7 +84,7 @@ class Summary:
     algbw_gbs: Spread | None  # of operations that move bytes
     busbw_gbs: Spread | None  # of operations that move bytes between ranks
     total_busbw_gbs: float | None  # sum of busiest links' bytes / sum of times
-    slowest: tuple[Slow, ...]
+    slowest: tuple[SlowOperation, ...]
     straggler: int | None  # the rank that came last most often
     straggler_share: float  # in how many of the operations with several members
     notes: tuple[str, ...] = ()  # what scaling, padding, completing changed, in words
@@ -112,7 +112,9 @@ class Summary:
         ]
         if self.total_busbw_gbs is not None:
             rows.append(("busbw, GB/s", self.total_busbw_gbs))
-        return html_table(f"replay of {self.source}", rows, notes=self.notes)
+        return Table(
+            title=f"replay of {self.source}", rows=rows, notes=self.notes
+        ).to_html()
 
 
 def summarize(
@@ -180,7 +182,7 @@ def summarize(
         if crossed.any()
         else None,
         slowest=tuple(
-            Slow(
+            SlowOperation(
                 operation=plan.name(n),
                 time_us=float(seconds[n]) * 1e6,
                 bytes=int(plan.total_bytes[n]),

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from moetraffic.report.units import byte_size
 from moetraffic.trace.model import Int64
+from moetraffic.units import byte_size
 
 
 @dataclass(kw_only=True)

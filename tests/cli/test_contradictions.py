@@ -32,7 +32,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("estimate --zero-stages --zero 2", "--zero-stages shows all four"),
         ("estimate --bandwidth 25GB/s --gpus-per-node 4", "file of measurements"),
         ("estimate --peak-tflops 0", "raise --peak-tflops"),
-        ("estimate --utilisation 2", "1 at most, but is 2"),
+        ("estimate --utilization 2", "1 at most, but is 2"),
         ("estimate --imbalance 0.5", "imbalance is 0.5"),
         ("estimate --sequence 0", "sequence is above 0"),
         ("estimate -o a.json --plot x.pdf", "'x.pdf' has another ending"),

@@ -12,7 +12,7 @@ from moetraffic.cli.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
 from moetraffic.fabric.named import TOPOLOGIES, network
-from moetraffic.report.units import bytes_per_second
+from moetraffic.units import bytes_per_second
 
 
 def test_the_help_names_every_topology() -> None:

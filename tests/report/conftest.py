@@ -10,9 +10,9 @@ import pytest
 from moetraffic.data import path
 from moetraffic.fabric.named import Network, network
 from moetraffic.report.page import Content, content
-from moetraffic.report.units import bytes_per_second
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.model import CLOCK
+from moetraffic.units import bytes_per_second
 
 HOSTILE = "<script>window.hostile = 1</script>"
 

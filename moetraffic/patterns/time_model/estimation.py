@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.markup import html_table
+from moetraffic.tables import Table
 
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import SC21, Conventions
@@ -50,7 +50,7 @@ class Estimate:
             rows: list[tuple[str, object]] = [("configurations", times.size)]
             if np.isfinite(times).any():
                 rows.append(("fastest iteration, s", float(np.nanmin(times))))
-            return html_table("estimates", rows)
+            return Table(title="estimates", rows=rows).to_html()
         parts = {
             "computing": self.compute,
             **{f"{kind} traffic": time for kind, time in self.communication.items()},
@@ -61,7 +61,7 @@ class Estimate:
             "iteration": self.iteration,
         }
         cells = [(name, float(np.ravel(time)[0])) for name, time in parts.items()]
-        return html_table("estimate", cells, header=("part", "s"))
+        return Table(title="estimate", columns=("part", "s"), rows=cells).to_html()
 
     @property
     def tp(self) -> Float64:
@@ -162,7 +162,7 @@ def estimate(
     with np.errstate(divide="ignore", invalid="ignore"):
         batches = c.micro_batches
         work = operations(c, conventions)
-        compute = batches * work.all / (s.utilisation * s.peak_flops)
+        compute = batches * work.all / (s.utilization * s.peak_flops)
         layers = batches * (c.model.layers / c.pp) * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)

@@ -14,8 +14,8 @@ from moetraffic.fabric.circuits import coverage, duty, terms_for
 from moetraffic.fabric.loads import link_times
 from moetraffic.fabric.named import Network
 from moetraffic.report.fabric import BOUNDS, DRAWN
-from moetraffic.report.units import bit_rate, duration
 from moetraffic.trace import Trace
+from moetraffic.units import bit_rate, duration
 
 from .chart import (
     SCALE,

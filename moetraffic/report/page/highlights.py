@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
-from moetraffic.report.overview import ep_words, layout_told
+from moetraffic.report.overview import layout, layout_known
 from moetraffic.report.plain_data import mean
 from moetraffic.report.summary import SHOWN_LAYERS, sentences
-from moetraffic.report.units import byte_size, duration
 from moetraffic.trace import Trace
+from moetraffic.units import byte_size, duration
 
 from .chart import Listed
 from .skew import named, subject_of
@@ -39,8 +39,8 @@ def tiles(trace: Trace, analysis: Analysis) -> list[Tile]:
             value=str(meta.world),
             what="ranks",
             beside=f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}"
-            if layout_told(meta)
-            else f"{ep_words(trace)}, dp not told",
+            if layout_known(meta)
+            else layout(trace),
         ),
         Tile(
             value=f"{len(trace.iterations):,}",
@@ -204,7 +204,7 @@ def _figure(value: float) -> str:
 def about(trace: Trace, notes: Mapping[str, str]) -> Listed:
     """What the trace says of itself."""
     meta = trace.meta
-    untold = () if layout_told(meta) else ("dp", "tp", "pp", "cp", "order")
+    untold = () if layout_known(meta) else ("dp", "tp", "pp", "cp", "order")
     told = {
         "file": Path(trace.name).name,
         **{

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from moetraffic.analysis.exchange import Rows, Source, Window, read, sources, windows
 from moetraffic.errors import TraceError
-from moetraffic.report.units import rank_span
 from moetraffic.trace import PHASES, Trace
+from moetraffic.units import rank_span
 
 Int64 = npt.NDArray[np.int64]
 Key = tuple[int, int]  # layer, group

@@ -9,8 +9,8 @@ from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
 from moetraffic.report.figures import OTHER_COLOR, PHASE_COLORS
 from moetraffic.report.occupation import PARTS
 from moetraffic.report.pictures import ON, calls
-from moetraffic.report.units import duration
 from moetraffic.trace import Trace
+from moetraffic.units import duration
 
 from .chart import (
     Chart,

@@ -11,8 +11,8 @@ from moetraffic.analysis import Comparison, Distance
 from moetraffic.analysis.comparison import SCALES
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.completion import TimeRatio
-from moetraffic.report.units import byte_size, duration
 from moetraffic.trace import Trace
+from moetraffic.units import byte_size, duration
 
 from .chart import (
     FAINT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, shares
-from moetraffic.report.units import rank_span
+from moetraffic.units import rank_span
 
 from .chart import (
     SCALE,

@@ -39,10 +39,10 @@ from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.fidelity import Fidelity
 from moetraffic.replay.results.punctuality import punctuality
 from moetraffic.replay.results.records import from_json, to_json
-from moetraffic.replay.results.replayed import replayed
-from moetraffic.report.units import bytes_per_second
+from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
+from moetraffic.units import bytes_per_second
 
 
 def timed(plan, took, *, skew=0) -> dict[int, Timing]:
@@ -104,7 +104,7 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
     bound = port_times(plan, capacity)
     np.testing.assert_allclose(bound, plan.bottleneck_bytes / 1e9)
     times = timed(plan, lambda r, o: 2 * int(plan.bottleneck_bytes[o]))
-    found = said(plan, times, yardsticks=Baselines(bound_s=bound, bound_of="x"))
+    found = said(plan, times, baselines=Baselines(bound_s=bound, bound_of="x"))
     for p in found.parts:
         if p.by != "iteration":
             assert p.over_bound.value == pytest.approx(2)
@@ -185,7 +185,9 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         assert np.isfinite(transfer).all()
 
         # and the trace of this replay has those times
-        made = replayed(trace, plan, times, backend="gloo", nodes=["n"] * plan.world)
+        made = replayed_trace(
+            trace, plan, times, backend="gloo", nodes=["n"] * plan.world
+        )
         for row in compare_times(trace, made):
             assert row.ratio.value == pytest.approx(1, abs=1e-6)
         when, took, _ = iteration_times(made, completion(made))
@@ -309,7 +311,7 @@ def test_a_fidelity_survives_its_json(toy):
     found = said(
         plan,
         timed(plan, lambda r, o: 1000 + o),
-        yardsticks=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
+        baselines=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
     )
     text = to_json("x", found)
     again = from_json(Fidelity, text)

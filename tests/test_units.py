@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.report.units import bit_rate, bytes_per_second, duration, seconds
+from moetraffic.units import bit_rate, bytes_per_second, duration, seconds
 
 
 def test_rates() -> None:

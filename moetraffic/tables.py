@@ -1,0 +1,261 @@
+"""A table of results, and its renderings: terminal, HTML, CSV and JSON-able data.
+
+Every result that is shown as a table is one or more :class:`Table` values: plain cells,
+and a format for each column.  ``Console.print`` of rich takes a table as it is, and a
+notebook shows it as HTML.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from .text import html_text, visible
+from .units import bit_rate, byte_size, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+QUANTITIES: dict[str, Callable[[float], str]] = {
+    "bytes": byte_size,
+    "bytes/s": lambda value: f"{byte_size(value)}/s",
+    "bit/s": bit_rate,  # of bytes a second
+    "s": duration,
+}
+"""Formats with a unit whose prefix depends on the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of plain values, with a name and a format for each column.
+
+    A cell is a number, text, a truth value, None, or a pair of numbers: an interval.
+    None and what is not finite is shown as a blank.
+
+    Examples
+    --------
+    >>> table = Table(
+    ...     title="Hottest links",
+    ...     columns={"link": "", "busy": "s", "share": ".1%"},
+    ...     rows=[("leaf 0 -> spine 1", 0.00125, 0.5)],
+    ... )
+    >>> table.texts()
+    [['leaf 0 -> spine 1', '1.25 ms', '50.0%']]
+    """
+
+    title: str = ""
+    columns: Mapping[str, str] | Sequence[str] = ()
+    """Names, or names to formats: a format specification of Python's, which may begin
+    with ``<`` or ``>`` to align texts, or one of :data:`QUANTITIES`.  Without columns,
+    a row is a name and a value."""
+    rows: Sequence[Sequence[object]]
+    notes: Sequence[str] = ()  # sentences below it
+    unit: str = ""  # of all values whose column has none
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Colors of cells in a terminal, by their text."""
+
+    def formats(self) -> list[str]:
+        """Format of each column."""
+        if isinstance(self.columns, Mapping):
+            return list(self.columns.values())
+        width = len(self.columns) or max(map(len, self.rows), default=0)
+        return [""] * width
+
+    def texts(self) -> list[list[str]]:
+        """Cells as text, without control characters.
+
+        Returns
+        -------
+        list of list of str
+            A list a row.
+        """
+        return [
+            [
+                written(cell, form)
+                for cell, form in zip(row, self.formats(), strict=True)
+            ]
+            for row in self.rows
+        ]
+
+    def right(self) -> list[bool]:
+        """Whether each column is aligned to the right: formats and numbers are."""
+        return [
+            not form.startswith("<")
+            and (bool(form) or any(_is_number(row[at]) for row in self.rows))
+            for at, form in enumerate(self.formats())
+        ]
+
+    def heading(self) -> str:
+        """The title, with the unit."""
+        return visible(f"{self.title} [{self.unit}]" if self.unit else self.title)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Title, names of columns, rows, unit and notes, for JSON."""
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "unit": self.unit,
+            "notes": list(self.notes),
+        }
+
+    def to_csv(self) -> str:
+        """CSV with a header; numbers as they are, blank where not known."""
+        file = io.StringIO()
+        out = csv.writer(file, lineterminator="\n")
+        if self.columns:
+            out.writerow(
+                f"{name} [{form}]" if form in QUANTITIES else name
+                for name, form in zip(self.columns, self.formats(), strict=True)
+            )
+        for row in self.rows:
+            out.writerow("" if _unknown(cell) else cell for cell in row)
+        return file.getvalue()
+
+    def to_html(self) -> str:
+        """HTML without scripts and links; every text in it is escaped."""
+        style = [
+            f"text-align:{'right' if right else 'left'};vertical-align:top"
+            for right in self.right()
+        ]
+        head = "".join(
+            f'<th style="{how}">{html_text(name)}</th>'
+            for name, how in zip(self.columns, style, strict=False)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="{how}">{html_text(cell)}</td>'
+                for cell, how in zip(row, style, strict=True)
+            )
+            + "</tr>"
+            for row in self.texts()
+        )
+        return (
+            f"<div><p><strong>{html_text(self.heading())}</strong></p><table>"
+            + (f"<thead><tr>{head}</tr></thead>" if head else "")
+            + f"<tbody>{body}</tbody></table>"
+            + "".join(f"<p>{html_text(note)}</p>" for note in self.notes)
+            + "</div>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __rich__(self) -> RenderableType:
+        """The table as rich prints it on a terminal."""
+        from rich.console import Group
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid(
+            box=None,
+            header_style="bold",
+            show_header=bool(self.columns),
+            padding=(0, 1),
+        )
+        for name, right in zip(
+            self.columns or [""] * len(self.formats()), self.right(), strict=True
+        ):
+            grid.add_column(
+                Text(visible(name)),
+                justify="right" if right and self.columns else "left",
+                overflow="fold",
+            )
+        for row in self.texts():
+            grid.add_row(*(Text(c, style=self.styles.get(c, "")) for c in row))
+        return Group(
+            *([Text(self.heading(), style="bold")] if self.title else []),
+            grid,
+            *(Text(visible(note), style="dim") for note in self.notes),
+        )
+
+
+def written(value: object, form: str = "") -> str:
+    """A cell as text.
+
+    Parameters
+    ----------
+    value
+        As :class:`Table` has them.
+    form
+        Format of the column.
+
+    Returns
+    -------
+    str
+        Printable text; blank for what is not known.
+
+    Examples
+    --------
+    >>> written(0.25, ".1%"), written((1.0, 2.5)), written(float("nan")), written(True)
+    ('25.0%', '1 to 2.5', '', 'yes')
+    >>> written(2_500_000, "bytes"), written(1234567), written(98765.4)
+    ('2.50 MB', '1,234,567', '98,765')
+    """
+    if hasattr(value, "item"):  # numpy's scalars
+        value = value.item()
+    if isinstance(value, tuple):
+        ends = [written(end, form) for end in value]
+        return " to ".join(ends) if all(ends) else ""
+    if _unknown(value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not _is_number(value):
+        return visible(value)
+    if form in QUANTITIES:
+        return QUANTITIES[form](value)
+    spec = form.lstrip("<>")
+    if not spec:
+        whole = isinstance(value, int) or abs(value) >= 1e4
+        spec = ",.0f" if whole else ".4g"
+    return format(value, spec)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return hasattr(value, "__float__") and not isinstance(value, bool)
+
+
+def _unknown(value: object) -> bool:
+    return value is None or (_is_number(value) and not math.isfinite(value))
+
+
+@singledispatch
+def tables_of(result: object) -> Sequence[Table]:
+    """The tables that show a result, of any type that :mod:`moetraffic.report` shows.
+
+    Parameters
+    ----------
+    result
+        An ``Analysis``, a ``Comparison``, an ``Assessment`` ...
+
+    Returns
+    -------
+    sequence of Table
+
+    Raises
+    ------
+    TypeError
+        If no table was registered for the type, with ``tables_of.register``.
+    """
+    raise TypeError(f"there is no table of a {type(result).__name__}")
+
+
+class ShownAsTables:
+    """A result that a notebook shows as the tables that ``report`` registers for it.
+
+    A class below the floor of :mod:`moetraffic.report` inherits this and needs no
+    import of it: ``moetraffic.report.notebook`` is loaded when a result is shown.
+    """
+
+    def _repr_html_(self) -> str:
+        """The tables of the result, as a notebook shows them."""
+        import_module("moetraffic.report.notebook")
+        return "".join(table.to_html() for table in tables_of(self))
