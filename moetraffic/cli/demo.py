@@ -14,7 +14,7 @@ import typer
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
-from moetraffic.launch.training import captured
+from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
@@ -60,7 +60,7 @@ def demo(
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
         with progress("training", iterations, quiet=as_json) as tick:
-            trace = captured(
+            trace = capture_run(
                 workload, run, force=force, on_step=tick, overwrite=OVERWRITE
             )
     assert trace is not None  # this process is no rank
