@@ -293,12 +293,10 @@ def _tally(
                 bins[np.uint64(counts[i, a, b])] += one
         received[i] = columns
         bins[0] -= np.uint32(height * width - cells)
-        largest = squares = 0
-        differences: Any = 0
-        below: Any = 0
+        largest = squares = below = differences = 0
         weighted = 0.0
         for n in range(len(terms)):
-            often = np.int64(bins[n])
+            often: Any = np.int64(bins[n])
             if often:
                 largest = n
                 squares += often * n * n
