@@ -47,7 +47,7 @@ def check_exporter(
     Raises
     ------
     AssertionError
-        With a sentence, at the first thing that does not hold.
+        At the first violated requirement, with a sentence that describes it.
     """
     options = options or ExportOptions()
     for what in ("name", "what", "readers", "limits"):
