@@ -198,7 +198,7 @@ class VirtualTraining:
         )
 
     def _pass(self, iteration: int, shards: Shards) -> Tensor:
-        """Forward and backward pass of some ranks' shards; their cross-entropy ``[n]``."""
+        """Run some ranks' shards forward and backward; return their losses ``[n]``."""
         gating = self.workload.gating
         entropy, routings = self._entropy(iteration, shards)
         total = (

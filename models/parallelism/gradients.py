@@ -38,7 +38,7 @@ class ParameterSets:
     def of(
         cls, model: GPT, groups: ParallelGroups, split: Sequence[nn.Parameter] = ()
     ) -> ParameterSets:
-        """Group a model's parameters; ``split`` are those sliced by tensor parallelism."""
+        """Group a model's parameters; ``split`` lists the tensor-parallel slices."""
         slices = {id(p) for p in split}
         dense = model.dense_parameters()
         return cls(
