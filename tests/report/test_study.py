@@ -11,7 +11,8 @@ from moetraffic.cli import main
 from moetraffic.report import figures
 from moetraffic.report import study as report
 from moetraffic.report.stripes import stripes
-from moetraffic.studies import Study, Table, reproduce, there
+from moetraffic.studies import Study, reproduce, there
+from moetraffic.tables import Table
 
 
 @pytest.fixture(scope="module")
