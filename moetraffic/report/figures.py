@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -240,6 +241,8 @@ def _heatmap(axes: Axes, series: Series, colors: Normalize) -> AxesImage:
     axes.set_yticks(*_ticks(series.y))
     if isinstance(series.x[0], str):
         axes.set_xticks(*_ticks(series.x))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if rows * columns <= MOST_WRITTEN and columns <= 16:
         for (row, column), value in np.ndenumerate(cells):
             if np.isfinite(value):
@@ -287,8 +290,8 @@ def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if len(found) > 1 or any("interval" in n or "balanced" in n for n in found):
-        longest = max(map(len, found)) + 6
-        figure.legend(
+        longest = max(map(len, found)) + 9
+        legend = figure.legend(
             list(found.values()),
             list(found),
             loc="outside lower center",
@@ -296,6 +299,9 @@ def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
             frameon=False,
             fontsize=9,
         )
+        for handle in legend.legend_handles:
+            if isinstance(handle, PathCollection):
+                handle.set_sizes([36.0])
 
 
 def _label(series: Series) -> str | None:

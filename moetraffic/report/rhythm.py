@@ -189,52 +189,49 @@ def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Pa
     )
 
 
-def statistics_table(
+def statistics_tables(
     analysis: Analysis, *, most: int = MOST_SOURCES
-) -> Table | Missing:
-    """Tabulate duty cycle, bursts, gaps and periodicity of each source."""
+) -> list[Table | Missing]:
+    """Tabulate duty cycle, bursts and gaps of each source, and its periodicity."""
     title = "On-off statistics"
-    found = analysis.beats.found
-    if not found:
-        return Missing(title=title, reason=why_no_times(analysis))
-    rows = []
-    for one in found[:most]:
+    every = analysis.beats.found
+    if not every:
+        return [Missing(title=title, reason=why_no_times(analysis))]
+    on_off, periods = [], []
+    for one in every[:most]:
         r = one.rhythm
-        rows.append(
-            (
-                one.name if one.by in one.name else f"{one.by} {one.name}",
-                *(r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv, r.gap_ns / 1e9),
-                *(r.gap_cv, r.period_ns / 1e9, r.strength, r.cycle_ns / 1e9),
-                *(r.likeness, r.jitter, r.peak_to_mean),
-                r.length_steady.p if r.length_steady else None,
-            )
-        )
-    more = len(found) - len(rows)
+        name = one.name if one.by in one.name else f"{one.by} {one.name}"
+        bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
+        on_off.append((name, *bursts, r.gap_ns / 1e9, r.gap_cv, r.peak_to_mean))
+        stationary = r.length_steady.p if r.length_steady else None
+        period = (r.period_ns / 1e9, r.strength, r.cycle_ns / 1e9)
+        periods.append((name, *period, r.likeness, r.jitter, stationary))
+    more = len(every) - len(on_off)
     about = analysis.beats.about
-    return Table(
-        title=title,
-        columns={
-            "source": "",
-            "duty cycle": ".1%",
-            "bursts": "",
-            "mean burst": "s",
-            "CV": ".2f",
-            "mean gap": "s",
-            "CV of gaps": ".2f",
-            "period": "s",
-            "autocorrelation at the period": ".2f",
-            "cycle": "s",
-            "cycle-to-cycle correlation": ".2f",
-            "jitter": ".1%",
-            "peak/mean": ".1f",
-            "stationarity p-value": ".2g",
-        },
-        rows=rows,
-        notes=[
-            *([f"{about[:1].upper()}{about[1:]}."] if about else []),
-            *([f"{more} more sources: moetraffic analyze --json"] if more > 0 else []),
-        ],
-    )
+    return [
+        Table(
+            title=title,
+            columns={
+                **{"source": "", "duty cycle": ".1%", "bursts": "", "mean burst": "s"},
+                **{"CV of bursts": ".2f", "mean gap": "s", "CV of gaps": ".2f"},
+                "peak/mean": ".1f",
+            },
+            rows=on_off,
+            notes=[
+                *([f"{about[:1].upper()}{about[1:]}."] if about else []),
+                *([f"{more} more: moetraffic analyze --json"] if more > 0 else []),
+            ],
+        ),
+        Table(
+            title="Periodicity",
+            columns={
+                **{"source": "", "period": "s", "autocorrelation at the period": ".2f"},
+                **{"cycle time": "s", "cycle-to-cycle correlation": ".2f"},
+                **{"jitter": ".1%", "stationarity p-value": ".2g"},
+            },
+            rows=periods,
+        ),
+    ]
 
 
 def why_no_times(analysis: Analysis) -> str:

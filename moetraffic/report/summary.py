@@ -13,7 +13,7 @@ from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
 from .plain_data import mean
-from .rhythm import statistics_table
+from .rhythm import statistics_tables
 from .time_breakdown import table as time_table
 
 METRICS = {
@@ -49,9 +49,8 @@ def tables(analysis: Analysis) -> list[Table]:
         if (table := tabulate(shown)).rows
     ]
     if analysis.beats.found:
-        rhythm = statistics_table(analysis, most=len(analysis.beats.found))
-        assert isinstance(rhythm, Table)
-        made.append(rhythm)
+        rhythm = statistics_tables(analysis, most=len(analysis.beats.found))
+        made += [table for table in rhythm if isinstance(table, Table)]
     if analysis.occupation is not None:
         made.append(time_table(analysis.occupation))
     notes = sentences(analysis)
@@ -182,11 +181,12 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
         net, packets = exchange.network, exchange.complexity
         if net is None and packets is None:
             continue
-        of_net: list[object] = [None] * 8
+        of_net: list[object] = [None] * 7
         if net is not None:
             of_net = [
                 *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
-                *(mean(net.inter_host), net.inter_host_uniform, net.nic_flows),
+                _with(mean(net.inter_host), net.inter_host_uniform),
+                net.nic_flows,
                 *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
                 net.elephant_share,
             ]
@@ -199,8 +199,8 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
         title="Network statistics: means over the iterations",
         columns={
             **{"layer": "<", "ranks": "", "line efficiency": ".3f"},
-            **{"bottleneck port": "bytes", "inter-host share": ".1%"},
-            **{"inter-host share if uniform": ".1%", "flows per NIC": ".1f"},
+            **{"bottleneck port": "bytes"},
+            **{"inter-host share (if uniform)": ">", "flows per NIC": ".1f"},
             **{"flow-count entropy, bits": ".2f", "byte entropy, bits": ".2f"},
             "byte share of the top 10% of flows": ".1%",
             **dict.fromkeys(("T", "NT", "T x NT"), ".3f"),
@@ -208,6 +208,12 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
         rows=rows,
         notes=["T, NT: temporal and non-temporal trace complexity, 1 = no structure"],
     )
+
+
+def _with(share: float, uniform: float) -> str:
+    """A share and, in brackets, another; blank where not known."""
+    beside = f" ({uniform:.1%})" if np.isfinite(uniform) else ""
+    return f"{share:.1%}{beside}" if np.isfinite(share) else ""
 
 
 def sentences(analysis: Analysis) -> list[str]:

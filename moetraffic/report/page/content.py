@@ -146,7 +146,7 @@ def content(
             parts=(
                 rhythm.timeline(trace, reason=no_times),
                 rhythm.spectrum(trace, found),
-                rhythm.statistics_table(found),
+                *rhythm.statistics_tables(found),
                 time_breakdown.figure(
                     found.occupation,
                     reason="; ".join(n for n in notes if "occupation" in n),

@@ -86,7 +86,7 @@ def quantiles(found: Comparison, key: str, first: str, second: str) -> Chart | M
         key=f"{key}-quantiles",
         title=f"Quantiles of call times, {first} and {second}",
         reason=_untimed(found),
-        source="Over the calls that both runs have.",
+        source="Quantiles over the calls that both runs have, one symbol each.",
         columns=("time [ms]", "part"),
         choices=("time",),
     )
