@@ -24,7 +24,7 @@ from moetraffic.patterns.time_model import (
 
 SYSTEM = System(
     peak_flops=312e12,
-    utilisation=0.5,
+    utilization=0.5,
     bandwidth=NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9),
     latency_s=5e-6,
     memory_bytes=80e9,

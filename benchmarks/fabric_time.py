@@ -130,8 +130,8 @@ def compare(at: Hosts, rate: int, steps: int, folder: Path) -> list[dict[str, An
         # computing is the 2-rank run's, and what its terms leave out a constant
         before, took = quiet(small.measured), quiet(large.measured)
         faster = small.measured.compute_s / before["computing"]
-        share = small.system.utilisation * faster
-        system = replace(small.system, bandwidth=links, utilisation=share)
+        share = small.system.utilization * faster
+        system = replace(small.system, bandwidth=links, utilization=share)
         own = float(estimate(small.config, system).iteration)
         left = max(before["iteration"] - own, 0.0)
         system = replace(system, iteration_overhead_s=left)

@@ -39,9 +39,9 @@ class DeepSeekRouter(LinearGate):
         highest (V2).
     bias_rate
         Step of the loss-free bias; 0 keeps it at zero.
-    renormalise
+    renormalize
         Divide a token's weights by their sum (V3); otherwise they stay (V2).  None:
-        where k > 1, since a single renormalised weight carries no gradient.
+        where k > 1, since a single renormalized weight carries no gradient.
     scale
         Factor of the weights: 2.5 in V3, 16 in V2, 1 in V2-Lite.
 
@@ -73,7 +73,7 @@ class DeepSeekRouter(LinearGate):
         top_groups: int = 1,
         group_score: str = "top2",
         bias_rate: float = 0.001,
-        renormalise: bool | None = None,
+        renormalize: bool | None = None,
         scale: float = 1.0,
     ) -> None:
         if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
@@ -102,7 +102,7 @@ class DeepSeekRouter(LinearGate):
         self.top_groups = top_groups
         self.group_score = group_score
         self.bias_rate = bias_rate
-        self.renormalise = k > 1 if renormalise is None else renormalise
+        self.renormalize = k > 1 if renormalize is None else renormalize
         self.scale = scale
         # [E] the bias in steps of bias_rate: whole numbers stay exact when a model is
         # converted to bfloat16, and equal on every rank
@@ -131,7 +131,7 @@ class DeepSeekRouter(LinearGate):
         score = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)
         expert = self._selected(score.detach())
         weight = score.gather(-1, expert)
-        if self.renormalise:
+        if self.renormalize:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         # sigmoid scores share out 1 only after division; a softmax does already
         total = score.sum(-1, keepdim=True) if self.score == "sigmoid" else 1.0

@@ -29,20 +29,20 @@ class TopKRouter(LinearGate):
     softmax
         ``"before"``: over all experts, of which the k most probable are chosen;
         ``"after"``: over the k chosen logits (Mixtral, arXiv 2401.04088, section 2.1).
-        Only rounding tells ``"after"`` from ``"before"`` with ``renormalise``, which is
+        Only rounding tells ``"after"`` from ``"before"`` with ``renormalize``, which is
         how ``transformers`` computes Mixtral.
-    renormalise
+    renormalize
         Divide the k probabilities by their sum (Mixtral, Qwen3); otherwise they stay
         as they are (DeepSeekMoE, arXiv 2401.06066, equation 4; Qwen1.5-MoE and
         Qwen2-MoE, ``norm_topk_prob`` of their configurations).  None: where k > 1,
-        since a single renormalised weight is 1 and carries no gradient to the router.
+        since a single renormalized weight is 1 and carries no gradient to the router.
         ``"after"`` has the sum 1 in any case.
 
     Raises
     ------
     LayoutError
         If k is not between 1 and E, or ``softmax`` is unknown or contradicts
-        ``renormalise``.
+        ``renormalize``.
 
     References
     ----------
@@ -58,7 +58,7 @@ class TopKRouter(LinearGate):
         k: int,
         capacity_factor: float | None = None,
         softmax: str = "before",
-        renormalise: bool | None = None,
+        renormalize: bool | None = None,
     ) -> None:
         if not 1 <= k <= experts:
             raise LayoutError(
@@ -66,16 +66,16 @@ class TopKRouter(LinearGate):
                 f"{experts} experts: choose k between 1 and {experts}"
             )
         after = softmax == "after"
-        if softmax not in ("before", "after") or (after and renormalise is False):
+        if softmax not in ("before", "after") or (after and renormalize is False):
             raise LayoutError(
                 "softmax is before, or after and then has the sum 1, but it is "
-                f"{softmax!r} and renormalise {renormalise}: change one of them"
+                f"{softmax!r} and renormalize {renormalize}: change one of them"
             )
         super().__init__(hidden, experts)
         self.softmax = softmax
         self.k = k
         self.capacity_factor = capacity_factor
-        self.renormalise = k > 1 if renormalise is None else renormalise
+        self.renormalize = k > 1 if renormalize is None else renormalize
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Route ``[T, h]`` token vectors."""
@@ -86,7 +86,7 @@ class TopKRouter(LinearGate):
             weight = chosen.softmax(-1)
         else:
             weight, expert = probabilities.topk(self.k, dim=-1)
-        if self.softmax == "before" and self.renormalise:
+        if self.softmax == "before" and self.renormalize:
             weight = weight / weight.sum(-1, keepdim=True)
         return Routing.token_choice(
             expert=expert,
@@ -102,5 +102,5 @@ class TopKRouter(LinearGate):
         """The sizes, for ``print(module)``."""
         return (
             f"{super().extra_repr()}, k={self.k}, softmax={self.softmax}, "
-            f"renormalise={self.renormalise}"
+            f"renormalize={self.renormalize}"
         )

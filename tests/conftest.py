@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,10 @@ from hypothesis import settings
 # every core, these spin for one that waits for its turn, and a product of two small
 # matrices takes a tenth of a second.  It is read where torch and numpy are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background jobs (nohup make test &) with SIGINT ignored, and the
+# processes that tests start and interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # make test tries some of the cases, make test-all many
 settings.register_profile(

@@ -12,6 +12,7 @@ import typer
 
 from moetraffic import __version__
 from moetraffic.report import configuration, terminal
+from moetraffic.spelling import current_name
 
 from . import (
     analyze,
@@ -49,6 +50,7 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": current_name},
 )
 app.command("demo")(demo.demo)
 app.command("capture")(capture.capture)

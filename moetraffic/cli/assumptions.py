@@ -18,11 +18,11 @@ def refuse_figures(above: Mapping[str, float | None], imbalance: float) -> None:
     for name, value in above.items():
         if value is not None and not 0 < value < inf:
             raise LayoutError(f"{name} is above 0, but is {value:g}: raise --{name}")
-    share = above["utilisation"]
+    share = above["utilization"]
     if share is not None and share > 1:
         raise LayoutError(
-            f"utilisation is a share of the peak, 1 at most, but is {share:g}: give "
-            "--utilisation 0.4"
+            f"utilization is a share of the peak, 1 at most, but is {share:g}: give "
+            "--utilization 0.4"
         )
     if not 1 <= imbalance < inf:
         raise LayoutError(

@@ -14,12 +14,12 @@ import typer
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
-from moetraffic.launch.training import captured
+from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder, remedy
+from moetraffic.trace.hdf5.durable import remedy, validate_folder
 
 from .capture import OVERWRITE
 from .output import console, json_text, print_json, progress
@@ -60,7 +60,7 @@ def demo(
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
         with progress("training", iterations, quiet=as_json) as tick:
-            trace = captured(
+            trace = capture_run(
                 workload, run, force=force, on_step=tick, overwrite=OVERWRITE
             )
     assert trace is not None  # this process is no rank
@@ -124,7 +124,7 @@ def _named(corpus: str | None) -> str:
 
 def _refuse_earlier(output: Path, force: bool) -> None:
     try:
-        refuse_folder(output.absolute().parent, error=MoetrafficError)
+        validate_folder(output.absolute().parent, error=MoetrafficError)
         if output.exists() and not output.is_dir():
             raise MoetrafficError(f"{output} is no folder: choose another with -o")
         there = [name for name in WRITES if (output / name).exists()]

@@ -10,7 +10,7 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
+from moetraffic.trace.hdf5.durable import validate_outputs, write_whole
 from moetraffic.units import seconds
 
 from .assumptions import (
@@ -33,7 +33,7 @@ SHOWN = 12
 
 OF_A_CAPTURE = (
     *("model", "sequence", "micro_batch", "gradient_bytes", "platform"),
-    *("peak_tflops", "utilisation"),
+    *("peak_tflops", "utilization"),
 )
 """What a captured run says."""
 
@@ -86,7 +86,7 @@ def estimate(
         float | None,
         typer.Option(help="Of a GPU.", show_default="the platform's, or 312"),
     ] = None,
-    utilisation: Annotated[float, typer.Option(help="Of it while computing.")] = 0.4,
+    utilization: Annotated[float, typer.Option(help="Of it while computing.")] = 0.4,
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Model, batch and speeds of a captured run."),
@@ -150,7 +150,7 @@ def estimate(
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-    refuse_outputs((plot, output), (calibrate,), force=force)
+    validate_outputs((plot, output), (calibrate,), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "one of --sweep, --zero-stages, --sensitivity and --best is asked for at a "
@@ -182,7 +182,7 @@ def estimate(
             "peak-tflops": peak_tflops,
             "gradient-bytes": gradient_bytes,
             "sequence": sequence,
-            "utilisation": utilisation,
+            "utilization": utilization,
         },
         imbalance,
     )
@@ -203,7 +203,7 @@ def estimate(
         micro_batch = int(config.micro_batch)
         each = int(config.global_batch / config.dp)
         global_batch = each * dp if global_batch is None else global_batch
-        utilisation = float(told.pop("utilisation"))
+        utilization = float(told.pop("utilization"))
     config = replace(
         config,
         pp=pp,
@@ -231,7 +231,7 @@ def estimate(
         told["memory_bytes"] = memory_gb * 1e9
     system = System(
         **{"peak_flops": 312e12, **told},
-        utilisation=utilisation,
+        utilization=utilization,
         latency_s=seconds(latency),
         layer_overhead_s=seconds(layer_overhead),
         iteration_overhead_s=seconds(iteration_overhead),
@@ -239,7 +239,7 @@ def estimate(
     )
     conventions = read_conventions(convention or [])
     where = "its own ranks" if calibrate else platform or "a system as told"
-    share = "" if calibrate else f", u = {utilisation:g}"
+    share = "" if calibrate else f", u = {utilization:g}"
     source = f"{model} on {where}{share}"
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
@@ -297,7 +297,7 @@ def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
         found = calibrated(trace)
     told = {
         "peak_flops": found.system.peak_flops,
-        "utilisation": found.system.utilisation,
+        "utilization": found.system.utilization,
         "bandwidth": found.system.bandwidth,
     }
     return found.config, told, [report.calibration_table(found, str(path))]

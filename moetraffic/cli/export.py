@@ -11,7 +11,7 @@ from rich.text import Text
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import byte_size, seconds
 
@@ -95,7 +95,7 @@ def export(
     from moetraffic.interop.export.exporter import refuse
 
     refuse(exporter_named(to), output, force=force)
-    refuse_own_input(trace, output)
+    validate_other_than_input(trace, output)
     options = Options(
         iterations=iteration_range(iterations),
         layers=layer_numbers(layers),

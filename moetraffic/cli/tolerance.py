@@ -15,7 +15,7 @@ from moetraffic.launch.lossy import final_losses
 from moetraffic.launch.machine import refuse_unable
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .choices import picture
 from .output import console, print_json, progress
@@ -71,7 +71,7 @@ def tolerance(
 
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
-    refuse_outputs((output, plot), force=force)
+    validate_outputs((output, plot), force=force)
     if seeds < 2:
         raise LayoutError(
             f"an interval over seeds needs 2 or more, but seeds is {seeds}: raise it"

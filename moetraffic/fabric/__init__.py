@@ -8,7 +8,7 @@ from __future__ import annotations
 from .affinity import consistent_shifts
 from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
 from .circuits import Duty, coverage, duty, term_seconds
-from .clos import fat_tree, leaf_spine, rail_optimised, single_switch
+from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .collisions import (
     busy_links,
     collisions,
@@ -57,7 +57,7 @@ __all__ = [
     "max_load_at_most",
     "no_collision",
     "port_bound",
-    "rail_optimised",
+    "rail_optimized",
     "route",
     "score",
     "single_switch",

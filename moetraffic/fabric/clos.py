@@ -71,7 +71,7 @@ def leaf_spine(
     return draft.finish(f"leaf-spine {oversubscription:g}:1")
 
 
-def rail_optimised(
+def rail_optimized(
     hosts: Hosts,
     *,
     pods: int = 1,
@@ -122,7 +122,7 @@ def rail_optimised(
     elif hosts.number > 1:
         draft.cut("bisection", "first half", range(hosts.number // 2), [])
     return draft.finish(
-        f"rail-optimised, {oversubscription:g}:1", forwarding=forwarding
+        f"rail-optimized, {oversubscription:g}:1", forwarding=forwarding
     )
 
 

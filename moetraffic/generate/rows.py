@@ -129,7 +129,7 @@ def middle(
     holds = inclusion(weights, k)
     size = at_share(holds, half, k=k)
     return Middle(
-        angle=_centre(holds, size * deviation),
+        angle=_center(holds, size * deviation),
         size=size,
         ratio=weights * (1 - np.minimum(holds, 1 - LEAST)) / np.maximum(holds, LEAST),
     )
@@ -254,7 +254,7 @@ def _table() -> Float64:
     return out
 
 
-def _centre(mean: Float64, deviation: Float64) -> Float64:
+def _center(mean: Float64, deviation: Float64) -> Float64:
     """a such that rows around it have this mean, ``[..., E]``."""
     table = _table()
     less = np.clip(np.minimum(mean, 1 - mean), 1e-12, 0.5)

@@ -43,10 +43,10 @@ def _groups_fit(setup: Setup) -> list[Broken]:
 def _after_is_normalized(setup: Setup) -> list[Broken]:
     """Top-k: a softmax over the chosen experts sums to 1."""
     options = setup.options
-    if options["softmax"] == "after" and options["renormalise"] is False:
+    if options["softmax"] == "after" and options["renormalize"] is False:
         return [
             (
-                "a softmax over the chosen experts has the sum 1, but renormalise is "
+                "a softmax over the chosen experts has the sum 1, but renormalize is "
                 "false and softmax is after",
                 "leave out one of them",
             )
@@ -120,7 +120,7 @@ ROUTERS: Mapping[str, RouterSpec] = {
                     choices=("before", "after"),
                 ),
                 RouterOption(
-                    name="renormalise",
+                    name="renormalize",
                     kind=bool,
                     default=None,
                     text="divide a token's weights by their sum; if not given, where "
@@ -217,7 +217,7 @@ ROUTERS: Mapping[str, RouterSpec] = {
                     least=0,
                 ),
                 RouterOption(
-                    name="renormalise",
+                    name="renormalize",
                     kind=bool,
                     default=None,
                     text="divide a token's weights by their sum; if not given, where "

@@ -11,9 +11,9 @@ from .routers import Gating
 from .shape import ModelShape
 
 
-def _dropless(k: int, *, renormalise: bool, balance: float) -> Gating:
+def _dropless(k: int, *, renormalize: bool, balance: float) -> Gating:
     return Gating(
-        k=k, balance=balance, z_loss=0.0, options={"renormalise": renormalise}
+        k=k, balance=balance, z_loss=0.0, options={"renormalize": renormalize}
     )
 
 
@@ -53,7 +53,7 @@ SPARSE = (
     # Mixtral's building blocks.
     Preset(
         model=ModelShape(name="tiny-llama", kv_heads=2, head_size=32, ffn=256, **LLAMA),
-        gating=_dropless(2, renormalise=True, balance=0.02),
+        gating=_dropless(2, renormalize=True, balance=0.02),
         source="this library, after Mixtral 8x7B",
     ),
     # DeepSeek's building blocks.
@@ -167,7 +167,7 @@ SPARSE = (
             rotary_base=1e6,
             **LLAMA,
         ),
-        gating=_dropless(2, renormalise=True, balance=0.02),
+        gating=_dropless(2, renormalize=True, balance=0.02),
         micro_batch=1,
         source="arXiv 2401.04088, table 1; mistralai/Mixtral-8x7B-v0.1, config.json",
         published=46_702_792_704,
@@ -192,7 +192,7 @@ SPARSE = (
             rotary_base=1e6,
             **LLAMA,
         ),
-        gating=_dropless(4, renormalise=False, balance=0.001),
+        gating=_dropless(4, renormalize=False, balance=0.001),
         micro_batch=1,
         source="Qwen/Qwen1.5-MoE-A2.7B, config.json",
         published=14_315_784_192,
@@ -215,7 +215,7 @@ SPARSE = (
             rotary_base=1e6,
             **LLAMA,
         ),
-        gating=_dropless(8, renormalise=True, balance=0.001),
+        gating=_dropless(8, renormalize=True, balance=0.001),
         micro_batch=1,
         source="arXiv 2505.09388, table 2; Qwen/Qwen3-30B-A3B, config.json",
         published=30_532_122_624,
@@ -242,7 +242,7 @@ SPARSE = (
             vocabulary=102_400,
             **LLAMA,
         ),
-        gating=_dropless(6, renormalise=False, balance=0.003),
+        gating=_dropless(6, renormalize=False, balance=0.003),
         micro_batch=1,
         source="arXiv 2405.04434, appendix B.1; deepseek-ai/DeepSeek-V2-Lite",
         published=15_706_484_224,

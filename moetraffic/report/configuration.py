@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import MoetrafficError
+from moetraffic.spelling import current_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,7 +125,7 @@ def defaults(
                 options[spelling.lstrip("-")] = parameter
     found = {}
     for key, value in table.items():
-        option = options.get(key.replace("_", "-"))
+        option = options.get(current_name(key.replace("_", "-")))
         if option is None or key in ("help", "config"):
             raise MoetrafficError(
                 f"{path} gives moetraffic {verb} an option {key!r}, which it does not "

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.times.iteration_traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.trace import ROUTING, Trace
 
 from . import figures
@@ -169,13 +169,12 @@ def traffic(
     iterations
         Which steps, a panel each.
     operations, algorithm
-        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrix` has them.
+        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrices` has them.
     """
-    matrices = [
-        world_matrix(trace, i, operations=operations, algorithm=algorithm)
-        for i in iterations
-    ]
-    top = max((int(m.max()) for m in matrices), default=0)
+    matrices = world_matrices(
+        trace, iterations, operations=operations, algorithm=algorithm
+    )
+    top = int(matrices.max(initial=0))
     factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
     what = " + ".join(operations) if operations else "all collectives"
     return matrix_chart(

@@ -166,7 +166,7 @@ def _expected(kind: str, sizes: tuple[int, int, int]) -> list[int]:
 
 
 def _configurations() -> Iterator[tuple[str, Configuration, float, float]]:
-    """Name, configuration, peak and utilisation of the four."""
+    """Name, configuration, peak and utilization of the four."""
     for row in published("hkust_configs"):
         gpus, size = int(row["gpus"]), float(row["model_params_B"])
         p, t, d = ASSUMED[gpus]
@@ -198,7 +198,7 @@ def _estimates() -> Table:
         for speed in BANDWIDTHS:
             found = estimate(
                 config,
-                System(peak_flops=peak, utilisation=share, bandwidth=speed),
+                System(peak_flops=peak, utilization=share, bandwidth=speed),
                 conventions=APNET24,
             )
             numbers = (
@@ -224,7 +224,7 @@ def _bubbles() -> Table:
     rows = []
     for name, config, peak, share in _configurations():
         p, m = float(config.pp), float(config.micro_batches)
-        told = System(peak_flops=peak, utilisation=share, bandwidth=BANDWIDTHS[1])
+        told = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
         found = estimate(config, told, conventions=APNET24)
         without = float(found.bubble / (found.iteration - found.dp))
         formula = (p - 1) / (p - 1 + m)
@@ -252,7 +252,7 @@ def _bubbles() -> Table:
 def _conventions() -> Table:
     """What disagreements between published models do to the first configuration."""
     name, config, peak, share = next(_configurations())
-    told = System(peak_flops=peak, utilisation=share, bandwidth=BANDWIDTHS[1])
+    told = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
     choices = {
         "as the study (8 N tokens, N/(pt) reduced)": (config, APNET24),
         "N reduced by each rank": (

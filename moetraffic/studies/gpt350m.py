@@ -325,7 +325,7 @@ def _batches(size: float) -> Table:
     return Table(
         title="The batch a GPU that the 15% implies",
         columns=(
-            *("recomputation", "utilisation", "compute [ms]", "tokens"),
+            *("recomputation", "utilization", "compute [ms]", "tokens"),
             *("sequences of 1024", "sequences of 2048"),
         ),
         rows=tuple(rows),

@@ -276,7 +276,7 @@ def reproduce() -> Study:
             _summary(),
             _cells(),
             _calibrations(),
-            _utilisation(),
+            _utilization(),
             table,
         ),
         not_reproducible=(
@@ -412,7 +412,7 @@ def _calibrations() -> Table:
     )
 
 
-def _utilisation() -> Table:
+def _utilization() -> Table:
     """Rates relative to RDMA's: the fractions give no absolute ones."""
     said = published("ucmerced_protocols")
     told = {
@@ -442,7 +442,7 @@ def _utilisation() -> Table:
             )
         )
     return Table(
-        title="Interconnect utilisation, ours scaled to RDMA's 60 Gbps at 4 ranks",
+        title="Interconnect utilization, ours scaled to RDMA's 60 Gbps at 4 ranks",
         columns=(
             *("protocol", "link", "published", "ours", "error", "k", "gamma"),
             "RDMA's is",

@@ -1,7 +1,7 @@
 """Megatron-LM on 3072 A100s: iteration times of ten models, from half of them.
 
 The table has achieved FLOP/s; with the paper's equation 3 an iteration's time follows.
-The model's network is what the paper says of its nodes; utilisation and overheads are
+The model's network is what the paper says of its nodes; utilization and overheads are
 fitted to five of the ten rows, in all 252 ways, and judged on the five others.
 
 References
@@ -41,7 +41,7 @@ NIC = 8 * 25e9  # eight 200 Gb/s HDR adapters a node: section 5
 MEMORY = 80e9
 MEMORY_SPEED = 2.039e12  # A100 80GB's datasheet
 
-FITTED = ("utilisation", "layer_overhead_s", "iteration_overhead_s")
+FITTED = ("utilization", "layer_overhead_s", "iteration_overhead_s")
 
 TARGET = 0.06
 """Median relative error that the model has to stay below."""
@@ -109,7 +109,7 @@ def reproduce() -> Study:
             "is divided between computing and overheads is the fit's, not measured",
         ),
         notes=(
-            f"fitted to all ten rows: u = {fit.fitted['utilisation']:.3f}, "
+            f"fitted to all ten rows: u = {fit.fitted['utilization']:.3f}, "
             f"{fit.fitted['layer_overhead_s'] * 1e3:.2f} ms a layer and micro-batch, "
             f"{fit.fitted['iteration_overhead_s']:.2f} s an iteration",
             "the column 'held out' is the median over the 126 splits whose other half "

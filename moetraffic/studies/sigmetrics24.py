@@ -43,7 +43,7 @@ def systems() -> dict[str, dict[str, str]]:
     return {name: {row["field"]: row[name] for row in rows} for name in SYSTEMS}
 
 
-def system(name: str, *, utilisation: float = 0.4) -> System:
+def system(name: str, *, utilization: float = 0.4) -> System:
     """One of table 4: measured GPU-to-GPU copies inside, NICs as sold outside."""
     told = systems()[name]
     links = NodeLinks(
@@ -53,7 +53,7 @@ def system(name: str, *, utilisation: float = 0.4) -> System:
     )
     return System(
         peak_flops=PEAK,
-        utilisation=utilisation,
+        utilization=utilization,
         bandwidth=links,
         memory_bytes=(80 if "80GB" in told["gpu_mem"] else 40) * GIGA,
         memory_bytes_s=float(told["gpu_mem_bw_GBps"]) * GIGA,

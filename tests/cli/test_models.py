@@ -56,7 +56,7 @@ def test_a_preset_is_what_options_change() -> None:
     less = describe(2, {"model": "qwen1.5-moe-a2.7b", "micro_batch": 7, **chosen})
     assert (less.model.head_size, less.model.expert_ffn) == (16, 44)
     assert (less.model.experts, less.gating.k) == (8, 2)
-    assert less.gating.options == {"renormalise": False}
+    assert less.gating.options == {"renormalize": False}
     assert less.training.micro_batch == 7
 
 

@@ -28,12 +28,12 @@ def test_every_router_is_ready_by_its_name_alone(router: str) -> None:
 
 
 def test_router_options_are_values_by_their_looks() -> None:
-    texts = ["groups=4", "scale=2.5", "renormalise=false", "score=softmax", "rate=1e-3"]
+    texts = ["groups=4", "scale=2.5", "renormalize=false", "score=softmax", "rate=1e-3"]
     found = parse_options(texts)
     assert found == {
         "groups": 4,
         "scale": 2.5,
-        "renormalise": False,
+        "renormalize": False,
         "score": "softmax",
         "rate": 1e-3,
     }

@@ -23,7 +23,7 @@ from moetraffic.fabric import (
     link_loads,
     link_times,
     port_bound,
-    rail_optimised,
+    rail_optimized,
     route,
     single_switch,
     spreading_bound,
@@ -115,7 +115,7 @@ def test_uniform_traffic_on_a_torus_loads_every_link_alike() -> None:
 
 
 def test_rails_forward_inside_the_host_first() -> None:
-    made = rail_optimised(hosts(2, 2))
+    made = rail_optimized(hosts(2, 2))
     sent = np.zeros((4, 4), np.int64)
     sent[0, 3] = 7  # rank 1 of host 1: over rail 1, through rank 1 of host 0
     loads = link_loads(route(made, block(4, made.hosts)), sent)
@@ -123,7 +123,7 @@ def test_rails_forward_inside_the_host_first() -> None:
     path += ["host1.nic1", "host1.gpu1"]
     taken = {made.links[e] for e in np.flatnonzero(loads)}
     assert taken == set(pairwise(path))
-    own = rail_optimised(hosts(2, 2), forwarding="own")
+    own = rail_optimized(hosts(2, 2), forwarding="own")
     loads = link_loads(route(own, block(4, own.hosts)), sent)
     names = {n for e in np.flatnonzero(loads) for n in own.links[e]}
     assert "rail0" in names

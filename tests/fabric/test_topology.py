@@ -14,7 +14,7 @@ from moetraffic.fabric import (
     explicit,
     fat_tree,
     leaf_spine,
-    rail_optimised,
+    rail_optimized,
     strided,
     torus,
 )
@@ -87,7 +87,7 @@ def test_dragonfly_with_few_groups_uses_all_its_global_links() -> None:
 
 
 def test_rails_join_the_nics_of_one_number() -> None:
-    made = rail_optimised(hosts(4, 8))
+    made = rail_optimized(hosts(4, 8))
     for rail in range(8):
         below = {a for a, b in made.links if b == f"rail{rail}" and "nic" in a}
         assert below == {f"host{h}.nic{rail}" for h in range(4)}
@@ -134,7 +134,7 @@ def test_placements() -> None:
             lambda: dragonfly(hosts(8), hosts_a_router=1, routers=2, global_links=1),
             "reach 2 other groups",
         ),
-        (lambda: rail_optimised(hosts(2), forwarding="nearest"), "own, rail"),
+        (lambda: rail_optimized(hosts(2), forwarding="nearest"), "own, rail"),
     ],
 )
 def test_impossible_networks(make: object, said: str) -> None:

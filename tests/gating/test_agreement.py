@@ -129,9 +129,9 @@ def config(**more: Any) -> SimpleNamespace:
     ("name", "options", "their_config"),
     [
         ("mixtral", {"softmax": "after"}, {}),
-        ("mixtral", {"renormalise": True}, {}),
-        ("qwen2", {"renormalise": False}, {"norm_topk_prob": False}),
-        ("qwen3", {"renormalise": True}, {"norm_topk_prob": True}),
+        ("mixtral", {"renormalize": True}, {}),
+        ("qwen2", {"renormalize": False}, {"norm_topk_prob": False}),
+        ("qwen3", {"renormalize": True}, {"norm_topk_prob": True}),
     ],
 )
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -179,7 +179,7 @@ def test_deepseek_is_v3s(
             groups=groups_all,
             top_groups=groups_top,
             scale=2.5,
-            renormalise=normalized,
+            renormalize=normalized,
             bias_rate=0.05,
         ),
         4 * weight(seed),
@@ -221,7 +221,7 @@ def test_deepseek_is_v2s(modeling: Any, method: str) -> None:
             top_groups=2 if limited else 1,
             group_score="max",
             bias_rate=0.0,
-            renormalise=False,
+            renormalize=False,
             scale=16.0,
         ),
         4 * weight(2),

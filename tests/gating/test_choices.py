@@ -55,7 +55,7 @@ def test_expert_choice_is_each_experts_own_ranking(
 
 
 def test_the_bias_selects_but_does_not_weigh() -> None:
-    router = DeepSeekRouter(2, 3, k=1, bias_rate=0.1, renormalise=False)
+    router = DeepSeekRouter(2, 3, k=1, bias_rate=0.1, renormalize=False)
     with torch.no_grad():
         router.weight.copy_(torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 0.0]]))
     x = torch.tensor([[1.0, 0.0]])

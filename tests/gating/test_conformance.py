@@ -45,7 +45,7 @@ def options(draw: st.DrawFn, router: str, experts: int) -> dict[str, Any]:
         if value is not None:
             chosen[option.name] = value
     if chosen.get("softmax") == "after":
-        chosen.pop("renormalise", None)
+        chosen.pop("renormalize", None)
     return chosen
 
 

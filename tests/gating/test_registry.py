@@ -60,7 +60,7 @@ def test_only_what_needs_ids_asks_for_them(name: str) -> None:
 def test_build_hands_on_the_gating() -> None:
     router = build(Gating(k=3, dispatch="padded", capacity_factor=2.0), 8, 4)
     assert isinstance(router, TopKRouter)
-    assert (router.k, router.capacity_factor, router.renormalise) == (3, 2.0, True)
+    assert (router.k, router.capacity_factor, router.renormalize) == (3, 2.0, True)
     switch = build(
         Gating(router="switch", k=1, dispatch="dropless", options={"jitter": 0.1}), 8, 4
     )
@@ -94,8 +94,8 @@ def test_an_installed_package_may_bring_a_router(
     (tmp_path / "first_come.py").write_text(
         "from moetraffic.gating import TopKRouter\n"
         "def router(gating, hidden, experts):\n"
-        "    own = gating.options.get('renormalise', False)\n"
-        "    return TopKRouter(hidden, experts, k=gating.k, renormalise=own)\n"
+        "    own = gating.options.get('renormalize', False)\n"
+        "    return TopKRouter(hidden, experts, k=gating.k, renormalize=own)\n"
     )
     info = tmp_path / "first_come-1.0.dist-info"
     info.mkdir()
@@ -105,7 +105,7 @@ def test_an_installed_package_may_bring_a_router(
     )
     monkeypatch.syspath_prepend(tmp_path)
     # a workload may name it before anything of it is imported, with options of its own
-    mine = Gating(router="first_come", k=2, options={"renormalise": True})
+    mine = Gating(router="first_come", k=2, options={"renormalize": True})
     assert Workload(gating=mine).gating == mine
     assert "first_come" in known_routers()
     assert "first_come" not in sys.modules
@@ -113,10 +113,10 @@ def test_an_installed_package_may_bring_a_router(
         Workload(gating=Gating(router="first_come", k=9))
     router = build(Gating(router="first_come", k=2), 8, 4)
     assert isinstance(router, TopKRouter)
-    assert not router.renormalise
+    assert not router.renormalize
     changed = build(mine, 8, 4)
     assert isinstance(changed, TopKRouter)
-    assert changed.renormalise
+    assert changed.renormalize
     assert router(torch.randn(5, 8)).demand().sum() == 10
     with pytest.raises(LayoutError, match=r"first_come, .* topk, not 'other'"):
         build(Gating(router="other"), 8, 4)

@@ -113,7 +113,7 @@ def test_weights_are_probabilities(case: Case) -> None:
     assert (weight > 0).all()
     total = weight.sum(-1)
     assert (total <= 1 + 1e-5).all()
-    if case.gating.k > 1:  # renormalised
+    if case.gating.k > 1:  # renormalized
         torch.testing.assert_close(total, torch.ones_like(total))
     assert (weight.diff(dim=-1) <= 0).all()  # the most probable first
 
@@ -180,7 +180,7 @@ def test_switch_keeps_the_probability_as_the_weight() -> None:
     torch.testing.assert_close(routing.weight, expected)
 
 
-def test_switch_is_top_1_without_renormalisation() -> None:
+def test_switch_is_top_1_without_renormalization() -> None:
     torch.manual_seed(1)
     switch, top = (
         SwitchRouter(8, 4, capacity_factor=1.0),
@@ -195,12 +195,12 @@ def test_switch_is_top_1_without_renormalisation() -> None:
     torch.testing.assert_close(a.auxiliary_loss, b.auxiliary_loss)
 
 
-def test_renormalised_weights_are_the_softmax_of_the_chosen_logits() -> None:
+def test_renormalized_weights_are_the_softmax_of_the_chosen_logits() -> None:
     torch.manual_seed(2)
     router, x = TopKRouter(8, 6, k=3), torch.randn(10, 8)
     chosen = router.logits(x).topk(3).values.softmax(-1)
     torch.testing.assert_close(router(x).weight_tk, chosen)
-    plain = TopKRouter(8, 6, k=3, renormalise=False)
+    plain = TopKRouter(8, 6, k=3, renormalize=False)
     plain.load_state_dict(router.state_dict())
     shares = router.logits(x).softmax(-1).topk(3).values
     torch.testing.assert_close(plain(x).weight_tk, shares)

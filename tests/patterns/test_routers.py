@@ -55,14 +55,14 @@ def test_every_router_has_a_workload_in_each_of_its_forms(name: str) -> None:
             {"router": "fairscale", "dispatch": "padded"},
             "the capacity factor 1 alone, but it is 1.25: set --capacity-factor 1",
         ),
-        ({"options": {"groups": 2}}, "topk has the options softmax, renormalise, not"),
+        ({"options": {"groups": 2}}, "topk has the options softmax, renormalize, not"),
         (
             {"router": "expert-choice", "options": {"seed": 1}},
             "expert-choice has no options, not 'seed'",
         ),
         (
-            {"options": {"softmax": "after", "renormalise": False}},
-            "renormalise is false and softmax is after",
+            {"options": {"softmax": "after", "renormalize": False}},
+            "renormalize is false and softmax is after",
         ),
         (
             {"router": "deepseek", "options": {"groups": 3}},

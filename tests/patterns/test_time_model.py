@@ -39,7 +39,7 @@ from moetraffic.patterns.time_model import (
 L, H, A, S, V = 24, 2048, 16, 1024, 51200
 GPT = Architecture.gpt(layers=L, hidden=H, heads=A, sequence=S, vocabulary=V)
 MOE = Architecture.of(preset("mixtral-8x7b").model, k=2)
-FLAT = System(peak_flops=100e12, utilisation=0.5, bandwidth=10e9)
+FLAT = System(peak_flops=100e12, utilization=0.5, bandwidth=10e9)
 
 
 def told(**named: Any) -> Configuration:
@@ -335,14 +335,14 @@ def test_calibration_finds_what_made_the_times() -> None:
     config = replace(alike, micro_batch=np.resize([1.0, 2, 4], grid.shape[1]))
     truth = replace(
         FLAT,
-        utilisation=0.37,
+        utilization=0.37,
         layer_overhead_s=2e-4,
         iteration_overhead_s=0.02,
         bandwidth={"tp": 80e9, "other": 11e9},
     )
     times = estimate(config, truth).iteration
     known = System(peak_flops=100e12, bandwidth={"other": 11e9})
-    unknowns = ("utilisation", "layer_overhead_s", "iteration_overhead_s", "tp")
+    unknowns = ("utilization", "layer_overhead_s", "iteration_overhead_s", "tp")
     fit = calibrate(config, times, known, unknowns)
     assert list(fit.fitted.values()) == pytest.approx([0.37, 2e-4, 0.02, 80e9])
     assert fit.residuals == pytest.approx(0, abs=1e-9)
@@ -357,7 +357,7 @@ def test_calibration_finds_what_made_the_times() -> None:
     assert split.worst >= split.median > 0
     # one GPU tells nothing of a network: a rank below the number of unknowns says so
     alone = told(micro_batch=[1.0, 2, 4])
-    flat = calibrate(alone, [1.0, 1.1, 1.2], known, ("utilisation", "tp"))
+    flat = calibrate(alone, [1.0, 1.1, 1.2], known, ("utilization", "tp"))
     assert flat.rank == 1
     for named, rule in (
         ({"unknowns": ("speed",)}, "what is fitted is one of"),
@@ -369,7 +369,7 @@ def test_calibration_finds_what_made_the_times() -> None:
             "config": alone,
             "measured": [1.0, 1.0, 1.0],
             "system": known,
-            "unknowns": ("utilisation",),
+            "unknowns": ("utilization",),
             **named,
         }
         with pytest.raises(LayoutError, match=rule):
@@ -415,7 +415,7 @@ def test_elasticities_are_shares_of_time() -> None:
     for kind in ("tp", "dp"):
         slope = float(moved.elasticities[f"bandwidth of {kind}"])
         assert slope == pytest.approx(-share[kind], rel=1e-3)
-    assert float(moved.elasticities["utilisation"]) == pytest.approx(
+    assert float(moved.elasticities["utilization"]) == pytest.approx(
         -float(found.compute / found.iteration), rel=1e-3
     )
     assert "bandwidth of pp" not in moved.elasticities

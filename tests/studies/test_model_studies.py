@@ -34,7 +34,7 @@ def test_half_of_megatrons_table_tells_the_other() -> None:
     assert found.errors.shape == (252, 5)
     assert found.median <= sc21.TARGET
     assert found.worst <= 0.3
-    # what is fitted matters: utilisation alone is worse
+    # what is fitted matters: utilization alone is worse
     alone = half_splits(config, times, sc21.system(), sc21.FITTED[:1])
     assert alone.median > 2 * found.median
 

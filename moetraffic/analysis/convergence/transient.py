@@ -96,8 +96,8 @@ def settling(curve: npt.ArrayLike) -> Transient:
         )
     # Step 1: for each d, count, mean and squares of what follows, about the total mean.
     everywhere = known.sum(axis=0)
-    centre = np.where(known, x, 0.0).sum(axis=0) / np.maximum(everywhere, 1)
-    rest = np.where(known, x - centre, 0.0)
+    center = np.where(known, x, 0.0).sum(axis=0) / np.maximum(everywhere, 1)
+    rest = np.where(known, x - center, 0.0)
     n = np.cumsum(known[::-1], axis=0)[::-1].astype(np.float64)
     total = np.cumsum(rest[::-1], axis=0)[::-1]
     squares = np.cumsum((rest**2)[::-1], axis=0)[::-1]
@@ -110,7 +110,7 @@ def settling(curve: npt.ArrayLike) -> Transient:
     at = step[None]
     count = np.take_along_axis(held, at, axis=0)[0]
     enough = everywhere >= 4
-    mean = centre + np.take_along_axis(total, at, axis=0)[0] / count
+    mean = center + np.take_along_axis(total, at, axis=0)[0] / count
     spread = np.sqrt(np.take_along_axis(deviation, at, axis=0)[0] / count)
     return Transient(
         step=step.astype(np.int64)[()],

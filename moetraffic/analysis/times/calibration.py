@@ -1,4 +1,4 @@
-"""The time model's system from a captured run: utilisation and bandwidths.
+"""The time model's system from a captured run: utilization and bandwidths.
 
 A run of one of our workloads says its own configuration, so that what it measured can
 stand beside what the model says of it.
@@ -75,14 +75,14 @@ def calibrated(
     peak_flops: float = 1e12,
     conventions: Conventions = SC21,
 ) -> FromTrace:
-    """Utilisation from the run's computing, effective bandwidth from its collectives.
+    """Utilization from the run's computing, effective bandwidth from its collectives.
 
     Parameters
     ----------
     trace
         Captured from a workload of moetraffic's, with times.
     peak_flops
-        Of a rank; only its product with the utilisation that is found matters.
+        Of a rank; only its product with the utilization that is found matters.
     conventions
         How FLOP are counted.
 
@@ -95,7 +95,7 @@ def calibrated(
         raise AnalysisError(
             "a calibration needs the configuration and times of a run, but "
             f"{trace.name} is not of a workload that moetraffic trained on ranks: "
-            "capture one, or give utilisation and bandwidths"
+            "capture one, or give utilization and bandwidths"
         )
     try:
         config = configuration_of(Workload.from_json(trace.meta.workload))
@@ -111,7 +111,7 @@ def calibrated(
     others = [value for value in speeds.values() if np.isfinite(value)]
     system = System(
         peak_flops=peak_flops,
-        utilisation=work / (peak_flops * found.compute_s),
+        utilization=work / (peak_flops * found.compute_s),
         bandwidth={**speeds, "other": min(others, default=np.inf)},
     )
     return FromTrace(

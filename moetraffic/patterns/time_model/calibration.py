@@ -24,7 +24,7 @@ from .system import System
 from .traffic import KINDS
 from .values import Float64, Values
 
-SPEEDS = ("utilisation", "memory_bytes_s")
+SPEEDS = ("utilization", "memory_bytes_s")
 OVERHEADS = ("layer_overhead_s", "iteration_overhead_s", "latency_s")
 UNKNOWNS = (*SPEEDS, *OVERHEADS, *KINDS)
 """What can be fitted; a kind of traffic stands for its effective bandwidth."""
@@ -50,7 +50,7 @@ def calibrate(
     config: Configuration,
     measured: npt.ArrayLike,
     system: System,
-    unknowns: Sequence[str] = ("utilisation",),
+    unknowns: Sequence[str] = ("utilization",),
     *,
     conventions: Conventions = SC21,
 ) -> Calibration:

@@ -162,7 +162,7 @@ def estimate(
     with np.errstate(divide="ignore", invalid="ignore"):
         batches = c.micro_batches
         work = operations(c, conventions)
-        compute = batches * work.all / (s.utilisation * s.peak_flops)
+        compute = batches * work.all / (s.utilization * s.peak_flops)
         layers = batches * (c.model.layers / c.pp) * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)

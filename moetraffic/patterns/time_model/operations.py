@@ -68,7 +68,7 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
 def model_operations(config: Configuration) -> Float64:
     """FLOP that an iteration's tokens ask of the model: nothing is computed again.
 
-    ``72 B s l h^2 (1 + s/6h + V/12lh)`` of a GPT; what model FLOP utilisation counts.
+    ``72 B s l h^2 (1 + s/6h + V/12lh)`` of a GPT; what model FLOP utilization counts.
     """
     c, m = config, config.model
     a_token = m.layers * (2 * m.weights + 4 * m.sequence * m.attention)

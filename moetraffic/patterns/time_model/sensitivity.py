@@ -15,7 +15,7 @@ from .traffic import KINDS
 from .values import Float64
 
 NUMBERS = (
-    *("peak_flops", "utilisation", "latency_s", "layer_overhead_s"),
+    *("peak_flops", "utilization", "latency_s", "layer_overhead_s"),
     *("iteration_overhead_s", "memory_bytes_s", "optimizer_bytes"),
 )
 STORED = ("element_bytes", "gradient_bytes", "imbalance")

@@ -51,7 +51,7 @@ class System:
     """
 
     peak_flops: Values  # F of a GPU in this precision, FLOP/s
-    utilisation: Values = 0.4  # u of F while computing
+    utilization: Values = 0.4  # u of F while computing
     bandwidth: Bandwidth = np.inf  # effective, bytes/s of the wire
     latency_s: Values = 0.0  # of one message of a collective, alpha
     layer_overhead_s: Values = 0.0  # of a layer and micro-batch, all passes together

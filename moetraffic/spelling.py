@@ -1,0 +1,47 @@
+"""British spellings of earlier versions, which options and files may still contain."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+RENAMED = {
+    "renormalise": "renormalize",
+    "synchronisation": "synchronization",
+    "utilisation": "utilization",
+}
+"""Names of options, by their earlier spelling."""
+
+
+def current_name(name: str) -> str:
+    """Return the current spelling of an option's name.
+
+    An earlier spelling is reported once, as one line on standard error.
+
+    Parameters
+    ----------
+    name
+        A name on a command line, in a configuration file or in a stored workload.
+
+    Returns
+    -------
+    str
+        The name itself, unless it is one of :data:`RENAMED`.
+
+    Examples
+    --------
+    >>> current_name("utilization")
+    'utilization'
+    """
+    if name in RENAMED:
+        _warn(name)
+    return RENAMED.get(name, name)
+
+
+@cache
+def _warn(name: str) -> None:
+    logging.getLogger("moetraffic").warning(
+        "the option %r is now spelled %r; the earlier spelling is still read",
+        name,
+        RENAMED[name],
+    )
