@@ -50,7 +50,8 @@ def kolmogorov_smirnov(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     a, b = (v[np.isfinite(v)] for v in (np.asarray(x), np.asarray(y)))
     if not (len(a) and len(b)):
         return float("nan")
-    return float(scipy.stats.ks_2samp(a, b, method="asymp").statistic)
+    with np.errstate(divide="ignore"):  # of the p-value, which is not used
+        return float(scipy.stats.ks_2samp(a, b, method="asymp").statistic)
 
 
 def energy_distance(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
