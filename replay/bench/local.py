@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from moetraffic.launch import Event, launch
-from moetraffic.replay.local import refuse_failure
+from moetraffic.launch import Heartbeat, launch
+from moetraffic.replay.local import raise_failure
 
 from .result import Bench
 from .sweep import Sweep
@@ -20,7 +20,7 @@ _START_S = 120.0  # to import torch and meet, on a busy host
 
 
 def measure(
-    sweep: Sweep, ranks: int, *, on_event: Callable[[Event], None] | None = None
+    sweep: Sweep, ranks: int, *, on_event: Callable[[Heartbeat], None] | None = None
 ) -> Bench:
     """Measure on ranks that are started here.
 
@@ -57,5 +57,5 @@ def measure(
             on_event=on_event,
             namer=lambda _, n: names[min(n // each, len(names) - 1)],
         )
-        refuse_failure(outcome)
+        raise_failure(outcome)
         return Bench.from_json(told.read_text())

@@ -22,21 +22,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moetraffic.launch import Seat, heartbeat
-from moetraffic.launch.processes import pid_namespace, state_of
-from moetraffic.replay.ending import told
+from moetraffic.launch import RankEnvironment, heartbeat
+from moetraffic.launch.rank_process import pid_namespace, state_of
 from moetraffic.replay.failure import RankError, lost
 from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.process_exit import told
 
-from .handshake import AGREEMENT, Need, Offer, different, short_of_memory
-from .root_cause import Report, inquest
+from .handshake import (
+    AGREEMENT,
+    Handshake,
+    MemoryNeed,
+    find_memory_shortage,
+    find_mismatch,
+)
+from .root_cause import Report, find_root_cause
 from .store import PLACE, Store, served_by_agent, where
 
 _GRACE_S = 3.0  # for the reports of other ranks
 _LOOK_S = 0.05
 _SAME_S = 1.0  # ranks meet the same obstacle within this time
 
-Row = TypeVar("Row", Offer, Need)
+Row = TypeVar("Row", Handshake, MemoryNeed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ class Rendezvous:
 
     Parameters
     ----------
-    seat
+    rank_env
         Which rank this is.
     patience_s
         How long to wait for other ranks, each time.
@@ -63,12 +69,12 @@ class Rendezvous:
         If the place to meet cannot be reached, or another program has it.
     """
 
-    def __init__(self, seat: Seat, patience_s: float) -> None:
-        self._seat = seat
+    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+        self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = Store(seat, patience_s)
+        self._store = Store(rank_env, patience_s)
         self._round = "terms"  # the next in which rank 0 answers
-        self._offers: list[Offer] = []
+        self._handshakes: list[Handshake] = []
 
     # ---- agreement ---------------------------------------------------------------
 
@@ -93,7 +99,7 @@ class Rendezvous:
             Naming the rank that differs and in what, for another plan the first
             operation; or the rank that does not come.
         """
-        own = Offer(
+        own = Handshake(
             terms={**terms, "plan": plan.digest},
             node=platform.node(),
             pid=os.getpid(),
@@ -101,20 +107,22 @@ class Rendezvous:
             nonce=uuid.uuid4().hex,
         )
 
-        def judge(offers: list[Offer]) -> dict[str, Any]:
-            found = different(offers)
+        def judge(handshakes: list[Handshake]) -> dict[str, Any]:
+            found = find_mismatch(handshakes)
             if isinstance(found, tuple):
                 return {"compare": list(found)}
-            return _failure(found) if found else {"rows": [asdict(o) for o in offers]}
+            return (
+                _failure(found) if found else {"rows": [asdict(o) for o in handshakes]}
+            )
 
         answer = self._meet(own, judge)
         if "compare" in answer:
             self._refuse(self._compare(plan, answer["compare"]))
-        offers = [Offer(**row) for row in answer["rows"]]
-        if offers[self._seat.rank].nonce != own.nonce:
+        handshakes = [Handshake(**row) for row in answer["rows"]]
+        if handshakes[self._rank_env.rank].nonce != own.nonce:
             raise self._foreign()
-        self._offers, self._round = offers, "needs"
-        return tuple(o.node for o in offers)
+        self._handshakes, self._round = handshakes, "needs"
+        return tuple(o.node for o in handshakes)
 
     def announce(self, *, pool: str, needs: int, free: int | None) -> None:
         """Make sure that what all ranks will allocate is there.
@@ -133,15 +141,15 @@ class Rendezvous:
         RankError
             Naming a rank of the host where they are not.
         """
-        own = Need(
+        own = MemoryNeed(
             node=platform.node(),
             pool=pool,
             needs=needs,
             free=-1 if free is None else free,
         )
 
-        def judge(every: list[Need]) -> dict[str, Any]:
-            found = short_of_memory(every)
+        def judge(every: list[MemoryNeed]) -> dict[str, Any]:
+            found = find_memory_shortage(every)
             return _failure(found) if found else {"rows": []}
 
         self._meet(own, judge)
@@ -152,8 +160,8 @@ class Rendezvous:
     ) -> dict[str, Any]:
         """Lay down something; rank 0 judges what all have laid down; all are told."""
         name = self._round
-        self._store.put(f"{name}/{self._seat.rank}", asdict(own))
-        if self._seat.rank == 0:
+        self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
+        if self._rank_env.rank == 0:
             answer = self._collect(name, type(own), judge)
             self._store.put(f"{name}/answer", answer)
         else:
@@ -173,7 +181,7 @@ class Rendezvous:
         """Rank 0: what all ranks are told."""
         rows: list[Row] = []
         until = time.monotonic() + self._patience_s
-        for rank in range(self._seat.world):
+        for rank in range(self._rank_env.world):
             said = self._store.expect(f"{name}/{rank}", until - time.monotonic())
             if said is None:
                 return _failure(self._absent(rank))
@@ -199,7 +207,7 @@ class Rendezvous:
             return
         failure = _Failure(**answer["failure"])
         # rank 0, which has found it, and the culprit say it; the others were told
-        first = not failure.told and self._seat.rank in (0, failure.rank)
+        first = not failure.told and self._rank_env.rank in (0, failure.rank)
         raise RankError(
             failure.message,
             rank=failure.rank,
@@ -209,10 +217,10 @@ class Rendezvous:
 
     def _compare(self, plan: Plan, pair: Sequence[int]) -> dict[str, Any]:
         """All ranks: find where two plans differ, and read what rank 0 found."""
-        if self._seat.rank in pair:
+        if self._rank_env.rank in pair:
             sums = plan.checksum.astype("<u4").tobytes()
-            self._store.put_bytes(f"plan/{self._seat.rank}", sums)
-        if self._seat.rank != 0:
+            self._store.put_bytes(f"plan/{self._rank_env.rank}", sums)
+        if self._rank_env.rank != 0:
             return self._store.expect("difference") or _failure(self._absent(0))
         found = []
         for rank in pair:
@@ -249,7 +257,7 @@ class Rendezvous:
         return RankError(
             f"met another replay at {where()} instead of rank 0: give each its own "
             "MASTER_PORT",
-            rank=self._seat.rank,
+            rank=self._rank_env.rank,
             operation=PLACE,
             cause="own",
         )
@@ -285,7 +293,7 @@ class Rendezvous:
             if heartbeat.supervised():
                 raise
             self._linger()
-            if mine.cause == "peer" and self._offers:
+            if mine.cause == "peer" and self._handshakes:
                 raise self._ask(mine) from error
             if isinstance(error, RankError) or not self._alone(mine):
                 raise
@@ -298,11 +306,11 @@ class Rendezvous:
 
     def _linger(self) -> None:
         """Rank 0, who may have the store: let others hear why it ends, for a moment."""
-        if self._seat.rank or not self._round:
+        if self._rank_env.rank or not self._round:
             return
         until = time.monotonic() + _GRACE_S
         try:
-            for rank in range(1, self._seat.world):
+            for rank in range(1, self._rank_env.world):
                 here = f"{self._round}/{rank}"
                 self._store.wait(here, max(0.0, until - time.monotonic()))
         except RankError:
@@ -311,7 +319,7 @@ class Rendezvous:
 
     def _alone(self, mine: Report) -> bool:
         """Whether this happens to this rank alone; if to all, rank 0 says it."""
-        others = range(1, self._seat.world) if mine.rank == 0 else (0,)
+        others = range(1, self._rank_env.world) if mine.rank == 0 else (0,)
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:
             for rank in others:
@@ -333,13 +341,13 @@ class Rendezvous:
         if entered and not place and not heartbeat.supervised():
             place = namer(entered // 2)
         if isinstance(error, RuntimeError):
-            fields["cause"] = lost(self._seat.rank, place, error).cause
+            fields["cause"] = lost(self._rank_env.rank, place, error).cause
         report = Report(
-            rank=self._seat.rank,
+            rank=self._rank_env.rank,
             operation=place,
             message=str(fields["message"]),
             cause=str(fields["cause"]),
-            blames=int(fields.get("blames", self._seat.rank)),
+            blames=int(fields.get("blames", self._rank_env.rank)),
             entered=entered,
             seen=self._look_around(),
         )
@@ -364,22 +372,22 @@ class Rendezvous:
 
     def _look_around(self) -> dict[str, str]:
         """What became of the ranks of this host, where that can be seen."""
-        states = {rank: state_of(self._offers[rank].pid) for rank in self._near()}
+        states = {rank: state_of(self._handshakes[rank].pid) for rank in self._near()}
         return {str(r): state for r, state in states.items() if state != "running"}
 
     def _near(self) -> list[int]:
         """The ranks whose processes can be seen from here, once all have met."""
-        mine = self._offers[self._seat.rank] if self._offers else None
+        mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
         return [
             rank
-            for rank, offer in enumerate(self._offers)
-            if mine and (offer.node, offer.space) == (mine.node, mine.space)
+            for rank, handshake in enumerate(self._handshakes)
+            if mine and (handshake.node, handshake.space) == (mine.node, mine.space)
         ]
 
     def _ask(self, mine: Report) -> RankError:
         """Wait a moment for the other ranks' reports, and judge."""
         reports = {mine.rank: mine}
-        missing = set(range(self._seat.world)) - {mine.rank}
+        missing = set(range(self._rank_env.world)) - {mine.rank}
         until = time.monotonic() + _GRACE_S
         try:
             while missing and time.monotonic() < until:
@@ -394,7 +402,7 @@ class Rendezvous:
             # the others are leaving as well, and cannot say so
             missing = missing if served_by_agent() else {0}
             reports.pop(0, None)
-        return inquest(reports, missing, self._last_sight(missing, until))
+        return find_root_cause(reports, missing, self._last_sight(missing, until))
 
     def _last_sight(self, missing: Collection[int], until: float) -> dict[str, str]:
         """What became of the ranks of this host, those that are ending included.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from moetraffic.launch.blame import RankState, verdict
+from moetraffic.launch.root_cause import RankState, first_failure
 from moetraffic.replay.failure import RankError
 
 _KILLED = -9
@@ -22,13 +22,13 @@ class Report:
     rank: int
     operation: str
     message: str
-    cause: str  # "mismatch", "own" or "peer", as in heartbeat.beat
+    cause: str  # "mismatch", "own" or "peer", as in heartbeat.send
     blames: int  # the rank that it holds to be at fault
     entered: int  # operations entered and left, as the heartbeat counts them
     seen: Mapping[str, str]  # "stopped" or "ended", of other ranks of its host
 
 
-def inquest(
+def find_root_cause(
     reports: Mapping[int, Report], missing: Collection[int], seen: Mapping[str, str]
 ) -> RankError:
     """The rank that failed first, and where.
@@ -45,7 +45,7 @@ def inquest(
     Returns
     -------
     RankError
-        Its spokesman is the lowest rank that left a report.
+        Its reporter is the lowest rank that left a report.
     """
     sight: dict[str, str] = {}
     for report in reports.values():
@@ -81,7 +81,7 @@ def inquest(
         )
         for rank in sorted(missing)
     ]
-    found = verdict(states)
+    found = first_failure(states)
     assert found is not None
     reason = found.reason
     if found.rank in missing and sight.get(str(found.rank)) == "ended":
@@ -91,5 +91,5 @@ def inquest(
         rank=found.rank,
         operation=found.operation or waiting.operation,
         cause="peer",
-        spokesman=min(reports),
+        reporter=min(reports),
     )

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
-from moetraffic.capture.pipe import OPERATIONS
+from moetraffic.capture.pipe_format import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.agreement import gather
 from moetraffic.replay.execution.background_pairs import without
+from moetraffic.replay.execution.control import gather
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
@@ -25,7 +25,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 class Notes:
     """What a hook is told of: operation, members, bytes of the input."""
 
-    waiting = hook.Waiting()
+    waiting = hook.SynchronousCall()
 
     def __init__(self):
         self.calls = []
@@ -55,22 +55,22 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
     trace = toy(world=8, iterations=(0, 1), largest=300)
     beside = BackgroundPattern(layout=LAYOUT, model="tiny")
 
-    def work(seat):
+    def work(rank_env):
         plan = make_plan(
             trace,
             dense=False,
-            ranks=(seat.rank,),
-            companions=beside.companions(seat.world),
+            ranks=(rank_env.rank,),
+            background=beside.traffic(rank_env.world),
         )
         moves, notes = backend("gloo"), Notes()
-        moves.start(seat, (*plan.groups, tuple(range(seat.world))), 60.0)
-        engine = Engine(plan, seat.rank, moves)
+        moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
+        engine = Engine(plan, rank_env.rank, moves)
         uninstall = hook.install(notes)
         timing = engine.run()
         uninstall()
-        gather(plan, seat.rank, moves, timing)
+        gather(plan, rank_env.rank, moves, timing)
         moves.stop()
-        program = plan.programs[seat.rank]
+        program = plan.programs[rank_env.rank]
         sends = (program.sends(n).tolist() for n in range(len(program)))
         return notes.calls, [s for s in sends if s]
 
@@ -106,11 +106,11 @@ def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
 
 
 def test_without_is_the_exchanges_alone(toy):
-    beside = BackgroundPattern(
-        layout="tp=2,dp=2,micro-batch=1", model="tiny"
-    ).companions(4)
+    beside = BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny").traffic(
+        4
+    )
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
-    plan = make_plan(trace, companions=beside, dense=False)
+    plan = make_plan(trace, background=beside, dense=False)
     alone = without(plan)
     only = make_plan(trace, dense=False)
     for rank, program in alone.programs.items():

@@ -7,17 +7,21 @@ import io
 import pytest
 from rich.console import Console
 
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
-from moetraffic.replay.results.console import Watcher, picture, watching
+from moetraffic.replay.results.console import (
+    ProgressDisplay,
+    progress_display,
+    render_progress,
+)
 from moetraffic.replay.results.progress import Progress
 
 
 def beat(
     rank: int, done: object, of: int = 100, stage: str = "replay", **more
-) -> Event:
+) -> Heartbeat:
     fields = {"stage": stage, "done": done, "of": of, **more}
-    return Event(rank=rank, event="step", operation="", fields=fields)
+    return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
 class Clock:
@@ -29,7 +33,9 @@ class Clock:
 
 def drawn(progress: Progress) -> str:
     paper = io.StringIO()
-    Console(file=paper, width=100, force_terminal=False).print(picture(progress))
+    Console(file=paper, width=100, force_terminal=False).print(
+        render_progress(progress)
+    )
     return paper.getvalue()
 
 
@@ -78,7 +84,7 @@ def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
 @pytest.mark.parametrize(
     "wrong",
     [
-        Event(rank=0, event="step", operation="", fields={}),
+        Heartbeat(rank=0, event="step", operation="", fields={}),
         beat(0, "many"),
         beat(0, 1, stage="dance"),
         beat(7, 1),
@@ -94,15 +100,15 @@ def test_what_is_no_progress_changes_nothing(wrong):
 def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
     monkeypatch.setattr("moetraffic.replay.results.console._LINE_EVERY_S", -1.0)
     plan = make_plan(toy(world=2), ranks=())
-    with watching() as watcher:
-        watcher.plan(plan)
-        watcher.event(beat(0, 7))
+    with progress_display() as display:
+        display.plan(plan)
+        display.event(beat(0, 7))
     said = capsys.readouterr().err
     assert f"{len(plan)} operations of trace" in said
     assert "replaying: 0 of 100 operations" in said
     assert "\x1b" not in said
-    with watching(live=True) as watcher:
-        assert isinstance(watcher, Watcher)
-        watcher.plan(plan)
-        watcher.event(beat(1, 9))
+    with progress_display(live=True) as display:
+        assert isinstance(display, ProgressDisplay)
+        display.plan(plan)
+        display.event(beat(1, 9))
     assert "rank 1" in capsys.readouterr().err

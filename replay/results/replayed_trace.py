@@ -1,0 +1,260 @@
+"""The trace of a replay: the traffic that was put on the network, at its times.
+
+On the ranks of the trace, with nothing added, it is the trace itself with other times,
+its routings and their demand included.  Otherwise (other ranks, other bytes, dense
+background) it is made from the plan: each operation with the bytes that were sent, and
+no demand, for no router decided anything on these ranks.
+
+Losses and tokens are unknown: a replay trains nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import numpy as np
+import numpy.typing as npt
+
+import moetraffic
+from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.plan.matrices import Scaled, exchange_matrices
+from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    UNKNOWN_TIME,
+    Group,
+    Int64,
+    Meta,
+    Occurrences,
+    Presence,
+    Site,
+    Steps,
+    WireForm,
+)
+from moetraffic.trace.panel import ArrayPanel, Panel
+from moetraffic.trace.rows import TIMES
+from moetraffic.trace.trace import Trace
+
+from .durations import NO_CLOCKS
+
+
+def replayed_trace(
+    trace: Trace,
+    plan: Plan,
+    times: Mapping[int, Timing],
+    *,
+    backend: str,
+    nodes: Sequence[str],
+    torch_version: str = "",
+    clocks: npt.NDArray[np.void] = NO_CLOCKS,
+    scale: Scaled | None = None,
+) -> Trace:
+    """The trace of the replay.
+
+    Parameters
+    ----------
+    trace
+        The trace that was replayed.
+    plan
+        What was replayed.
+    times
+        Every rank's times, of its own clock.
+    backend, nodes, torch_version
+        What it ran on.
+    clocks
+        Knots of type CLOCK.
+    scale
+        The one that the plan was made with.
+    """
+    as_it_was = scale is None and bool((plan.occurrence >= 0).all())
+    if as_it_was:
+        base = trace.select(plan.occurrence)
+        place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
+    else:
+        base, place = _made(trace, plan, scale)
+    meta = replace(
+        base.meta,
+        origin="replayed",
+        source=plan.source,
+        backend=backend,
+        nodes=tuple(nodes),
+        complete=True,
+        missing="",
+        moetraffic=moetraffic.__version__,
+        torch=torch_version,
+        python=platform.python_version(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    issue, start, end = (_panels(base, plan, times, place, n) for n in TIMES)
+    return base.replace(
+        issue=issue,
+        start=start,
+        end=end,
+        meta=meta,
+        steps=_steps(trace, plan, times),
+        clocks=clocks,
+    )
+
+
+def _panels(
+    base: Trace, plan: Plan, times: Mapping[int, Timing], place: Int64, name: str
+) -> dict[int, Int64]:
+    """Times of one kind, by size of group: ``[O_W, W]`` int64 ns."""
+    width = np.array([len(base.groups[s.group].ranks) for s in base.sites], np.int64)
+    of = width[base.occurrences.site]
+    row = np.zeros(len(of), np.int64)
+    panels = {}
+    for size in np.unique(of).tolist():
+        mine = of == size
+        row[mine] = np.arange(np.count_nonzero(mine))
+        shape = int(mine.sum()), size
+        panels[size] = np.full(shape, UNKNOWN_TIME, np.int64)
+    group = np.array([s.group for s in base.sites], np.int64)
+    for rank, timing in times.items():
+        rank_env = np.array(
+            [g.ranks.index(rank) if rank in g.ranks else -1 for g in base.groups]
+        )
+        at = place[timing.operation]
+        member = rank_env[group[base.occurrences.site[at]]]
+        for size, panel in panels.items():
+            here = of[at] == size
+            panel[row[at[here]], member[here]] = getattr(timing, name)[here]
+    return panels
+
+
+# ---- on other ranks, with other bytes, beside other traffic ------------------------
+
+
+def _made(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]:
+    """A trace of the plan's operations, and where each stands in it."""
+    order = np.lexsort((plan.iteration, plan.site))
+    place = np.empty(len(plan), np.int64)
+    place[order] = np.arange(len(plan))
+    used, site = np.unique(plan.site[order], return_inverse=True)
+    members = [len(g) for g in plan.groups]
+    first = np.searchsorted(plan.site[order], used)
+    sites, told = [], []
+    for number, head in zip(used.tolist(), order[first].tolist(), strict=True):
+        mine = plan.site == number
+        made, volumes = _site(plan, number, head, mine)
+        sites.append(made)
+        told.append(volumes)
+    width = np.array([members[s.group] for s in sites], np.int64)[site]
+    square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)[site]
+    stored = np.array([s.wire == WireForm.STORED for s in sites], bool)[site]
+    panels: dict[str, Panel] = {}
+    for size in np.unique(width).tolist():
+        here = width == size
+        present = np.full((int(here.sum()), size), Presence.RECORDED, np.uint8)
+        # of a message two members have a part, whatever its group
+        for line, at in enumerate(np.flatnonzero(here).tolist()):
+            if sites[site[at]].peers[0] >= 0:
+                present[line] = Presence.ABSENT
+                present[line, list(sites[site[at]].peers)] = Presence.RECORDED
+        panels[f"present_{size}"] = ArrayPanel(present)
+        for name in TIMES:
+            panels[f"{name}_{size}"] = ArrayPanel(
+                np.full((int(here.sum()), size), UNKNOWN_TIME, np.int64)
+            )
+        if (here & square).any():
+            count = int((here & square).sum())
+            panels[f"wire_{size}"] = ArrayPanel(np.zeros((count, size, size), np.int64))
+        mine = np.flatnonzero(here & ~square & stored)
+        if len(mine):
+            rows = [told[site[at]] * plan.size[order[at]] for at in mine.tolist()]
+            panels[f"volume_{size}"] = ArrayPanel(np.stack(rows).astype(np.int64))
+    row_of = np.zeros(len(plan), np.int64)  # of an all-to-all in its panel
+    for size in np.unique(width).tolist():
+        same = np.flatnonzero((width == size) & square)
+        row_of[same] = np.arange(len(same))
+    for read, _, wire in exchange_matrices(trace, plan, scale):
+        panel = panels[f"wire_{wire.shape[1]}"]
+        panel.read(0, panel.shape[0])[row_of[place[read]]] = wire
+    base = Trace(
+        meta=_meta(trace, plan),
+        groups=_groups(trace, plan),
+        sites=sites,
+        occurrences=Occurrences(
+            iteration=plan.iteration[order],
+            site=site.reshape(-1).astype(np.int32),
+            sequence=np.full(len(plan), -1, np.int64),
+        ),
+        panels=panels,
+        steps=trace.steps,
+    )
+    return base, place
+
+
+def _site(
+    plan: Plan, number: int, head: int, mine: npt.NDArray[np.bool_]
+) -> tuple[Site, Int64]:
+    """A site as it was replayed, and whose input each of its bytes is, ``[W]``."""
+    site, group = plan.sites[number], int(plan.group[head])
+    ranks = plan.groups[group]
+    kind = KINDS[int(plan.kind[head])]
+    peers, gives = (-1, -1), np.ones(len(ranks), np.int64)
+    if kind == "send_recv":
+        peers = (
+            ranks.index(int(plan.sender[head])),
+            ranks.index(int(plan.receiver[head])),
+        )
+    if kind in ("send_recv", "scatter"):
+        gives[:] = 0
+        gives[ranks.index(int(plan.sender[head]))] = 1
+    sizes = np.unique(plan.size[mine])
+    constant = kind != ALL_TO_ALL and len(sizes) == 1
+    made = replace(
+        site,
+        group=group,
+        operation=kind,
+        peers=peers,
+        routing=-1,
+        wire=WireForm.CONSTANT if constant else WireForm.STORED,
+        wire_checked=0,
+        constant=tuple((gives * sizes[0]).tolist()) if constant else (),
+    )
+    return made, gives
+
+
+def _groups(trace: Trace, plan: Plan) -> list[Group]:
+    """The replay's groups: the trace's kinds, and streams' names for what was added."""
+    kinds = [g.kind for g in trace.groups]
+    for number in range(len(kinds), len(plan.groups)):
+        streams = plan.stream[plan.group == number]
+        kinds.append(plan.streams[int(streams[0])] if len(streams) else "other")
+    # a group that the scale left without ranks has no operation; its place is kept
+    return [
+        Group(kind=kind, ranks=ranks or (0,))
+        for kind, ranks in zip(kinds, plan.groups, strict=True)
+    ]
+
+
+def _meta(trace: Trace, plan: Plan) -> Meta:
+    """What still holds of a run on these ranks."""
+    if plan.world == trace.meta.world:
+        return trace.meta
+    return replace(trace.meta, world=plan.world, dp=1, tp=1, pp=1, ep=1, cp=1)
+
+
+def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
+    """A step an iteration, from its first call to its last end on each rank."""
+    iterations = np.unique(plan.iteration)
+    kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
+    shape = len(iterations), plan.world
+    begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
+    end = np.full(shape, UNKNOWN_TIME, np.int64)
+    for rank, timing in times.items():
+        at = np.searchsorted(iterations, plan.iteration[timing.operation])
+        np.minimum.at(begin[:, rank], at, timing.issue)
+        np.maximum.at(end[:, rank], at, timing.end)
+    return Steps(
+        iteration=iterations,
+        kind=tuple(kinds.get(i, "train") for i in iterations.tolist()),
+        loss=np.full(shape, np.nan),
+        tokens=np.full(shape, -1, np.int64),
+        start=np.where(end == UNKNOWN_TIME, UNKNOWN_TIME, begin),
+        end=end,
+    )
