@@ -354,12 +354,12 @@ def distance(
     """
     rng = np.random.default_rng(seed)
     if statistic in ON_MEANS:
-        value = statistic(x.mean(axis=0), y.mean(axis=0))
+        value = float(statistic(x.mean(axis=0), y.mean(axis=0)))
         drawn = [block_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
         itself = [block_means(x, n, rng) for n in (len(x), len(y))]
     else:
         x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
-        value = statistic(x, y)
+        value = float(statistic(x, y))
         drawn = [block_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
         itself = [block_values(x, n, rng) for n in (len(x), len(y))]
     resampled = np.array([statistic(p, q) for p, q in zip(*drawn, strict=True)])
@@ -372,7 +372,7 @@ def distance(
         unit=unit,
         a=float("nan") if figure is None else figure(x),
         b=float("nan") if figure is None else figure(y),
-        value=float(value),
+        value=value,
         low=low,
         high=high,
         floor=_quantile(own, LEVEL),
