@@ -8,13 +8,13 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import capacity
-from .gate import LinearGate
+from .linear_gate import LinearGate
 from .losses import router_z_loss
 from .routing import Routing
 
 
 class ExpertChoiceRouter(LinearGate):
-    """Every expert takes as many tokens; a token may have any number of experts.
+    """Each expert chooses equally many tokens; a token may have any number of experts.
 
     Loads are equal by construction: nothing is dropped and there is no balance loss.
     An expert sees all tokens of the micro-batch, later ones too.

@@ -1,4 +1,4 @@
-"""A language model whose feed-forward is a mixture of experts in some of its layers.
+"""Transformer language model with mixture-of-experts layers.
 
 By its shape it is a decoder (GPT-2, Llama, Mixtral, Qwen, DeepSeek), an encoder that
 fills in masked tokens (BERT), or an encoder and a decoder (T5, Switch, GShard).  None
@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic.gating import Routing
-from moetraffic.models.layers.block import Block
 from moetraffic.models.layers.feedforward import ACTIVATIONS
 from moetraffic.models.layers.moe import MixtureOfExperts
 from moetraffic.models.layers.norm import norm
 from moetraffic.models.layers.positions import RelativeBias, sinusoids
+from moetraffic.models.layers.transformer_block import TransformerBlock
 from moetraffic.patterns import Gating, ModelShape
 
-from .randomness import Stream, generator
+from .random_streams import Stream, generator
 
 IGNORED = -100
 """A target that counts for nothing."""
@@ -36,14 +36,14 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """The parts of a micro-batch's loss, scalars with gradient."""
+    """Terms of a micro-batch's loss, scalars with gradient."""
 
     cross_entropy: Tensor  # mean over tokens, nats
     auxiliary: Tensor  # load balancing, summed over the MoE layers
     z: Tensor  # router z-loss, summed over the MoE layers
 
     def total(self, gating: Gating) -> Tensor:
-        """What is minimized, with the weights of ``gating``."""
+        """The training loss, with the loss weights of ``gating``."""
         return (
             self.cross_entropy
             + gating.balance * self.auxiliary
@@ -52,7 +52,7 @@ class Losses:
 
 
 class GPT(nn.Module):
-    """The model; one instance a rank, holding that rank's layers and experts.
+    """The model of one rank, with that rank's layers and experts.
 
     Parameters
     ----------
@@ -106,7 +106,10 @@ class GPT(nn.Module):
             self.relative_encoder = RelativeBias(shape.heads, causal=False)
             self.relative = RelativeBias(shape.heads, causal=True)
         self.blocks = nn.ModuleDict(
-            {str(layer): Block(shape, gating, layer, group, seed) for layer in held}
+            {
+                str(layer): TransformerBlock(shape, gating, layer, group, seed)
+                for layer in held
+            }
         )
         if last and not post:
             self.norm = norm(shape)
@@ -135,7 +138,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Draw the parameters as GPT-2 does, from ``seed`` alone.
+        """Initialize the parameters as GPT-2 does, from ``seed``.
 
         Matrices are N(0, 0.02^2), those that end a residual branch divided by
         sqrt(2 layers); norms are 1 and biases 0.  A dense parameter depends on (seed,
@@ -180,7 +183,7 @@ class GPT(nn.Module):
     def run(
         self, x: Tensor, *, ids: Tensor | None = None
     ) -> tuple[Tensor, list[Routing]]:
-        """Through the blocks held here, of one stack.
+        """Apply this rank's blocks of one stack.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The training loop: one call trains one rank's share of a workload."""
+"""Training loop of one rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.models.parallelism.gradients import Replicated, Shares, Updates, clip
+from moetraffic.models.parallelism.gradients import (
+    ParameterSets,
+    ParameterUpdate,
+    ReplicatedUpdate,
+    clip,
+)
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
@@ -18,7 +23,7 @@ from .adaptation import adapt
 from .corpus import Corpus
 from .gpt import GPT, Losses
 from .objective import batch, text
-from .randomness import Stream, seed_of
+from .random_streams import Stream, seed_of
 
 if TYPE_CHECKING:
     from moetraffic.models.parallelism.pipeline import Pipeline
@@ -32,10 +37,10 @@ DTYPES = {
 
 
 class StepRecorder(Protocol):
-    """What the loop tells whoever records: where a step ends."""
+    """Interface of a recorder to the training loop."""
 
     def step(self, *, loss: float, tokens: int) -> None:
-        """One training step is done."""
+        """Record the end of a training step."""
         ...
 
 
@@ -48,7 +53,7 @@ def train(
     corpus: Corpus | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[float]:
-    """Train a workload on this rank; all ranks of its layout call this together.
+    """Train a workload on this rank; all ranks of its layout must call this.
 
     The result depends on the workload, the corpus and the kind of machine alone: not on
     recording, and on how replicas are spread over ranks (ep, tp, pp, their order, ZeRO)
@@ -138,14 +143,14 @@ class _Loop:
         model, self.device = placed(model, plan)
         for mixture in model.mixtures:
             mixture.balance_over(workload.gating.balance_scope, groups.dp)
-        shares = Shares.of(model, groups, sliced)
-        self.updates: Updates
+        shares = ParameterSets.of(model, groups, sliced)
+        self.updates: ParameterUpdate
         if layout.zero:
             from moetraffic.models.parallelism.zero import updates
 
             self.updates = updates(model, shares, groups, plan)
         else:
-            self.updates = Replicated(model, shares, groups, plan)
+            self.updates = ReplicatedUpdate(model, shares, groups, plan)
         self.pipeline: Pipeline | None = None
         if layout.pp > 1:
             from moetraffic.models.parallelism.pipeline import Pipeline
@@ -153,7 +158,7 @@ class _Loop:
             self.pipeline = Pipeline(model, workload, groups)
 
     def iterate(self, iteration: int) -> float:
-        """One optimizer step; returns this rank's cross-entropy."""
+        """Run one optimizer step; return this rank's cross-entropy."""
         plan = self.workload.training
         # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
         torch.manual_seed(
@@ -201,7 +206,7 @@ class _Loop:
 
 
 def placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
-    """The model on the device and of the dtype that the plan names.
+    """Move a model to the device and dtype of the training plan.
 
     Raises
     ------

@@ -202,9 +202,9 @@ class Request:
             bytes_per_second(self.capacity)
         # these take long to import, and are rarely needed
         if self.topology is not None:
-            from moetraffic.fabric.named import network
+            from moetraffic.fabric.named import load_fabric
 
-            network(self.topology, ranks, rate=bytes_per_second, capacity=self.capacity)
+            load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:
             from moetraffic.patterns.measurements import read_table
 

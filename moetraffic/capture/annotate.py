@@ -1,4 +1,4 @@
-"""Say where in a model the next collective stands, and what a router decided.
+"""Annotations of a model: the context of collectives, and routing decisions.
 
 A model calls these two functions whether or not anybody records: without a recorder
 they cost a global look-up.  They change nothing in the training.
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a call stands in the model: layer, phase, and a name for the rest."""
+class CallContext:
+    """Layer, phase and label of a call in the model."""
 
     layer: int = -1
     phase: str = ""
     label: str = ""
 
 
-NOWHERE = Place()
+NO_CONTEXT = CallContext()
 MOST_PLACES = 10_000  # a program that labels each step with its number has no end
-_places: dict[tuple[int, str, str], Place] = {}
+_places: dict[tuple[int, str, str], CallContext] = {}
 PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
 LONGEST_LABEL = 200  # characters
 LARGEST_LAYER = 2**31 - 1
 
 
 class _Here(threading.local):
-    place = NOWHERE  # what a thread that is nowhere finds
+    place = NO_CONTEXT  # what a thread that is nowhere finds
 
 
 here = _Here()
 """Where this thread is: the hook reads it in every call."""
-_mirror: Callable[[Place], None] | None = None
+_mirror: Callable[[CallContext], None] | None = None
 
 RoutingSink = Callable[
     [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
@@ -50,8 +50,8 @@ RoutingSink = Callable[
 _routing_sinks: list[RoutingSink] = []
 
 
-def place() -> Place:
-    """The place that this thread is at."""
+def place() -> CallContext:
+    """Return the current thread's context."""
     return here.place
 
 
@@ -68,8 +68,8 @@ def is_label(label: object) -> bool:
     return label.isascii() or label.isprintable()  # half a surrogate pair is neither
 
 
-def move_to(there: Place) -> Place:
-    """Let this thread stand at a place from here on; returns where it stood.
+def set_context(there: CallContext) -> CallContext:
+    """Set the current thread's context; return the previous one.
 
     For hooks, which cannot hold a ``with`` open: whoever moves puts back what it got.
     """
@@ -80,15 +80,15 @@ def move_to(there: Place) -> Place:
     return before
 
 
-def mirror(tell: Callable[[Place], None] | None) -> None:
-    """Have every move told, as the compiled hook needs it; None ends it."""
+def mirror(tell: Callable[[CallContext], None] | None) -> None:
+    """Set the callback for context changes (compiled hook); None removes it."""
     global _mirror
     _mirror = tell
 
 
 @contextmanager
 def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
-    """Collectives called inside belong to this layer and phase.
+    """Annotate the collectives called within the context with a layer and phase.
 
     Parameters
     ----------
@@ -121,14 +121,14 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     key = (layer, phase, label)
     now = _places.get(key)
     if now is None:
-        now = Place(layer, phase, label)
+        now = CallContext(layer, phase, label)
         if len(_places) < MOST_PLACES:
             _places[key] = now
-    before = move_to(now)
+    before = set_context(now)
     try:
         yield
     finally:
-        move_to(before)
+        set_context(before)
 
 
 def routing(
@@ -137,7 +137,7 @@ def routing(
     dropped: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Report what this rank's router decided for one micro-batch.
+    """Record this rank's routing of one micro-batch.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ def routing(
 
 
 def subscribe(sink: RoutingSink) -> Callable[[], Any]:
-    """Hand every routing to ``sink``; returns the function that ends it."""
+    """Subscribe to routings; return the function that ends the subscription."""
     _routing_sinks.append(sink)
     return lambda: _routing_sinks.remove(sink)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRouting:
-    """What routers decided for the shards of several ranks in one process."""
+    """Routing of the shards of several virtual ranks in one process."""
 
     layer: int  # global layer
     slot: int  # micro-batch of the step
@@ -181,12 +181,12 @@ _shard_sinks: list[ShardSink] = []
 
 
 def shard_routing(decided: ShardRouting) -> None:
-    """Report what routers decided for ranks that are simulated in this process."""
+    """Record the routing of virtual ranks in this process."""
     for sink in _shard_sinks:
         sink(decided)
 
 
 def subscribe_shards(sink: ShardSink) -> Callable[[], Any]:
-    """Hand every shard routing to ``sink``; returns the function that ends it."""
+    """Subscribe to shard routings; return the function that ends the subscription."""
     _shard_sinks.append(sink)
     return lambda: _shard_sinks.remove(sink)

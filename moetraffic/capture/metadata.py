@@ -1,4 +1,4 @@
-"""What a trace says of the run it was captured from."""
+"""Metadata of a captured run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LONGEST_NAME = 1000  # characters
 LARGEST_COUNT = 2**31 - 1
 
 
-def refuse_untellable(**told: Any) -> None:
-    """Refuse what a trace could not hold, before anything is recorded.
+def check_names_and_counts(**told: Any) -> None:
+    """Check that a trace can store names and counts, before recording starts.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def refuse_untellable(**told: Any) -> None:
 def describe(
     workload: Workload | None, world: int, *, model: str, router: str, k: int
 ) -> Meta:
-    """The meta of a capture that begins now.
+    """Create the metadata of a new capture.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def describe(
 def checked_placement(
     placement: Mapping[int, Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """A placement with whole numbers, by layer.
+    """Validate an expert placement by layer.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def checked_placement(
 def checked_groups(
     groups: Mapping[str, dist.ProcessGroup | None],
 ) -> dict[str, str]:
-    """Kinds of groups by their name in torch.distributed.
+    """Validate process groups; return their kinds by group name.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def checked_groups(
         If one of them is no process group.
     """
     for kind, group in groups.items():
-        refuse_untellable(groups=str(kind))
+        check_names_and_counts(groups=str(kind))
         if group is not None and not hasattr(group, "group_name"):
             raise CaptureError(
                 "groups are process groups of torch.distributed by their kind, but "

@@ -1,4 +1,4 @@
-"""The Recorder: three lines in anyone's training loop, and there is a trace."""
+"""Recorder of all collectives of a training process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from moetraffic.capture.hook.completion import Completion
-from moetraffic.capture.hook.device import DeviceClock
+from moetraffic.capture.hook.completion import CompletionTracker
+from moetraffic.capture.hook.device_clock import DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
-from moetraffic.capture.routers.bypass import watch_bypasses
+from moetraffic.capture.routers.direct_exchanges import watch_bypasses
 from moetraffic.capture.routers.router_hooks import watch_routers
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
@@ -31,13 +31,18 @@ from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 
-from . import clock
+from . import clock_offset
 from .annotate import here, is_layer, subscribe
 from .hook import python as hook
-from .metadata import checked_groups, checked_placement, describe, refuse_untellable
-from .output_check import claim
-from .pipe import OPTIMIZER, ROUTED, STEP
-from .validity import LeftOut, cause, counts_of, loss_of, tokens_of
+from .input_validation import OmittedRecords, cause, counts_of, loss_of, tokens_of
+from .metadata import (
+    check_names_and_counts,
+    checked_groups,
+    checked_placement,
+    describe,
+)
+from .output_check import check_output
+from .pipe_format import OPTIMIZER, ROUTED, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +58,7 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
-    """Records every collective of this process, and every routing it is told of.
+    """Records every collective and reported routing of this process.
 
     Each rank makes one; together they leave one trace.  Where the program does not
     call :meth:`step`, iterations end when its optimizer steps.  Nothing is
@@ -107,7 +112,7 @@ class Recorder:
         window: int = WINDOW_STEPS,
         force: bool = False,
     ) -> None:
-        refuse_untellable(model=str(model), router=str(router), k=k, window=window)
+        check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
         if window < 1:
             raise CaptureError(
                 f"a window is at least one step, but is {window}: raise window"
@@ -122,7 +127,7 @@ class Recorder:
             "k": k,
         }
         self._force = force
-        self._left_out = LeftOut(self._leave_out)
+        self._left_out = OmittedRecords(self._leave_out)
         self._ended = ""  # what ended the capture early
         self._window_steps = window
         self._placement = checked_placement(placement or {})
@@ -138,7 +143,7 @@ class Recorder:
     # ---- life ------------------------------------------------------------------
 
     def start(self) -> Recorder:
-        """Begin to record.
+        """Start recording.
 
         Raises
         ------
@@ -147,14 +152,14 @@ class Recorder:
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        hook.make_way()
+        hook.stop_attached_recorder()
         if hook.installed():
             raise CaptureError(
                 "one recorder runs in a process at a time, but one is running "
                 "already: close it first"
             )
         store = self._store()
-        claim(self.path, store, self._rank, self._number, force=self._force)
+        check_output(self.path, store, self._rank, self._number, force=self._force)
         folder = RankFolder(segments_folder(self.path), self._rank, force=self._force)
         journal: Journal | None = None
         try:
@@ -180,7 +185,7 @@ class Recorder:
                 left_out=self._left_out.add,
             )
             self.put, self.number = self._journal.put, self._journal.number
-            self._completion = Completion(self.put, self._device, native)
+            self._completion = CompletionTracker(self.put, self._device, native)
             self.before = self._device.ahead_of
             self.launched = self._completion.launched
             self.waiting = self._completion.waiting
@@ -242,7 +247,7 @@ class Recorder:
         self._journal.stepped()
 
     def end_early(self, why: str) -> None:
-        """Note what ends the capture before its time; the trace tells it.
+        """Record the reason for an early end of the capture in the trace.
 
         Parameters
         ----------
@@ -313,7 +318,7 @@ class Recorder:
     # ---- the hook's sink ---------------------------------------------------------
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """Say who is in a group (called by the hook)."""
+        """Register the ranks of a group (called by the hook)."""
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
         kind = self._kinds.get(group.group_name, "world" if everyone else "other")
@@ -322,7 +327,7 @@ class Recorder:
         )
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Remember that a call could not be recorded (called by the hook)."""
+        """Count a call that could not be recorded (called by the hook)."""
         self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
@@ -374,7 +379,7 @@ class Recorder:
             self.failed(ROUTING, error)
 
     def _counted(self, demand: Any, dropped: Any) -> tuple[Any, Any] | None:
-        """Counts that were still on a device; beside the training."""
+        """Read counts from a device, outside the training thread."""
         if isinstance(demand, list):
             return demand, dropped
         try:
@@ -384,13 +389,13 @@ class Recorder:
             return None
 
     def _leave_out(self, message: str) -> None:
-        """The first of its kind is left out."""
+        """Warn about the first omitted record of a kind."""
         self._warn(message)
         if self._folder is not None:
             self._journal.tell(left_out=self._left_out.words)
 
     def _report(self, reports: Sequence[dict[str, Any]]) -> None:
-        """Say what went wrong beside the training."""
+        """Log errors of the journal and the committer."""
         last = reports[-1] if reports else {}
         for said in (
             last.get("unclosed", ""),
@@ -406,7 +411,7 @@ class Recorder:
             )
 
     def _store(self) -> Any:
-        """The store that all ranks reach; None where there is no other rank."""
+        """The key-value store of all ranks; None if there is no other rank."""
         if self._world == 1 or dist.get_backend() == "fake":
             return None  # a fake group stands for ranks that do not exist
         return dist.distributed_c10d._get_default_store()
@@ -415,7 +420,7 @@ class Recorder:
         store = self._store() if dist.is_initialized() else None
         if store is None:
             return
-        measured = clock.knots(
+        measured = clock_offset.measure_offset(
             store, self._rank, self._world, f"{self._number}/{moment}"
         )
         self._journal.tell(clocks=measured.tolist())
@@ -463,14 +468,14 @@ class Recorder:
         return merged
 
     def _warn(self, message: str) -> None:
-        """Log a thing once; the training goes on."""
+        """Log a message once."""
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning("%s", message)
 
 
 def _number(loss: Any) -> float:
-    """A loss, which only now leaves the device that computed it."""
+    """Convert a loss to a float, outside the training thread."""
     try:
         return float(loss)
     except Exception:
@@ -487,7 +492,7 @@ def _checked_counts(demand: Any, dropped: Any) -> tuple[list[int], list[int] | N
 
 
 def _forget() -> None:
-    """In a fork's child: what runs here is not the training."""
+    """Abandon running recorders in a forked child."""
     for recorder in list(_running):
         recorder._abandon()
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from moetraffic.errors import LayoutError, TraceError
+from moetraffic.errors import LayoutError
 from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
@@ -65,7 +65,7 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
-    from moetraffic.interop import Options, import_files
+    from moetraffic.interop import ImportOptions, import_files
 
     validate_output(output, force=force)
     for file in files:
@@ -79,15 +79,8 @@ def import_(
         if format not in (None, taker):
             why = f"only {taker} files take this"
             refuse_idle(context, names, why, error=LayoutError)
-    options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
-    found, merged = import_files(files, format=format or "", options=options)
-    if merged.contradictions and not keep:
-        first, *others = merged.contradictions
-        more = f" (and {len(others)} more)" if others else ""
-        raise TraceError(
-            f"the files contradict each other, {first}{more}: leave out what is of "
-            "another run, or write the trace in spite of it with --keep"
-        )
+    options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
+    found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     with Trace.open(output) as trace:
         if as_json:

@@ -1,7 +1,8 @@
-"""Exchanges and demands as CSV; :mod:`moetraffic.interop.export.table` writes them.
+"""Import exchanges and token counts from CSV.
 
-A line is what one rank sent to another, or routed to an expert; the columns are named
-in the first line, in any order.
+:mod:`moetraffic.interop.export.long_table` writes these files.  A row holds the bytes
+that one rank sent to another, or the tokens that it routed to an expert; the first line
+names the columns, in any order.
 
 =========  ==============================================================
 exchanges  ``iteration,layer,phase,source,destination,bytes``
@@ -27,8 +28,8 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
 
-from .call import ImportedCall, Record
-from .document import (
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import (
     LARGEST,
     MOST_BYTES,
     MOST_ITERATIONS,
@@ -63,8 +64,8 @@ MOST = {
 }
 
 
-class Place(NamedTuple):
-    """What a line belongs to; sorted, the order of calls."""
+class ExchangeKey(NamedTuple):
+    """Sort key that identifies the call of a table row."""
 
     iteration: int
     micro_batch: int
@@ -80,20 +81,20 @@ class Place(NamedTuple):
 
 @dataclass(kw_only=True)
 class ExchangeTable:
-    """The lines of all files."""
+    """The rows of all files, by call."""
 
-    sent: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
-    routed: dict[Place, dict[tuple[int, int], tuple[int, int]]] = field(
+    sent: dict[ExchangeKey, dict[tuple[int, int], int]] = field(default_factory=dict)
+    routed: dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]] = field(
         default_factory=dict
     )
 
 
 def read(path: Path, into: ExchangeTable) -> None:
-    """Add the lines of a file.
+    """Add the rows of a CSV file.
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If a line is not as the columns say.
     """
     try:
@@ -141,7 +142,7 @@ def _add(
             f"a phase is one of {', '.join(PHASES)}, or empty",
         )
     stage = 0 if demands else 1 + (PHASES.index(phase) if phase else len(PHASES))
-    place = Place(
+    place = ExchangeKey(
         iteration=count("iteration"),
         micro_batch=count("micro_batch", 0, 0),
         layer=count("layer", -1),
@@ -171,7 +172,7 @@ def _add(
 
 
 def world_of(table: ExchangeTable) -> int:
-    """One more than the last rank that a line names."""
+    """The number of ranks: one more than the largest rank in the table."""
     ranks = [r for pairs in table.sent.values() for pair in pairs for r in pair]
     ranks += [r for pairs in table.routed.values() for r, _ in pairs]
     ranks += [r for p in (*table.sent, *table.routed) for r in _members(p.group)[1]]
@@ -180,15 +181,15 @@ def world_of(table: ExchangeTable) -> int:
 
 def records(
     table: ExchangeTable, world: int, source: str, experts: int = 0
-) -> list[Record]:
-    """The calls of all ranks.
+) -> list[RankRecord]:
+    """Convert the table to the calls of all ranks.
 
     Raises
     ------
     TraceError
         If a line names a rank outside its group.
     """
-    found = [Record(rank=rank, source=source) for rank in range(world)]
+    found = [RankRecord(rank=rank, source=source) for rank in range(world)]
     for place in sorted([*table.sent, *table.routed]):
         kind, ranks = _members(place.group)
         everyone = tuple(range(world))
@@ -205,7 +206,7 @@ def records(
     return found
 
 
-def _call(place: Place, group: Group, operation: str) -> ImportedCall:
+def _call(place: ExchangeKey, group: Group, operation: str) -> ImportedCall:
     return ImportedCall(
         operation=operation,
         group=group,
@@ -220,7 +221,7 @@ def _call(place: Place, group: Group, operation: str) -> ImportedCall:
 
 
 def _exchange(
-    place: Place, group: Group, pairs: dict[tuple[int, int], int]
+    place: ExchangeKey, group: Group, pairs: dict[tuple[int, int], int]
 ) -> Iterator[ImportedCall]:
     matrix = np.zeros((len(group.ranks),) * 2, np.int64)
     for (source, destination), sent in pairs.items():
@@ -232,7 +233,7 @@ def _exchange(
 
 
 def _routing(
-    place: Place,
+    place: ExchangeKey,
     group: Group,
     pairs: dict[tuple[int, int], tuple[int, int]],
     experts: int,
@@ -249,7 +250,7 @@ def _routing(
 
 
 def experts_of(table: ExchangeTable) -> int:
-    """One more than the last expert that a line names."""
+    """The number of experts: one more than the largest expert in the table."""
     return max((e for p in table.routed.values() for _, e in p), default=-1) + 1
 
 
@@ -263,7 +264,7 @@ def _member(group: Group, rank: int) -> int:
 
 
 def _members(text: str) -> tuple[str, tuple[int, ...]]:
-    """Kind and ranks of ``ep 0-3 8``; "" and none for the empty text.
+    """Parse the kind and ranks of a group such as ``ep 0-3 8``.
 
     Raises
     ------

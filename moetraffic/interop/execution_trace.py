@@ -1,4 +1,4 @@
-"""Execution traces of torch's ExecutionTraceObserver (Chakra's host traces).
+"""Import execution traces of torch's ExecutionTraceObserver (Chakra host traces).
 
 ``{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id", "name", "ctrl_deps", "inputs":
 {"values", "shapes", "types"}, "attrs": [{"name", "value"}]}]}``.  Schema 1.0.1 has
@@ -21,12 +21,19 @@ from typing import Any
 
 from moetraffic.trace.model import UNKNOWN_TIME, Group
 
-from .autograd import direction_and_link
-from .call import Record
-from .collective import OPERATORS, RECORDED, Operator, Recorded, Tensors, call_of
-from .document import JsonStream, integers, opened, whole, wrong
+from .autograd_direction import direction_and_link
 from .element_type import element_type
-from .process_group import ProcessGroups
+from .imported_call import RankRecord
+from .json_reader import JsonStream, integers, opened, whole, wrong
+from .process_group import ProfileGroups
+from .torch_collective import (
+    OPERATORS,
+    RECORDED,
+    C10dOperator,
+    InputTensors,
+    RecordedCollective,
+    call_of,
+)
 
 STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
@@ -37,7 +44,7 @@ GROUPS = "## process_group:init ##"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node, whatever the schema: inputs and attributes by name."""
+    """A node of an execution trace, independent of the schema version."""
 
     id: int
     parent: int
@@ -62,8 +69,8 @@ class Node:
 
 
 @dataclass
-class Kept:
-    """What is kept of a file."""
+class CollectedNodes:
+    """The relevant content of a file."""
 
     groups: Any = None
     operators: dict[int, Node] = field(default_factory=dict)
@@ -73,8 +80,8 @@ class Kept:
     around: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
 
-def read(path: Path, rank: int | None) -> tuple[Record, int]:
-    """The record of one rank's execution trace, and how many ranks there are.
+def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
+    """Read one rank's execution trace; return its record and the number of ranks.
 
     Parameters
     ----------
@@ -85,14 +92,14 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If it is no execution trace, or nobody says of which rank it is.
     """
-    kept = Kept()
+    kept = CollectedNodes()
     for one in _nodes(path):
         _take(kept, one)
     _walk_out(path, kept)
-    groups = ProcessGroups(kept.groups)
+    groups = ProfileGroups(kept.groups)
     told = _rank(kept, groups)
     rank = told if told is not None else rank
     if rank is None:
@@ -101,7 +108,7 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             "neither a collective of all ranks nor its name tells of which rank it is",
             "name it like rank3.json",
         )
-    record = Record(rank=rank, source=path.name)
+    record = RankRecord(rank=rank, source=path.name)
     begins = sorted(kept.steps)
     threads: dict[int, int] = {}
     for operator, recorded in _together(kept):
@@ -184,7 +191,7 @@ def _node(value: Any) -> Node | None:
     )
 
 
-def _take(kept: Kept, node: Node) -> None:
+def _take(kept: CollectedNodes, node: Node) -> None:
     step = STEP.fullmatch(node.name)
     if step:
         kept.steps[node.id] = int(step[1])
@@ -199,8 +206,8 @@ def _take(kept: Kept, node: Node) -> None:
         kept.parameters[node.id] = node
 
 
-def _walk_out(path: Path, kept: Kept) -> None:
-    """Find the nodes around the calls.
+def _walk_out(path: Path, kept: CollectedNodes) -> None:
+    """Collect the ancestors of the call nodes.
 
     They are written after what they hold, so that one reading finds all of them; where
     a tool has sorted the nodes, it takes a reading a level.
@@ -220,8 +227,8 @@ def _walk_out(path: Path, kept: Kept) -> None:
             return
 
 
-def _around(kept: Kept, node: Node) -> list[tuple[int, bool]]:
-    """Number and direction of each function around a call, from the inside."""
+def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
+    """Sequence number and direction of each enclosing function, innermost first."""
     found: list[tuple[int, bool]] = []
     at = node.parent
     while at in kept.around and len(found) < 1000:
@@ -230,8 +237,8 @@ def _around(kept: Kept, node: Node) -> list[tuple[int, bool]]:
     return found
 
 
-def _together(kept: Kept) -> Iterator[tuple[Node | None, Node | None]]:
-    """Operators with the record_param_comms inside them, in the order of calls."""
+def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]:
+    """Pair operators with the record_param_comms inside them, in call order."""
     inner: dict[int, Node] = {}
     alone: dict[int, Node] = {}
     for number in sorted(kept.parameters):
@@ -255,16 +262,16 @@ def _together(kept: Kept) -> Iterator[tuple[Node | None, Node | None]]:
             yield operator, inner.get(number)
 
 
-# ---- what a node tells ----------------------------------------------------------
+# ---- conversion of nodes --------------------------------------------------------
 
 
-def _operator(node: Node) -> Operator:
-    """An operator's inputs: ``Tensor output, Tensor input, group, int[], int[]``."""
+def _operator(node: Node) -> C10dOperator:
+    """Parse an operator: ``Tensor output, Tensor input, group, int[], int[]``."""
     name = node.name.removeprefix(C10D)
     operation, source = OPERATORS.get(name, ("", -1))
     splits = name == "alltoall_base_"
     peer = node.values[2] if len(node.values) > 2 else None
-    return Operator(
+    return C10dOperator(
         name=name,
         input=_tensors(node, source),
         output=_tensors(node, 0) if source == 1 else None,
@@ -278,8 +285,8 @@ def _has(node: Node, at: int) -> bool:
     return at < len(node.values)
 
 
-def _tensors(node: Node, at: int) -> Tensors | None:
-    """An input that is a tensor or a list of tensors (of lists, too)."""
+def _tensors(node: Node, at: int) -> InputTensors | None:
+    """Parse an input that is a tensor or a (nested) list of tensors."""
     if not 0 <= at < min(len(node.values), len(node.shapes), len(node.types)):
         return None
     flat = list(_flat_tensors(node.values[at], node.shapes[at], depth=0))
@@ -290,13 +297,13 @@ def _tensors(node: Node, at: int) -> Tensors | None:
     dtype, size = (element_type(named[1]) if named else None) or ("", 0)
     if len(sizes) == 1 and not size:
         size = sizes.pop()
-    return Tensors(shapes=shapes, dtype=dtype, element_bytes=size)
+    return InputTensors(shapes=shapes, dtype=dtype, element_bytes=size)
 
 
 def _flat_tensors(
     value: Any, shape: Any, depth: int
 ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Shape and bytes of an element of each tensor of a value."""
+    """Shape and element size of each tensor of a value."""
     if not isinstance(value, list) or depth > 3:
         return
     if len(value) >= 5 and all(whole(v) is not None for v in value[:5]):
@@ -315,7 +322,7 @@ def _flat_tensors(
 
 
 def _name(node: Node) -> str:
-    """The collective of a record_param_comms: an attribute, or a text of its inputs."""
+    """The collective name of a record_param_comms: an attribute or an input."""
     told = node.attributes.get("collective_name")
     if isinstance(told, str):
         return told
@@ -324,7 +331,7 @@ def _name(node: Node) -> str:
 
 
 def _name_at(node: Node) -> int | None:
-    """Where among its inputs the name of the collective is; it differs by release."""
+    """Index of the input with the collective's name; it differs by release."""
     for at, value in enumerate(node.values):
         text = at >= len(node.types) or str(node.types[at]).startswith("String")
         if text and isinstance(value, str) and (value in RECORDED or value == "wait"):
@@ -332,8 +339,8 @@ def _name_at(node: Node) -> int | None:
     return None
 
 
-def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
-    """A record_param_comms: its attributes (schema 1.0.3 on), or its inputs by type.
+def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
+    """Parse a record_param_comms: its attributes (schema 1.0.3 on) or its inputs.
 
     Inputs are ``[tensors,] sequence, group, rank, name, input splits, output splits,
     first rank, stride, group size`` in most releases.
@@ -351,7 +358,7 @@ def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
     elements = whole(told.get("in_msg_nelems"))
     if elements is None and tensors:
         elements = tensors.elements
-    return Recorded(
+    return RecordedCollective(
         name=_name(node),
         group=_group(node, at, groups),
         dtype=dtype,
@@ -363,8 +370,8 @@ def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
     )
 
 
-def _group(node: Node, at: int | None, groups: ProcessGroups) -> Group | None:
-    """By its name, an attribute or among the inputs before the collective's name."""
+def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
+    """Find the process group by name, size or rank range."""
     told = node.attributes
     described = str(told.get("pg_desc", ""))
     if isinstance(told.get("pg_name"), str):
@@ -391,8 +398,8 @@ def _group(node: Node, at: int | None, groups: ProcessGroups) -> Group | None:
     return None
 
 
-def _rank(kept: Kept, groups: ProcessGroups) -> int | None:
-    """This rank, which a record_param_comms of all ranks has before its name."""
+def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
+    """Find this rank in a record_param_comms of the world group."""
     for node in kept.parameters.values():
         at = _name_at(node)
         group = _group(node, at, groups) if at else None

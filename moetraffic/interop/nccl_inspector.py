@@ -1,4 +1,4 @@
-"""NCCL Inspector's JSON: an object a collective, or a send or receive.
+"""Import NCCL Inspector's JSON: one object per collective, send or receive.
 
 ``{"header": {"id", "rank", "n_ranks"}, "metadata": {"hostname", "pid"}, "coll_perf":
 {"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "event_trace_ts"}}``, or
@@ -17,8 +17,8 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .call import ImportedCall, Record
-from .document import MOST_RANKS, json_lines, whole, words, wrong
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import MOST_RANKS, json_lines, whole, words, wrong
 
 OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
     "AllReduce": ("all_reduce", False),
@@ -33,7 +33,7 @@ Process = tuple[str, int]  # host and process id
 
 @dataclass(kw_only=True)
 class Operations:
-    """What the files tell of all processes."""
+    """The operations of all processes."""
 
     # communicator -> rank in it -> process
     members: dict[str, dict[int, Process]] = field(
@@ -47,11 +47,11 @@ class Operations:
 
 
 def read(path: Path, into: Operations) -> None:
-    """Add what a file tells.
+    """Add the operations of a file.
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If an object is not of NCCL Inspector.
     """
     for number, told in enumerate(json_lines(path)):
@@ -74,8 +74,8 @@ def read(path: Path, into: Operations) -> None:
         into.source.setdefault(process, path.name)
 
 
-def records(every: Operations) -> tuple[list[Record], int]:
-    """The records of all processes, and how many ranks there are.
+def records(every: Operations) -> tuple[list[RankRecord], int]:
+    """Convert the operations to the records of all processes, and the number of ranks.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def records(every: Operations) -> tuple[list[Record], int]:
             groups[name] = Group(kind="world", ranks=tuple(range(world)))
     found = []
     for process, seen in every.seen.items():
-        record = Record(
+        record = RankRecord(
             rank=rank_of[process], source=every.source[process], node=process[0]
         )
         counts: Counter[Any] = Counter()
@@ -118,7 +118,7 @@ def _call(
     group: Group | None,
     rank: int,
     counts: Counter[Any],
-    record: Record,
+    record: RankRecord,
 ) -> ImportedCall | None:
     kind = "coll" if isinstance(told.get("coll_perf"), dict) else "p2p"
     perf = told.get(f"{kind}_perf")
@@ -156,7 +156,7 @@ def _call(
 def _times(
     call: ImportedCall, perf: dict[str, Any], kind: str, about: dict[str, Any]
 ) -> None:
-    """Verbose files have microseconds since 1970; others when it had ended, about."""
+    """Set the times, which verbose files contain in microseconds since 1970."""
     trace = perf.get("event_trace_ts")
     trace = trace if isinstance(trace, dict) else {}
     began = whole(trace.get(f"{kind}_start_ts"), 1)

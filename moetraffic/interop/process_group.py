@@ -1,4 +1,4 @@
-"""The process groups that a profile or an execution trace names.
+"""Process groups listed in a profile or an execution trace.
 
 torch writes them as a list of ``{"pg_name", "pg_desc", "ranks", "group_size"}``: in
 ``distributedInfo.pg_config`` of a profile, in the node ``## process_group:init ##`` of
@@ -15,7 +15,7 @@ from typing import Any
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import Group
 
-from .document import MOST_RANKS, integers, whole
+from .json_reader import MOST_RANKS, integers, whole
 
 KINDS = {  # Megatron-Core's descriptions
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
@@ -29,15 +29,15 @@ MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
-    """A process group under the names that a file has for it."""
+class NamedGroup:
+    """A process group and its names in a file."""
 
     names: frozenset[str]
     group: Group
 
 
-class ProcessGroups:
-    """The groups of one rank.
+class ProfileGroups:
+    """The process groups of one rank.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class ProcessGroups:
                 f"a run has at most {MOST_RANKS} ranks, but a file tells of "
                 f"{self.world}: take a whole copy of it"
             )
-        self._named: list[Named] = []
+        self._named: list[NamedGroup] = []
         for entry in entries:
             ranks = _ranks(entry)
             size = whole(entry.get("group_size", entry.get("pg_size")), 1)
@@ -67,7 +67,7 @@ class ProcessGroups:
                 ranks = tuple(range(self.world))
             if ranks:
                 self._named.append(
-                    Named(
+                    NamedGroup(
                         names=frozenset(
                             str(entry[n])
                             for n in ("pg_name", "pg_id", "backend_id", "uid")
@@ -78,7 +78,7 @@ class ProcessGroups:
                 )
 
     def group(self, ranks: Sequence[int], described: str = "") -> Group:
-        """The group of these ranks, of the kind that its description says."""
+        """Create the group of these ranks, with the kind of its description."""
         kind = KINDS.get(described, "")
         mesh = MESH.fullmatch(described)
         if mesh:
@@ -89,11 +89,11 @@ class ProcessGroups:
         return Group(kind=kind, ranks=tuple(ranks))
 
     def named(self, name: str) -> Group | None:
-        """The group that the file calls so."""
+        """Look up a group by name."""
         return next((n.group for n in self._named if name in n.names), None)
 
     def of_width(self, width: int, rank: int) -> Group | None:
-        """The only group with so many ranks that a rank is in; 0 fits any.
+        """The only group of this size that contains a rank; 0 matches any size.
 
         None where there is none, or more than one.
         """
@@ -113,7 +113,7 @@ def _is_list(told: Any) -> bool:
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:
-    """The ranks of an entry, () for none; older torch wrote an object of them."""
+    """The ranks of an entry, () for none; older torch wrote an object."""
     told = entry.get("ranks", [])
     if isinstance(told, dict):
         told = sorted(whole(k) if whole(k) is not None else -1 for k in told)

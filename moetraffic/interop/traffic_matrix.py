@@ -1,4 +1,4 @@
-"""Traffic matrices as text: a row a source, numbers between spaces or commas.
+"""Import traffic matrices from text: one row per source rank.
 
 nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB of which it
 drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moetraffic.trace.model import Int64
 
-from .document import MOST_BYTES, lines, wrong
+from .json_reader import MOST_BYTES, lines, wrong
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -23,7 +23,7 @@ MOST_RANKS = 1 << 13
 
 
 def read(path: Path, unit: str) -> list[Int64]:
-    """The matrices of a file.
+    """Read the matrices of a file.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def read(path: Path, unit: str) -> list[Int64]:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If they are no square matrices of one size.
     """
     import numpy as np

@@ -1,16 +1,16 @@
-"""Start ranks on one host, watch over them, and say which one failed where."""
+"""Launch ranks on one host, monitor them and report the root cause of failures."""
 
 from __future__ import annotations
 
 from . import heartbeat
-from .environment import Seat, current_rank, rendezvous
+from .environment import RankEnvironment, current_rank, rendezvous
+from .rank_monitor import Heartbeat
 from .supervisor import Outcome, launch
-from .watch import Event
 
 __all__ = [
-    "Event",
+    "Heartbeat",
     "Outcome",
-    "Seat",
+    "RankEnvironment",
     "current_rank",
     "heartbeat",
     "launch",

@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
@@ -30,7 +30,6 @@ from moetraffic.trace.hdf5.durable import validate_output, write_whole
 from moetraffic.trace.trace import Trace
 from moetraffic.units import (
     byte_size,
-    bytes_per_second,
     duration,
     rank_span,
 )
@@ -106,10 +105,9 @@ def estimate_plan(
     on = None
     hosts = np.zeros(plan.world, np.int64)
     if options.topology is not None or options.capacity is not None:
-        on = network(
+        on = load_fabric(
             options.topology or "single",
             plan.world,
-            rate=bytes_per_second,
             capacity=options.capacity,
         )
         hosts = on.slots // on.topology.hosts.ranks

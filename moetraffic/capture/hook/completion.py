@@ -1,4 +1,4 @@
-"""When collectives end, told by those who wait for them.
+"""Completion times of collectives, from the waits for their results.
 
 A wait is the moment at which the program has the result.  It is seen where Python
 waits (``Work.wait``) and where a functional collective's result is waited for
@@ -6,7 +6,7 @@ waits (``Work.wait``) and where a functional collective's result is waited for
 being complete and unawaited; the calls of its kind after it tell of their end
 themselves.  On CUDA a wait orders streams and returns at once: there, events before
 the call and after the wait are read when the device has passed them
-(:mod:`.device`).  Nothing here synchronizes with a device.
+(:mod:`.device_clock`).  Nothing here synchronizes with a device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from moetraffic.capture.pipe import END
+from moetraffic.capture.pipe_format import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .device import DeviceClock
-from .python import KEY, Waiting, now_ns
+from .device_clock import DeviceClock
+from .python import KEY, SynchronousCall, now_ns
 
 if TYPE_CHECKING:
     from .native import Native
@@ -33,8 +33,8 @@ _unbox = dist.Work.unbox
 Put = Callable[[tuple[Any, ...]], None]
 
 
-class Completion:
-    """Watches works until somebody has waited for them.
+class CompletionTracker:
+    """Tracks collectives until their results are waited for.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Completion:
         self, put: Put, device: DeviceClock, native: Native | None = None
     ) -> None:
         self._put, self._device, self._native = put, device, native
-        self.waiting = Waiting()
+        self.waiting = SynchronousCall()
         # a work is held until it is waited for: so is it by whoever waits
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
@@ -59,7 +59,7 @@ class Completion:
         self._waits: list[tuple[Any, Any]] = []
 
     def install(self) -> Callable[[], None]:
-        """Watch from now on; returns what ends it."""
+        """Install the hooks on waits; return the function that removes them."""
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
         for kind in kinds:
             if "wait" in vars(kind):
@@ -79,7 +79,7 @@ class Completion:
         return self.uninstall
 
     def uninstall(self) -> None:
-        """Watch no more."""
+        """Remove the hooks."""
         for kind, wait in self._waits:
             kind.wait = wait
         self._waits.clear()
@@ -97,7 +97,7 @@ class Completion:
         kind: int,
         before: Any,
     ) -> None:
-        """A call was passed on.
+        """Track a call that was launched.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Completion:
         return wait
 
     def _sweep(self) -> None:
-        """Let go of works that are done though nobody waited for them in Python."""
+        """Drop completed works that Python code has not waited for."""
         waiting = list(self._works.items())
         for key, (work, _, kind, before, output) in waiting:
             done = before is None and work.is_completed()

@@ -1,4 +1,4 @@
-"""See every collective of a process, whoever calls it.
+"""Record every collective of a process with kernels at torch's dispatcher.
 
 A kernel for each c10d operator at the dispatcher's BackendSelect key notes the call
 and passes it on.  That is below autograd, torch.compile, DDP's reducer and functional
@@ -24,7 +24,7 @@ import torch
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import here
-from moetraffic.capture.pipe import CALL, OPERATIONS
+from moetraffic.capture.pipe_format import CALL, OPERATIONS
 from moetraffic.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -49,27 +49,27 @@ link, node, source, destination, bytes, shape, rows_received, sent, received)``:
 group's name, the shape of the input, and the splits as the call was given them."""
 
 
-class Waiting(threading.local):
-    """What a thread calls and, being synchronous, waits for next."""
+class SynchronousCall(threading.local):
+    """Number of the synchronous call that a thread is about to wait for."""
 
     number: int | None = None
 
 
-class Sink(Protocol):
-    """Whoever is told of collectives; it must not raise."""
+class CallSink(Protocol):
+    """Receiver of collectives; its methods must not raise."""
 
     def put(self, record: Record) -> None:
         """Take a record."""
         ...
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """A group calls for the first time."""
+        """Register a process group at its first call."""
         ...
 
-    waiting: Waiting
+    waiting: SynchronousCall
 
     def before(self, tensor: torch.Tensor | None) -> Any:
-        """A device's event before a call with an output on that device."""
+        """Record a device event before a call with an output on that device."""
         ...
 
     def launched(
@@ -80,15 +80,15 @@ class Sink(Protocol):
         kind: int,
         before: Any,
     ) -> None:
-        """A call was passed on, and returned ``result``; see :mod:`.completion`."""
+        """Track a launched call that returned ``result``; see :mod:`.completion`."""
         ...
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Recording failed; the training goes on."""
+        """Report that a call could not be recorded."""
         ...
 
     def number(self, kind: str, name: Any) -> int:
-        """The number by which words name a group, place, dtype, thread or node."""
+        """Return the number of a group, context, dtype, thread or autograd node."""
         ...
 
 
@@ -124,8 +124,8 @@ def installed() -> bool:
     return bool(_installed)
 
 
-def give_way_by(step_back: Callable[[], None] | None) -> None:
-    """Have a recorder that nobody asked for by name end when another one starts.
+def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
+    """Register the attached recorder, which stops when another one starts.
 
     Parameters
     ----------
@@ -136,14 +136,14 @@ def give_way_by(step_back: Callable[[], None] | None) -> None:
     _gives_way = step_back
 
 
-def make_way() -> None:
-    """End the recorder that gives way, if there is one."""
+def stop_attached_recorder() -> None:
+    """Stop the attached recorder, if there is one."""
     if _gives_way is not None:
         _gives_way()
 
 
-def install(sink: Sink, native: Native | None = None) -> Callable[[], None]:
-    """Tell ``sink`` of every c10d collective from now on.
+def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
+    """Install the hook: report every c10d collective to ``sink``.
 
     Parameters
     ----------
@@ -192,13 +192,13 @@ def install(sink: Sink, native: Native | None = None) -> Callable[[], None]:
 
 
 def uninstall() -> None:
-    """Take the hook out; without one this does nothing."""
+    """Remove the hook, if it is installed."""
     while _installed:
         _installed.pop()()
 
 
-def _install_native(sink: Sink, native: Native) -> None:
-    def stand(place: annotate.Place) -> None:
+def _install_native(sink: CallSink, native: Native) -> None:
+    def stand(place: annotate.CallContext) -> None:
         native.stand(sink.number("place", place))
 
     def arrive() -> tuple[int, int]:
@@ -232,7 +232,7 @@ def _install_native(sink: Sink, native: Native) -> None:
 
 
 def _kernel(
-    name: str, redispatch: Callable[..., Any], sink: Sink
+    name: str, redispatch: Callable[..., Any], sink: CallSink
 ) -> Callable[..., Any]:
     after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
     if name == "alltoall_base_":
@@ -268,9 +268,9 @@ _unbox = torch.distributed.ProcessGroup.unbox
 
 
 def _all_to_all_single(
-    redispatch: Callable[..., Any], after: Any, sink: Sink
+    redispatch: Callable[..., Any], after: Any, sink: CallSink
 ) -> Callable[..., Any]:
-    """The kernel of the commonest form; written out, for it runs in every layer."""
+    """Specialized kernel of ``all_to_all_single``, which runs in every MoE layer."""
     put, meet, launched = sink.put, sink.meet, sink.launched
     operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
@@ -347,7 +347,7 @@ def _flat(given: Any) -> Iterator[torch.Tensor]:
             yield from _flat(part)
 
 
-Note = Callable[[Sink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
+Note = Callable[[CallSink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
 
 
 def _noter(name: str) -> Note:
@@ -355,7 +355,7 @@ def _noter(name: str) -> Note:
     index = OPERATIONS.index(operation)
 
     def note(
-        sink: Sink, met: set[str], args: Sequence[Any]
+        sink: CallSink, met: set[str], args: Sequence[Any]
     ) -> tuple[int, torch.Tensor | None]:
         tensors = list(_flat(args[given])) if given >= 0 else []
         group = unboxed(args[position])
@@ -381,7 +381,7 @@ def _noter(name: str) -> Note:
 
 
 def _note_all_to_all_list(
-    sink: Sink, met: set[str], args: Sequence[Any]
+    sink: CallSink, met: set[str], args: Sequence[Any]
 ) -> tuple[int, torch.Tensor | None]:
     outputs, inputs, boxed = args[:3]
     # the parts may have any shapes: an element is the only row they share
@@ -405,7 +405,7 @@ def _note_all_to_all_list(
 
 
 def _put(
-    sink: Sink,
+    sink: CallSink,
     met: set[str],
     operation: int,
     group: dist.ProcessGroup,
@@ -437,6 +437,6 @@ def _put(
 
 
 def unboxed(group: Any) -> dist.ProcessGroup:
-    """The Python object of a process group that an operator was given."""
+    """The Python object of a boxed process group."""
     found: dist.ProcessGroup = _unbox(group)
     return found

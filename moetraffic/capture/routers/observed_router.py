@@ -1,4 +1,4 @@
-"""A router that is watched, and the MoE layer that holds it: their hooks.
+"""Forward hooks of an observed router and of its MoE layer.
 
 The hooks are objects, so that a model that has them is copied and pickled as before: a
 copy shares them, and a pickle holds one that does nothing.
@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import NOWHERE, Place
+from moetraffic.capture.annotate import NO_CONTEXT, CallContext
 
-from . import compiled
+from . import graph_operator
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from .decisions import Reader
+    from .router_readers import Reader
 
 GROUPS = (
     *("ep_group", "group", "moe_group", "expert_parallel_group"),
@@ -33,57 +33,59 @@ GROUPS = (
 """Where a router or its layer keeps the expert-parallel group (or mesh)."""
 
 
-class Watch(Protocol):
-    """Whoever the hooks belong to."""
+class RouterObserver(Protocol):
+    """Owner of the hooks."""
 
     def routed(
         self,
-        entry: Router,
+        entry: ObservedRouter,
         module: nn.Module | None,
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
-        """A router has decided."""
+        """Process a router's output."""
         ...
 
-    def layer(self, entry: Router) -> int:
+    def layer(self, entry: ObservedRouter) -> int:
         """The layer of a router."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """Something could not be read."""
+        """Report a reading error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPlace(Place):
-    """A place that a hook found, not one that the program told."""
+class InferredContext(CallContext):
+    """A context inferred by a hook, not annotated by the program."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What is left of a hook in a pickle."""
+    """No-op replacement of a pickled hook."""
 
 
-class Router:
+class ObservedRouter:
     """The forward hook of one router."""
 
-    def __init__(self, watch: Watch, reader: Reader, module: nn.Module) -> None:
+    def __init__(
+        self, watch: RouterObserver, reader: Reader, module: nn.Module
+    ) -> None:
         self.watch, self.reader = watch, reader
         self.module = ref(module)
         self.holder: Callable[[], nn.Module | None] = _nothing
         self.layer = -1
         self._group: ReferenceType[Any] | None = None
-        self.key = compiled.remember(self)
+        self.key = graph_operator.register_router(self)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Tell the output, or leave an operator in the graph that tells it."""
+        """Report the output, or insert the reporting operator into a traced graph."""
         if torch.compiler.is_compiling():
-            compiled.emit(self.key, output)
+            graph_operator.emit(self.key, output)
         else:
             self.watch.routed(self, module, inputs, output)
 
     def group(self) -> dist.ProcessGroup | None:
-        """The expert-parallel group that its framework tells, or None."""
+        """The expert-parallel group found in the framework's attributes, or None."""
         known: Any = None if self._group is None else self._group()
         if known is None:
             known = _group_of(self.holder(), self.module())
@@ -91,32 +93,32 @@ class Router:
                 self._group = ref(known)
         return cast("dist.ProcessGroup | None", known)
 
-    def __deepcopy__(self, _memo: Any) -> Router:
+    def __deepcopy__(self, _memo: Any) -> ObservedRouter:
         return self
 
     def __reduce__(self) -> Any:
         return _gone, ()
 
 
-class Holder:
-    """The hooks of the module that holds a router: inside it is that layer."""
+class LayerHooks:
+    """Hooks of a MoE layer, which set the layer context while it runs."""
 
-    def __init__(self, watch: Watch, router: Router) -> None:
+    def __init__(self, watch: RouterObserver, router: ObservedRouter) -> None:
         self.watch, self.router = watch, router
         self._thread = threading.local()
-        self._place = FoundPlace()
+        self._place = InferredContext()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
-        """Stand in this layer, unless the program says where it is."""
+        """Set the layer context, unless the program has annotated one."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.setdefault("left", [])
         try:
             here = annotate.place()
-            if here == NOWHERE or isinstance(here, FoundPlace):
+            if here == NO_CONTEXT or isinstance(here, InferredContext):
                 if self._place.layer < 0:
-                    self._place = FoundPlace(self.watch.layer(self.router))
-                left.append(annotate.move_to(self._place))
+                    self._place = InferredContext(self.watch.layer(self.router))
+                left.append(annotate.set_context(self._place))
             else:
                 left.append(None)
         except Exception as error:
@@ -124,16 +126,16 @@ class Holder:
             self.watch.failed(error)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        """Stand where one stood before."""
+        """Restore the previous context."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.get("left")
         if left:
             before = left.pop()
             if before is not None:
-                annotate.move_to(before)
+                annotate.set_context(before)
 
-    def __deepcopy__(self, _memo: Any) -> Holder:
+    def __deepcopy__(self, _memo: Any) -> LayerHooks:
         return self
 
     def __reduce__(self) -> Any:
@@ -141,7 +143,7 @@ class Holder:
 
 
 class _Gone:
-    """What is left of a holder's hooks in a pickle."""
+    """No-op replacement of a layer's pickled hooks."""
 
     enter = leave = staticmethod(_nothing)
 
@@ -175,7 +177,7 @@ def _process_group(found: Any) -> Any:
 
 
 def _expert_meshes(holder: nn.Module | None) -> Iterator[Any]:
-    """Meshes over which transformers shards whole experts."""
+    """Device meshes over which transformers shards experts."""
     experts: Any = getattr(holder, "experts", None)
     if getattr(experts, "_is_expert_parallel", False) is True:
         for parameter in experts.parameters():

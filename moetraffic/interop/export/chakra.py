@@ -1,4 +1,4 @@
-"""Chakra execution traces: ``run.<rank>.et``, for ASTRA-sim and others.
+"""Export to Chakra execution traces (``run.<rank>.et``), for ASTRA-sim.
 
 A file is a GlobalMetadata and Nodes, each with its length before it (mlcommons/chakra
 ``schema/protobuf/et_def.proto``, ``src/third_party/utils/protolib.py``).  An all-to-all
@@ -20,11 +20,11 @@ from pathlib import Path
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, must_be_timed, site_name
+from .call_selection import check_times_known, select_calls, site_name
 from .exporter import Exporter
-from .options import Options
-from .programs import MESSAGE, ProgramCall, lasts, programs
+from .options import ExportOptions
 from .protocol_buffers import content, delimited, number, packed, text
+from .rank_programs import MESSAGE, ProgramCall, lasts, programs
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {  # CollectiveCommType
@@ -43,15 +43,15 @@ GROUPS = "comm_group.json"
 
 @dataclass(kw_only=True)
 class _Program:
-    """What was written of a rank."""
+    """Writer state of a rank."""
 
     nodes: int = 0
     before: list[int] = field(default_factory=list)  # nodes of the last call
     end_ns: int = UNKNOWN_TIME  # of the last call
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
-    """Write a file a rank, and the groups of collectives.
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
+    """Write one file per rank, and the process groups.
 
     At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
     of its call before to the issue of the next; at "asap" it takes no time, and with
@@ -63,8 +63,8 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
         If nothing fits the options, times are needed and not known, or there are more
         calls than tags.
     """
-    chosen = choose(trace, options)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options)
+    check_times_known(trace, chosen, options)
     if len(chosen.occurrences) > MOST_TAGS:
         raise TraceError(
             f"messages have {MOST_TAGS} tags, but there are {len(chosen.occurrences)} "
@@ -100,7 +100,7 @@ def _nodes(
     rank: int,
     state: _Program,
     groups: dict[tuple[int, ...], int],
-    options: Options,
+    options: ExportOptions,
     lost: Counter[str],
 ) -> list[bytes]:
     site = call.site
@@ -151,7 +151,7 @@ def _nodes(
     return made + [n.finish() for n in own]
 
 
-def _gap(call: ProgramCall, state: _Program, options: Options) -> int:
+def _gap(call: ProgramCall, state: _Program, options: ExportOptions) -> int:
     if options.every_ns:
         return options.every_ns
     known = UNKNOWN_TIME not in (state.end_ns, call.issue_ns)
@@ -181,7 +181,7 @@ def _message(
 
 
 class _Node:
-    """A Node that is being written."""
+    """Builder of a Node message."""
 
     def __init__(self, state: _Program, kind: int, name: str, after: list[int]) -> None:
         state.nodes += 1
@@ -190,18 +190,18 @@ class _Node:
         self._parts.append(packed(5, after))  # data_deps
 
     def times(self, begin_ns: int, duration_ns: int) -> None:
-        """Start and duration, in whole microseconds, where they are known."""
+        """Set start and duration in whole microseconds, if they are known."""
         if begin_ns > 0:
             self._parts.append(number(6, begin_ns // 1000))
         if duration_ns > 0:
             self._parts.append(number(7, (duration_ns + 500) // 1000))
 
     def attribute(self, name: str, kind: int, value: int | str) -> None:
-        """An AttributeProto."""
+        """Add an AttributeProto."""
         self._parts.append(_attribute(name, kind, value))
 
     def finish(self) -> bytes:
-        """The message."""
+        """Serialize the message."""
         return b"".join(self._parts)
 
 

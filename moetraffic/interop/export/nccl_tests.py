@@ -1,4 +1,4 @@
-"""Matrices for nccl-tests' ``alltoallv_perf``: a file a call.
+"""Export to matrices for nccl-tests' ``alltoallv_perf``, one file per call.
 
 Whitespace between numbers, a row a source; square. Two generations of the program read
 them (NVIDIA/nccl-tests ``src/alltoallv.cu``): with NCCL_TESTS_ALLTOALLV_MATRIX_FILE
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 ALIGNMENT = 16  # bytes; AlltoAllvReadTrafficMatrix: & ~15
 MOST_RANKS = 1 << 15
@@ -28,8 +28,8 @@ UNITS = {"B": (1, ALIGNMENT), "KiB": (1024, 1024)}
 INDEX = "matrices.csv"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
-    """Write a matrix a call, and a table that says what each is.
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
+    """Write one matrix per call, and an index table.
 
     Numbers are rounded to the nearest that the program keeps.
 
@@ -44,7 +44,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
             f"{options.unit[:40]!r}: change --unit"
         )
     unit, least = UNITS[options.unit]
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     lost = list(chosen.lost)
     told, kept, changed = 0, 0, 0
     with (folder / INDEX).open("w", newline="") as table:
@@ -71,7 +71,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
 
 
 def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """The nearest multiples of ``least``, but never 0 for what is not 0.
+    """Round to multiples of ``least``, but positive values never to 0.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
 
 
 def as_text(values: npt.NDArray[np.int64]) -> str:
-    """Rows as lines, numbers between spaces."""
+    """Format a matrix as lines of space-separated numbers."""
     return "".join(" ".join(map(str, row)) + "\n" for row in values.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Traffic patterns for NIXL's ``kvbench sequential-ct-perftest``: YAML and matrices.
+"""Export to traffic patterns for NIXL's ``kvbench sequential-ct-perftest``.
 
 ``traffic_patterns`` is a list of ``matrix_file`` (relative to the YAML file),
 ``mem_type`` ``sleep_before_launch_sec`` and ``metadata``; a matrix has a row a source,
@@ -14,16 +14,22 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import ExportedExchange, Int64, choose, exchanges, must_be_timed
+from .call_selection import (
+    ExportedExchange,
+    Int64,
+    check_times_known,
+    exchanges,
+    select_calls,
+)
 from .exporter import Exporter
 from .nccl_tests import as_text
-from .options import Options
+from .options import ExportOptions
 
 PATTERNS = "traffic_patterns.yaml"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
-    """Write the patterns in order, and a matrix file each.
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
+    """Write the patterns in order, with one matrix file each.
 
     Before a pattern all ranks sleep alike, as long as the one that was away from
     exchanges for the shortest time.  With the pace "asap" nobody
@@ -34,8 +40,8 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or times are needed and not known.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
+    check_times_known(trace, chosen, options)
     before, overlapped, kept, idle = None, 0, 0, 0
     with (folder / PATTERNS).open("w") as file:
         file.write("traffic_patterns:\n")
@@ -73,7 +79,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
 
 
 def _gap(one: ExportedExchange, before: Int64 | None) -> int:
-    """The shortest time of any rank from its end before to its beginning now, ns."""
+    """Shortest gap of any rank since its previous exchange, ns."""
     if before is None:
         return 0
     known = (before != UNKNOWN_TIME) & (one.begins != UNKNOWN_TIME)

@@ -1,4 +1,4 @@
-"""Basic traces for PARAM's ``comm_replay``: a JSON list of calls a rank.
+"""Export to basic traces for PARAM's ``comm_replay``: a JSON call list per rank.
 
 Each call has ``comms``, ``req``, ``pg_id``, ``world_size``, ``in_msg_size`` and
 ``out_msg_size`` in elements of ``dtype``, and ``in_split``, ``out_split``
@@ -22,10 +22,10 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, moments
+from .call_selection import moments, select_calls
 from .exporter import Exporter
-from .options import Options
-from .programs import MESSAGE, ProgramCall, programs
+from .options import ExportOptions
+from .rank_programs import MESSAGE, ProgramCall, programs
 
 TYPES = {  # torch's name: PARAM's, bytes
     "float32": ("float32", 4),
@@ -57,7 +57,7 @@ ROOT = "calls with a root, which a trace does not tell, have the group's first r
 UNKNOWN = "messages whose ends are not known are left out"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write ``rank-<n>.json`` for each rank.
 
     Raises
@@ -65,7 +65,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options.
     """
-    chosen = choose(trace, options)
+    chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
     begin, _ = moments(trace, chosen.occurrences)
     timed = options.pace == "captured" and not (begin == UNKNOWN_TIME).any()
@@ -110,7 +110,7 @@ def _program(
     base: int,
     lost: Counter[str],
 ) -> Iterator[dict[str, Any]]:
-    """The calls of a rank, each waited for, but sends at the end of the iteration.
+    """The entries of a rank; sends move to the end of their iteration.
 
     Two ranks that send to each other before they receive would wait for ever.
     """
@@ -159,7 +159,7 @@ def _entries(
 
 
 def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
-    """Sizes in elements, and whom they go to; None if that is not known."""
+    """Sizes in elements and peers of a call; None if its peers are unknown."""
     site, width, me = call.site, len(call.group.ranks), call.member
     name, size = TYPES.get(site.dtype, BYTE)
     if (call.bytes % size).any():

@@ -1,4 +1,4 @@
-"""Demands for REPETITA: mean rates between ranks.
+"""Export to REPETITA demands: mean rates between ranks.
 
 ``DEMANDS n``, a line of names, then ``label src dest bw``; source and destination are
 numbers of nodes of the topology file, rates are kbit/s as in its data sets
@@ -15,13 +15,13 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
-    """Write the mean rate of each pair over the chosen iterations, a node a rank.
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
+    """Write the mean rate of each pair of ranks over the selected iterations.
 
     An iteration lasts as long as its step on the rank where that is longest; with
     ``every_ns`` that long.
@@ -31,7 +31,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or no step has times and no length is given.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])
     lasted = options.every_ns * len(iterations) or _length_ns(trace, iterations)
     total = np.zeros((trace.meta.world,) * 2, np.int64)
@@ -59,7 +59,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
 
 
 def _length_ns(trace: Trace, iterations: np.ndarray) -> int:
-    """How long the iterations lasted together."""
+    """Total duration of the iterations, ns."""
     steps = trace.steps
     mine = np.isin(steps.iteration, iterations)
     start, end = steps.start[mine], steps.end[mine]

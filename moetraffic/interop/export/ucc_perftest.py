@@ -1,4 +1,4 @@
-"""Pattern files for UCC's ``ucc_perftest -c alltoallv --gen file:name=...``.
+"""Export to pattern files for UCC's ``ucc_perftest -c alltoallv``.
 
 An INI file: a section ``[collective]`` a call, whose ``counts`` are the elements that
 each rank sends to each, row by row between braces (openucx/ucc
@@ -18,24 +18,24 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 MOST = 2**32 - 1
 MOST_CHARACTERS = 4000  # of a line of counts; a row may go over several
 DATATYPES = (("INT8", 1), ("INT32", 4), ("INT64", 8))
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
-    """Write all calls into one file, in order.
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
+    """Write all calls to one file, in order.
 
     Raises
     ------
     TraceError
         If nothing fits the options, or a pair sends more than 2^32 - 1 elements.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     # one type for all: a benchmark is run with one
     name, size = _datatype(trace, options)
     with path.open("w") as file:
@@ -67,9 +67,9 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     ]
 
 
-def _datatype(trace: Trace, options: Options) -> tuple[str, int]:
-    """The largest element type that divides the bytes of every pair."""
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
+    """The largest element type whose size divides the bytes of every pair."""
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     every = (one.bytes for one in exchanges(trace, options, chosen))
     common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
     return next((n, s) for n, s in reversed(DATATYPES) if common % s == 0)
@@ -88,7 +88,7 @@ def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that no INI file reads as something else."""
+    """Replace characters with a meaning in INI files."""
     return "".join(c if c.isalnum() or c in " -._/" else " " for c in text)[:200]
 
 

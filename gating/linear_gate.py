@@ -1,0 +1,44 @@
+"""Linear gate: one logit per expert, computed in single precision or better."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LinearGate(nn.Module):
+    """Logits ``x W^T`` of each token for each expert.
+
+    They are computed in float32 (in float64 for float64 input) whatever the input and
+    an enclosing autocast ask for: routing in bfloat16 is unstable (Fedus et al., arXiv
+    2101.03961, section 2.4, "selective precision").
+
+    Parameters
+    ----------
+    hidden
+        Width h of a token vector.
+    experts
+        Number of experts E.
+    """
+
+    def __init__(self, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.experts = experts
+        self.weight = nn.Parameter(torch.empty(experts, hidden))  # [E, h]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights from N(0, 0.02^2), as GPT-2 does for every matrix."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """``[T, h]`` token vectors to ``[T, E]`` logits."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(dtype), self.weight.to(dtype))
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(module)``."""
+        return f"hidden={self.hidden}, experts={self.experts}"

@@ -1,0 +1,68 @@
+"""Stop criterion: end training once the expert load is stationary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+import numpy as np
+
+from moetraffic.analysis import normalized_entropy, settling
+from moetraffic.capture.annotate import ShardRouting, subscribe_shards
+
+LEAST_STEPS = 500
+"""Fewer steps tell a transient from a stable part by luck."""
+
+EVERY_STEPS = 50
+
+
+class SteadyLoad:
+    """Detect that the load uniformity of every MoE layer is stationary.
+
+    Uniformity is the normalized entropy of the load over experts, all ranks and
+    micro-batches of a step together; where its transient ends is
+    :func:`moetraffic.analysis.settling`'s to say.  Called after each step, it is true
+    when that is before the middle of the run for every layer, and the last quarter of
+    the run is as uniform as the quarter before, within a standard deviation.
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[int, list[float]] = {}  # layer -> [steps]
+        self._loads: dict[int, np.ndarray] = {}  # of this step, layer -> [E]
+        self._end: Callable[[], object] | None = None
+
+    def __enter__(self) -> SteadyLoad:
+        self._end = subscribe_shards(self._routed)
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if self._end is not None:
+            self._end()
+
+    def __call__(self) -> bool:
+        """Whether the load of every layer is stationary."""
+        for layer, load in self._loads.items():
+            curve = self.curves.setdefault(layer, [])
+            curve.append(float(normalized_entropy(load)))
+        self._loads = {}
+        steps = max((len(curve) for curve in self.curves.values()), default=0)
+        if steps < LEAST_STEPS or steps % EVERY_STEPS:
+            return False
+        return all(_steady(np.array(curve)) for curve in self.curves.values())
+
+    def _routed(self, decided: ShardRouting) -> None:
+        load = decided.demand.sum(0).cpu().numpy()
+        before = self._loads.get(decided.layer)
+        self._loads[decided.layer] = load if before is None else before + load
+
+
+def _steady(curve: np.ndarray) -> bool:
+    quarter = len(curve) // 4
+    before, last = curve[-2 * quarter : -quarter], curve[-quarter:]
+    level = abs(last.mean() - before.mean()) < before.std()
+    return bool(settling(curve).settled) and bool(level)
