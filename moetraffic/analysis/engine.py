@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,9 @@ from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
 from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
+
+if TYPE_CHECKING:
+    import pandas
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -77,6 +81,34 @@ class Analysis(ShownAsTables):
     ]  # what an iteration's first dispatch tells of later ones
     occupation: TimeBreakdown | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
+
+    def to_frame(self, *, file: str = "") -> pandas.DataFrame:
+        """Tidy data frame: one row a figure, and an iteration for statistics over time.
+
+        Parameters
+        ----------
+        file
+            Value of the column ``file``, to tell several analyses apart.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns of :class:`moetraffic.analysis.records.Record`.
+
+        Examples
+        --------
+        >>> from moetraffic.data import path
+        >>> with Trace.open(path("golden-v1.h5")) as trace:
+        ...     frame = analyze(trace, parts=["skew"]).to_frame()
+        >>> cv = frame[(frame.subject == "expert_load") & (frame.statistic == "cv")]
+        >>> cv[["layer", "iteration", "value", "floor"]].shape[1]
+        4
+        """
+        import pandas
+
+        from .records import COLUMNS, records
+
+        return pandas.DataFrame(map(vars, records(self, file=file)), columns=COLUMNS)
 
 
 def analyze(
