@@ -1,4 +1,4 @@
-r"""How far apart the traffic of two traces is, with intervals and a floor.
+r"""Comparison of two traces: distances with confidence intervals and a noise floor.
 
 A distance between two finite runs is never zero: two halves of one run differ, too.
 Each distance therefore has three figures beside it: an interval by the moving-block
@@ -69,7 +69,7 @@ of, the measures of skew, has none either."""
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far apart two runs are in one respect."""
+    """Distance of two runs in one respect, with its interval and noise floor."""
 
     layer: int  # -1: of the whole run
     of: str  # what is compared
@@ -84,13 +84,13 @@ class Distance:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the distance is more than the run's own."""
+        """Whether the distance exceeds the first run's distance to itself."""
         return self.value > self.floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ShownAsTables):
-    """All distances between two traces, and the times of what both did."""
+    """All distances between two traces, and time ratios of their common calls."""
 
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
@@ -339,7 +339,7 @@ def distance(
     seed: int = 0,
     figure: Callable[[Float64], float] | None = None,
 ) -> Distance:
-    """One distance, with its interval and its floor.
+    """Compute one distance with its confidence interval and noise floor.
 
     Parameters
     ----------
@@ -411,7 +411,7 @@ def _quantile(values: Float64, level: float) -> float:
 
 
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
-    """Distances that are surely beyond their threshold: their interval lies above it.
+    """Distances whose confidence interval lies above their threshold.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Apply the measures to a trace: what can be computed is, the rest says why not.
+"""Compute all statistics of a trace; notes give the reason for missing ones.
 
 Two stages.  *Observation* reads the file once, window by window, and keeps a row an
 iteration (:mod:`.observation`).  *Conclusion* computes from the rows what needs the
@@ -55,7 +55,7 @@ Tick = Callable[[int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeAnalysis:
-    """The statistics of one layer's expert exchange on one process group."""
+    """Statistics of one layer's expert exchange on one process group."""
 
     layer: int
     group: int
@@ -71,7 +71,7 @@ class ExchangeAnalysis:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis(ShownAsTables):
-    """Everything that was computed of a trace."""
+    """All statistics of a trace."""
 
     exchanges: tuple[ExchangeAnalysis, ...]
     beats: OnOffStatistics  # the on-off rhythm of phases, layers and ranks

@@ -1,4 +1,4 @@
-"""Cycles: where each begins, and where in it the bursts stand.
+"""Cycles: cut bursts into periods, and compare successive cycles.
 
 A cycle is an iteration as the network sees it.  Where nobody says when iterations
 begin, a cycle begins with the burst after its longest gap.
@@ -58,7 +58,7 @@ def cycles(
     period_ns: float,
     marks: npt.ArrayLike | None = None,
 ) -> Cycles:
-    """Cut bursts to cycles and say how alike these are.
+    """Cut bursts into cycles, and measure how similar these are.
 
     The positions are of the cycles that have as many bursts as most have: in others
     nothing tells which burst is missing, or which is new.

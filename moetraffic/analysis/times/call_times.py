@@ -1,4 +1,4 @@
-"""Timing: when each all-to-all of a trace was on, read in blocks of bounded size.
+"""Times of all-to-alls on a common clock, read in blocks of bounded size.
 
 Times are brought to rank 0's clock.  A rank's part in an all-to-all begins when it is
 known to have started, or else when the last member has issued it (before that, the rank

@@ -1,4 +1,4 @@
-"""Completion: how long each call of a trace took, and two runs' times side by side.
+"""Completion times of the calls of a trace, and their ratios between two runs.
 
 Two times of a call:
 
@@ -65,7 +65,7 @@ class Completion:
 def completion(
     trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
 ) -> Completion:
-    """Measure every call all of whose members told their times.
+    """Measure every call whose members all have times.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def compare_times(
     measures: Sequence[str] = MEASURES,
     seed: int = 0,
 ) -> tuple[TimeRatio, ...]:
-    """Compare how long the same calls took in two runs.
+    """Compare the times of the same calls in two runs.
 
     Ratios are of sums over the same calls, their intervals from iterations drawn for
     both together.

@@ -1,4 +1,4 @@
-"""What iterations of a captured run took: computing, each kind's collectives, waiting.
+"""Step times of a captured run: computation, communication by group kind, waiting.
 
 A rank is communicating from when it issues a collective to when that ended there; where
 several are on at once, the time counts once.  Of that, a call *moves* from when its
@@ -36,7 +36,7 @@ class StepTimes:
 
     @property
     def computing(self) -> Float64:
-        """What is left of a step."""
+        """Computation time: the rest of a step, ``[S, R]`` s."""
         return np.asarray(self.whole - self.communicating)
 
     @property
@@ -63,7 +63,7 @@ class StepTimes:
 def step_times(
     trace: Trace, iterations: Sequence[int] | None = None, *, warm_up: int = 3
 ) -> StepTimes:
-    """Take training steps apart.
+    """Measure computation, communication and waiting of training steps.
 
     Parameters
     ----------

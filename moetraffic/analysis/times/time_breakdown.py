@@ -1,4 +1,4 @@
-"""TimeBreakdown: what each rank's time went into, with overlap resolved.
+"""Time breakdown of steps: computation, communication, overlap and idle time.
 
 A step's time parts into compute only, communication only, both at once (overlapped),
 and idle; the four sum up to the step exactly.  The communication fraction is
@@ -49,7 +49,7 @@ PARTS = ("compute", "communication", "overlapped", "idle")
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBreakdown:
-    """What ranks' time went into, in training steps, ``[S, R]`` int64 ns each."""
+    """Time breakdown of training steps, ``[S, R]`` int64 ns each."""
 
     iteration: Int64  # [S]
     compute: Int64  # compute alone
@@ -91,7 +91,7 @@ class TimeBreakdown:
 def distribution(
     compute: Events, communication: Events, start: npt.ArrayLike, end: npt.ArrayLike
 ) -> tuple[Int64, Int64, Int64, Int64]:
-    """Part spans of time by what is on in them.
+    """Split spans of time into computation, communication, overlap and idle time.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def occupation(
     waiting: str = "idle",
     awaited: str = "each",
 ) -> TimeBreakdown:
-    """What each rank's training steps were spent on.
+    """Break the time of each rank's training steps down.
 
     Parameters
     ----------
