@@ -14,7 +14,7 @@ import moetraffic
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.failure import at
+from moetraffic.replay.failure import backend_errors
 
 from .operations import ROOT, Operation
 from .result import Bench, Row
@@ -35,7 +35,7 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
     validate_sweep(sweep, seat.world)
     torch.set_num_threads(1)
     moves = backend(sweep.backend)
-    with at(seat.rank, "the meeting of the ranks"):
+    with backend_errors(seat.rank, "the rendezvous"):
         moves.start(seat, [tuple(range(seat.world))], sweep.timeout_s)
         nodes = _nodes(seat, moves.device)
     heartbeat.beat("ready")
@@ -43,7 +43,7 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
     rows = []
     calls = sweep.calls(seat.world)
     for number, call in enumerate(calls):
-        with at(seat.rank, str(call)):
+        with backend_errors(seat.rank, str(call)):
             rows.append(_measure(call, sweep, seat, moves.device, counter, nodes))
         heartbeat.beat("step", stage="bench", done=number + 1, of=len(calls))
     moves.stop()
