@@ -72,7 +72,14 @@ def replay(
             return planned.name(int(own.operation[n % len(own)]))
 
         outcome = launch(
-            [sys.executable, "-m", "moetraffic.replay", *arguments(request, result)],
+            [
+                sys.executable,
+                "-m",
+                "moetraffic.replay",
+                *request.arguments(),
+                "--summary",
+                str(result),
+            ],
             ranks=planned.world,
             start_deadline_s=request.start_timeout_s,
             # the ranks themselves time out earlier, and name the operation
@@ -138,37 +145,6 @@ def replay_trace(
         result = replay(request, nproc=ranks)
         write_reports(request, result)
     return result
-
-
-def arguments(request: Request, summary: Path) -> list[str]:
-    """Command-line arguments of a rank; rank 0 writes its result to ``summary``."""
-    line = [str(request.trace), "--backend", request.backend]
-    if request.out is not None:
-        line += ["-o", str(request.out)]
-    if request.iterations is not None:
-        line += [
-            "--iterations",
-            f"{request.iterations.start}:{request.iterations.stop}",
-        ]
-    line += request.traffic_arguments()
-    if request.force:
-        line += ["--force"]
-    line += request.execution_arguments()
-    checks = request.verify
-    values = {
-        "capacity": request.capacity,
-        "topology": request.topology,
-        "bandwidth": request.bandwidth,
-        "verify": checks.depth.value,
-        "sample": checks.share,
-        "sample-seed": checks.seed,
-        "timeout": request.timeout_s,
-        "start-timeout": request.start_timeout_s,
-    }
-    for option, value in values.items():
-        if value is not None:
-            line += [f"--{option}", str(value)]
-    return [*line, "--summary", str(summary)]
 
 
 def raise_failure(outcome: Outcome) -> None:

@@ -114,13 +114,38 @@ class Request:
             if f.name not in _OWN
         }
 
-    def execution_arguments(self) -> list[str]:
-        """Command-line options of the execution."""
-        line = ["--pace", str(self.pace), "--gaps", self.pace.gaps.value]
-        line += ["--dtype", self.dtype, "--warm-up", str(self.warm_up)]
-        line += [f"--{'' if self.dense else 'no-'}dense"]
-        line += ["--graphs"] if self.graphs else []
-        return [*line, "--registered"] if self.registered else line
+    def arguments(self) -> list[str]:
+        """Command-line arguments of a rank of this replay."""
+        span, checks = self.iterations, self.verify
+        line = [str(self.trace), *self.scaling.arguments()]
+        if self.alongside is not None:
+            line += self.alongside.arguments()
+        flags = ("force", "graphs", "registered")
+        line += [f"--{name}" for name in flags if getattr(self, name)]
+        line.append("--dense" if self.dense else "--no-dense")
+        values = {
+            "backend": self.backend,
+            "output": self.out,
+            "iterations": f"{span.start}:{span.stop}" if span is not None else None,
+            "layers": None if self.layers is None else ",".join(map(str, self.layers)),
+            "pairs": self.pairs or None,
+            "pace": self.pace,
+            "gaps": self.pace.gaps.value,
+            "dtype": self.dtype,
+            "warm-up": self.warm_up,
+            "capacity": self.capacity,
+            "topology": self.topology,
+            "bandwidth": self.bandwidth,
+            "verify": checks.depth.value,
+            "sample": checks.share,
+            "sample-seed": checks.seed,
+            "timeout": self.timeout_s,
+            "start-timeout": self.start_timeout_s,
+        }
+        for option, value in values.items():
+            if value is not None:
+                line += [f"--{option}", str(value)]
+        return line
 
     def plan(
         self,
@@ -161,17 +186,6 @@ class Request:
         if self.pairs:
             expert_exchanges(made)
         return made
-
-    def traffic_arguments(self) -> list[str]:
-        """Command-line options of ranks, bytes and background traffic."""
-        line = self.scaling.arguments()
-        if self.layers is not None:
-            line += ["--layers", ",".join(map(str, self.layers))]
-        if self.alongside is not None:
-            line += self.alongside.arguments()
-        if self.pairs:
-            line += ["--pairs", str(self.pairs)]
-        return line
 
     def validate_outputs(self) -> None:
         """Check, before any work, that the outputs can be written.

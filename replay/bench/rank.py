@@ -1,4 +1,4 @@
-"""A process that is one rank of a benchmark."""
+"""Run one rank of a benchmark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NODE_BYTES = 64
 
 
 def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
-    """Be one rank; the result is on rank 0, None on the others.
+    """Run one rank; the result is returned on rank 0, None on the others.
 
     Raises
     ------
@@ -84,13 +84,13 @@ def _measure(
             operation.run()
             counter[0] += 1
 
-    # Step 1: check, before anything is timed: wrong bytes need no bandwidth.
+    # Step 1: check the results before anything is timed.
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
     for salt in range(sweep.check):
         counter[0] += 1
         wrong += operation.wrong(salt)
         counter[0] += 1
-    # Step 2: warm up, meet, and time the whole loop.
+    # Step 2: warm up, synchronize, and time the whole loop.
     times(sweep.warmup)
     settle()
     dist.barrier()
@@ -129,7 +129,7 @@ def _measure(
 
 
 def _nodes(seat: Seat, device: torch.device) -> tuple[str, ...]:
-    """Each rank's host."""
+    """Host of each rank."""
     name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
     own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
     every = [torch.empty_like(own) for _ in range(seat.world)]

@@ -39,7 +39,7 @@ from .program import KINDS, Int8
 from .selection import MESSAGE, blocks
 
 _BLOCK_CELLS = 1 << 20
-_CUT = frozenset({"reduce_scatter", "scatter"})
+CUT = frozenset({"reduce_scatter", "scatter"})
 """Kinds whose S consists of W equal parts."""
 
 
@@ -87,7 +87,7 @@ def volumes(
 def sizes(kind: str, nbytes: Int64) -> Int64:
     """S of operations whose members have ``[b, W]`` input bytes, ``[b]`` int64."""
     most: Int64 = nbytes.max(axis=1, initial=0)
-    if kind not in _CUT:
+    if kind not in CUT:
         return most
     members = max(nbytes.shape[1], 1)
     cut: Int64 = -(-most // members) * members

@@ -187,7 +187,7 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
         size = int(program.sends(4)[2])
         place = named(trace, 1, 4)
     assert sentence.startswith(f"rank 1 at {place} sends {size + more} bytes to rank 2")
-    assert f"whose plan says {size}" in sentence
+    assert f"whose plan expects {size}" in sentence
 
 
 def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
