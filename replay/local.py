@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import Interrupted, ReplayError
-from moetraffic.launch import Event, Outcome, launch
+from moetraffic.launch import Heartbeat, Outcome, launch
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.results.metrics import write_reports
@@ -29,7 +29,7 @@ def replay(
     *,
     nproc: int | None = None,
     on_plan: Callable[[Plan], None] | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[Heartbeat], None] | None = None,
 ) -> Replay:
     """Replay a trace on ranks that are started on this host.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from moetraffic.errors import Interrupted, MoetrafficError
-from moetraffic.launch import Seat, heartbeat
+from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.report.terminal import refuse, say
 
 from .failure import RankError, first_line
@@ -28,14 +28,14 @@ EXIT_UNEXPECTED = 1
 T = TypeVar("T")
 
 
-def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
+def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
     """Run the work of a process, and end the process if that fails.
 
     Parameters
     ----------
     work
         Work of the process.
-    seat
+    rank_env
         Rank of the process; None for the parent of ranks.
 
     Raises
@@ -51,8 +51,8 @@ def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
         exit_now(128 + signal.SIGINT)
     except Exception as error:
         operation, fields = error_fields(error)
-        heartbeat.beat("error", operation, **fields)
-        if seat is None:
+        heartbeat.send("error", operation, **fields)
+        if rank_env is None:
             raise
         if not isinstance(error, MoetrafficError):
             traceback.print_exc()
@@ -60,7 +60,7 @@ def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
         # a peer's failure is known to several ranks, of which one prints it
         if not isinstance(error, RankError):
             refuse(str(error))
-        elif error.cause != "peer" or seat.rank == error.reporter:
+        elif error.cause != "peer" or rank_env.rank == error.reporter:
             say(f"moetraffic: {error}")
         exit_now(EXIT_ERROR)
 
@@ -70,7 +70,7 @@ def error_fields(error: Exception) -> tuple[str, dict[str, Any]]:
     if isinstance(error, RankError):
         fields = {"message": error.reason, "cause": error.cause, "blames": error.rank}
         return error.operation, fields
-    pulse = heartbeat.pulse()
+    pulse = heartbeat.latest()
     # during operations the supervisor knows which one
     place = pulse.operation if pulse.event == "start" else ""
     message = f"{type(error).__name__}: {first_line(error)}"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 import moetraffic
-from moetraffic.launch import Seat, heartbeat
-from moetraffic.launch.machine import available_bytes
+from moetraffic.launch import RankEnvironment, heartbeat
+from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
 from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.clocks import knots
@@ -30,7 +30,7 @@ from .request import Request
 Times = dict[int, Timing]
 
 
-def run_rank(request: Request, seat: Seat) -> Replay | None:
+def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
     """Run one rank; the summary is returned on rank 0, None on the others.
 
     Raises
@@ -38,38 +38,41 @@ def run_rank(request: Request, seat: Seat) -> Replay | None:
     MoetrafficError
         If the replay cannot start, or a rank failed in it.
     """
-    heartbeat.beat("start", "start-up")
+    heartbeat.send("start", "start-up")
     torch.set_num_threads(1)
     watchdog = Watchdog(
-        seat.rank,
+        rank_env.rank,
         start_s=request.start_timeout_s,
         operation_s=request.silence_s,
         grace_s=2 * request.grace_s,
     )
     if not heartbeat.supervised():
         watchdog.start()
-    heartbeat.beat("start", PLACE)
-    rendezvous = Rendezvous(seat, request.start_timeout_s)
-    heartbeat.beat("start", "start-up")
+    heartbeat.send("start", PLACE)
+    rendezvous = Rendezvous(rank_env, request.start_timeout_s)
+    heartbeat.send("start", "start-up")
     with rendezvous.reporting(
-        lambda: heartbeat.pulse().counted,
+        lambda: heartbeat.latest().counted,
         lambda n: watchdog.namer(n) if watchdog.namer else "",
     ):
-        summary = _replay(request, seat, rendezvous, watchdog)
+        summary = _replay(request, rank_env, rendezvous, watchdog)
     watchdog.stop()
-    heartbeat.beat("done")
+    heartbeat.send("done")
     return summary
 
 
 def _replay(
-    request: Request, seat: Seat, rendezvous: Rendezvous, watchdog: Watchdog
+    request: Request,
+    rank_env: RankEnvironment,
+    rendezvous: Rendezvous,
+    watchdog: Watchdog,
 ) -> Replay | None:
-    if seat.rank == 0:
+    if rank_env.rank == 0:
         request.validate_outputs()
     moves = backend(request.backend, registered=request.registered)
     with Trace.open(request.trace) as trace:
-        planned = request.plan(trace, world=seat.world, ranks=(seat.rank,))
-        program = planned.programs[seat.rank]
+        planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
+        program = planned.programs[rank_env.rank]
         watchdog.namer = lambda n: planned.name(
             int(program.operation[n % len(program)])
         )
@@ -82,13 +85,16 @@ def _replay(
                 **request.common_settings(),
             },
         )
-        everyone = tuple(range(seat.world))
-        with backend_errors(seat.rank, PLACE):
-            moves.start(seat, (*planned.groups, everyone), request.timeout_s)
+        everyone = tuple(range(rank_env.world))
+        with backend_errors(rank_env.rank, PLACE):
+            moves.start(rank_env, (*planned.groups, everyone), request.timeout_s)
         request.pace.validate(
-            planned, seat.rank, device=moves.device.type, timeout_s=request.timeout_s
+            planned,
+            rank_env.rank,
+            device=moves.device.type,
+            timeout_s=request.timeout_s,
         )
-        agree_on_sizes(planned, seat.rank, moves)
+        agree_on_sizes(planned, rank_env.rank, moves)
         on_host = moves.device.type == "cpu"
         rendezvous.announce(
             pool="host" if on_host else str(moves.device),
@@ -101,7 +107,7 @@ def _replay(
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(
                 plan,
-                seat.rank,
+                rank_env.rank,
                 moves,
                 pace=request.pace,
                 dtype=getattr(torch, request.dtype),
@@ -110,18 +116,18 @@ def _replay(
             )
 
         engine = engine_of(planned)
-        heartbeat.beat("ready")
+        heartbeat.send("ready")
         if request.passes > 1:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         timing = engine.run()
-        heartbeat.beat("step", "the gathering of times")
-        times = gather_times(planned, seat.rank, moves, timing)
-        pairs = _run_pairs(request, planned, seat.rank, moves, engine, engine_of)
-        clocks = knots(planned, seat.rank, moves)
+        heartbeat.send("step", "the gathering of times")
+        times = gather_times(planned, rank_env.rank, moves, timing)
+        pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
+        clocks = knots(planned, rank_env.rank, moves)
         summary = None
-        if seat.rank == 0:
-            heartbeat.beat("step", WRITING, within_s=WRITING_S)
+        if rank_env.rank == 0:
+            heartbeat.send("step", WRITING, within_s=WRITING_S)
             # slow imports that the other ranks do not need
             from moetraffic.replay.results.conclusion import conclude
 

@@ -14,7 +14,7 @@ from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.verification import FULL_VERIFICATION, Depth, Verification
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second
 
@@ -202,8 +202,8 @@ class Request:
             (self.metrics, True),  # replaced during the replay
         ):
             if path is not None:
-                refuse_own_input(self.trace, path, error=ReplayError)
-                refuse_output(path, force=force, error=ReplayError)
+                validate_other_than_input(self.trace, path, error=ReplayError)
+                validate_output(path, force=force, error=ReplayError)
 
     def validate_baselines(self, ranks: int) -> None:
         """Check, before any work, that the baselines can be read.
@@ -217,9 +217,9 @@ class Request:
             bytes_per_second(self.capacity)
         # slow imports that are rarely needed
         if self.topology is not None:
-            from moetraffic.fabric.named import network
+            from moetraffic.fabric.named import load_fabric
 
-            network(self.topology, ranks, rate=bytes_per_second, capacity=self.capacity)
+            load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:
             from moetraffic.patterns.measurements import read_table
 

@@ -11,7 +11,7 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
+from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, Layers, layer_numbers
@@ -165,7 +165,7 @@ def _refuse(output: Path, force: bool) -> None:
             f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
             "none of these: choose an ending"
         )
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
 
 
 def _write(output: Path, text: str) -> None:

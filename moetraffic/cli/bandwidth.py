@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .choices import picture
 from .output import console, print_json
@@ -44,7 +44,7 @@ def bandwidth(
 
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
-    refuse_outputs((plot,), (table,), force=force, error=AnalysisError)
+    validate_outputs((plot,), (table,), force=force, error=AnalysisError)
     if place not in ("out", "in"):
         raise AnalysisError(f"a place is out or in, not {place!r}: choose one")
     if table is None:

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
-from moetraffic.launch.machine import refuse_too_many, refuse_unable
-from moetraffic.launch.training import captured
+from moetraffic.launch.machine_resources import check_rank_count, check_workload
+from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder, remedy
+from moetraffic.trace.hdf5.durable import remedy, validate_folder
 
 from .capture import OVERWRITE
 from .output import console, json_text, print_json, progress
@@ -55,12 +55,12 @@ def demo(
         training=Training(iterations=iterations, corpus=_named(corpus)),
     )
     _refuse_earlier(output, force)
-    refuse_unable(workload, ranks=nproc)
+    check_workload(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
         with progress("training", iterations, quiet=as_json) as tick:
-            trace = captured(
+            trace = capture_run(
                 workload, run, force=force, on_step=tick, overwrite=OVERWRITE
             )
     assert trace is not None  # this process is no rank
@@ -105,7 +105,7 @@ def _stage(text: str, quiet: bool) -> None:
 
 def _refuse_ranks(nproc: int) -> None:
     """Refuse ranks over which the demo's experts do not spread."""
-    refuse_too_many(nproc)
+    check_rank_count(nproc)
     if nproc < 2 or EXPERTS % nproc:
         raise LayoutError(
             f"the demo spreads {EXPERTS} experts evenly over several ranks, but "
@@ -124,7 +124,7 @@ def _named(corpus: str | None) -> str:
 
 def _refuse_earlier(output: Path, force: bool) -> None:
     try:
-        refuse_folder(output.absolute().parent, error=MoetrafficError)
+        validate_folder(output.absolute().parent, error=MoetrafficError)
         if output.exists() and not output.is_dir():
             raise MoetrafficError(f"{output} is no folder: choose another with -o")
         there = [name for name in WRITES if (output / name).exists()]

@@ -10,7 +10,7 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
+from moetraffic.trace.hdf5.durable import validate_outputs, write_whole
 from moetraffic.units import seconds
 
 from .assumptions import (
@@ -151,7 +151,7 @@ def estimate(
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-    refuse_outputs((plot, output), (calibrate,), force=force)
+    validate_outputs((plot, output), (calibrate,), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "one of --sweep, --zero-stages, --sensitivity and --best is asked for at a "

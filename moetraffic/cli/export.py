@@ -11,7 +11,7 @@ from rich.text import Text
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import byte_size, seconds
 
@@ -91,12 +91,12 @@ def export(
             f"an export needs a trace and an output, but {missing} is not given: "
             f"moetraffic export run.h5 --to {to[:40]} -o OUT"
         )
-    from moetraffic.interop.export import Options, export_trace, exporter_named
+    from moetraffic.interop.export import ExportOptions, export_trace, exporter_named
     from moetraffic.interop.export.exporter import refuse
 
     refuse(exporter_named(to), output, force=force)
-    refuse_own_input(trace, output)
-    options = Options(
+    validate_other_than_input(trace, output)
+    options = ExportOptions(
         iterations=iteration_range(iterations),
         layers=layer_numbers(layers),
         phase=phase or "",

@@ -11,7 +11,7 @@ import typer
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import bytes_per_second
 
@@ -105,7 +105,7 @@ def fabric(
     refuse_options(topology, options)
     if hot < 1:
         raise FabricError(f"at least 1 link is named, but hot is {hot}: raise --hot")
-    refuse_outputs((plot,), (trace,), force=force)
+    validate_outputs((plot,), (trace,), force=force)
     rate, inner = bytes_per_second(capacity), bytes_per_second(inside)
     from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.fabric import Hosts

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from moetraffic.errors import Interrupted, LayoutError
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 from .output import console, print_json, progress
@@ -119,7 +119,7 @@ def generate(
     from moetraffic.generate.twin import write_twin
     from moetraffic.generate.what_if import parse_bursts
 
-    refuse_outputs((output, save_model), (source,), force=force)
+    validate_outputs((output, save_model), (source,), force=force)
     if output is None and save_model is None:
         raise LayoutError(
             "a run is generated into a file, but neither -o nor --save-model names "

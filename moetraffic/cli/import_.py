@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from moetraffic.errors import LayoutError, TraceError
+from moetraffic.errors import LayoutError
 from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
 from .choices import refuse_idle
 from .output import console, print_json
@@ -65,11 +65,11 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
-    from moetraffic.interop import Options, import_files
+    from moetraffic.interop import ImportOptions, import_files
 
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     for file in files:
-        refuse_own_input(file, output)
+        validate_other_than_input(file, output)
     for name, value in (("ranks", ranks), ("experts", experts), ("ep", ep)):
         if not 0 <= value <= 1 << 16:
             raise LayoutError(
@@ -79,15 +79,8 @@ def import_(
         if format not in (None, taker):
             why = f"only {taker} files take this"
             refuse_idle(context, names, why, error=LayoutError)
-    options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
-    found, merged = import_files(files, format=format or "", options=options)
-    if merged.contradictions and not keep:
-        first, *others = merged.contradictions
-        more = f" (and {len(others)} more)" if others else ""
-        raise TraceError(
-            f"the files contradict each other, {first}{more}: leave out what is of "
-            "another run, or write the trace in spite of it with --keep"
-        )
+    options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
+    found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     with Trace.open(output) as trace:
         if as_json:

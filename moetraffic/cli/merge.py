@@ -11,7 +11,7 @@ from rich.text import Text
 from moetraffic.errors import CaptureError
 from moetraffic.report.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output
+from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
 from .output import console, print_json
@@ -40,7 +40,7 @@ def merge(
                 f"{folder} does not: give -o"
             )
         output = folder.with_name(folder.name.removesuffix(SEGMENTS))
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     merged = merge_into(folder, output, force=force)
     with Trace.open(output) as trace:
         if as_json:

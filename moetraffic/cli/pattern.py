@@ -30,7 +30,7 @@ from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .choices import picture, refuse_idle
 from .output import console, print_json
@@ -133,7 +133,7 @@ def pattern(
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
-    refuse_outputs((plot, output), force=force)
+    validate_outputs((plot, output), force=force)
     if gpus_per_node < 0:
         raise LayoutError(
             f"a node has some ranks, or 0 for all, but gpus-per-node is "

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
-from moetraffic.patterns.placement import place as place_experts
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
-from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.totals import totals
 from moetraffic.units import byte_size
 
@@ -61,32 +57,19 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    refuse_output(output, force=force)
-    refuse_own_input(trace, output)
-    for name, least, value in (
-        ("replicas", 0, replicas),
-        ("every", 0, every),
-        ("ranks", 1, 1 if ranks is None else ranks),
-        ("ep", 1, 1 if ep is None else ep),
-    ):
-        if value < least:
-            raise LayoutError(
-                f"{name} must be at least {least}, but is {value}: raise --{name}"
-            )
+    validate_output(output, force=force)
+    validate_other_than_input(trace, output)
+    from moetraffic.analysis.expert_placement import place as place_experts
+
     with Trace.open(trace) as opened:
-        world = opened.meta.world if ranks is None else ranks
-        layout = ParallelLayout(
-            dp=world, ep=opened.meta.ep if ep is None else ep, order=order
-        )
-        moved = relocate(
+        moved = place_experts(
             opened,
-            Relocation(
-                ranks=world,
-                groups=layout.groups("ep"),
-                place=partial(_placed, placement, replicas),
-                every=every,
-                source=f"{trace.name}: {placement} placement",
-            ),
+            ep=ep,
+            ranks=ranks,
+            placement=placement,
+            replicas=replicas,
+            every=every,
+            order=order,
         )
         moved.save(output, force=force)
         told = {
@@ -119,13 +102,3 @@ def place(
             f"{one['busiest_rank_over_mean']:.3f}",
         )
     console.print(table)
-
-
-def _placed(name: str, replicas: int, load: Any, ranks: int) -> Any:
-    if replicas > len(load) * (ranks - 1):
-        raise LayoutError(
-            f"no rank needs an expert twice, but {replicas} more replicas of "
-            f"{len(load)} experts are more than {ranks} ranks can hold once: lower "
-            f"--replicas to {len(load) * (ranks - 1)} at most"
-        )
-    return place_experts(name, load, ranks, len(load) + replicas)

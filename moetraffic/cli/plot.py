@@ -10,7 +10,7 @@ import typer
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder
+from moetraffic.trace.hdf5.durable import validate_folder
 from moetraffic.trace.iterations import number_list
 
 from .output import console, print_json
@@ -91,7 +91,7 @@ def _iterations(asked: str | None, trace: Trace) -> list[int]:
 def _refuse_earlier(output: Path, force: bool) -> None:
     if output.exists() and not output.is_dir():
         raise MoetrafficError(f"{output} is no folder: choose another with -o")
-    refuse_folder(output.absolute().parent, error=MoetrafficError)
+    validate_folder(output.absolute().parent, error=MoetrafficError)
     if not force and output.is_dir() and any(output.glob("*.png")):
         raise MoetrafficError(
             f"{output} holds pictures, which are not overwritten: choose another "

@@ -11,14 +11,9 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import (
-    refuse_output,
-    refuse_own_input,
-    remedy,
-    write_whole,
-)
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.iterations import iteration_range
-from moetraffic.units import byte_size, bytes_per_second
+from moetraffic.units import byte_size
 
 from .choices import Iterations, Layers, layer_numbers
 from .output import console, print_json, progress
@@ -87,10 +82,10 @@ def report(
             f"the matrices of a page have more than 0 and at most {MOST_MB} MB, but "
             f"{matrices:g} were asked for: choose --matrices 8"
         )
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
     for source in (trace, second, replay):
         if source is not None:
-            refuse_own_input(source, output, error=AnalysisError)
+            validate_other_than_input(source, output, error=AnalysisError)
     chosen = iteration_range(iterations)
     asked: dict[str, Any] = {
         "layers": layer_numbers(layers),
@@ -98,8 +93,7 @@ def report(
         "iterations": chosen,
     }
     from moetraffic.analysis import effort
-    from moetraffic.fabric.named import TOPOLOGIES, network
-    from moetraffic.report.page import content, document
+    from moetraffic.report.page import write_report
     from moetraffic.report.page.document import plotly_script
 
     plotly_script()  # is refused before the work, not after it
@@ -109,43 +103,32 @@ def report(
             None if path is None else stack.enter_context(Trace.open(path))
             for path in (replay, second)
         ]
-        made = network(
-            fabric,
-            first.meta.world,
-            rate=bytes_per_second,
-            capacity=capacity or ("400Gbps" if fabric in TOPOLOGIES else None),
-        )
         total = effort(first, **asked)
         quiet = as_json or total < 8
         with progress(f"reading {trace.name}", total, quiet=quiet) as tick:
-            found = content(
+            found = write_report(
                 first,
-                made,
+                output,
                 replay=others[0],
                 other=others[1],
+                fabric=fabric,
+                capacity=capacity,
+                force=force,
                 title=title,
                 threads=threads or os.cpu_count() or 1,
                 most_bytes=int(matrices * 1e6),
                 tick=tick,
                 **asked,
             )
-    page = document(found).encode()
-    try:
-        write_whole(output, page)
-    except OSError as error:
-        raise AnalysisError(
-            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
+    size = output.stat().st_size
     if as_json:
         print_json(
             {
                 "file": str(output),
-                "bytes": len(page),
+                "bytes": size,
                 "sections": [s.key for s in found.sections],
                 "notes": list(found.notes),
             }
         )
     else:
-        console.print(
-            f"{output}: {byte_size(len(page))}, opens in any browser, offline"
-        )
+        console.print(f"{output}: {byte_size(size)}, opens in any browser, offline")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.trace.hdf5.durable import refuse_folder
+from moetraffic.trace.hdf5.durable import validate_folder
 
 from .output import console, json_text, print_json
 
@@ -74,7 +74,7 @@ def _refuse(output: Path, names: tuple[str, ...], force: bool) -> None:
     """Refuse a folder that cannot be written, or whose files would be lost."""
     if output.exists() and not output.is_dir():
         raise MoetrafficError(f"{output} is no folder: choose another with -o")
-    refuse_folder(output.absolute().parent, error=MoetrafficError)
+    validate_folder(output.absolute().parent, error=MoetrafficError)
     lost = [n for n in names if any(output.glob(f"{n}.json"))]
     if lost and not force:
         raise MoetrafficError(

@@ -9,7 +9,7 @@ import typer
 
 from moetraffic.errors import FabricError
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs, write_whole
+from moetraffic.trace.hdf5.durable import validate_outputs, write_whole
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import bytes_per_second, seconds
 
@@ -89,7 +89,7 @@ def schedule(
             "circuits are set for one trace",
             error=FabricError,
         )
-    refuse_outputs((output, plot), traces, force=force)
+    validate_outputs((output, plot), traces, force=force)
     rate = bytes_per_second(capacity)
     chosen = iteration_range(iterations)
     if len(traces) == 1:

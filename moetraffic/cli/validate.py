@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import iteration_range
 
 from .choices import Iterations, Layers, layer_numbers, picture
@@ -69,7 +69,7 @@ def validate(
             "each run counts once, but a file is named twice: name the synthetic run "
             "and each real one once"
         )
-    refuse_outputs((plot,), (synthetic, *real), force=force)
+    validate_outputs((plot,), (synthetic, *real), force=force)
     runs: list[Features] = []
     with progress("runs", len(real) + 1, quiet=as_json) as tick:
         for path in (synthetic, *real):

@@ -15,10 +15,10 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
 from moetraffic.trace.hdf5.durable import (
-    ForgivingFile,
-    refuse_output,
+    DeferredErrorFile,
     remedy,
     replacing,
+    validate_output,
 )
 from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.hdf5.tables import (
@@ -88,9 +88,9 @@ PANEL_NAME = re.compile(
 
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
     """See :meth:`Trace.save`."""
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     try:
-        with replacing(path) as temporary, ForgivingFile(temporary) as file:
+        with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
             with Image(file, OWN | meta_attributes(trace.meta)) as image:
                 _write(image, trace)
             file.settle()

@@ -107,7 +107,7 @@ class Engine:
             now_ns, done = time.monotonic_ns(), done + 1
             if now_ns - sent_ns > HEARTBEAT_EVERY_NS or done == count:
                 sent_ns = now_ns
-                heartbeat.beat("step", stage="verify", done=done, of=count)
+                heartbeat.send("step", stage="verify", done=done, of=count)
         self._passed += count
 
     def warm_up(self, iterations: int) -> None:

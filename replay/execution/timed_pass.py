@@ -125,7 +125,7 @@ class TimedPass:
         """Send the progress of this rank and its slowest operation since the last."""
         count = len(self.program)
         fields = self._slowest_and_lateness()
-        heartbeat.beat("step", stage="replay", done=self.done, of=count, **fields)
+        heartbeat.send("step", stage="replay", done=self.done, of=count, **fields)
 
     def _slowest_and_lateness(self) -> dict[str, Any]:
         begin = max(self._summarized, self.done - HEARTBEAT_WINDOW)

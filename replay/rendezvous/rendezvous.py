@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moetraffic.launch import Seat, heartbeat
-from moetraffic.launch.processes import pid_namespace, state_of
+from moetraffic.launch import RankEnvironment, heartbeat
+from moetraffic.launch.rank_process import pid_namespace, state_of
 from moetraffic.replay.failure import RankError, backend_error
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.process_exit import error_fields
@@ -51,7 +51,7 @@ class Rendezvous:
 
     Parameters
     ----------
-    seat
+    rank_env
         Rank of this process.
     patience_s
         Timeout of each wait for other ranks.
@@ -62,10 +62,10 @@ class Rendezvous:
         If the store cannot be reached, or another program uses its port.
     """
 
-    def __init__(self, seat: Seat, patience_s: float) -> None:
-        self._seat = seat
+    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+        self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = Store(seat, patience_s)
+        self._store = Store(rank_env, patience_s)
         self._round = "terms"  # the next round that rank 0 answers
         self._handshakes: list[Handshake] = []
 
@@ -112,11 +112,11 @@ class Rendezvous:
         if "compare" in answer:
             self._raise_failure(self._compare(plan, answer["compare"]))
         handshakes = [Handshake(**row) for row in answer["rows"]]
-        if handshakes[self._seat.rank].nonce != own.nonce:
+        if handshakes[self._rank_env.rank].nonce != own.nonce:
             raise RankError(
                 f"met another replay at {where()} instead of rank 0: give each its own "
                 "MASTER_PORT",
-                rank=self._seat.rank,
+                rank=self._rank_env.rank,
                 operation=PLACE,
                 cause="own",
             )
@@ -159,8 +159,8 @@ class Rendezvous:
     ) -> dict[str, Any]:
         """Store a row; rank 0 judges the rows of all ranks; return its answer."""
         name = self._round
-        self._store.put(f"{name}/{self._seat.rank}", asdict(own))
-        if self._seat.rank == 0:
+        self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
+        if self._rank_env.rank == 0:
             answer = self._collect(name, type(own), judge)
             self._store.put(f"{name}/answer", answer)
         else:
@@ -182,7 +182,7 @@ class Rendezvous:
         """Rank 0: collect the rows of all ranks and judge them."""
         rows: list[Row] = []
         until = time.monotonic() + self._patience_s
-        for rank in range(self._seat.world):
+        for rank in range(self._rank_env.world):
             row = self._store.expect(f"{name}/{rank}", until - time.monotonic())
             if row is None:
                 return _failure(self._absent(rank))
@@ -208,7 +208,7 @@ class Rendezvous:
             return
         failure = answer["failure"]
         # printed by rank 0, which found it, and by the rank at fault
-        first = not failure["told"] and self._seat.rank in (0, failure["rank"])
+        first = not failure["told"] and self._rank_env.rank in (0, failure["rank"])
         raise RankError(
             failure["message"],
             rank=failure["rank"],
@@ -218,10 +218,10 @@ class Rendezvous:
 
     def _compare(self, plan: Plan, pair: Sequence[int]) -> dict[str, Any]:
         """Find the first operation in which two plans differ; called by all ranks."""
-        if self._seat.rank in pair:
+        if self._rank_env.rank in pair:
             sums = plan.checksum.astype("<u4").tobytes()
-            self._store.put_bytes(f"plan/{self._seat.rank}", sums)
-        if self._seat.rank != 0:
+            self._store.put_bytes(f"plan/{self._rank_env.rank}", sums)
+        if self._rank_env.rank != 0:
             return self._store.expect("difference") or _failure(self._absent(0))
         found = []
         for rank in pair:
@@ -298,11 +298,11 @@ class Rendezvous:
 
     def _linger(self) -> None:
         """Let others read the report of rank 0, which may serve the store."""
-        if self._seat.rank or not self._round:
+        if self._rank_env.rank or not self._round:
             return
         until = time.monotonic() + _GRACE_S
         try:
-            for rank in range(1, self._seat.world):
+            for rank in range(1, self._rank_env.world):
                 here = f"{self._round}/{rank}"
                 self._store.wait(here, max(0.0, until - time.monotonic()))
         except RankError:
@@ -311,7 +311,7 @@ class Rendezvous:
 
     def _is_only_failure(self, mine: Report) -> bool:
         """Whether only this rank failed so; rank 0 prints failures of all ranks."""
-        others = range(1, self._seat.world) if mine.rank == 0 else (0,)
+        others = range(1, self._rank_env.world) if mine.rank == 0 else (0,)
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:
             for rank in others:
@@ -333,13 +333,13 @@ class Rendezvous:
         if entered and not place and not heartbeat.supervised():
             place = namer(entered // 2)
         if isinstance(error, RuntimeError):
-            fields["cause"] = backend_error(self._seat.rank, place, error).cause
+            fields["cause"] = backend_error(self._rank_env.rank, place, error).cause
         report = Report(
-            rank=self._seat.rank,
+            rank=self._rank_env.rank,
             operation=place,
             message=str(fields["message"]),
             cause=str(fields["cause"]),
-            blames=int(fields.get("blames", self._seat.rank)),
+            blames=int(fields.get("blames", self._rank_env.rank)),
             entered=entered,
             seen=self._lost_neighbors(),
         )
@@ -371,7 +371,7 @@ class Rendezvous:
 
     def _neighbors(self) -> list[int]:
         """Ranks whose processes are visible from here, after the handshake."""
-        mine = self._handshakes[self._seat.rank] if self._handshakes else None
+        mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
         return [
             rank
             for rank, handshake in enumerate(self._handshakes)
@@ -381,7 +381,7 @@ class Rendezvous:
     def _root_cause(self, mine: Report) -> RankError:
         """Wait shortly for the reports of the other ranks and find the root cause."""
         reports = {mine.rank: mine}
-        missing = set(range(self._seat.world)) - {mine.rank}
+        missing = set(range(self._rank_env.world)) - {mine.rank}
         until = time.monotonic() + _GRACE_S
         try:
             while missing and time.monotonic() < until:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, iteration_times
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.execution.timing import Timing
@@ -117,10 +117,9 @@ def _baselines(
     call, transfer = captured_times(trace, plan)
     bound, model, bound_of = None, None, ""
     if request.topology is not None:
-        on = network(
+        on = load_fabric(
             request.topology,
             plan.world,
-            rate=bytes_per_second,
             capacity=request.capacity,
         )
         bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)

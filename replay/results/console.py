@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 from moetraffic.replay.plan.program import Plan
 from moetraffic.report.terminal import Paper, say
 from moetraffic.tables import Table
@@ -67,7 +67,7 @@ class ProgressDisplay:
         else:
             self._live.console.print(text, highlight=False)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Heartbeat) -> None:
         """Show a heartbeat."""
         if not self.progress.update(event):
             return

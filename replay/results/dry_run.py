@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.trace import Trace
-from moetraffic.units import byte_size, bytes_per_second, duration, rank_span
+from moetraffic.units import byte_size, duration, rank_span
 
 from .console import print_tables
 from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
@@ -65,7 +65,7 @@ class DryRunOptions:
                     f"a program is written as {' or '.join(FORMATS)}, not "
                     f"{self.program.name!r}: name a file of these"
                 )
-            refuse_output(self.program, force=self.force, error=ReplayError)
+            validate_output(self.program, force=self.force, error=ReplayError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,10 +271,9 @@ def estimate_plan(
     on = None
     hosts = np.zeros(plan.world, np.int64)
     if options.topology is not None or options.capacity is not None:
-        on = network(
+        on = load_fabric(
             options.topology or "single",
             plan.world,
-            rate=bytes_per_second,
             capacity=options.capacity,
         )
         hosts = on.slots // on.topology.hosts.ranks

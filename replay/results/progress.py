@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
 """Names of the passes in heartbeats, and as displayed."""
@@ -47,7 +47,7 @@ class Progress:
     slowest_us: float = 0.0  # duration of the slowest operation reported
     slowest: str = ""  # its name and rank
 
-    def update(self, event: Event) -> bool:
+    def update(self, event: Heartbeat) -> bool:
         """Take in a heartbeat; return whether it was one of a pass."""
         stage, of = event.fields.get("stage"), event.fields.get("of")
         done = event.fields.get("done")

@@ -17,7 +17,7 @@ from moetraffic.analysis.times.completion import (
     iteration_times,
 )
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.replay import make_plan
@@ -43,7 +43,6 @@ from moetraffic.replay.results.records import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bytes_per_second
 
 
 def timed(plan, took, *, skew=0) -> dict[int, Timing]:
@@ -118,13 +117,13 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
 def test_the_bound_of_one_switch_is_the_port_bound_and_racks_are_never_faster(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(3))
     plan = make_plan(trace)
-    single = network("single", 4, rate=bytes_per_second, capacity="8Gbps")
+    single = load_fabric("single", 4, capacity="8Gbps")
     bound = network_bounds(plan, operation_matrices(trace, plan), single)
     exchanges = plan.kind == 0
     np.testing.assert_allclose(bound[exchanges], port_times(plan, 1e9)[exchanges])
     # rings of four ranks: the busiest link's bytes, as nccl-tests counts them
     np.testing.assert_allclose(bound[~exchanges], port_times(plan, 1e9)[~exchanges])
-    spine = network("leaf-spine", 4, rate=bytes_per_second, capacity="8Gbps")
+    spine = load_fabric("leaf-spine", 4, capacity="8Gbps")
     slower = network_bounds(plan, operation_matrices(trace, plan), spine)
     assert (slower >= bound - 1e-15).all()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import MoetrafficError, ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
@@ -28,13 +28,12 @@ from moetraffic.replay.results.estimate import (
     serialized_time,
 )
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.units import bytes_per_second
 
 RATE = 125e6  # bytes/s of 1Gbps
 
 
 def on(asked: str, ranks: int):
-    return network(asked, ranks, rate=bytes_per_second, capacity="1Gbps")
+    return load_fabric(asked, ranks, capacity="1Gbps")
 
 
 def test_bounds_on_one_switch_are_the_busiest_ports_bytes(toy):
