@@ -98,7 +98,7 @@ class Backend(Protocol):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """Connect to the other ranks and make the groups, in the same order on all.
+        """Connect to the other ranks and make the groups, in a common order.
 
         Groups with the same ranks are made separately: operations of different groups
         overlap.
@@ -116,7 +116,7 @@ class Backend(Protocol):
         ...
 
     def empty(self, size: int) -> torch.Tensor:
-        """Allocate a buffer of ``[size]`` bytes, uint8, where operations are fastest."""
+        """Allocate a buffer of ``[size]`` bytes, uint8, in the fastest memory."""
         ...
 
     def bind(self, call: Call) -> Launch:

@@ -267,9 +267,10 @@ class Mpi(ProcessGroups):
         if found != (rank_env.rank, rank_env.world):
             dist.destroy_process_group()
             raise ReplayError(
-                f"MPI and the launcher must number ranks equally, but MPI has {found[0]} "
-                f"of {found[1]} for rank {rank_env.rank} of {rank_env.world}: start the "
-                "ranks with mpirun, and set RANK and WORLD_SIZE from its variables"
+                "MPI and the launcher must number ranks equally, but MPI has rank "
+                f"{found[0]} of {found[1]}, the launcher {rank_env.rank} of "
+                f"{rank_env.world}: start the ranks with mpirun, and set RANK and "
+                "WORLD_SIZE from its variables"
             )
 
     def bind(self, call: Call) -> Launch:
