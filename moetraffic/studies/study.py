@@ -1,4 +1,4 @@
-"""What a published study gives when it is computed again: tables, and what cannot be.
+"""Result of recomputing a published study: tables, and what is not reproducible.
 
 A file a study in this folder has one function ``reproduce() -> Study``.  It computes
 and returns; it prints, plots and writes nothing.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Published values and ours side by side, a row a cell of the study's table."""
+    """Published and recomputed values, one row per cell of the study's table."""
 
     title: str
     columns: tuple[str, ...]
