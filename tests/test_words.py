@@ -147,4 +147,3 @@ def test_replaced_phrases_do_not_come_back(kind: str) -> None:
     assert len(checked) > 20
     hits = [hit for path in checked for hit in found(path)]
     assert not hits, "\n".join(hits)
-
