@@ -1,8 +1,8 @@
-"""Results as plain data: what programs read.
+"""Results as plain data: JSON, data frames, CSV and Parquet.
 
 Dataclasses become mappings with their fields' names, which carry the units; arrays
 become lists; what is not known stays NaN, which JSON has as null.  An analysis is also
-told as *records*: a flat row a figure, for tables of any kind.
+listed as *records*: flat rows with one value each, for data frames.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +21,14 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
+if TYPE_CHECKING:
+    pass
+
 STAGES = ("early", "middle", "late")
 
 
 def plain(value: Any) -> Any:
-    """A result as mappings, lists, numbers and text."""
+    """Convert a result to mappings, lists, numbers and text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
     if isinstance(value, Mapping):
@@ -57,7 +60,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
 
 
 def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
-    """Shares of each rank's steps, and whether compute was told from calls alone."""
+    """Shares of each rank's steps, and whether compute was inferred from calls."""
     if spent is None:
         return None
     return {
@@ -102,23 +105,23 @@ def _subject(subject: Subject) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    told: dict[str, Any] = {"mean": mean(curve.values)}
-    told |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
+    found: dict[str, Any] = {"mean": mean(curve.values)}
+    found |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
     if curve.floor is not None:
-        told["noise_floor"] = mean(curve.floor.mean)
-        told["noise_floor_std"] = mean(curve.floor.std)
-        told["z_score"] = mean(curve.floor.z_score(curve.values))
-    told["trend"] = {
+        found["noise_floor"] = mean(curve.floor.mean)
+        found["noise_floor_std"] = mean(curve.floor.std)
+        found["z_score"] = mean(curve.floor.z_score(curve.values))
+    found["trend"] = {
         "slope_per_iteration": float(curve.trend.slope),
         "slope_low": float(curve.trend.low),
         "slope_high": float(curve.trend.high),
         "kendall_tau": float(curve.trend.tau),
         "mann_kendall_p": float(curve.trend.p),
     }
-    told["settled"] = bool(curve.settling.settled)
-    told["settled_at_index"] = int(curve.settling.step)
-    told["values"] = curve.values.tolist()
-    return told
+    found["settled"] = bool(curve.settling.settled)
+    found["settled_at_index"] = int(curve.settling.step)
+    found["values"] = curve.values.tolist()
+    return found
 
 
 def mean(values: Any) -> float:

@@ -175,9 +175,9 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     assert first["early"] != first["late"]
     assert first["noise_floor"] < first["mean"]
     paper = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    paper.print(summary.tables(found))
+    paper.print(*summary.tables(found))
     text = paper.export_text()
-    for word in ("normalized entropy", "hot set kept", "duty", "line efficiency"):
+    for word in ("normalized entropy", "persistence", "duty cycle", "Periodicity"):
         assert word in text
     rows = found.to_frame(file="run.h5")
     assert set(rows.file) == {"run.h5"}
