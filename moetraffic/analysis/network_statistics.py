@@ -12,8 +12,8 @@ from moetraffic.analysis.network.flows import nic_flows
 from moetraffic.analysis.network.information import host_entropy
 from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.network.tiers import tier_shares, uniform_inter_host_share
-from moetraffic.analysis.noise.matrix_floors import inter_host_floor
-from moetraffic.analysis.noise.noise_floors import NoiseFloor
+from moetraffic.analysis.noise.closed_forms import inter_host_moments
+from moetraffic.analysis.noise.null_model import NoiseFloor
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
@@ -81,6 +81,17 @@ def network(
         if hosts and width % hosts == 0
         else float("nan")
     )
+    floor = None
+    if (
+        tokens is not None
+        and hosts > 1
+        and width % hosts == 0
+        and source.experts % width == 0
+    ):
+        mean, std = inter_host_moments(
+            tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
+        )
+        floor = NoiseFloor(mean=mean, std=std)
     told = {
         name: _mean(np.asarray(rows[f"wire.{name}"], np.float64))
         for name in (
@@ -97,16 +108,7 @@ def network(
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
         inter_host_uniform=even,
-        inter_host_floor=(
-            inter_host_floor(
-                tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
-            )
-            if tokens is not None
-            and hosts > 1
-            and width % hosts == 0
-            and source.experts % width == 0
-            else None
-        ),
+        inter_host_floor=floor,
         host_entropy_bits=told["host_entropy"],
         within_entropy_bits=told["within_entropy"],
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.noise.sampling_noise import count_floors
+from moetraffic.analysis.noise.sampling_noise import oracle_bounds
 
 from .accuracy import cosine, hot_recall, total_variation
 from .candidates import FAMILIES, Candidate, SeriesBlock
@@ -167,7 +167,7 @@ class Judge:
                 self.made[:, part] = np.where(known, f, np.nan).T
         if counts is not None:
             number = counts.mean(targets, part, known)
-            floors = count_floors(
+            floors = oracle_bounds(
                 mean,
                 number,
                 k=counts.k,
