@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
-from moetraffic.launch.machine import refuse_too_many, refuse_unable
+from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.overview import overview, tables
@@ -55,7 +55,7 @@ def demo(
         training=Training(iterations=iterations, corpus=_named(corpus)),
     )
     _refuse_earlier(output, force)
-    refuse_unable(workload, ranks=nproc)
+    check_workload(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
@@ -105,7 +105,7 @@ def _stage(text: str, quiet: bool) -> None:
 
 def _refuse_ranks(nproc: int) -> None:
     """Refuse ranks over which the demo's experts do not spread."""
-    refuse_too_many(nproc)
+    check_rank_count(nproc)
     if nproc < 2 or EXPERTS % nproc:
         raise LayoutError(
             f"the demo spreads {EXPERTS} experts evenly over several ranks, but "

@@ -65,7 +65,7 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
-    from moetraffic.interop import Options, import_files
+    from moetraffic.interop import ImportOptions, import_files
 
     validate_output(output, force=force)
     for file in files:
@@ -79,7 +79,7 @@ def import_(
         if format not in (None, taker):
             why = f"only {taker} files take this"
             refuse_idle(context, names, why, error=LayoutError)
-    options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
+    options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     with Trace.open(output) as trace:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.launch.lossy import final_losses
-from moetraffic.launch.machine import refuse_unable
+from moetraffic.launch.lossy_training import final_losses
+from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -85,7 +85,7 @@ def tolerance(
         packet_bytes=packet_bytes,
         burst_packets=burst_packets,
     )
-    refuse_unable(base, ranks=base.layout.world)
+    check_workload(base, ranks=base.layout.world)
     told: dict[str, Any] = {
         "workload": json.loads(base.to_json()),
         "site": site,
