@@ -178,7 +178,7 @@ def _small(
 
 
 def _law(x: Float64, mean: Float64, variance: Float64) -> Float64:
-    """Binomial probabilities ``[c, n]`` of a mean and variance; Poisson at the limit."""
+    """Binomial probabilities ``[c, n]`` of mean and variance; Poisson at the limit."""
     q = np.clip(1 - variance / mean, 0.0, 1.0)
     poisson = q < 1e-9
     safe = np.where(poisson, 0.5, q)
