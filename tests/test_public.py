@@ -118,8 +118,8 @@ def test_a_trace_and_its_matrix(golden: Trace) -> None:
 def test_results(golden: Trace) -> None:
     analysis = moetraffic.analyze(golden, parts=["skew"], layers=[golden.layers[0]])
     texts = Cells(analysis._repr_html_()).texts
-    measures = {m for e in analysis.exchanges for s in e.subjects for m in s.curves}
-    assert measures & set(texts)
+    subjects = {s.name for e in analysis.exchanges for s in e.subjects}
+    assert {name.replace("_", " ") for name in subjects} & set(texts)
     comparison = moetraffic.compare(golden, golden)
     texts = Cells(comparison._repr_html_()).texts
     assert {d.of for d in comparison.distances} <= set(texts)

@@ -114,7 +114,7 @@ def analyze(
     for path, analysis in found:
         if len(found) > 1:
             console.print(f"\n{path}")
-        console.print(summary.tables(analysis))
+        console.print(*summary.tables(analysis))
     if output is not None:
         console.print(f"{output}: written")
 

@@ -52,7 +52,7 @@ def compare(
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
-    from moetraffic.report.comparison import table
+    from moetraffic.report.comparison import tables
 
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
@@ -82,7 +82,7 @@ def compare(
             }
         )
     else:
-        console.print(table(found, beyond))
+        console.print(*tables(found, beyond))
     if beyond:
         raise typer.Exit(BEYOND)
 

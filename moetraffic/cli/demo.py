@@ -87,12 +87,12 @@ def demo(
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
             paper.print(*tables(trace, run))
-            paper.print(summary.tables(found))
+            paper.print(*summary.tables(found))
             paper.print(summary.replay_table(replay))
         if as_json:
             print_json(told)
             return
-        console.print(summary.tables(found))
+        console.print(*summary.tables(found))
         console.print(summary.replay_table(replay))
     written = [*WRITES, *(path.name for path in drawn)]
     console.print(f"{output}: {', '.join(written)}")

@@ -25,9 +25,8 @@ from .choices import picture, refuse_idle
 from .output import console, json_text, print_json
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from moetraffic.patterns.time_model import Configuration, Conventions, System
+    from moetraffic.report.chart import Chart
 
 SHOWN = 12
 """Of the best configurations."""
@@ -304,7 +303,7 @@ def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     return found.config, told, [report.calibration_table(found, str(path))]
 
 
-Shown = tuple[list[Any], "Figure", dict[str, Any]]
+Shown = tuple[list[Any], "Chart", dict[str, Any]]
 """Tables, the picture, and plain data."""
 
 

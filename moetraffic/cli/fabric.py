@@ -146,7 +146,7 @@ def fabric(
     if as_json:
         print_json({"file": str(trace), **report.as_dict(found, chosen)})
     else:
-        console.print(report.tables(found))
+        console.print(*report.tables(found))
         if plot is not None:
             console.print(str(plot))
 

@@ -300,9 +300,7 @@ def _tell(
         return
     console.print(f"{made.name} on {g.world} ranks: {layout}\n")
     console.print(report.groups_table(made))
-    console.print()
     console.print(report.calls_table(made))
-    console.print()
     console.print(report.traffic_table(matrices))
     console.print(
         f"payload: bytes of a member's input; between ranks: as {algorithm}, one "

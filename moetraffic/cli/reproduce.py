@@ -65,7 +65,7 @@ def reproduce(
         print_json(told if study == ALL else told[0])
         return
     for one in found:
-        console.print(report.text(one))
+        console.print(*report.tables(one))
     if written:
         console.print(f"{output}: {', '.join(path.name for path in written)}")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from moetraffic.errors import LayoutError
 
-from .study import Study, Table
+from .study import Study
 
 STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
 
@@ -42,4 +42,4 @@ def reproduce(name: str) -> Study:
     return made()
 
 
-__all__ = ["STUDIES", "Study", "Table", "reproduce", "there"]
+__all__ = ["STUDIES", "Study", "reproduce", "there"]

@@ -25,8 +25,9 @@ from moetraffic.patterns.time_model import (
     System,
     estimate,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """(p, t, d) whose matrices the study shows."""

@@ -22,8 +22,9 @@ from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.measurements import big_red_200
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 PEAK = 312e12
 """FLOP/s of an A100, fp16 input and fp32 accumulation (NVIDIA's datasheet)."""

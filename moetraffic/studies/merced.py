@@ -29,8 +29,9 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from moetraffic.data import published
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 Float64 = npt.NDArray[np.float64]
 

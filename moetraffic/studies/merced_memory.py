@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
-
-from .study import Table
+from moetraffic.tables import Table
 
 if TYPE_CHECKING:
     from .merced import Cell

@@ -29,8 +29,9 @@ from moetraffic.patterns.time_model import (
     operations,
     sensitivity,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 Float64 = npt.NDArray[np.float64]
 

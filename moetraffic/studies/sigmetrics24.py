@@ -26,8 +26,9 @@ from moetraffic.patterns.time_model import (
     projected_speedup,
     zero_stages,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 PEAK = 312e12  # A100, bf16, dense (NVIDIA's datasheet)
 BITS = 8
