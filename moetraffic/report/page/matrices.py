@@ -194,7 +194,7 @@ def _packed(trace: Trace, kept: Kept, phase: str) -> list[dict[str, Any]]:
 def blocks(
     trace: Trace, seen: Seen, phase: str, *, first: int = 0
 ) -> list[dict[str, Any]]:
-    """The matrices of one exchange, packed; those that follow from others as references.
+    """Pack the matrices of one exchange; those that follow from others as references.
 
     Parameters
     ----------
