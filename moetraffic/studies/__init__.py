@@ -1,4 +1,4 @@
-"""Published studies of training's traffic, computed again: a file a study.
+"""Published studies of training traffic, recomputed: one module per study.
 
 A study is a module of this folder with a function ``reproduce() -> Study``;
 :data:`STUDIES` names them in the order in which they are told.
@@ -24,7 +24,7 @@ def there() -> tuple[str, ...]:
 
 
 def reproduce(name: str) -> Study:
-    """Compute a study again.
+    """Recompute a study.
 
     Raises
     ------

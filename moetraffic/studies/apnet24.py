@@ -1,4 +1,4 @@
-"""Who talks to whom in GPT training, and how long: HKUST's patterns and formulas.
+"""HKUST study (APNet'24): communication patterns and time formulas of GPT training.
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""Would the runs that the UC Merced poster calls OOM not have fitted?
+"""Memory estimates of the runs that the UC Merced poster marks as out of memory.
 
 The poster names no GPU, so the question is turned round: with what a run of a workload
 must hold, is there a capacity that fits every run that ran and none that did not?

@@ -61,7 +61,7 @@ def system(name: str, *, utilization: float = 0.4) -> System:
 
 
 def reproduce() -> Study:
-    """The claims and table 4 beside ours."""
+    """Compare the claims and table 4 with the recomputed values."""
     return Study(
         name="sigmetrics24",
         title="Large transformers at scale on Polaris and DGX A100",
@@ -230,7 +230,7 @@ def _scaled(name: str, stage: int) -> Estimate:
 
 
 def _systems() -> Table:
-    """What table 4 says twice, so that it can be held against itself."""
+    """Check the consistency of table 4."""
     rows = []
     for name, told in systems().items():
         pairs = {
@@ -256,7 +256,7 @@ def _systems() -> Table:
             for what, (said, ours) in pairs.items()
         ]
     return Table(
-        title="Table 4 held against itself and its parts' datasheets",
+        title="Consistency of table 4, and comparison with datasheets",
         columns=("system", "what", "published", "ours", "difference"),
         rows=tuple(rows),
     )

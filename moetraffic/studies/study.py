@@ -1,4 +1,4 @@
-"""What a published study gives when it is computed again: tables, and what cannot be.
+"""Result of recomputing a published study: tables, and what is not reproducible.
 
 A file a study in this folder has one function ``reproduce() -> Study``.  It computes
 and returns; it prints, plots and writes nothing.
