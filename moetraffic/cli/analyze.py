@@ -106,8 +106,10 @@ def analyze(
     if output is not None and output.suffix == ".json":
         _write(output, json_text(told if len(told) > 1 else told[0]) + "\n")
     elif output is not None:
-        rows = [r for p, a in found for r in plain_data.records(a, file=str(p))]
-        plain_data.write_records(rows, output, force=force)
+        import pandas
+
+        frame = pandas.concat([a.to_frame(file=str(p)) for p, a in found])
+        plain_data.write_records(frame, output, force=force)
     if as_json:
         print_json(told if len(told) > 1 else told[0])
         return
