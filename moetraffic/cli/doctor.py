@@ -10,8 +10,9 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Seat, current_rank
 from moetraffic.launch.machine import refuse_too_many
+from moetraffic.report.options import AsJson, option
 
-from .output import console, print_json
+from .output import present
 
 STOPS = 1
 """Exit code where something would stop a run."""
@@ -19,23 +20,21 @@ STOPS = 1
 
 def doctor(
     trace: Annotated[
-        Path | None,
-        typer.Option("--for", help="Look at what a replay of this trace needs, too."),
+        Path | None, option("Check the needs of a replay of this trace, too.", "--for")
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Ranks to start here.", show_default="the trace's"),
+        option("Number of ranks to start on this host.", shown="the trace's"),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where a trace will be written.")
+        Path, option("Path where a trace will be written.", "-o", "--output")
     ] = Path("run.h5"),
     exchange: Annotated[
-        bool,
-        typer.Option(help="Start two ranks that exchange rows and compare clocks."),
+        bool, option("Start two ranks that exchange rows and compare clocks.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Examine this machine: software, backends, GPUs, network, files, before a replay.
+    """Check this machine's software, backends, GPUs, network and files.
 
     The exit code is 1 if something would stop a capture or a replay.
 
@@ -44,7 +43,7 @@ def doctor(
     if nproc is not None:
         if trace is None:
             raise LayoutError(
-                f"{nproc} ranks are of a replay, but no trace is given: add --for"
+                f"--nproc {nproc} is for a replay, but no trace is given: add --for"
             )
         refuse_too_many(nproc)
     # torch takes seconds to import
@@ -57,11 +56,8 @@ def doctor(
         ranks = seat.world if seat is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)
     if seat is None or seat.local_rank == 0:
-        if as_json:
-            print_json(report.as_dict(found))
-        else:
-            console.print(report.table(found))
-            console.print(f"\n{report.conclusion(found)}")
+        shown = (report.table(found), f"\n{report.conclusion(found)}")
+        present(report.as_dict(found), *shown, as_json=as_json)
     if stops(found):
         raise typer.Exit(STOPS)
 
@@ -71,4 +67,4 @@ def _seat() -> Seat | None:
     try:
         return current_rank()
     except LayoutError:
-        return None  # examine() says what is wrong with it
+        return None  # examine() reports what is wrong with it
