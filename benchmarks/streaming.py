@@ -166,13 +166,10 @@ def child(path: Path, what: str, plain: bool) -> None:
     """What runs in that process."""
     if plain:
         sys.modules["isal"] = None  # type: ignore[assignment]
-    from moetraffic.analysis import analyze, matrix_statistics
+    from moetraffic.analysis import analyze
     from moetraffic.analysis.engine import observed
     from moetraffic.analysis.exchange import sources
 
-    # what is compiled is compiled once on a machine
-    matrix_statistics(np.ones((1, 4, 4), np.int32), way="numba")
-    matrix_statistics(np.ones((1, 4, 4), np.int32), way="numba", diagonal=False)
     spent: list[float] = []
     for _ in range(ROUNDS if what == "demand" else 1):
         with Trace.open(path) as trace:

@@ -1,20 +1,31 @@
-"""Record, analyze and replay the AllToAll traffic of mixture-of-experts training.
+"""Capture, analyze, generate and replay the traffic of mixture-of-experts training.
 
-The names here are those that most programs need; every verb of the command line is a
-function too, which ``docs/command-line.md`` lists.
+Each name is imported from its subpackage on first use. The functions take and return
+objects; ``docs/command-line.md`` lists the function of every verb.
 
 Trace
-    What was sent: ``Trace.open("run.h5")``, ``trace.matrix(...)``, ``trace.save(...)``.
+    Traffic of one run: ``Trace.open("run.h5")``, ``trace.matrix(...)``,
+    ``trace.save(...)``.
 Recorder, capture
-    Record a training loop; annotate what it does.
+    Record a training loop, and annotate its layers and phases.
+capture_run
+    Train a MoE GPT on ranks of this host and record its traffic.
+import_trace, export_trace
+    Read files of other tools into a trace; write a trace for other tools.
 analyze, compare
-    Statistics of a trace; how far apart two traces are.
+    Compute the statistics of a trace, and the distances between two traces.
+generate_trace, validate
+    Generate a synthetic trace, and test it against traces of real runs.
+place
+    Derive the traffic under another EP degree, placement or expert replication.
 estimate
-    An iteration's time from its configuration.
-circuits
-    Circuit schedules of a trace's all-to-alls.
+    Estimate the time of a training iteration from its configuration.
+load_fabric, circuits
+    Load a network for link loads; compute circuit schedules of a trace's all-to-alls.
+write_report
+    Write the HTML report of a trace.
 errors
-    What can go wrong, as one tree under ``errors.MoetrafficError``.
+    Module of all exceptions, which derive from ``errors.MoetrafficError``.
 """
 
 from __future__ import annotations
@@ -27,11 +38,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from moetraffic import capture, errors
     from moetraffic.analysis import analyze, compare
+    from moetraffic.analysis.expert_placement import place
+    from moetraffic.analysis.network.circuit_plan import circuits
     from moetraffic.capture import Recorder
+    from moetraffic.fabric.named import load_fabric
+    from moetraffic.generate import generate_trace
+    from moetraffic.interop import import_trace
+    from moetraffic.interop.export import export_trace
+    from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
+    from moetraffic.report.page import write_report
     from moetraffic.trace import Trace
-
-    from .analysis.network.circuit_plan import circuits
+    from moetraffic.validation import validate
 
 __all__ = [
     "Recorder",
@@ -39,24 +57,40 @@ __all__ = [
     "__version__",
     "analyze",
     "capture",
+    "capture_run",
     "circuits",
     "compare",
     "errors",
     "estimate",
+    "export_trace",
+    "generate_trace",
+    "import_trace",
+    "load_fabric",
+    "place",
+    "validate",
+    "write_report",
 ]
 
 _MODULES = {
     "Recorder": "moetraffic.capture",
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
+    "capture_run": "moetraffic.launch.training",
     "circuits": "moetraffic.analysis.network.circuit_plan",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
+    "export_trace": "moetraffic.interop.export",
+    "generate_trace": "moetraffic.generate",
+    "import_trace": "moetraffic.interop",
+    "load_fabric": "moetraffic.fabric.named",
+    "place": "moetraffic.analysis.expert_placement",
+    "validate": "moetraffic.validation",
+    "write_report": "moetraffic.report.page",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are asked for: torch takes seconds to load."""
+    """Import a public name on first use, because torch takes seconds to load."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     if name in ("capture", "errors"):
@@ -65,5 +99,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that are not imported yet."""
+    """List the public names, including those that are not imported yet."""
     return sorted({*globals(), *__all__})

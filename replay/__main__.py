@@ -17,9 +17,9 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.launch import current_rank
 from moetraffic.replay.execution.pace import Gaps, pace
-from moetraffic.replay.plan.background_pattern import companions
+from moetraffic.replay.plan.background_pattern import parse_background
 from moetraffic.replay.plan.verification import Depth, Verification
-from moetraffic.replay.results.console import show, watching
+from moetraffic.replay.results.console import progress_display, show
 from moetraffic.replay.results.reports import write_reports
 from moetraffic.replay.results.result import Summary
 from moetraffic.replay.scale.byte_factor import factor_of
@@ -28,8 +28,8 @@ from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.terminal import run
 from moetraffic.trace.iterations import iteration_range
 
-from .ending import to_the_end
 from .local import replay
+from .process_exit import run_to_exit
 from .request import Request
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -225,7 +225,7 @@ def command(
                 self_traffic=self_traffic is SelfTraffic.KEEP,
                 missing=complete_missing,
             ),
-            alongside=companions(alongside, model),
+            alongside=parse_background(alongside, model),
             pairs=pairs,
             verify=Verification(depth=verify, share=sample, seed=sample_seed),
             timeout_s=timeout,
@@ -246,9 +246,9 @@ def command(
         only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
             # what a network is made of takes long to import
-            from moetraffic.replay.results.dry_run import RankEstimate, tell
+            from moetraffic.replay.results.dry_run import DryRunOptions, tell
 
-            outlook = RankEstimate(
+            options = DryRunOptions(
                 capacity=request.capacity,
                 topology=request.topology,
                 bandwidth=request.bandwidth,
@@ -258,7 +258,7 @@ def command(
                 force=force,
             )
             if seat is None or seat.rank == 0:
-                tell(request, outlook, nproc=nproc, as_json=as_json)
+                tell(request, options, nproc=nproc, as_json=as_json)
             return None
         if any(only_dry.values()):
             named = " and ".join(name for name, given in only_dry.items() if given)
@@ -276,7 +276,7 @@ def command(
             write_reports(request, told)
         return told
 
-    told = to_the_end(work, seat)
+    told = run_to_exit(work, seat)
     if told is None:
         return 0  # rank 0 tells
     if summary is not None:
@@ -294,9 +294,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Summary:
-    with watching(live=live, metrics=request.metrics) as watcher:
+    with progress_display(live=live, metrics=request.metrics) as display:
         return replay(
-            request, nproc=nproc, on_plan=watcher.plan, on_event=watcher.event
+            request, nproc=nproc, on_plan=display.plan, on_event=display.event
         )
 
 

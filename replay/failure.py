@@ -24,13 +24,13 @@ class RankError(ReplayError):
         rank: int,
         operation: str,
         cause: str,
-        spokesman: int = 0,
+        reporter: int = 0,
     ) -> None:
         super().__init__(message)
         self.rank = rank  # to blame: this rank, or the one that sent what is wrong
         self.operation = operation
         self.cause = cause  # "mismatch", "own" or "peer", as in heartbeat.beat
-        self.spokesman = spokesman  # the rank that says what all of them know
+        self.reporter = reporter  # the rank that says what all of them know
 
     @property
     def reason(self) -> str:

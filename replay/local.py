@@ -13,7 +13,7 @@ from pathlib import Path
 from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Event, Outcome, launch
 from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.results.output import refuse_full_disk
+from moetraffic.replay.results.output import check_disk_space
 from moetraffic.replay.results.records import from_json
 from moetraffic.replay.results.result import Summary
 from moetraffic.trace.trace import Trace
@@ -46,16 +46,16 @@ def replay(
     Interrupted
         After SIGINT or SIGTERM, when all ranks have ended.
     """
-    request.refuse_overwriting()
+    request.validate_outputs()
     with (
         Trace.open(request.trace) as trace,
         tempfile.TemporaryDirectory(prefix="moetraffic-") as folder,
     ):
         planned = request.plan(trace, world=nproc, ranks=())
-        request.refuse_yardsticks(planned.world)
+        request.validate_baselines(planned.world)
         if request.out is not None:
             ranks = trace.meta.world
-            refuse_full_disk(request.trace, planned, ranks, request.out)
+            check_disk_space(request.trace, planned, ranks, request.out)
         if on_plan is not None:
             on_plan(planned)
         told = Path(folder) / "summary.json"
@@ -78,7 +78,7 @@ def replay(
             on_event=on_event,
             namer=name,
         )
-        refuse_failure(outcome)
+        raise_failure(outcome)
         return read_summary(told)
 
 
@@ -111,7 +111,7 @@ def arguments(request: Request, summary: Path) -> list[str]:
     return [*line, "--summary", str(summary)]
 
 
-def refuse_failure(outcome: Outcome) -> None:
+def raise_failure(outcome: Outcome) -> None:
     """Raise what a failed outcome says.
 
     Raises

@@ -11,16 +11,16 @@ from moetraffic.launch import Seat, heartbeat
 from moetraffic.launch.machine import available_bytes
 from moetraffic.launch.watchdog import Watchdog
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.agreement import agree_on_sizes, gather
 from moetraffic.replay.execution.background_pairs import without
 from moetraffic.replay.execution.background_passes import compare
 from moetraffic.replay.execution.clocks import knots
+from moetraffic.replay.execution.control import agree_on_sizes, gather
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Summary
-from moetraffic.trace.hdf5.format import VERSION
+from moetraffic.trace.file_format import VERSION
 from moetraffic.trace.trace import Trace
 
 from .failure import at
@@ -62,7 +62,7 @@ def _replay(
     request: Request, seat: Seat, meeting: Rendezvous, watchdog: Watchdog
 ) -> Summary | None:
     if seat.rank == 0:
-        request.refuse_overwriting()
+        request.validate_outputs()
     moves = backend(request.backend, registered=request.registered)
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=seat.world, ranks=(seat.rank,))
@@ -82,7 +82,7 @@ def _replay(
         everyone = tuple(range(seat.world))
         with at(seat.rank, PLACE):
             moves.start(seat, (*planned.groups, everyone), request.timeout_s)
-        request.pace.refuse_unsuitable(
+        request.pace.validate(
             planned, seat.rank, device=moves.device.type, timeout_s=request.timeout_s
         )
         agree_on_sizes(planned, seat.rank, moves)

@@ -12,9 +12,9 @@ from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.plan.verification import FULLY, Depth, Verification
+from moetraffic.replay.plan.verification import FULL_VERIFICATION, Depth, Verification
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second
 
@@ -41,7 +41,7 @@ class Request:
     out: Path | None = None  # trace to write; None for none
     backend: str = "gloo"
     iterations: range | None = None  # None for all
-    verify: Verification = FULLY  # in a pass before the timed one
+    verify: Verification = FULL_VERIFICATION  # in a pass before the timed one
     timeout_s: float = 60.0  # longest time of an operation
     start_timeout_s: float = 300.0  # longest time until all ranks are ready
     force: bool = False  # overwrite ``out``
@@ -62,7 +62,7 @@ class Request:
     # on which ranks, with which bytes, beside what
     scaling: Scaling = field(default_factory=Scaling)
     layers: tuple[int, ...] | None = None  # beside what belongs to none; None for all
-    alongside: BackgroundPattern | None = None  # dense companions of every iteration
+    alongside: BackgroundPattern | None = None  # dense background of every iteration
     pairs: int = 0  # of passes with and without dense traffic; 0: not compared
 
     def __post_init__(self) -> None:
@@ -144,9 +144,9 @@ class Request:
         """
         scale = self.scaling.scale(trace)
         replayed_on = trace.meta.world if scale is None else scale.world
-        companions = None
+        background = None
         if self.alongside is not None:
-            companions = self.alongside.companions(replayed_on)
+            background = self.alongside.traffic(replayed_on)
         made = make_plan(
             trace,
             world=world,
@@ -155,14 +155,14 @@ class Request:
             layers=self.layers,
             dense=self.dense,
             scale=scale,
-            companions=companions,
+            background=background,
         )
         if self.pairs:
             without(made)
         return made
 
     def changes(self) -> list[str]:
-        """Options of the command line that say which ranks, bytes and companions."""
+        """Options of the command line that say which ranks, bytes and background."""
         line = self.scaling.arguments()
         if self.layers is not None:
             line += ["--layers", ",".join(map(str, self.layers))]
@@ -172,7 +172,7 @@ class Request:
             line += ["--pairs", str(self.pairs)]
         return line
 
-    def refuse_overwriting(self) -> None:
+    def validate_outputs(self) -> None:
         """Refuse, before any work, an output that could not be written after it.
 
         Raises
@@ -187,10 +187,10 @@ class Request:
             (self.metrics, True),  # whoever reads it reads it again and again
         ):
             if path is not None:
-                refuse_own_input(self.trace, path, error=ReplayError)
-                refuse_output(path, force=force, error=ReplayError)
+                validate_other_than_input(self.trace, path, error=ReplayError)
+                validate_output(path, force=force, error=ReplayError)
 
-    def refuse_yardsticks(self, ranks: int) -> None:
+    def validate_baselines(self, ranks: int) -> None:
         """Refuse, before any work, what the times could not be held against.
 
         Raises
@@ -202,9 +202,9 @@ class Request:
             bytes_per_second(self.capacity)
         # these take long to import, and are rarely needed
         if self.topology is not None:
-            from moetraffic.fabric.named import network
+            from moetraffic.fabric.named import load_fabric
 
-            network(self.topology, ranks, rate=bytes_per_second, capacity=self.capacity)
+            load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:
             from moetraffic.patterns.measurements import read_table
 

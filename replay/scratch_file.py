@@ -1,7 +1,7 @@
-"""Arrays that lie on disk where they are large, so that memory does not grow with them.
+"""Arrays that are stored on disk when large, so that memory use stays bounded.
 
-A replay goes through its program once, from the beginning to the end; what it has gone
-through need not stay in memory.
+A replay goes through its program once, from the beginning to the end; parts already
+executed need not stay in memory.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy.typing as npt
 from moetraffic.errors import ReplayError
 
 IN_MEMORY_BYTES = 32 << 20
-"""An array up to this size is an ordinary one."""
+"""Arrays up to this size are ordinary ones."""
 
 
-def room(
+def scratch_array(
     shape: int | tuple[int, ...], dtype: npt.DTypeLike, fill: int = 0
 ) -> npt.NDArray[Any]:
-    """An array, in memory or in a file that has no name and ends with this process.
+    """Allocate an array in memory or in an unnamed file that ends with this process.
 
-    The file is where temporary files are (``TMPDIR``).
+    The file is in the folder of temporary files (``TMPDIR``).
 
     Raises
     ------
     ReplayError
-        If there is no room for it on that disk.
+        If that disk has no space for it.
     """
     wanted = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape
@@ -41,7 +41,7 @@ def room(
     except OSError as error:
         raise ReplayError(
             "a long replay keeps its program and times in temporary files, but "
-            f"{tempfile.gettempdir()} gave no room ({error.strerror}): set TMPDIR to a "
+            f"{tempfile.gettempdir()} has no space ({error.strerror}): set TMPDIR to a "
             "folder with space"
         ) from error
     if fill:
@@ -49,8 +49,8 @@ def room(
     return made
 
 
-def forget(array: npt.NDArray[Any]) -> None:
-    """Let go of the memory behind an array of :func:`room`; what it holds stays."""
+def release(array: npt.NDArray[Any]) -> None:
+    """Release the memory behind a :func:`scratch_array`; its contents stay on disk."""
     mapped = getattr(array, "_mmap", None)
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -19,7 +19,6 @@ from .convergence.trends import Trend, trend
 from .engine import Analysis, ExchangeAnalysis, analyze, effort
 from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast
-from .forecast.predictability import Scores, evaluate
 from .forecast.usefulness import Verdict, sentence
 from .forecast.within_iteration import WithinIteration, within_iteration
 from .network.complexity import Complexity, complexity
@@ -59,7 +58,6 @@ __all__ = [
     "Packets",
     "PredictabilityBounds",
     "Rhythm",
-    "Scores",
     "SourceStatistics",
     "Subject",
     "Trajectory",
@@ -75,7 +73,6 @@ __all__ = [
     "cv",
     "effort",
     "entropy",
-    "evaluate",
     "forecast",
     "gini",
     "hot_set",

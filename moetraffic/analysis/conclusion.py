@@ -142,12 +142,7 @@ def sent_tokens(source: Source, rows: Rows, meta: Meta) -> Int64 | None:
     return None if meta.dispatch == "padded" else tokens_of(source, rows, meta, [])
 
 
-def converged(
-    source: Source,
-    rows: Rows,
-    meta: Meta,
-    notes: list[str],
-) -> Convergence | None:
+def converged(source: Source, rows: Rows, meta: Meta) -> Convergence | None:
     """How the loads and the matrix of an exchange came to rest, side by side.
 
     Of the demand where it is known, else of the wire.
@@ -159,7 +154,7 @@ def converged(
         if load not in rows:
             return None
         unit = float(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
-    found = convergence_of(
+    return convergence_of(
         np.asarray(rows[load], np.float64),
         np.asarray(rows[f"{name}.cells"], np.float64),
         at=source.iterations,
@@ -168,8 +163,6 @@ def converged(
         load_size=unit,
         cell_size=unit,
     )
-    notes += [f"{source.where}: {note}" for note in found.notes]
-    return found
 
 
 @dataclass(frozen=True)

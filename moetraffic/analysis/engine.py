@@ -24,7 +24,6 @@ from moetraffic.analysis.forecast.within_iteration import (
 )
 from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
-from moetraffic.analysis.skew.kernels import foresee
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
@@ -140,8 +139,6 @@ def analyze(
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
-    for source in every:
-        foresee(_cells(source))
     when = leads(trace, iterations=iterations)
     followed = bool({"forecasts", "limits", "convergence"} & set(parts))
     by = mapper or in_threads(trace, threads, cells=followed)
@@ -177,7 +174,7 @@ def analyze(
                     leads=when,
                 ),
                 convergence=(
-                    converged(source, rows, trace.meta, notes)
+                    converged(source, rows, trace.meta)
                     if "convergence" in parts
                     else None
                 ),
@@ -314,20 +311,12 @@ def observed(
     Rows
         As :func:`.observation.observe` says.
     """
-    foresee(_cells(source))
     parts: list[Rows] = []
     for part in in_threads(trace, threads, cells=cells)(source, windows(source)):
         parts.append(part)
         if tick is not None:
             tick(len(parts), source.where)
     return joined(parts)
-
-
-def _cells(source: Source) -> int:
-    """Of all matrices of an exchange."""
-    width = len(source.ranks)
-    wire = width if len(source.sent) else 0
-    return len(source.iterations) * width * (source.experts + wire)
 
 
 def in_threads(

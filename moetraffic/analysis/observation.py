@@ -114,14 +114,14 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
     }
     if window.demand is not None:
         demand = window.demand
-        told = matrix_statistics(demand, threads=1)
+        told = matrix_statistics(demand)
         rows["demand.load"], rows["demand.sent"] = told.received, told.sent
         flat = demand.reshape(len(demand), -1)
         rows["demand.cells"] = flat.take(followed["demand"], axis=1)
         _measure(rows, "demand", told)
     if window.wire is not None and len(source.ranks) > 1:
         wire, unit = window.wire, window.wire_unit
-        told = matrix_statistics(wire, diagonal=False, threads=1)
+        told = matrix_statistics(wire, diagonal=False)
         rows["wire.sent"], rows["wire.received"] = (
             told.sent * unit,
             told.received * unit,

@@ -21,8 +21,9 @@ import numpy as np
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Group, Int32
+from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
-from moetraffic.trace.segments.shards import ShardWindow, contiguous, segment_of_shards
+from moetraffic.trace.segments.shards import ShardWindow, segment_of_shards
 from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
@@ -78,7 +79,9 @@ class VirtualRecorder:
             Group(kind="ep", ranks=ranks) for ranks in workload.layout.groups("ep")
         ]
         model = workload.model
-        self._placements = contiguous(self._groups, model.moe_layers, model.experts)
+        self._placements = contiguous_placement(
+            self._groups, model.moe_layers, model.experts
+        )
         self._sites: dict[SITE, int] = {}
         self._step: dict[int, Int32] = {}  # of this step: site -> [2, R, E]
         self._routed: list[tuple[int, int, Int32]] = []  # site, iteration, rows

@@ -23,7 +23,7 @@ from moetraffic.report.options import (
     subjects,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 
 from .output import json_text, present, progress, write_output
 
@@ -157,4 +157,4 @@ def _refuse(output: Path, force: bool) -> None:
             f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
             "none of these: choose an ending"
         )
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)

@@ -11,7 +11,7 @@ import typer
 from moetraffic.errors import AnalysisError
 from moetraffic.report.options import AsJson, Force, Plot, option
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present
 
@@ -46,7 +46,7 @@ def bandwidth(
 
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
-    refuse_outputs((plot,), (table,), force=force, error=AnalysisError)
+    validate_outputs((plot,), (table,), force=force, error=AnalysisError)
     if table is None:
         _presets(as_json)
         return

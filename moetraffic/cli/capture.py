@@ -14,7 +14,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, Seat, current_rank
 from moetraffic.launch.blame import AFTERMATH
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
-from moetraffic.launch.training import RankEnded, captured
+from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.options import AsJson, Force, option, takes
 from moetraffic.report.terminal import say
@@ -89,7 +89,7 @@ def capture(
     quiet = as_json or not (seat is None or seat.rank == 0)
     with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
         try:
-            trace = captured(
+            trace = capture_run(
                 workload,
                 output,
                 force=force,

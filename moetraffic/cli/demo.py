@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine import refuse_too_many, refuse_unable
-from moetraffic.launch.training import captured
+from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.options import AsJson, Force, option
 from moetraffic.report.overview import overview, tables
@@ -66,7 +66,7 @@ def demo(
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
         with progress("training", iterations, quiet=as_json) as tick:
-            trace = captured(
+            trace = capture_run(
                 workload, run, force=force, on_step=tick, overwrite=OVERWRITE
             )
     assert trace is not None  # this process is no rank

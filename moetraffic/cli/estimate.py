@@ -21,7 +21,7 @@ from moetraffic.report.options import (
     refuse_idle,
     takes,
 )
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import seconds
 
 from .assumptions import (
@@ -227,7 +227,7 @@ def estimate(
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-    refuse_outputs((plot, output), (calibrate,), force=force)
+    validate_outputs((plot, output), (calibrate,), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "only one of --sweep, --zero-stages, --sensitivity and --best is allowed "

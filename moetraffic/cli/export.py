@@ -19,7 +19,7 @@ from moetraffic.report.options import (
 )
 from moetraffic.tables import Table
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.units import byte_size, seconds
 
 from .output import present
@@ -101,7 +101,7 @@ def export(
     from moetraffic.interop.export.exporter import refuse
 
     refuse(exporter_named(to), output, force=force)
-    refuse_own_input(trace, output)
+    validate_other_than_input(trace, output)
     options = Options(
         iterations=iterations,
         layers=layer_numbers(layers),

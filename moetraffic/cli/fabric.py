@@ -16,7 +16,7 @@ from moetraffic.report.options import (
     option,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second
 
 from .operations import Operations, operation_names
@@ -132,7 +132,7 @@ def fabric(
     from moetraffic.fabric.named import named_topology, placed, refuse_options
 
     refuse_options(topology, options)
-    refuse_outputs((plot,), (trace,), force=force)
+    validate_outputs((plot,), (trace,), force=force)
     from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess

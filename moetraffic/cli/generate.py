@@ -13,7 +13,7 @@ from moetraffic.errors import Interrupted, LayoutError
 from moetraffic.report.options import AsJson, Force, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 from .output import present, progress
@@ -122,7 +122,7 @@ def generate(
     from moetraffic.generate.twin import write_twin
     from moetraffic.generate.what_if import parse_bursts
 
-    refuse_outputs((output, save_model), (source,), force=force)
+    validate_outputs((output, save_model), (source,), force=force)
     if output is None and save_model is None:
         raise LayoutError(
             "generate writes a trace or a model, but neither -o nor --save-model is "

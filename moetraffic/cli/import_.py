@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.errors import TraceError
 from moetraffic.report.options import AsJson, Force, option, refuse_idle
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
 from .output import present_trace
 
@@ -71,20 +70,13 @@ def import_(
     """
     from moetraffic.interop import Options, import_files
 
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     for file in files:
-        refuse_own_input(file, output)
+        validate_other_than_input(file, output)
     for reader, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
         if format not in (None, reader):
             refuse_idle(context, names, f"these options are only for {reader} files")
     options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
-    found, merged = import_files(files, format=format or "", options=options)
-    if merged.contradictions and not keep:
-        first, *others = merged.contradictions
-        more = f" (and {len(others)} more)" if others else ""
-        raise TraceError(
-            f"the files contradict each other, {first}{more}: leave out the files of "
-            "another run, or write the trace nevertheless with --keep"
-        )
+    found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     present_trace(output, as_json=as_json, merged=merged, format=found)

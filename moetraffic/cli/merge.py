@@ -9,7 +9,7 @@ import typer
 
 from moetraffic.errors import CaptureError
 from moetraffic.report.options import AsJson, Force, option
-from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output
+from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
 from .output import present_trace
@@ -39,6 +39,6 @@ def merge(
                 f"{folder} does not: give -o"
             )
         output = folder.with_name(folder.name.removesuffix(SEGMENTS))
-    refuse_output(output, force=force)
+    validate_output(output, force=force)
     merged = merge_into(folder, output, force=force)
     present_trace(output, as_json=as_json, merged=merged)

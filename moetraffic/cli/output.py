@@ -22,7 +22,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.report.overview import overview, tables
 from moetraffic.report.terminal import Paper, say
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_folder, remedy, write_whole
+from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 
 # a log or a pipe has no width of its own: tables keep theirs
 WIDTH = None if sys.stdout.isatty() else 120
@@ -118,7 +118,7 @@ def refuse_folder_outputs(folder: Path, names: Sequence[str], *, force: bool) ->
     """
     if folder.exists() and not folder.is_dir():
         raise MoetrafficError(f"{folder} is not a folder: choose another with -o")
-    refuse_folder(folder.absolute().parent, error=MoetrafficError)
+    validate_folder(folder.absolute().parent, error=MoetrafficError)
     there = [p.name for name in names for p in sorted(folder.glob(name))]
     if there and not force:
         raise MoetrafficError(

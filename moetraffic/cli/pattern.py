@@ -39,7 +39,7 @@ from moetraffic.report.options import (
     refuse_idle,
     takes,
 )
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present
 
@@ -152,7 +152,7 @@ def pattern(
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
-    refuse_outputs((plot, output), force=force)
+    validate_outputs((plot, output), force=force)
     if output is None:
         why = "iterations are those of a trace (-o)"
         refuse_idle(ctx, ("iterations",), why, error=LayoutError)

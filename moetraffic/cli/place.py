@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
-from moetraffic.patterns.placement import place as place_experts
 from moetraffic.report.options import AsJson, Force, TraceFile, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
-from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.totals import totals
 
 from .output import present
@@ -63,22 +59,19 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    refuse_output(output, force=force)
-    refuse_own_input(trace, output)
+    validate_output(output, force=force)
+    validate_other_than_input(trace, output)
+    from moetraffic.analysis.expert_placement import place as place_experts
+
     with Trace.open(trace) as opened:
-        world = opened.meta.world if ranks is None else ranks
-        layout = ParallelLayout(
-            dp=world, ep=opened.meta.ep if ep is None else ep, order=order
-        )
-        moved = relocate(
+        moved = place_experts(
             opened,
-            Relocation(
-                ranks=world,
-                groups=layout.groups("ep"),
-                place=partial(_placed, placement, replicas),
-                every=every,
-                source=f"{trace.name}: {placement} placement",
-            ),
+            ep=ep,
+            ranks=ranks,
+            placement=placement,
+            replicas=replicas,
+            every=every,
+            order=order,
         )
         moved.save(output, force=force)
         sums = {"before": asdict(totals(opened)), "after": asdict(totals(moved))}
@@ -97,13 +90,3 @@ def place(
     ]
     table = Table(columns=columns, rows=rows)
     present({"file": str(output), **sums}, table, as_json=as_json)
-
-
-def _placed(name: str, replicas: int, load: Any, ranks: int) -> Any:
-    if replicas > len(load) * (ranks - 1):
-        raise LayoutError(
-            f"a rank holds an expert only once, but {replicas} more replicas of "
-            f"{len(load)} experts are more than {ranks} ranks can hold once: lower "
-            f"--replicas to {len(load) * (ranks - 1)} at most"
-        )
-    return place_experts(name, load, ranks, len(load) + replicas)

@@ -23,12 +23,12 @@ from moetraffic.report.options import (
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import (
-    refuse_output,
-    refuse_own_input,
+    validate_other_than_input,
+    validate_output,
 )
-from moetraffic.units import byte_size, bytes_per_second
+from moetraffic.units import byte_size
 
-from .output import present, progress, write_output
+from .output import present, progress
 
 MOST_MB = 100
 """Size of matrices that a browser still opens."""
@@ -87,14 +87,13 @@ def report(
 
     Example: moetraffic report run.h5 -o report.html --replay replayed.h5
     """
-    refuse_output(output, force=force, error=AnalysisError)
+    validate_output(output, force=force, error=AnalysisError)
     for source in (trace, second, replay):
         if source is not None:
-            refuse_own_input(source, output, error=AnalysisError)
+            validate_other_than_input(source, output, error=AnalysisError)
     asked = selection(layers, iterations, phase)
     from moetraffic.analysis import effort
-    from moetraffic.fabric.named import TOPOLOGIES, network
-    from moetraffic.report.page import content, document
+    from moetraffic.report.page import write_report
     from moetraffic.report.page.document import plotly_script
 
     plotly_script()  # is refused before the work, not after it
@@ -104,33 +103,30 @@ def report(
             None if path is None else stack.enter_context(Trace.open(path))
             for path in (replay, second)
         ]
-        made = network(
-            fabric,
-            first.meta.world,
-            rate=bytes_per_second,
-            capacity=capacity or ("400Gbps" if fabric in TOPOLOGIES else None),
-        )
         total = effort(first, **asked)
         quiet = as_json or total < 8
         with progress(f"reading {trace.name}", total, quiet=quiet) as tick:
-            found = content(
+            found = write_report(
                 first,
-                made,
+                output,
                 replay=others[0],
                 other=others[1],
+                fabric=fabric,
+                capacity=capacity,
+                force=force,
                 title=title,
                 threads=threads or os.cpu_count() or 1,
                 most_bytes=int(matrices * 1e6),
                 tick=tick,
                 **asked,
             )
-    page = document(found)
-    write_output(output, page)
+    size = output.stat().st_size
     data = {
         "file": str(output),
-        "bytes": len(page.encode()),
+        "bytes": size,
         "sections": [s.key for s in found.sections],
         "notes": list(found.notes),
     }
-    size = byte_size(len(page.encode()))
-    present(data, f"written: {output}, {size}, an offline page", as_json=as_json)
+    present(
+        data, f"written: {output}, {byte_size(size)}, an offline page", as_json=as_json
+    )

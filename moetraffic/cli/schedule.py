@@ -18,7 +18,7 @@ from moetraffic.report.options import (
     selection,
 )
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second, seconds
 
 from .output import json_text, present, write_output
@@ -123,7 +123,7 @@ def schedule(
         f"these options are for {'several traces' if single else 'one trace'}",
         error=FabricError,
     )
-    refuse_outputs((output, plot), traces, force=force)
+    validate_outputs((output, plot), traces, force=force)
     if single:
         asked = selection(layers, iterations, phase)
         asked |= {"matching": matching, "matrices": matrices}

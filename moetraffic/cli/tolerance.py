@@ -22,7 +22,7 @@ from moetraffic.report.options import (
     option,
     takes,
 )
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present, progress
 from .workload import WORKLOAD, describe
@@ -73,7 +73,7 @@ def tolerance(
 
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
-    refuse_outputs((output, plot), force=force)
+    validate_outputs((output, plot), force=force)
     shares = [0.0, *_shares(percent)]
     base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
     dropping = Dropping(**loss)

@@ -17,7 +17,7 @@ from moetraffic.report.options import (
     option,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import refuse_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present, progress
 
@@ -75,7 +75,7 @@ def validate(
             "each run counts once, but a file is named twice: name the synthetic run "
             "and each real one once"
         )
-    refuse_outputs((plot,), (synthetic, *real), force=force)
+    validate_outputs((plot,), (synthetic, *real), force=force)
     runs: list[Features] = []
     with progress("runs", len(real) + 1, quiet=as_json) as tick:
         for path in (synthetic, *real):

@@ -8,7 +8,7 @@ they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``, ``inside``,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import FabricError
+from moetraffic.units import bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
@@ -162,31 +163,40 @@ def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
     return explicit([int(slot) for slot in slots], hosts)
 
 
-def network(
+def load_fabric(
     asked: str,
     ranks: int,
     *,
-    rate: Callable[[str], float],
     capacity: str | None = None,
 ) -> Network:
-    """The network that a name, or a file, describes.
+    """Load a network from the name of a topology or from a JSON file.
 
     Parameters
     ----------
     asked
-        One of TOPOLOGIES, with its default options and a rank a host, or the path of a
-        JSON file.
+        One of TOPOLOGIES, with its default options and one rank per host, or the path
+        of a JSON file.
     ranks
-        To be placed on it.
-    rate
-        Reads "400Gbps" as bytes/s.
+        Number of ranks to place on the hosts.
     capacity
-        Of a NIC, each way; None: what the file says.
+        Rate of a NIC in each direction, such as "400Gbps" or "50GB/s"; None takes the
+        file's.
+
+    Returns
+    -------
+    Network
+        The topology, and the slot of each rank.
 
     Raises
     ------
     FabricError
-        If there is no such name or file, or what it says does not fit.
+        If there is no such name or file, or if its content is inconsistent.
+
+    Examples
+    --------
+    >>> fabric = load_fabric("leaf-spine", 4, capacity="400Gbps")
+    >>> fabric.topology.hosts.number, fabric.slots.tolist()
+    (4, [0, 1, 2, 3])
     """
     said: dict[str, Any] = {"topology": asked}
     if asked == "dragonfly":
@@ -211,8 +221,8 @@ def network(
         number=number,
         ranks=each,
         nics=said.pop("nics", each),
-        nic_bytes_s=rate(str(rates["capacity"])),
-        inside_bytes_s=rate(str(rates["inside"])),
+        nic_bytes_s=bytes_per_second(str(rates["capacity"])),
+        inside_bytes_s=bytes_per_second(str(rates["inside"])),
     )
     placement = str(said.pop("placement", "block"))
     name = str(said.pop("topology", "single"))

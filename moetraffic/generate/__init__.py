@@ -9,7 +9,7 @@ from .presets import preset_model, preset_names
 from .rhythm import Rhythm
 from .rows import RowSpread
 from .scenario import Exchange, Scenario, scenario_of
-from .twin import Written, twin_trace, write_twin
+from .twin import Written, generate_trace, twin_trace, write_twin
 from .what_if import Bursts, Knobs
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Scenario",
     "TrafficModel",
     "Written",
+    "generate_trace",
     "preset_model",
     "preset_names",
     "scenario_of",

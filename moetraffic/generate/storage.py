@@ -22,10 +22,10 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES
 from moetraffic.trace.hdf5.container import Container, OtherVersionError
 from moetraffic.trace.hdf5.durable import (
-    ForgivingFile,
-    refuse_output,
+    DeferredErrorFile,
     remedy,
     replacing,
+    validate_output,
 )
 from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.panel import ArrayPanel
@@ -59,7 +59,7 @@ MOST_VALUES = 1 << 26
 
 def save(model: TrafficModel, path: Path, *, force: bool) -> None:
     """See :meth:`TrafficModel.save`."""
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     attributes = {
         "format": KIND,
         "format_version": VERSION,
@@ -77,7 +77,7 @@ def save(model: TrafficModel, path: Path, *, force: bool) -> None:
     flat = np.concatenate([a.ravel() for a in arrays.values()]).astype("<f8")
     rows = np.pad(flat, (0, -len(flat) % ROW)).reshape(-1, ROW)
     try:
-        with replacing(path) as temporary, ForgivingFile(temporary) as file:
+        with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
             with Image(file, attributes) as image:
                 image.column("array", names, f"S{max(map(len, names))}")
                 axes = [a.ndim for a in arrays.values()]

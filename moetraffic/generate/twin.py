@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from moetraffic.trace import (
     Steps,
     Trace,
 )
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.model import PLACEMENT, Presence
 from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
@@ -37,9 +38,12 @@ from moetraffic.trace.rows import TIMES, Rows
 
 from .companions import Companions
 from .generator import Demand
+from .model import TrafficModel
+from .presets import preset_model
 from .rhythm import Beat, Rhythm
 from .scenario import Scenario
 from .spool import ConstantPanel, Series, Spool, SpooledPanel
+from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -113,7 +117,7 @@ def write_twin(
         If the user ended it before the first iteration was complete.
     """
     path = Path(path)
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     with Spool(path.absolute().parent) as spool:
         draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
         try:
@@ -147,6 +151,76 @@ def twin_trace(
         draft.draw(0, None)
         lazy = draft.trace(dense=dense, source=source)
         return lazy.select(np.arange(len(lazy.occurrences)))
+
+
+def generate_trace(
+    source: Trace | TrafficModel | str,
+    output: str | Path | None = None,
+    *,
+    iterations: int | None = None,
+    seed: int = 0,
+    ranks: int | None = None,
+    experts: int | None = None,
+    k: int | None = None,
+    ep: int | None = None,
+    knobs: Knobs | None = None,
+    times: bool = True,
+    force: bool = False,
+) -> Trace:
+    """Generate a synthetic trace from a captured trace or a fitted traffic model.
+
+    Parameters
+    ----------
+    source
+        A trace to fit, a fitted model, or the name of a shipped model (see
+        :func:`.presets.preset_names`).
+    output
+        File to write; None keeps the trace in memory.
+    iterations, ranks, experts, k, ep
+        Size of the synthetic run; None takes the value of the fitted run.
+    seed
+        Random seed: equal seeds give equal traces.
+    knobs
+        What-if factors of skew, drift, bursts and imbalance.
+    times
+        Include the times of calls if the fitted run has times.
+    force
+        Replace an existing file.
+
+    Returns
+    -------
+    Trace
+        The synthetic trace, read from ``output`` if one is given.
+
+    Raises
+    ------
+    LayoutError
+        If the size is not possible.
+    TraceError
+        If the source cannot be fitted or the output cannot be written.
+    """
+    if isinstance(source, str):
+        model = preset_model(source)
+    else:
+        model = TrafficModel.fit(source) if isinstance(source, Trace) else source
+    demand = model.sample(
+        iterations=model.fitted if iterations is None else iterations,
+        seed=seed,
+        ranks=ranks,
+        experts=experts,
+        k=k,
+        ep=ep,
+        knobs=knobs or Knobs(),
+    )
+    about = f"model fitted to {model.scenario.source}"
+    rhythm = model.rhythm if times else None
+    if output is None:
+        with TemporaryDirectory(prefix="moetraffic-") as folder:
+            return twin_trace(
+                demand, Path(folder), seed=seed, rhythm=rhythm, source=about
+            )
+    write_twin(demand, output, seed=seed, rhythm=rhythm, source=about, force=force)
+    return Trace.open(output)
 
 
 def scene_groups(scenario: Scenario) -> list[Group]:
@@ -328,6 +402,7 @@ def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
             start=unknown,
             end=unknown.copy(),
         ),
+        kind=Trace,
     )
 
 

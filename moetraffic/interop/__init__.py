@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .detection import FORMATS
-from .importing import Options, import_files
+from .importing import Options, import_files, import_trace
 
-__all__ = ["FORMATS", "Options", "import_files"]
+__all__ = ["FORMATS", "Options", "import_files", "import_trace"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from moetraffic import __version__
 from moetraffic.errors import TraceError
+from moetraffic.trace import Trace
 from moetraffic.trace.merge.merging import Merged, merge_segments
 from moetraffic.trace.model import (
     ALL_TO_ALL,
@@ -64,18 +65,24 @@ class Read:
 
 
 def import_files(
-    paths: Sequence[Path], *, format: str = "", options: Options | None = None
+    paths: Sequence[Path],
+    *,
+    format: str = "",
+    options: Options | None = None,
+    keep: bool = True,
 ) -> tuple[str, Merged]:
-    """The trace of files of one format, of all ranks.
+    """Read the files of all ranks, which have one format, into a trace.
 
     Parameters
     ----------
     paths
         Files, or folders of them.
     format
-        A name of :data:`.detection.FORMATS`; found out if empty.
+        A name of :data:`.detection.FORMATS`; detected if empty.
     options
-        What no file says.
+        Properties of the run that the files do not contain.
+    keep
+        Return the trace even if files contradict each other.
 
     Returns
     -------
@@ -87,7 +94,8 @@ def import_files(
     Raises
     ------
     TraceError
-        If a file is damaged, of another format, or of another run.
+        If a file is damaged, of another format or of another run, or if files
+        contradict each other and ``keep`` is false.
     """
     options = options or Options()
     format, files = choose(paths, format)
@@ -126,14 +134,60 @@ def import_files(
     )
     said = _recovered(merged, {r.rank for r in read.records})
     own = [c for r in read.records for c in r.contradictions]
+    contradictions = (*own, *merged.contradictions)
+    if contradictions and not keep:
+        first, *others = contradictions
+        more = f" (and {len(others)} more)" if others else ""
+        raise TraceError(
+            f"the files contradict each other, {first}{more}: leave out what is of "
+            "another run, or write the trace in spite of it with --keep"
+        )
     missing = "; ".join(p for p in (merged.trace.meta.missing, *said) if p)[:4000]
     told = replace(merged.trace.meta, missing=missing, complete=not missing)
     return format, replace(
         merged,
         trace=merged.trace.replace(meta=told),
         missing=(*merged.missing, *said),
-        contradictions=(*own, *merged.contradictions),
+        contradictions=contradictions,
     )
+
+
+def import_trace(
+    paths: Path | str | Sequence[Path | str],
+    *,
+    format: str = "",
+    options: Options | None = None,
+    keep: bool = False,
+) -> Trace:
+    """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
+
+    Parameters
+    ----------
+    paths
+        Files of all ranks of one run, or folders of them.
+    format
+        One of "profiler", "execution-trace", "megatron", "nccl-inspector", "matrix" and
+        "csv"; detected if empty.
+    options
+        Properties of the run that the files do not contain.
+    keep
+        Return the trace even if files contradict each other.
+
+    Returns
+    -------
+    Trace
+        In memory; ``trace.save(path)`` writes it.
+
+    Raises
+    ------
+    TraceError
+        If a file is damaged, of another format or of another run, or if files
+        contradict each other and ``keep`` is false.
+    """
+    files = [paths] if isinstance(paths, Path | str) else paths
+    return import_files(
+        [Path(p) for p in files], format=format, options=options, keep=keep
+    )[1].trace
 
 
 def _left_out(records: Sequence[Record]) -> str:

@@ -29,7 +29,7 @@ class RankEnded(CaptureError):
         self.outcome = outcome
 
 
-def captured(
+def capture_run(
     workload: Workload,
     output: Path,
     *,

@@ -1,10 +1,11 @@
-"""Tables that notebooks show for analyses and comparisons: short, and all measures.
+"""Tables that notebooks show for traces, analyses and comparisons.
 
 Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,11 +13,43 @@ import numpy as np
 from moetraffic.analysis import Analysis, Comparison
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.tables import Table, tables_of
+from moetraffic.trace import Trace
 
 from .plain_data import mean
 
 MOST = 40
 """Rows of a table."""
+
+
+@tables_of.register
+def trace_tables(trace: Trace) -> list[Table]:
+    """Tabulate a trace's origin, ranks and steps, and its call sites, without bytes."""
+    meta = trace.meta
+    counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites)).tolist()
+    operations: Counter[str] = Counter()
+    rows = []
+    for site, count in zip(trace.sites, counts, strict=True):
+        operations[site.operation] += count
+        name = site.phase or site.label or site.operation
+        kind = trace.groups[site.group].kind
+        layer = str(site.layer) if site.layer >= 0 else ""
+        rows.append((layer, name, site.operation, kind, count))
+    facts = {
+        "origin": meta.origin,
+        "model": meta.model or "unknown",
+        "router": (meta.router or "unknown") + f", k={meta.k}" * bool(meta.k),
+        "ranks": f"{meta.world} (ep {meta.ep}, dp {meta.dp}, tp {meta.tp})",
+        "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
+        "steps": f"{len(trace.steps.iteration)}, training {len(trace.iterations)}",
+        "calls": ", ".join(f"{n} {name}" for name, n in operations.most_common() if n),
+        "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+    }
+    columns = ("layer", "call", "operation", "group", "count")
+    notes = [] if meta.complete else [f"missing: {meta.missing}"]
+    return [
+        Table(title=trace.name, rows=list(facts.items())),
+        _short("call sites", columns, rows, notes),
+    ]
 
 
 @tables_of.register

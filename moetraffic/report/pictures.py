@@ -11,7 +11,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from moetraffic.analysis import Analysis, Complexity, ExchangeAnalysis, Subject
-from moetraffic.analysis.times.iteration_traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.units import rank_span
 
@@ -118,17 +118,16 @@ def traffic(
     iterations
         Which steps, a panel each.
     operations, algorithm
-        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrix` has them.
+        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrices` has them.
     """
-    matrices = [
-        world_matrix(trace, i, operations=operations, algorithm=algorithm)
-        for i in iterations
-    ]
-    top = max((int(m.max()) for m in matrices), default=0)
+    matrices = world_matrices(
+        trace, iterations, operations=operations, algorithm=algorithm
+    )
+    top = int(matrices.max(initial=0))
     factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
     what = " + ".join(operations) if operations else "all collectives"
     return figures.demand_heatmaps(
-        np.array(matrices) / factor,
+        matrices / factor,
         [f"iteration {i}" for i in iterations],
         title=f"Who sends whom how much: {what}",
         source=f"{about(trace)}. Sums of one iteration; all-reduces and the like as "

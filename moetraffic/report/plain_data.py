@@ -18,7 +18,7 @@ from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, stag
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
-from moetraffic.trace.hdf5.durable import refuse_output, remedy, replacing
+from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
 STAGES = ("early", "middle", "late")
 
@@ -360,7 +360,7 @@ def write_records(rows: list[Record], path: Path, *, force: bool = False) -> Non
         If the ending is another, the file exists and ``force`` is not given, pyarrow is
         not installed, or the disk refuses.
     """
-    refuse_output(path, force=force, error=AnalysisError)
+    validate_output(path, force=force, error=AnalysisError)
     if path.suffix not in (".csv", ".parquet"):
         raise AnalysisError(
             f"records are written as .csv or .parquet, but {path.name} is neither: "

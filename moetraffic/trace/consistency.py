@@ -1,9 +1,9 @@
-"""The rules that the parts of a trace keep, also those of a file made to deceive."""
+"""Rules that the tables and panels of a trace must satisfy, also in hostile files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,141 +19,143 @@ from .model import (
     ROUTING,
     STEP_KINDS,
     Group,
+    Occurrences,
+    Program,
+    Site,
+    Steps,
     WireForm,
 )
+from .panel import Panel
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
 
 MOST_EXPERTS = 1 << 20
 MOST_NS = 1 << 62  # sums of two times stay within int64
 
 
-def refuse_contradictions(trace: Trace) -> None:
-    """Check that tables and panels agree.
+def validate_tables(
+    name: str,
+    *,
+    world: int,
+    groups: Sequence[Group],
+    sites: Sequence[Site],
+    occurrences: Occurrences,
+    panels: Mapping[str, Panel],
+    steps: Steps,
+    programs: Sequence[Program],
+    placements: npt.NDArray[Any],
+    clocks: npt.NDArray[Any],
+) -> None:
+    """Check that the tables and panels of a trace agree.
 
     Raises
     ------
     TraceError
-        With the first rule that does not hold.
+        Naming the first rule that is violated.
     """
-    for rule, holds in _rules(trace):
-        if not holds:
-            raise TraceError(
-                f"{trace.name}: in a trace {rule}, but here it is not so: "
-                "take a copy that is whole, or capture again"
-            )
 
-
-def _rules(trace: Trace) -> list[tuple[str, bool]]:
-    every, sites, groups = trace.occurrences, trace.sites, trace.groups
-    world = trace.meta.world
-    rules = [
-        (
-            "a group's ranks are distinct ranks of the world",
-            all(
-                g.ranks
-                and len(set(g.ranks)) == len(g.ranks)
-                and all(0 <= r < world for r in g.ranks)
-                for g in groups
-            ),
-        ),
-        (
-            "a site names a group",
-            all(0 <= s.group < len(groups) for s in sites),
-        ),
-        (
-            "an occurrence names a site",
-            not len(every) or 0 <= every.site.min() <= every.site.max() < len(sites),
-        ),
-    ]
-    if not all(holds for _, holds in rules):
-        return rules
-    rules += _site_rules(trace)
-    same = every.site[1:] == every.site[:-1]
-    later = every.iteration[1:] > every.iteration[:-1]
-    rules += [
-        (
-            f"iterations lie between -1 (not known) and {MOST_ITERATIONS}",
-            not len(every)
-            or -1 <= every.iteration.min() <= every.iteration.max() < MOST_ITERATIONS,
-        ),
-        (
+    def rules() -> Iterator[tuple[object, str]]:
+        """Each rule, and whether it holds; later rules rely on earlier ones."""
+        yield _groups_valid(groups, world), "a group has distinct ranks of the world"
+        yield all(0 <= s.group < len(groups) for s in sites), "a site refers to a group"
+        which, when = occurrences.site, occurrences.iteration
+        yield (
+            not len(when) or 0 <= which.min() <= which.max() < len(sites),
+            "an occurrence refers to a site",
+        )
+        yield from _site_rules(sites, groups)
+        yield (
+            not len(when) or -1 <= when.min() <= when.max() < MOST_ITERATIONS,
+            f"iterations lie between -1 (unknown) and {MOST_ITERATIONS}",
+        )
+        later = (which[1:] == which[:-1]) & (when[1:] > when[:-1])
+        yield (
+            ((which[1:] > which[:-1]) | later).all(),
             "occurrences are sorted by site and iteration",
-            bool(((every.site[1:] > every.site[:-1]) | (same & later)).all()),
-        ),
-        (
-            "an expert is placed once, on a member of its group",
-            placements_hold(trace.placements, groups),
-        ),
-        (
+        )
+        yield (
+            placements_valid(placements, groups),
+            "each expert replica is placed once, on a member of its group",
+        )
+        yield (
+            (np.diff(steps.iteration) > 0).all(),
             "the iterations of the steps increase",
-            bool((np.diff(trace.steps.iteration) > 0).all()),
-        ),
-        (
-            "a program is a rank's, of one kind of step, and consists of sites",
+        )
+        yield (
             all(
                 0 <= p.rank < world
                 and p.kind in STEP_KINDS
                 and all(0 <= s < len(sites) for s in p.sites)
-                for p in trace.programs
+                for p in programs
             ),
-        ),
-        (
-            "a clock is a rank's, and off by less than a hundred years",
-            clocks_hold(trace.clocks, range(world)),
-        ),
-    ]
-    expected = Rows(groups, sites, every).expected()
-    for name, rows in expected.items():
-        panel = trace.panels.get(name)
-        rules.append((f"{name} has {rows} rows", panel and panel.shape[0] == rows))
-    for name in trace.panels.keys() - expected.keys():
-        rules.append((f"a site calls for each panel, also for {name}", False))
-    return [(rule, bool(holds)) for rule, holds in rules]
+            "a program lists the sites of one rank in one kind of step",
+        )
+        yield (
+            clocks_valid(clocks, world),
+            "a clock belongs to a rank and differs by less than a hundred years",
+        )
+        expected = Rows(groups, sites, occurrences).expected()
+        for panel, rows in expected.items():
+            there = panels.get(panel)
+            yield there and there.shape[0] == rows, f"{panel} has {rows} rows"
+        extra = sorted(panels.keys() - expected.keys())
+        yield not extra, f"a site refers to each panel, also to {', '.join(extra[:1])}"
+
+    for holds, rule in rules():
+        if not holds:
+            raise TraceError(
+                f"{name} is inconsistent: it violates the rule that {rule}: use an "
+                "intact copy, or capture again"
+            )
 
 
-def _site_rules(trace: Trace) -> list[tuple[str, bool]]:
-    sites, groups = trace.sites, trace.groups
-    return [
-        ("no site is there twice", len(set(sites)) == len(sites) <= MOST_SITES),
-        (
-            f"experts and bytes of rows are counts, a row at most {MOST_ROW_BYTES}",
-            all(s.experts >= 0 and 0 <= s.row_bytes <= MOST_ROW_BYTES for s in sites),
-        ),
-        (
-            "a wire told by demand names a routing site of its own group",
-            all(
-                0 <= s.routing < len(sites)
-                and sites[s.routing].operation == ROUTING
-                and sites[s.routing].group == s.group
-                for s in sites
-                if s.wire == WireForm.DEMAND
-            ),
-        ),
-        (
-            "a constant wire has a value for each pair or member",
-            all(
-                len(s.constant)
-                == len(groups[s.group].ranks) ** (2 if s.operation == ALL_TO_ALL else 1)
-                for s in sites
-                if s.wire == WireForm.CONSTANT
-            ),
-        ),
-        (
-            f"a constant wire has counts of at most {MOST_BYTES} bytes",
-            all(0 <= n <= MOST_BYTES for s in sites for n in s.constant),
-        ),
-    ]
+def _groups_valid(groups: Sequence[Group], world: int) -> bool:
+    return all(
+        g.ranks
+        and len(set(g.ranks)) == len(g.ranks)
+        and all(0 <= r < world for r in g.ranks)
+        for g in groups
+    )
 
 
-def clocks_hold(clocks: npt.NDArray[Any], ranks: range) -> bool:
-    """Whether knots are of these ranks, at times that can be added."""
+def _site_rules(
+    sites: Sequence[Site], groups: Sequence[Group]
+) -> Iterator[tuple[bool, str]]:
+    yield len(set(sites)) == len(sites) <= MOST_SITES, "no site occurs twice"
+    yield (
+        all(s.experts >= 0 and 0 <= s.row_bytes <= MOST_ROW_BYTES for s in sites),
+        "experts and row bytes are non-negative, and a row has at most "
+        f"{MOST_ROW_BYTES} bytes",
+    )
+    yield (
+        all(
+            0 <= s.routing < len(sites)
+            and sites[s.routing].operation == ROUTING
+            and sites[s.routing].group == s.group
+            for s in sites
+            if s.wire == WireForm.DEMAND
+        ),
+        "a wire derived from demand refers to a routing site of its own group",
+    )
+    yield (
+        all(
+            len(s.constant)
+            == len(groups[s.group].ranks) ** (2 if s.operation == ALL_TO_ALL else 1)
+            for s in sites
+            if s.wire == WireForm.CONSTANT
+        ),
+        "a constant wire has a value for each pair or member",
+    )
+    yield (
+        all(0 <= n <= MOST_BYTES for s in sites for n in s.constant),
+        f"a constant wire has counts of at most {MOST_BYTES} bytes",
+    )
+
+
+def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
+    """Whether clock knots belong to the world's ranks, at times that can be added."""
     return not len(clocks) or bool(
-        clocks["rank"].min() >= ranks.start
-        and clocks["rank"].max() < ranks.stop
+        clocks["rank"].min() >= 0
+        and clocks["rank"].max() < world
         and all(
             clocks[name].min() > -MOST_NS and clocks[name].max() < MOST_NS
             for name in ("local_ns", "offset_ns", "error_ns")
@@ -161,8 +163,8 @@ def clocks_hold(clocks: npt.NDArray[Any], ranks: range) -> bool:
     )
 
 
-def placements_hold(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
-    """Whether each replica is placed once, on a member of its group."""
+def placements_valid(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
+    """Whether each expert replica is placed once, on a member of its group."""
     if not len(rows):
         return True
     if rows["group"].min() < 0 or rows["group"].max() >= len(groups):
@@ -170,14 +172,8 @@ def placements_hold(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
     if rows["expert"].min() < 0 or rows["expert"].max() >= MOST_EXPERTS:
         return False
     used = np.unique(rows["group"]).tolist()
-    sizes = np.array([len(groups[g].ranks) for g in used], np.int64)
-    members = np.array([r for g in used for r in groups[g].ranks], np.int64)
-    known = _pairs(np.repeat(used, sizes), members)
-    there = np.isin(_pairs(rows["group"], rows["rank"]), known).all()
+    members = [(g << 32) + r for g in used for r in groups[g].ranks]
+    placed = rows["group"].astype(np.int64) * (1 << 32) + rows["rank"]
     rest = [n for n in rows.dtype.names or () if n != "rank"]
     once = len(np.unique(rows[rest])) == len(rows)
-    return bool(there and once and rows["replica"].min() >= 0)
-
-
-def _pairs(group: npt.NDArray[Any], rank: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    return np.asarray(np.asarray(group, np.int64) * (1 << 32) + rank, np.int64)
+    return bool(np.isin(placed, members).all() and once and rows["replica"].min() >= 0)

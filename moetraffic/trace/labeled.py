@@ -1,23 +1,35 @@
-"""A regular run's demand as one labeled array."""
+"""Labeled forms of a trace: demand as an xarray, calls as a pandas table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moetraffic.errors import TraceError
 
-from .model import ROUTING
+from .contents import TraceContents
+from .model import ROUTING, UNKNOWN_TIME, Int64, WireForm
+from .rows import TIMES
+from .wire import wire_bytes
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
-    from .trace import Trace
+MOST_CELLS = 1 << 22
+"""Matrix values that are read at once."""
 
 
-def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
-    """See :meth:`Trace.to_xarray`."""
+def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
+    """Demand of a regular run as (iteration, micro_batch, layer, src, expert).
+
+    Raises
+    ------
+    TraceError
+        If the training steps differ in their calls, a rank's record is missing, or
+        xarray is not installed.
+    """
     try:
         import xarray
     except ImportError:
@@ -30,27 +42,21 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
     groups = sorted({s.group for s in sites})
     if len(groups) != 1:
         raise TraceError(
-            f"a labeled array is of one expert-parallel group, but there are "
-            f"{groups}: name one of them"
+            f"a labeled array covers one expert-parallel group, but the trace has "
+            f"{groups}: choose one with group="
         )
     layers = sorted({s.layer for s in sites})
     slots = sorted({s.slot for s in sites})
-    iterations = np.unique(trace.occurrences.iteration[found])
+    when = trace.occurrences.iteration[found]
+    iterations = np.unique(when)
     shape = (len(layers), len(slots), len(iterations))
-    regular = len(found) == np.prod(shape) and len(trace.complete(found)) == len(found)
-    if not regular:
+    if len(trace.complete(found)) != len(found) or len(found) != np.prod(shape):
         raise TraceError(
             f"a labeled array needs every layer, micro-batch and rank in each of the "
             f"{len(iterations)} iterations, but some are absent: read "
             "trace.demand(trace.complete(trace.find(...))) instead"
         )
-    order = np.lexsort(
-        (
-            trace.occurrences.iteration[found],
-            [s.slot for s in sites],
-            [s.layer for s in sites],
-        )
-    )
+    order = np.lexsort((when, [s.slot for s in sites], [s.layer for s in sites]))
     counts = trace.demand(found)[order]
     return xarray.DataArray(
         counts.reshape(*shape, *counts.shape[1:]),
@@ -65,6 +71,55 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
         name="demand",
         attrs={
             "units": "1",
-            "long_name": "token copies that a rank routed to an expert",
+            "long_name": "token copies routed from a rank to an expert",
         },
     ).transpose("iteration", "micro_batch", "layer", "src", "expert")
+
+
+def calls_table(trace: TraceContents) -> pandas.DataFrame:
+    """See :meth:`Trace.calls`."""
+    import pandas
+
+    site = trace.occurrences.site
+    sent = np.full(len(site), np.nan)
+    times = np.full((len(site), len(TIMES)), UNKNOWN_TIME)
+    for width in np.unique(trace.rows.width[site]).tolist():
+        of = np.flatnonzero(trace.rows.width[site] == width)
+        step = max(1, MOST_CELLS // width**2)
+        for part in np.split(of, range(step, len(of), step)):
+            issue, start, end = trace.times(part)
+            times[part, 0] = _earliest(issue)
+            times[part, 1] = _earliest(start)
+            times[part, 2] = end.max(axis=1)
+            known = trace.rows.wire_form[site[part]] != WireForm.UNKNOWN
+            whole = part[known & trace.present(part).all(axis=1)]
+            square = trace.rows.square[site[whole]]
+            for these, form in ((whole[square], True), (whole[~square], False)):
+                values = wire_bytes(trace, these, square=form)
+                sent[these] = values.sum(axis=tuple(range(1, values.ndim)))
+    measured = times != UNKNOWN_TIME
+    first = times[measured].min() if measured.any() else 0
+    seconds = np.where(measured, (times - first) / 1e9, np.nan)
+
+    def column(name: str) -> Any:
+        return np.array([getattr(s, name) for s in trace.sites])[site]
+
+    return pandas.DataFrame(
+        {
+            "iteration": trace.occurrences.iteration,
+            "micro_batch": column("slot"),
+            **{n: column(n) for n in ("layer", "phase", "direction", "operation")},
+            "label": column("label"),
+            "group": column("group"),
+            "ranks": trace.rows.width[site],
+            "bytes": sent,
+            **{f"{n}_s": seconds[:, at] for at, n in enumerate(TIMES)},
+        }
+    )
+
+
+def _earliest(times: Int64) -> Int64:
+    """The first known time of each row; UNKNOWN_TIME is the least number."""
+    latest = np.iinfo(np.int64).max
+    first = np.where(times == UNKNOWN_TIME, latest, times).min(axis=1)
+    return np.where(first == latest, UNKNOWN_TIME, first)

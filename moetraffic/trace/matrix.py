@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.tables import Table
 
+from .contents import TraceContents
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
 from .placement import between_ranks
-from .wire import in_bytes
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .wire import in_bytes, wire_bytes
 
 SHOWN = 16
 """Ranks in a notebook."""
@@ -23,7 +22,7 @@ SHOWN = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A traffic matrix that says what it is."""
+    """A traffic matrix with its unit, ranks and origin; converts to a numpy array."""
 
     values: Int64  # [W, W] or [R, R]; row sends, column receives
     unit: str  # "bytes" or "tokens"
@@ -31,8 +30,22 @@ class Matrix:
     ranks: tuple[int, ...]  # world rank of each row
     label: str  # what it was computed from, sums made explicit
 
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        """The values, as ``numpy.asarray(matrix)`` asks for them.
+
+        Raises
+        ------
+        ValueError
+            If ``copy`` is False, but another type was asked for.
+        """
+        if copy is False and dtype not in (None, self.values.dtype):
+            raise ValueError(f"a matrix of {self.values.dtype} as {dtype} is a copy")
+        return np.array(self.values, dtype, copy=bool(copy) or None)
+
     def _repr_html_(self) -> str:
-        """How a notebook shows it; of many ranks the first."""
+        """HTML table for notebooks, of at most 16 ranks."""
         shown = self.values[:SHOWN, :SHOWN]
         header = ["from, to", *map(str, self.ranks[:SHOWN])]
         rows = [
@@ -44,11 +57,12 @@ class Matrix:
         return Table(title=self.label, columns=header, rows=rows, notes=notes).to_html()
 
 
-def of_phase(
-    trace: Trace,
+def exchange_matrix(
+    trace: TraceContents,
     iteration: int,
     layer: int,
     phase: str,
+    *,
     micro_batch: int | None,
     group: int | None,
     space: str,
@@ -91,8 +105,8 @@ def of_phase(
         )
     if space == "group" and len(groups) > 1:
         raise TraceError(
-            f"a matrix in group space is of one group, but layer {layer} has groups "
-            f"{groups}: give group, or space='world'"
+            f"a matrix in group space covers one group, but layer {layer} has groups "
+            f"{groups}: choose one with group=, or use space='world'"
         )
     width = trace.meta.world if space == "world" else trace.size(int(found[0]))
     total = np.zeros((width, width), np.int64)
@@ -132,22 +146,22 @@ def of_phase(
     )
 
 
-def _wire(trace: Trace, occurrences: Int64, unit: str) -> Int64:
-    values = trace.wire(occurrences)
+def _wire(trace: TraceContents, occurrences: Int64, unit: str) -> Int64:
+    values = wire_bytes(trace, occurrences, square=True)
     if unit == "tokens":
         sites = trace.occurrences.site[occurrences]
         row = np.array([trace.sites[s].row_bytes for s in sites], np.int64)
         if (row <= 0).any():
             raise TraceError(
-                "wire is counted in tokens where the bytes of a row are known, but "
-                "here they are not: ask for unit='bytes'"
+                "wire in tokens needs the bytes of a row, which are unknown here: use "
+                "unit='bytes'"
             )
         values = values // row[:, None, None]
     return np.asarray(values.sum(axis=0), np.int64)
 
 
 def _demand(
-    trace: Trace,
+    trace: TraceContents,
     routed: Int64,
     sent: Int64,
     group: int,
@@ -170,8 +184,8 @@ def _demand(
     }
     if len(rows) != 1 or 0 in rows:
         raise TraceError(
-            "demand is counted in bytes where one all-to-all shows the bytes of a row, "
-            f"but {phase} of layer {layer} shows {sorted(rows)}: ask for unit='tokens'"
+            "demand in bytes needs one size of a row, but the all-to-alls of "
+            f"{phase}, layer {layer}, have {sorted(rows)}: use unit='tokens'"
         )
     return in_bytes(tokens, rows.pop())
 

@@ -1,22 +1,47 @@
-"""From experts to the ranks that hold them."""
+"""Ranks that hold each expert, and traffic to experts summed by rank."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from .model import Int64
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .contents import TraceContents
+from .model import PLACEMENT, Group, Int64
 
 
-def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
-    """See :meth:`Trace.holder`."""
+def contiguous_placement(
+    groups: Sequence[Group], layers: Sequence[int], experts: int
+) -> npt.NDArray[Any]:
+    """Place equal consecutive blocks of experts on the ranks of each group, in order.
+
+    Returns
+    -------
+    ndarray
+        Of type PLACEMENT, valid from iteration 0: group rank w holds experts ``w E/W``
+        to ``(w + 1) E/W - 1``.
+    """
+    rows = [
+        (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
+        for number, group in enumerate(groups)
+        for layer in layers
+        for expert in range(experts)
+    ]
+    return np.array(rows, PLACEMENT)
+
+
+def holder(trace: TraceContents, layer: int, group: int, iteration: int) -> Int64:
+    """Group rank that holds each expert in an iteration, ``[E]`` int64.
+
+    Raises
+    ------
+    TraceError
+        If the placement is unknown, or experts have several replicas.
+    """
     rows = trace.placements
     rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
     rows = rows[rows["valid_from"] <= iteration]
@@ -24,62 +49,64 @@ def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
         rows = rows[rows["valid_from"] == rows["valid_from"].max()]
     if not len(rows) or (rows["replica"] > 0).any():
         raise TraceError(
-            "a matrix between ranks needs one known rank for each expert, but the "
-            f"placement of layer {layer} names {'several' if len(rows) else 'none'}: "
+            "a matrix between ranks needs exactly one rank per expert, but the "
+            f"placement of layer {layer} has {'several' if len(rows) else 'none'}: "
             "use the demand by expert"
         )
     rows = np.sort(rows, order="expert")
     if not np.array_equal(rows["expert"], np.arange(len(rows))):
         raise TraceError(
-            f"experts are numbered from 0 on, but the placement of layer {layer} "
-            "leaves some out: use the demand by expert"
+            f"experts are numbered from 0 without gaps, but the placement of layer "
+            f"{layer} has gaps: use the demand by expert"
         )
     member = {rank: at for at, rank in enumerate(trace.groups[group].ranks)}
     return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)
 
 
 def between_ranks(
-    trace: Trace,
+    trace: TraceContents,
     layer: int,
     group: int,
     iterations: Int64,
     by_expert: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.integer]:
-    """Sum the experts that each rank holds.
+    """Sum traffic to experts over the experts that each rank holds.
 
     Parameters
     ----------
+    trace
+        The tables; its placement may change during a run.
+    layer, group
+        Of the experts.
     iterations
-        ``[n]`` the iteration of each matrix: placement may change in a run.
+        ``[n]`` the iteration of each matrix.
     by_expert
         ``[n, W, E]`` token copies.
 
     Returns
     -------
     ndarray
-        ``[n, W, W]``: as it was given where each rank holds the expert of its own
-        number, else int64.
+        ``[n, W, W]``: the input itself where rank w holds expert w alone, else int64.
     """
     count, width, experts = by_expert.shape
     rows = trace.placements
     rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
-    starts = np.unique(rows["valid_from"])
-    version = np.searchsorted(starts, iterations, side="right")
+    version = np.searchsorted(np.unique(rows["valid_from"]), iterations, side="right")
     parts = []
     for number in np.unique(version):
         these = np.flatnonzero(version == number)
-        holder = trace.holder(layer, group, int(iterations[these[0]]))
-        if len(holder) != experts:
+        ranks_of = holder(trace, layer, group, int(iterations[these[0]]))
+        if len(ranks_of) != experts:
             raise TraceError(
-                f"the placement of layer {layer} names {len(holder)} experts, but its "
-                f"routing has {experts}: the file contradicts itself"
+                f"the placement of layer {layer} names {len(ranks_of)} experts, but "
+                f"its routing has {experts}: the file is inconsistent"
             )
         mine = by_expert if len(these) == count else by_expert[these]
-        if np.array_equal(holder, np.arange(width)):
+        if np.array_equal(ranks_of, np.arange(width)):
             parts.append((these, mine))
             continue
-        order = np.argsort(holder, kind="stable")
-        ranks, first = np.unique(holder[order], return_index=True)
+        order = np.argsort(ranks_of, kind="stable")
+        ranks, first = np.unique(ranks_of[order], return_index=True)
         if not np.array_equal(order, np.arange(experts)):
             mine = mine[:, :, order]
         held = np.add.reduceat(mine, first, axis=2, dtype=np.int64)

@@ -99,6 +99,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
         placements=np.unique(np.array(rows, PLACEMENT)),
         meta=_meta(trace.meta, to),
         steps=_steps(trace.steps, to.ranks, np.unique([s.iteration for s in layers])),
+        kind=Trace,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .contents import T
 from .model import (
     ALL_TO_ALL,
     PHASES,
@@ -32,7 +33,6 @@ from .model import (
     WireForm,
 )
 from .panel import ArrayPanel
-from .trace import Trace
 
 COUNT_BYTES = 8  # of one entry in the exchange of counts, an int64
 
@@ -65,7 +65,8 @@ def trace_of_routing(
     placements: npt.NDArray[Any],
     meta: Meta,
     steps: Steps,
-) -> Trace:
+    kind: type[T],
+) -> T:
     """The trace of an expert-parallel run in which routers decided this.
 
     Times are unknown.  Beside a layer's exchanges it has the exchange of counts that
@@ -82,7 +83,9 @@ def trace_of_routing(
         rank's copies for an expert of m replicas are spread evenly over these; what
         is left over goes to one replica each, those from the rank's own number on.
     meta, steps
-        As the trace shall have them.
+        Those of the trace.
+    kind
+        The class to make: :class:`~moetraffic.trace.Trace`.
 
     Returns
     -------
@@ -112,7 +115,7 @@ def trace_of_routing(
     index = np.searchsorted(steps.iteration, iteration)
     sequence = index * (position.max(initial=0) + 1) + position[site_of]
     sequence[position[site_of] < 0] = -1
-    return Trace(
+    return kind(
         meta=meta,
         groups=groups,
         sites=sites,

@@ -1,1 +1,7 @@
 """Validation: two-sample tests and classifiers of synthetic against real runs."""
+
+from __future__ import annotations
+
+from .acceptance import Acceptance, validate
+
+__all__ = ["Acceptance", "validate"]

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
 
 from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
 from .comparisons import Kind, battery
-from .features import Features
+from .features import Features, portrait
 from .two_samples import FEWEST_RUNS, holm, outlier_p, swap_p, twins_p
 
 Float64 = npt.NDArray[np.float64]
@@ -84,6 +85,49 @@ class Acceptance:
     def passed(self) -> bool:
         """Whether no test failed and the classifier does not tell it apart."""
         return not self.failures and not self.recognized
+
+
+def validate(
+    synthetic: Trace,
+    real: Sequence[Trace],
+    *,
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+    ranks_per_host: int | None = None,
+    seed: int = 0,
+) -> Acceptance:
+    """Test whether a synthetic trace can be distinguished from traces of real runs.
+
+    Parameters
+    ----------
+    synthetic
+        Trace to validate.
+    real
+        Traces of real runs with the same layers, ranks and experts: one or two, or
+        three or more with seeds other than the one that the generator was fitted to.
+    layers, iterations
+        Layers and iterations to compare; None takes all.
+    ranks_per_host
+        Neighboring ranks on one host, for the inter-host share; None takes half of the
+        expert-parallel ranks.
+    seed
+        Random seed of the block permutations.
+
+    Returns
+    -------
+    Acceptance
+        All tests, and whether the synthetic trace passed.
+
+    Raises
+    ------
+    AnalysisError
+        If the runs differ in shape or are too short.
+    """
+    first, *others = (
+        portrait(t, layers=layers, iterations=iterations, ranks_a_host=ranks_per_host)
+        for t in (synthetic, *real)
+    )
+    return accept(first, others, seed=seed)
 
 
 def accept(

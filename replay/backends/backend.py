@@ -153,7 +153,7 @@ def backend(name: str, *, registered: bool = False) -> Backend:
         As it is called.
     registered
         Whether buffers are registered with the network's library, which NCCL alone
-        offers.
+        handshakes.
 
     Raises
     ------

@@ -252,7 +252,7 @@ class Mpi(ProcessGroups):
         self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
     ) -> None:
         """See :meth:`Backend.start`."""
-        _refuse_absent("MPI", dist.is_mpi_available())
+        _require("MPI", dist.is_mpi_available())
         super().start(seat, groups, timeout_s)
         told = dist.get_rank(), dist.get_world_size()
         if told != (seat.rank, seat.world):
@@ -282,11 +282,11 @@ class Ucc(ProcessGroups):
         self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
     ) -> None:
         """See :meth:`Backend.start`."""
-        _refuse_absent("UCC", dist.is_ucc_available())
+        _require("UCC", dist.is_ucc_available())
         super().start(seat, groups, timeout_s)
 
 
-def _refuse_absent(name: str, there: bool) -> None:
+def _require(name: str, there: bool) -> None:
     if not there:
         raise ReplayError(
             f"the backend {name.lower()} is {name} inside torch, but torch "

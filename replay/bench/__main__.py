@@ -18,13 +18,13 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Event, Seat, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
-from moetraffic.replay.ending import to_the_end
+from moetraffic.replay.process_exit import run_to_exit
 from moetraffic.report.terminal import refuse, run, say
-from moetraffic.trace.hdf5.durable import refuse_output
+from moetraffic.trace.hdf5.durable import validate_output
 
 from .local import measure
 from .result import ENDINGS, Bench, lines
-from .sweep import Sweep, matrix_rows, refuse_sweep, size_range
+from .sweep import Sweep, matrix_rows, size_range, validate_sweep
 
 _RANKS = 2
 
@@ -119,14 +119,14 @@ def command(
             )
         if seat is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
-            refuse_sweep(sweep, ranks)
+            validate_sweep(sweep, ranks)
             return measure(sweep, ranks, on_event=_progress(as_json))
         # torch takes seconds to import, and the parent of the ranks needs none
         from .rank import run_rank
 
         return run_rank(sweep, seat)
 
-    told = to_the_end(work, seat)
+    told = run_to_exit(work, seat)
     if told is None:
         return 0  # rank 0 tells
     if result is not None:
@@ -194,15 +194,15 @@ def _matrix(
         return matrix_rows(cells, str(path))
     if trace is None:
         return ()
-    from moetraffic.analysis.times.iteration_traffic import world_matrix
+    from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.trace import Trace
 
     with Trace.open(trace) as opened:
         steps = opened.steps.iteration.tolist()
         if iteration is None and steps:
             iteration = steps[0]
-        found = world_matrix(opened, iteration or 0, operations=("all_to_all",))
-    return matrix_rows(found.tolist(), f"iteration {iteration} of {trace}")
+        found = world_matrices(opened, [iteration or 0], operations=("all_to_all",))
+    return matrix_rows(found[0].tolist(), f"iteration {iteration} of {trace}")
 
 
 def _refuse(output: Path, force: bool, seat: Seat | None) -> None:
@@ -213,7 +213,7 @@ def _refuse(output: Path, force: bool, seat: Seat | None) -> None:
             "neither: choose an ending"
         )
     if seat is None or seat.rank == 0:
-        refuse_output(output, force=force, error=ReplayError)
+        validate_output(output, force=force, error=ReplayError)
 
 
 def _progress(quiet: bool) -> Callable[[Event], None] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moetraffic.launch import Event, launch
-from moetraffic.replay.local import refuse_failure
+from moetraffic.replay.local import raise_failure
 
 from .result import Bench
 from .sweep import Sweep
@@ -57,5 +57,5 @@ def measure(
             on_event=on_event,
             namer=lambda _, n: names[min(n // each, len(names) - 1)],
         )
-        refuse_failure(outcome)
+        raise_failure(outcome)
         return Bench.from_json(told.read_text())

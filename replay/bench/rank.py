@@ -18,7 +18,7 @@ from moetraffic.replay.failure import at
 
 from .operations import ROOT, Operation
 from .result import Bench, Row
-from .sweep import REDUCTIONS, ROOTED, BenchmarkCall, Sweep, refuse_sweep
+from .sweep import REDUCTIONS, ROOTED, BenchmarkCall, Sweep, validate_sweep
 
 _NODE_BYTES = 64
 
@@ -32,7 +32,7 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
         If it cannot start, or a rank failed.
     """
     heartbeat.beat("start")
-    refuse_sweep(sweep, seat.world)
+    validate_sweep(sweep, seat.world)
     torch.set_num_threads(1)
     moves = backend(sweep.backend)
     with at(seat.rank, "the meeting of the ranks"):

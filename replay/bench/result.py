@@ -110,7 +110,7 @@ class Bench:
             ) from None
 
 
-def fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
+def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
     """Hockney's fit of each collective and place with three sizes or more."""
     found = {}
     for key in dict.fromkeys((row.collective, row.place) for row in rows):
@@ -159,7 +159,7 @@ def lines(bench: Bench) -> list[str]:
         )
         said += [
             f"# fit, {PLACES[place]}: {_fitted(fit)}"
-            for (_, place), fit in fits(mine).items()
+            for (_, place), fit in hockney_fits(mine).items()
         ]
         said.append("")
     return said

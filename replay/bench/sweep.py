@@ -157,7 +157,7 @@ class Sweep:
         return Sweep(**said)
 
 
-def refuse_sweep(sweep: Sweep, ranks: int) -> None:
+def validate_sweep(sweep: Sweep, ranks: int) -> None:
     """Refuse what so many ranks cannot measure.
 
     Raises

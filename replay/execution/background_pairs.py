@@ -1,4 +1,4 @@
-"""Passes beside companions and without them, in pairs, to tell what they cost.
+"""Passes beside background and without them, in pairs, to tell what they cost.
 
 Both passes of a pair follow each other on the same ranks and groups, and which goes
 first alternates (beside, without, without, beside), so that what drifts in the machine
@@ -22,7 +22,7 @@ MOST_PAIRS = 1000
 
 
 def schedule(pairs: int) -> tuple[bool, ...]:
-    """In which order passes run; true is beside companions.
+    """In which order passes run; true is beside background.
 
     Raises
     ------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.plan.program import Plan
 
-from .agreement import gather
 from .background_pairs import schedule
+from .control import gather
 from .engine import Engine
 from .timing import Timing
 

@@ -7,7 +7,7 @@ import torch
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import Backend, Call, Launch
 from moetraffic.replay.plan.program import KINDS, Plan, Program
-from moetraffic.replay.scratch_file import forget
+from moetraffic.replay.scratch_file import release
 from moetraffic.trace.model import ALL_TO_ALL
 
 from .buffers import Buffers
@@ -18,7 +18,7 @@ SUMS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
-def refuse_unable(plan: Plan, program: Program, backend: Backend) -> None:
+def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
     """Refuse a program with kinds of operations that the backend does not have.
 
     Raises
@@ -105,6 +105,6 @@ class Binder:
         """What starts operations ``begin`` up to ``end``."""
         made = [self.launch(n) for n in range(begin, end)]
         if end < len(self._program):  # a long program is gone through in blocks
-            forget(self._program.send_bytes)
-            forget(self._program.receive_bytes)
+            release(self._program.send_bytes)
+            release(self._program.receive_bytes)
         return made

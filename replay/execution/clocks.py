@@ -25,7 +25,7 @@ from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import CLOCK, Int64
 
-from .agreement import exchange
+from .control import exchange
 
 ROUNDS = 16
 

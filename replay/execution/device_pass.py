@@ -31,7 +31,7 @@ class DevicePass:
 
     Parameters
     ----------
-    course
+    timed
         The pass.
     device
         Its CUDA device.
@@ -45,44 +45,44 @@ class DevicePass:
     """
 
     def __init__(
-        self, course: TimedPass, device: torch.device, *, graphs: bool = False
+        self, timed: TimedPass, device: torch.device, *, graphs: bool = False
     ) -> None:
-        if graphs and course.pace.timed:
+        if graphs and timed.pace.timed:
             raise ReplayError(
                 "a CUDA graph starts all of an iteration at once, but pace "
-                f"{course.pace} issues operations one by one: choose --pace asap, or "
+                f"{timed.pace} issues operations one by one: choose --pace asap, or "
                 "leave out --graphs"
             )
-        self._course = course
+        self._timed = timed
         self._device = device
         self._graphs = graphs
-        course.start = np.empty_like(course.issue)
-        used = np.unique(course.program.stream).tolist()
+        timed.start = np.empty_like(timed.issue)
+        used = np.unique(timed.program.stream).tolist()
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._streams = {s: make(device) for s in used}
         self._aside = {s: make(device) for s in used}
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        filled = course.pace.timed and course.pace.gaps is Gaps.GEMM
+        filled = timed.pace.timed and timed.pace.gaps is Gaps.GEMM
         self._gemm = Gemm(device) if filled else None
         self._launches: list[Launch] = []  # of one iteration
         self._begin = 0
 
     def run(self) -> None:
-        """Go through the program; the times are in the course.
+        """Go through the program; the times are in the timed.
 
         Raises
         ------
         RankError
             If a rank does not answer.
         """
-        course = self._course
-        course.meet()
+        timed = self._timed
+        timed.meet()
         torch.cuda.synchronize(self._device)
         self._begin = time.monotonic_ns()
-        for begin, end in course.iterations():
-            self._launches = course.binder.launches(begin, end)
+        for begin, end in timed.iterations():
+            self._launches = timed.binder.launches(begin, end)
             zero, zero_ns = self._zero()
-            course.counter[0] = course.base + 2 * begin + 1
+            timed.counter[0] = timed.base + 2 * begin + 1
             n = begin
             try:
                 if self._graphs:
@@ -90,25 +90,25 @@ class DevicePass:
                 else:
                     for n in range(begin, end):
                         self._pause(n, begin)
-                        course.issue[n] = time.monotonic_ns()
+                        timed.issue[n] = time.monotonic_ns()
                         self._queue(n, begin)
                 torch.cuda.synchronize(self._device)
             except RuntimeError as error:
-                raise course.failure(n, error) from error
+                raise timed.failure(n, error) from error
             self._read(begin, end, zero, zero_ns)
-            course.counter[0] = course.base + 2 * end
-            course.done = end
-            course.alive(time.monotonic_ns())
+            timed.counter[0] = timed.base + 2 * end
+            timed.done = end
+            timed.alive(time.monotonic_ns())
 
     # ---- one operation -------------------------------------------------------------
 
     def _queue(self, n: int, begin: int) -> None:
         """Put an operation and its two events on its stream."""
-        program = self._course.program
+        program = self._timed.program
         number, after = int(program.stream[n]), int(program.after[n])
         stream = self._streams[number]
         before, ended = self._pair(n - begin)
-        open_loop = self._course.pace.schedule is Schedule.OPEN_LOOP
+        open_loop = self._timed.pace.schedule is Schedule.OPEN_LOOP
         with torch.cuda.stream(stream):
             if after >= begin and not open_loop:
                 stream.wait_event(self._events[after - begin][1])
@@ -129,14 +129,14 @@ class DevicePass:
 
     def _pause(self, n: int, begin: int) -> None:
         """Let the time pass until an operation is due."""
-        course, program = self._course, self._course.program
-        pace = course.pace
+        timed, program = self._timed, self._timed.program
+        pace = timed.pace
         if not pace.timed:
             return
         if pace.schedule is Schedule.OPEN_LOOP:
             if program.due_ns[n] != UNKNOWN_GAP:
-                course.due[n] = self._begin + program.due_ns[n]
-                wait_until(int(course.due[n]), pace.gaps, course.alive)
+                timed.due[n] = self._begin + program.due_ns[n]
+                wait_until(int(timed.due[n]), pace.gaps, timed.alive)
             return
         if program.gap_ns[n] == UNKNOWN_GAP:
             return
@@ -146,21 +146,21 @@ class DevicePass:
             with torch.cuda.stream(stream):
                 if after >= begin:
                     stream.wait_event(self._events[after - begin][1])
-                self._gemm.fill(course.due_after(n, 0))
+                self._gemm.fill(timed.due_after(n, 0))
             return
         if after >= begin:
             self._events[after - begin][1].synchronize()
             since = time.monotonic_ns()
         else:
-            since = int(course.end[after]) if after >= 0 else self._begin
-        course.due[n] = until = course.due_after(n, since)
-        wait_until(until, pace.gaps, course.alive)
+            since = int(timed.end[after]) if after >= 0 else self._begin
+        timed.due[n] = until = timed.due_after(n, since)
+        wait_until(until, pace.gaps, timed.alive)
 
     # ---- an iteration as a graph ---------------------------------------------------
 
     def _record_and_start(self, begin: int, end: int) -> None:
         """Record an iteration's operations as one graph, and start it."""
-        course, graph = self._course, torch.cuda.CUDAGraph()
+        timed, graph = self._timed, torch.cuda.CUDAGraph()
         for n in range(begin, end):
             self._pair(n - begin)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -171,8 +171,8 @@ class DevicePass:
                 self._queue(n, begin)
             for stream in (*self._streams.values(), *self._aside.values()):
                 there.wait_stream(stream)
-        course.meet()  # recording takes long, and on no two ranks as long
-        course.issue[begin:end] = time.monotonic_ns()
+        timed.meet()  # recording takes long, and on no two ranks as long
+        timed.issue[begin:end] = time.monotonic_ns()
         graph.replay()
         torch.cuda.synchronize(self._device)
 
@@ -204,14 +204,14 @@ class DevicePass:
 
     def _read(self, begin: int, end: int, zero: torch.cuda.Event, zero_ns: int) -> None:
         """Take an iteration's times from its events."""
-        course = self._course
+        timed = self._timed
         for n in range(begin, end):
             before, ended = self._events[n - begin]
             # no operation starts before the host has queued it
             start = zero_ns + round(zero.elapsed_time(before) * 1e6)
-            course.start[n] = max(int(course.issue[n]), start)
+            timed.start[n] = max(int(timed.issue[n]), start)
             last = zero_ns + round(zero.elapsed_time(ended) * 1e6)
-            course.end[n] = max(int(course.start[n]), last)
+            timed.end[n] = max(int(timed.start[n]), last)
 
 
 def _timed(**more: bool) -> torch.cuda.Event:

@@ -14,10 +14,10 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import ALL_TO_ALL, Bool
 
 from . import open_loop, sequential
-from .agreement import compare_sizes, meet
-from .binding import Binder, refuse_unable
+from .binding import Binder, validate_kinds
 from .buffers import Buffers
 from .checking import check
+from .control import compare_sizes, meet
 from .pace import Pace, Schedule
 from .streams import Streams
 from .timed_pass import BEAT_EVERY_NS, TimedPass
@@ -69,7 +69,7 @@ class Engine:
         self._backend = backend
         self._pace = Pace() if pace is None else pace
         self._graphs = graphs
-        refuse_unable(plan, self._program, backend)
+        validate_kinds(plan, self._program, backend)
         self._buffers = Buffers(self._program, backend)
         self._binder = Binder(plan, self._program, backend, self._buffers, dtype)
         self._counter = heartbeat.counter()
@@ -138,7 +138,7 @@ class Engine:
             If a rank does not answer.
         """
         self._buffers.blank(0)  # what is added up again and again stays what it is
-        course = TimedPass(
+        timed = TimedPass(
             self._plan,
             self._program,
             self._binder,
@@ -151,16 +151,16 @@ class Engine:
             # torch's CUDA parts are looked at only where there is a device
             from .device_pass import DevicePass
 
-            DevicePass(course, self._backend.device, graphs=self._graphs).run()
+            DevicePass(timed, self._backend.device, graphs=self._graphs).run()
         elif self._pace.schedule is Schedule.OPEN_LOOP:
-            open_loop.run(course)
+            open_loop.run(timed)
         elif self._program.chained:
-            sequential.run(course)
+            sequential.run(timed)
         else:
-            Streams(course).run()
+            Streams(timed).run()
         self._passed += len(self._program)
-        course.beat()
-        return course.timing()
+        timed.beat()
+        return timed.timing()
 
     def _meet(self) -> None:
         with at(self._rank, "the start of the timed pass"):

@@ -81,9 +81,7 @@ class Pace:
         """Whether anything is waited for but other operations."""
         return self.schedule is not Schedule.ASAP
 
-    def refuse_unsuitable(
-        self, plan: Plan, rank: int, *, device: str, timeout_s: float
-    ) -> None:
+    def validate(self, plan: Plan, rank: int, *, device: str, timeout_s: float) -> None:
         """Refuse a pace that this program cannot be replayed at.
 
         Raises

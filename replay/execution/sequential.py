@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from moetraffic.replay.backends.backend import Launch
-from moetraffic.replay.scratch_file import forget
+from moetraffic.replay.scratch_file import release
 
 from .pace import wait_until
 from .timed_pass import BEAT_EVERY_NS, BLOCK, PREPARED, TimedPass
 
 
-def run(course: TimedPass) -> None:
-    """Go through the program; the times are in the course.
+def run(timed: TimedPass) -> None:
+    """Go through the program; the times are in the timed.
 
     Raises
     ------
@@ -28,20 +28,20 @@ def run(course: TimedPass) -> None:
         If a rank does not answer.
     """
     with _undisturbed():
-        if course.pace.timed:
-            _paced(course)
+        if timed.pace.timed:
+            _paced(timed)
         else:
-            _asap(course)
-    course.done = len(course.program)
+            _asap(timed)
+    timed.done = len(timed.program)
 
 
-def _asap(course: TimedPass) -> None:
-    prepared = blocks(course)
+def _asap(timed: TimedPass) -> None:
+    prepared = blocks(timed)
     launches = next(prepared, [])
-    clock, counter = time.monotonic_ns, course.counter
-    issue, end = memoryview(course.issue), memoryview(course.end)  # type: ignore[arg-type]
-    course.meet()
-    n, count, beat_ns = 0, course.base + 1, clock()
+    clock, counter = time.monotonic_ns, timed.counter
+    issue, end = memoryview(timed.issue), memoryview(timed.end)  # type: ignore[arg-type]
+    timed.meet()
+    n, count, beat_ns = 0, timed.base + 1, clock()
     try:
         while launches:
             for launch in launches:
@@ -56,53 +56,53 @@ def _asap(course: TimedPass) -> None:
                 count += 2
                 n += 1
                 if ended - beat_ns > BEAT_EVERY_NS:
-                    beat_ns, course.done = ended, n
-                    course.beat()
+                    beat_ns, timed.done = ended, n
+                    timed.beat()
             launches = next(prepared, [])
     except RuntimeError as error:
-        raise course.failure(n, error) from error
+        raise timed.failure(n, error) from error
 
 
-def _paced(course: TimedPass) -> None:
-    prepared = blocks(course)
+def _paced(timed: TimedPass) -> None:
+    prepared = blocks(timed)
     launches = next(prepared, [])
-    clock, counter, gaps = time.monotonic_ns, course.counter, course.pace.gaps
-    issue, end, due = course.issue, course.end, course.due
-    after = course.program.after
-    course.meet()
+    clock, counter, gaps = time.monotonic_ns, timed.counter, timed.pace.gaps
+    issue, end, due = timed.issue, timed.end, timed.due
+    after = timed.program.after
+    timed.meet()
     n, begin = 0, clock()
     try:
         while launches:
             for launch in launches:
                 waited = int(after[n])
                 since = int(end[waited]) if waited >= 0 else begin
-                due[n] = until = course.due_after(n, since)
-                wait_until(until, gaps, course.alive)
-                counter[0] = course.base + 2 * n + 1
+                due[n] = until = timed.due_after(n, since)
+                wait_until(until, gaps, timed.alive)
+                counter[0] = timed.base + 2 * n + 1
                 issue[n] = clock()
                 work = launch()
                 if work is not None:
                     work.wait()
                 ended = clock()
                 end[n] = ended
-                counter[0] = course.base + 2 * n + 2
+                counter[0] = timed.base + 2 * n + 2
                 n += 1
-                course.done = n
-                course.alive(ended)
+                timed.done = n
+                timed.alive(ended)
             launches = next(prepared, [])
     except RuntimeError as error:
-        raise course.failure(n, error) from error
+        raise timed.failure(n, error) from error
 
 
-def blocks(course: TimedPass) -> Iterator[list[Launch]]:
+def blocks(timed: TimedPass) -> Iterator[list[Launch]]:
     """What starts the operations: all of them, or block by block in a long program."""
-    count = len(course.program)
+    count = len(timed.program)
     step = count if count <= PREPARED else BLOCK
     for begin in range(0, count, max(step, 1)):
-        yield course.binder.launches(begin, min(begin + step, count))
+        yield timed.binder.launches(begin, min(begin + step, count))
         if step < count:
-            forget(course.issue)
-            forget(course.end)
+            release(timed.issue)
+            release(timed.end)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.launch import heartbeat
 from moetraffic.replay.failure import RankError, lost
 from moetraffic.replay.plan.program import Plan, Program
-from moetraffic.replay.scratch_file import room
+from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.model import UNKNOWN_TIME, Int64
 
 from .binding import Binder
@@ -66,11 +66,11 @@ class TimedPass:
         self.meet = meet
         self.counter = counter
         self.base = 2 * passed  # what the counter stands at when the pass begins
-        self.issue: Int64 = room(count, np.int64, UNKNOWN_TIME)
+        self.issue: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
         self.start = self.issue  # on a host an exchange begins with the call
-        self.end: Int64 = room(count, np.int64, UNKNOWN_TIME)
+        self.end: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
         if pace.timed:
-            self.due: Int64 = room(count, np.int64, UNKNOWN_TIME)
+            self.due: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
         else:  # nothing is due: one number stands for all
             self.due = np.broadcast_to(np.int64(UNKNOWN_TIME), (count,))
         self.done = 0  # operations that have ended

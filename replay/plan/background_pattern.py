@@ -1,4 +1,4 @@
-"""Dense companions of a model under a parallel layout, computed by ``patterns/``.
+"""Dense background of a model under a parallel layout, computed by ``patterns/``.
 
 All collectives of one iteration but the exchanges between experts, which the trace has:
 gradients, tensor-parallel sums, messages of the pipeline, the table of a tied
@@ -23,7 +23,7 @@ from moetraffic.trace.model import ALL_TO_ALL, Site, WireForm
 from .background import BackgroundCollective, BackgroundTraffic
 
 if TYPE_CHECKING:
-    # every replay asks whether it has companions; few have, and models take long
+    # every replay asks whether it has background; few have, and models take long
     from moetraffic.patterns import Preset
     from moetraffic.patterns.pattern import Call, Pattern
 
@@ -61,7 +61,7 @@ class BackgroundPattern:
             fits = number if words is None else (value in words or not words)
             if not equals or name not in OPTIONS or name in given or not fits:
                 raise ReplayError(
-                    "companions are NAME=VALUE with commas between, each name once, of "
+                    "background are NAME=VALUE with commas between, each name once, of "
                     f"{', '.join(OPTIONS)}, but one is {part.strip()[:40]!r}: "
                     "tp=2,pp=2,dp=2 are two ranks of each kind"
                 )
@@ -110,8 +110,8 @@ class BackgroundPattern:
         )
         return megatron_pattern(found.model, strategy, found.gating)
 
-    def companions(self, world: int) -> BackgroundTraffic:
-        """The companions of a replay.
+    def traffic(self, world: int) -> BackgroundTraffic:
+        """The background of a replay.
 
         Parameters
         ----------
@@ -127,18 +127,18 @@ class BackgroundPattern:
         if pattern.grid.world != world:
             sizes = ", ".join(f"{k}={v}" for k, v in self.options.items())
             raise ReplayError(
-                f"companions run on the replay's {world} ranks, but {sizes} are "
+                f"background run on the replay's {world} ranks, but {sizes} are "
                 f"{pattern.grid.world}: change --alongside, or the ranks with --fold "
                 "or --expand"
             )
-        return companions_of(pattern, identity=f"{self.model} {self.layout}")
+        return background_traffic(pattern, identity=f"{self.model} {self.layout}")
 
     def arguments(self) -> list[str]:
         """The options of the command line that say the same."""
         return ["--alongside", self.layout, "--model", self.model]
 
 
-def companions(layout: str, model: str) -> BackgroundPattern | None:
+def parse_background(layout: str, model: str) -> BackgroundPattern | None:
     """What ``--alongside`` and ``--model`` ask for; None where neither is given.
 
     Raises
@@ -181,7 +181,7 @@ def _own(found: Preset, size: Mapping[str, int], options: Mapping[str, str]) -> 
     )
 
 
-def companions_of(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
+def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     """The collectives of a pattern but its exchanges between experts.
 
     Parameters
@@ -234,7 +234,7 @@ def companions_of(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
         orders.append(order)
     if not operations:
         raise ReplayError(
-            f"companions are collectives beside those of experts, but {pattern.name} "
+            f"background are collectives beside those of experts, but {pattern.name} "
             "has none in this layout: raise tp, pp or dp"
         )
     sequence = merged([np.array(order, np.int64) for order in orders]).tolist()

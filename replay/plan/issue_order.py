@@ -26,7 +26,7 @@ _LATE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class RankTimes:
     """When one rank of the replay issued and ended operations, ns of rank 0's clock.
 
     Where it stands for several ranks of the trace, the first issue and the last end.
@@ -40,12 +40,12 @@ class Moments:
 class IssueOrder:
     """The times of a plan's operations."""
 
-    moments: Mapping[int, Moments]  # of the ranks asked for
+    rank_times: Mapping[int, RankTimes]  # of the ranks asked for
     begin: int  # first issue of any rank; UNKNOWN_TIME where none is known
     common: Int64 | None  # [n] position in an order for all ranks, where they need one
 
 
-def chronology(
+def read_issue_order(
     trace: Trace, occurrences: Int64, ranks: Collection[int], scale: Scale | None
 ) -> IssueOrder:
     """Read the times of operations.
@@ -62,7 +62,7 @@ def chronology(
         Which ranks of the trace those stand for.
     """
     if not ranks:
-        return IssueOrder(moments={}, begin=UNKNOWN_TIME, common=None)
+        return IssueOrder(rank_times={}, begin=UNKNOWN_TIME, common=None)
     count = len(occurrences)
     of = {r: (r,) if scale is None else scale.origins(r) for r in ranks}
     issues = {r: np.full(count, _LATE, np.int64) for r in ranks}
@@ -86,7 +86,7 @@ def chronology(
         found[found == _LATE] = UNKNOWN_TIME
     in_common = not ordered or (scale is not None and scale.in_common_order)
     return IssueOrder(
-        moments={r: Moments(issue=issues[r], end=ends[r]) for r in ranks},
+        rank_times={r: RankTimes(issue=issues[r], end=ends[r]) for r in ranks},
         begin=begin if begin < _LATE else UNKNOWN_TIME,
         common=common_order(trace, occurrences) if in_common else None,
     )
@@ -99,12 +99,14 @@ def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64
     return to_common(trace.clocks, members, np.asarray(read, np.int64))
 
 
-def in_order(chronology: IssueOrder, rank: int, mine: Int64, iteration: Int64) -> Int64:
+def in_order(
+    issue_order: IssueOrder, rank: int, mine: Int64, iteration: Int64
+) -> Int64:
     """Operations of a rank in the order in which it issues them.
 
     Parameters
     ----------
-    chronology
+    issue_order
         The plan's.
     rank
         One of its ranks.
@@ -113,9 +115,9 @@ def in_order(chronology: IssueOrder, rank: int, mine: Int64, iteration: Int64) -
     iteration
         ``[n]`` of all operations.
     """
-    if chronology.common is not None:
-        return mine[np.argsort(chronology.common[mine])]
-    issue = chronology.moments[rank].issue[mine]
+    if issue_order.common is not None:
+        return mine[np.argsort(issue_order.common[mine])]
+    issue = issue_order.rank_times[rank].issue[mine]
     return mine[np.lexsort((issue, iteration[mine]))]
 
 
@@ -130,7 +132,7 @@ class Dependencies:
 
 
 def waiting(
-    chronology: IssueOrder,
+    issue_order: IssueOrder,
     rank: int,
     operation: Int64,
     *,
@@ -143,12 +145,12 @@ def waiting(
 
     Parameters
     ----------
-    chronology
+    issue_order
         The plan's.
     rank
         One of its ranks.
     operation
-        ``[N]`` its operations in order; what lies beyond the chronology was added and
+        ``[N]`` its operations in order; what lies beyond the issue_order was added and
         has no times.
     stream, group
         ``[N]`` of each.
@@ -157,12 +159,12 @@ def waiting(
     sent
         ``[N]`` whether this rank sends it.
     """
-    moments, count = chronology.moments[rank], len(operation)
-    captured = operation < len(moments.issue)
+    rank_times, count = issue_order.rank_times[rank], len(operation)
+    captured = operation < len(rank_times.issue)
     issue = np.full(count, UNKNOWN_TIME, np.int64)
     end = issue.copy()
-    issue[captured] = moments.issue[operation[captured]]
-    end[captured] = moments.end[operation[captured]]
+    issue[captured] = rank_times.issue[operation[captured]]
+    end[captured] = rank_times.end[operation[captured]]
     known = captured & (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
     told = bool(count) and bool(known[captured].all())
     after = np.full(count, -1, np.int64)
@@ -173,7 +175,7 @@ def waiting(
         after[here] = _ended_before(here, issue[here], end[here])
         since = np.where(after >= 0, end[after], issue[here].min(initial=_LATE))
         gap[here] = np.maximum(issue[here] - since[here], 0)
-        due[here] = issue[here] - chronology.begin
+        due[here] = issue[here] - issue_order.begin
     waits = np.ones(count, bool)
     for one in np.unique(stream):
         of = np.flatnonzero(stream == one)

@@ -3,7 +3,7 @@
 A plan holds the operations of a trace, or of a part of it, in the trace's order, and
 for each rank asked for its *program*: the operations in the order in which that rank
 issues them, with its bytes.  Whatever lies in the arrays of a plan follows from the
-trace, the scale and the companions alone, so that all ranks make the same plan, and one
+trace, the scale and the background alone, so that all ranks make the same plan, and one
 digest of it tells.
 """
 
@@ -22,10 +22,10 @@ from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic
-from .issue_order import chronology
+from .issue_order import read_issue_order
 from .program import EXPERTS, KINDS, Int8, Plan
 from .program_builder import ProgramBuilder
-from .selection import MESSAGE, choose
+from .selection import MESSAGE, select_operations
 from .sizes import moved, sizes, volumes
 
 _BLOCK_BYTES = 8 << 20  # of wire matrices read at a time
@@ -40,7 +40,7 @@ def make_plan(
     layers: Collection[int] | None = None,
     dense: bool = True,
     scale: Scale | None = None,
-    companions: BackgroundTraffic | None = None,
+    background: BackgroundTraffic | None = None,
 ) -> Plan:
     """Plan the replay of a trace.
 
@@ -60,7 +60,7 @@ def make_plan(
         Whether to replay what the trace holds beside all-to-alls.
     scale
         How the trace's ranks and bytes become the replay's; None leaves them.
-    companions
+    background
         Dense operations to add to each iteration.
 
     Raises
@@ -72,21 +72,21 @@ def make_plan(
         If the bytes of an all-to-all are not known, or the file is damaged.
     """
     ranks_of = trace.meta.world if scale is None else scale.world
-    _refuse_other_world(trace, world, ranks_of)
-    choice = choose(
+    _check_world(trace, world, ranks_of)
+    selected = select_operations(
         trace, iterations=iterations, layers=layers, dense=dense, scale=scale
     )
-    table = _Table(trace, choice.occurrence, scale, companions)
+    table = _Table(trace, selected.occurrence, scale, background)
     asked = range(ranks_of) if ranks is None else ranks
-    times = chronology(trace, choice.occurrence, asked, scale)
+    times = read_issue_order(trace, selected.occurrence, asked, scale)
 
     # Step 1: each asked rank's order, and room for its bytes
-    drafts = {r: ProgramBuilder(r, table, times) for r in asked}
+    builders = {r: ProgramBuilder(r, table, times) for r in asked}
 
     # Step 2: all matrices and sizes, once
-    hashed = hashlib.sha256(_heading(ranks_of, table, scale, companions))
+    hashed = hashlib.sha256(_heading(ranks_of, table, scale, background))
     rank_bytes = np.zeros(ranks_of, np.int64)
-    for at, wire in _matrices(trace, choice.occurrence, table, scale):
+    for at, wire in _matrices(trace, selected.occurrence, table, scale):
         for part in (table.iteration[at], table.site[at], wire):
             hashed.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
         table.checksum[at] = [zlib.crc32(matrix.tobytes()) for matrix in wire]
@@ -97,15 +97,15 @@ def make_plan(
         table.largest[at] = _largest(wire)
         members = np.array([table.groups[g] for g in table.group[at]], np.int64)
         np.add.at(rank_bytes, members, wire.sum(axis=2))
-        for draft in drafts.values():
-            draft.take(at, members, wire)
+        for builder in builders.values():
+            builder.take(at, members, wire)
     dense_at = np.flatnonzero(table.kind != KINDS.index(ALL_TO_ALL))
-    padded = _size_dense(trace, choice.occurrence, table, dense_at, scale)
+    padded = _size_dense(trace, selected.occurrence, table, dense_at, scale)
     _sum_dense(table, dense_at, rank_bytes)
     for part in (table.iteration, table.site, table.size, table.sender, table.receiver):
         of = part[dense_at]
         hashed.update(of.astype(of.dtype.newbyteorder("<")).tobytes())
-    programs = {r: d.finish(table) for r, d in drafts.items()}
+    programs = {r: d.finish(table) for r, d in builders.items()}
 
     return Plan(
         source=trace.name,
@@ -129,7 +129,7 @@ def make_plan(
         rank_bytes=rank_bytes,
         checksum=table.checksum,
         digest=hashed.hexdigest(),
-        left_out=choice.left_out,
+        left_out=selected.left_out,
         notes=padded if scale is None else (*scale.describe(), *padded),
         programs=programs,
     )
@@ -143,7 +143,7 @@ class _Table:
         trace: Trace,
         occurrence: Int64,
         scale: Scale | None,
-        companions: BackgroundTraffic | None,
+        background: BackgroundTraffic | None,
     ) -> None:
         own = [tuple(sorted(g.ranks)) for g in trace.groups]
         kinds = [g.kind or "other" for g in trace.groups]
@@ -153,15 +153,15 @@ class _Table:
         ends = [_ends(trace, s, own, scale) for s in sites]
         iteration = trace.occurrences.iteration[occurrence]
         site = trace.occurrences.site[occurrence]
-        if companions is not None:
+        if background is not None:
             first, every = len(sites), np.unique(iteration)
-            for one in companions.operations:
+            for one in background.operations:
                 group = len(own) + one.group
                 sites.append(replace(one.site, group=group, operation=one.kind))
                 ends.append((one.sender, one.receiver))
-            own += companions.groups
-            kinds += companions.group_kinds
-            each = np.arange(len(companions.operations), dtype=np.int32)
+            own += background.groups
+            kinds += background.group_kinds
+            each = np.arange(len(background.operations), dtype=np.int32)
             iteration = np.concatenate([iteration, np.repeat(every, len(each))])
             site = np.concatenate([site, np.tile(first + each, len(every))])
         count = len(iteration)
@@ -193,8 +193,8 @@ class _Table:
         self.receiver: Int32 = both[self.site, 1]
         self.width = np.array([len(g) for g in own], np.int64)[self.group]
         self.size = np.zeros(count, np.int64)
-        if companions is not None:
-            added = np.array([o.size for o in companions.operations], np.int64)
+        if background is not None:
+            added = np.array([o.size for o in background.operations], np.int64)
             self.size[self.captured :] = np.tile(added, len(every))
         self.total, self.network = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.bottleneck = np.zeros(count, np.int64)
@@ -316,7 +316,7 @@ def _largest(wire: Int64) -> Int64:
 
 
 def _heading(
-    world: int, table: _Table, scale: Scale | None, companions: BackgroundTraffic | None
+    world: int, table: _Table, scale: Scale | None, background: BackgroundTraffic | None
 ) -> bytes:
     sites = [
         (s.group, s.operation, s.phase, s.layer, s.direction, s.slot)
@@ -324,12 +324,12 @@ def _heading(
     ]
     changed = (
         scale.identity if scale is not None else "",
-        companions.identity if companions is not None else "",
+        background.identity if background is not None else "",
     )
     return repr((world, table.groups, table.streams, sites, changed)).encode()
 
 
-def _refuse_other_world(trace: Trace, world: int | None, ranks: int) -> None:
+def _check_world(trace: Trace, world: int | None, ranks: int) -> None:
     if world is not None and world != ranks:
         raise ReplayError(
             "a trace is replayed on as many ranks as it has, but "

@@ -1,7 +1,7 @@
 """What a replay does: operations for all ranks, and each rank's program of them.
 
 An operation is a collective, or a message, of one group.  Groups belong to *streams*:
-all that exchange between experts to stream 0, those of the dense companions to one
+all that exchange between experts to stream 0, those of the dense background to one
 stream a kind of group ("tp", "dp", "pp" ...).  What must precede what, on each rank:
 
 - operations of a stream are issued in the order of the rank's program, one when the
@@ -139,7 +139,7 @@ class Plan:
     world: int  # ranks R
     groups: tuple[tuple[int, ...], ...]  # world ranks, ascending; first the trace's own
     streams: tuple[str, ...]  # names; 0 is that of the exchanges between experts
-    sites: tuple[Site, ...]  # of the trace, then of companions that were added
+    sites: tuple[Site, ...]  # of the trace, then of background that were added
     occurrence: Int64  # [n] index into the trace's occurrences; -1 for what was added
     iteration: Int64  # [n]
     site: Int32  # [n] index into sites

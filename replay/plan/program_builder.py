@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moetraffic.replay.scratch_file import room
+from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64
 
 from .issue_order import IssueOrder, in_order, waiting
@@ -66,8 +66,8 @@ class ProgramBuilder:
         self._first = np.concatenate([[0], np.cumsum(cells)]).astype(np.int64)
         self._place = np.full(len(table.kind), -1, np.int64)
         self._place[order] = np.arange(len(order))
-        self._send = room(int(self._first[-1]), np.int64)
-        self._receive = room(int(self._first[-1]), np.int64)
+        self._send = scratch_array(int(self._first[-1]), np.int64)
+        self._receive = scratch_array(int(self._first[-1]), np.int64)
         self._sizes = np.zeros((2, len(order)), np.int64)
         self._times = times
 

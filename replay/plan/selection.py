@@ -20,21 +20,21 @@ _BLOCK_CELLS = 1 << 20  # of presence read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Selection:
     """What is replayed."""
 
     occurrence: Int64  # [n] index into the trace's occurrences, ascending
     left_out: dict[str, int]  # collectives that are not, by operation
 
 
-def choose(
+def select_operations(
     trace: Trace,
     *,
     iterations: range | None = None,
     layers: Collection[int] | None = None,
     dense: bool = True,
     scale: Scale | None = None,
-) -> Choice:
+) -> Selection:
     """The operations to replay.
 
     Left out are operations whose bytes nobody saw, messages of which one end is not
@@ -73,8 +73,8 @@ def choose(
     if not len(chosen):
         raise _nothing(trace, iterations, layers, left)
     if scale is None or not scale.completes:
-        _refuse_gaps(trace, chosen, scale)
-    return Choice(occurrence=chosen, left_out=dict(left))
+        _check_complete(trace, chosen, scale)
+    return Selection(occurrence=chosen, left_out=dict(left))
 
 
 def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
@@ -155,7 +155,7 @@ def _nothing(
     )
 
 
-def _refuse_gaps(trace: Trace, chosen: Int64, scale: Scale | None) -> None:
+def _check_complete(trace: Trace, chosen: Int64, scale: Scale | None) -> None:
     missing: list[int] = []
     who: tuple[int, list[int]] | None = None
     for at in blocks(trace, chosen, _BLOCK_CELLS):

@@ -81,5 +81,5 @@ class Verification:
         return found
 
 
-FULLY = Verification()
+FULL_VERIFICATION = Verification()
 """Every byte of every operation."""

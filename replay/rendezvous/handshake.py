@@ -16,7 +16,7 @@ AGREEMENT = "the agreement on the plan"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class Handshake:
     """What one rank brings to the agreement."""
 
     terms: Mapping[str, str]  # by name, the most telling first; the same on all ranks
@@ -27,7 +27,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class MemoryNeed:
     """What one rank is about to allocate."""
 
     node: str
@@ -36,7 +36,9 @@ class Need:
     free: int  # bytes, -1 where the system does not tell
 
 
-def different(offers: Sequence[Offer]) -> RankError | tuple[int, int] | None:
+def find_mismatch(
+    handshakes: Sequence[Handshake],
+) -> RankError | tuple[int, int] | None:
     """A rank whose terms differ from most others'; a pair of ranks for the plan.
 
     Returns
@@ -44,9 +46,9 @@ def different(offers: Sequence[Offer]) -> RankError | tuple[int, int] | None:
     RankError, tuple of int, or None
         Whom to name; or (usual, other) where only the plans differ; None if all agree.
     """
-    names = list(dict.fromkeys(name for o in offers for name in o.terms))
+    names = list(dict.fromkeys(name for o in handshakes for name in o.terms))
     for name in names:
-        values = [o.terms.get(name, "none") for o in offers]
+        values = [o.terms.get(name, "none") for o in handshakes]
         if len(set(values)) == 1:
             continue
         most = Counter(values).most_common(1)[0][1]
@@ -65,7 +67,7 @@ def different(offers: Sequence[Offer]) -> RankError | tuple[int, int] | None:
     return None
 
 
-def short_of_memory(needs: Sequence[Need]) -> RankError | None:
+def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:
     """The first rank of a host whose ranks need more memory than is free."""
     pools: dict[tuple[str, str], list[int]] = {}
     for rank, need in enumerate(needs):

@@ -24,19 +24,25 @@ import numpy as np
 
 from moetraffic.launch import Seat, heartbeat
 from moetraffic.launch.processes import pid_namespace, state_of
-from moetraffic.replay.ending import told
 from moetraffic.replay.failure import RankError, lost
 from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.process_exit import told
 
-from .handshake import AGREEMENT, Need, Offer, different, short_of_memory
-from .root_cause import Report, inquest
+from .handshake import (
+    AGREEMENT,
+    Handshake,
+    MemoryNeed,
+    find_memory_shortage,
+    find_mismatch,
+)
+from .root_cause import Report, find_root_cause
 from .store import PLACE, Store, served_by_agent, where
 
 _GRACE_S = 3.0  # for the reports of other ranks
 _LOOK_S = 0.05
 _SAME_S = 1.0  # ranks meet the same obstacle within this time
 
-Row = TypeVar("Row", Offer, Need)
+Row = TypeVar("Row", Handshake, MemoryNeed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ class Rendezvous:
         self._patience_s = patience_s
         self._store = Store(seat, patience_s)
         self._round = "terms"  # the next in which rank 0 answers
-        self._offers: list[Offer] = []
+        self._handshakes: list[Handshake] = []
 
     # ---- agreement ---------------------------------------------------------------
 
@@ -93,7 +99,7 @@ class Rendezvous:
             Naming the rank that differs and in what, for another plan the first
             operation; or the rank that does not come.
         """
-        own = Offer(
+        own = Handshake(
             terms={**terms, "plan": plan.digest},
             node=platform.node(),
             pid=os.getpid(),
@@ -101,20 +107,22 @@ class Rendezvous:
             nonce=uuid.uuid4().hex,
         )
 
-        def judge(offers: list[Offer]) -> dict[str, Any]:
-            found = different(offers)
+        def judge(handshakes: list[Handshake]) -> dict[str, Any]:
+            found = find_mismatch(handshakes)
             if isinstance(found, tuple):
                 return {"compare": list(found)}
-            return _failure(found) if found else {"rows": [asdict(o) for o in offers]}
+            return (
+                _failure(found) if found else {"rows": [asdict(o) for o in handshakes]}
+            )
 
         answer = self._meet(own, judge)
         if "compare" in answer:
             self._refuse(self._compare(plan, answer["compare"]))
-        offers = [Offer(**row) for row in answer["rows"]]
-        if offers[self._seat.rank].nonce != own.nonce:
+        handshakes = [Handshake(**row) for row in answer["rows"]]
+        if handshakes[self._seat.rank].nonce != own.nonce:
             raise self._foreign()
-        self._offers, self._round = offers, "needs"
-        return tuple(o.node for o in offers)
+        self._handshakes, self._round = handshakes, "needs"
+        return tuple(o.node for o in handshakes)
 
     def announce(self, *, pool: str, needs: int, free: int | None) -> None:
         """Make sure that what all ranks will allocate is there.
@@ -133,15 +141,15 @@ class Rendezvous:
         RankError
             Naming a rank of the host where they are not.
         """
-        own = Need(
+        own = MemoryNeed(
             node=platform.node(),
             pool=pool,
             needs=needs,
             free=-1 if free is None else free,
         )
 
-        def judge(every: list[Need]) -> dict[str, Any]:
-            found = short_of_memory(every)
+        def judge(every: list[MemoryNeed]) -> dict[str, Any]:
+            found = find_memory_shortage(every)
             return _failure(found) if found else {"rows": []}
 
         self._meet(own, judge)
@@ -285,7 +293,7 @@ class Rendezvous:
             if heartbeat.supervised():
                 raise
             self._linger()
-            if mine.cause == "peer" and self._offers:
+            if mine.cause == "peer" and self._handshakes:
                 raise self._ask(mine) from error
             if isinstance(error, RankError) or not self._alone(mine):
                 raise
@@ -364,16 +372,16 @@ class Rendezvous:
 
     def _look_around(self) -> dict[str, str]:
         """What became of the ranks of this host, where that can be seen."""
-        states = {rank: state_of(self._offers[rank].pid) for rank in self._near()}
+        states = {rank: state_of(self._handshakes[rank].pid) for rank in self._near()}
         return {str(r): state for r, state in states.items() if state != "running"}
 
     def _near(self) -> list[int]:
         """The ranks whose processes can be seen from here, once all have met."""
-        mine = self._offers[self._seat.rank] if self._offers else None
+        mine = self._handshakes[self._seat.rank] if self._handshakes else None
         return [
             rank
-            for rank, offer in enumerate(self._offers)
-            if mine and (offer.node, offer.space) == (mine.node, mine.space)
+            for rank, handshake in enumerate(self._handshakes)
+            if mine and (handshake.node, handshake.space) == (mine.node, mine.space)
         ]
 
     def _ask(self, mine: Report) -> RankError:
@@ -394,7 +402,7 @@ class Rendezvous:
             # the others are leaving as well, and cannot say so
             missing = missing if served_by_agent() else {0}
             reports.pop(0, None)
-        return inquest(reports, missing, self._last_sight(missing, until))
+        return find_root_cause(reports, missing, self._last_sight(missing, until))
 
     def _last_sight(self, missing: Collection[int], until: float) -> dict[str, str]:
         """What became of the ranks of this host, those that are ending included.

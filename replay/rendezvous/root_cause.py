@@ -28,7 +28,7 @@ class Report:
     seen: Mapping[str, str]  # "stopped" or "ended", of other ranks of its host
 
 
-def inquest(
+def find_root_cause(
     reports: Mapping[int, Report], missing: Collection[int], seen: Mapping[str, str]
 ) -> RankError:
     """The rank that failed first, and where.
@@ -45,7 +45,7 @@ def inquest(
     Returns
     -------
     RankError
-        Its spokesman is the lowest rank that left a report.
+        Its reporter is the lowest rank that left a report.
     """
     sight: dict[str, str] = {}
     for report in reports.values():
@@ -91,5 +91,5 @@ def inquest(
         rank=found.rank,
         operation=found.operation or waiting.operation,
         cause="peer",
-        spokesman=min(reports),
+        reporter=min(reports),
     )

@@ -97,7 +97,7 @@ class Store:
                 rank=0,
                 operation=PLACE,
                 cause="peer",
-                spokesman=self._seat.rank,
+                reporter=self._seat.rank,
             ) from error
 
 
@@ -148,7 +148,7 @@ def _store(seat: Seat, patience_s: float) -> AnyStore:
             rank=seat.rank,
             operation=PLACE,
             cause="own" if serves else "peer",
-            spokesman=seat.rank,
+            reporter=seat.rank,
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Audit: a replay's times, and how they stand to those of the run it repeats.
 
 Completion times of all operations and of each kind, stream, phase and layer, and of
-iterations; their busbw; and ratios to the yardsticks (:mod:`.baselines`), each with an
+iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with an
 interval from iterations that are drawn for both together
 (:mod:`moetraffic.analysis.resampling`).  A ratio is of sums over the operations that
 both know.
@@ -24,10 +24,10 @@ from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 
 from .baselines import Baselines
 from .durations import NO_CLOCKS, Measured, measure, parts
-from .fidelity import Fidelity, Lasted, Part, Ratio
+from .fidelity import DurationQuantiles, Fidelity, PartFidelity, Ratio
 from .punctuality import punctuality
 
-UNTOLD = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))
+UNKNOWN_RATIO = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
 def audit(
@@ -35,7 +35,7 @@ def audit(
     times: Mapping[int, Timing],
     measured: Measured,
     *,
-    yardsticks: Baselines | None = None,
+    baselines: Baselines | None = None,
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     absolute: bool = False,
     alone: Sequence[tuple[Mapping[int, Timing], Mapping[int, Timing]]] = (),
@@ -52,7 +52,7 @@ def audit(
         Every rank's times.
     measured
         What operations took, of these.
-    yardsticks
+    baselines
         What they are held against.
     clocks
         Knots of type CLOCK.
@@ -65,7 +65,7 @@ def audit(
     seed
         Of the resamples.
     """
-    held = yardsticks or Baselines()
+    held = baselines or Baselines()
     found = [
         _part(plan, measured, held, by, label, at, seed)
         for by, label, at in parts(plan)
@@ -139,28 +139,28 @@ def _part(
     label: str,
     at: Int64,
     seed: int,
-) -> Part:
+) -> PartFidelity:
     at = at[np.isfinite(measured.call_s[at])]
     call, transfer = measured.call_s[at], measured.transfer_s[at]
     crossed = (plan.bottleneck_bytes[at] > 0) & (call > 0)
     came = np.bincount(measured.last[at][measured.last[at] >= 0])
 
-    def over(yardstick: Float64 | None, own: Float64) -> Ratio:
-        if yardstick is None:
-            return UNTOLD
-        other = yardstick[at]
+    def over(baseline: Float64 | None, own: Float64) -> Ratio:
+        if baseline is None:
+            return UNKNOWN_RATIO
+        other = baseline[at]
         both = np.isfinite(other) & (other > 0)
         when = plan.iteration[at][both]
         return _ratio(
             by_iteration(other[both], when), by_iteration(own[both], when), seed
         )
 
-    return Part(
+    return PartFidelity(
         by=by,
         label=label,
         number=len(at),
-        time_s=_lasted(call),
-        transfer_s=_lasted(transfer),
+        time_s=_quantiles(call),
+        transfer_s=_quantiles(transfer),
         straggler=int(came.argmax()) if came.any() else -1,
         straggler_share=float(came.max() / came.sum()) if came.any() else 0.0,
         busbw_gbs=float(
@@ -175,25 +175,27 @@ def _part(
     )
 
 
-def _iterations(measured: Measured, captured_s: Mapping[int, float], seed: int) -> Part:
+def _iterations(
+    measured: Measured, captured_s: Mapping[int, float], seed: int
+) -> PartFidelity:
     known = np.isfinite(measured.wall_s)
     own, when = measured.wall_s[known], measured.iteration[known]
     before = np.array([captured_s.get(i, np.nan) for i in when.tolist()], np.float64)
     both = np.isfinite(before)
     slow = np.bincount(measured.wall_rank[known])
-    return Part(
+    return PartFidelity(
         by="iteration",
         label="",
         number=len(own),
-        time_s=_lasted(own),
+        time_s=_quantiles(own),
         transfer_s=None,
         straggler=int(slow.argmax()) if slow.any() else -1,
         straggler_share=float(slow.max() / slow.sum()) if slow.any() else 0.0,
         busbw_gbs=float("nan"),
         over_captured=_ratio(before[both], own[both], seed),
-        transfer_over_captured=UNTOLD,
-        over_bound=UNTOLD,
-        over_model=UNTOLD,
+        transfer_over_captured=UNKNOWN_RATIO,
+        over_bound=UNKNOWN_RATIO,
+        over_model=UNKNOWN_RATIO,
     )
 
 
@@ -201,5 +203,5 @@ def _ratio(below: Float64, above: Float64, seed: int) -> Ratio:
     return Ratio(**asdict(ratio(below, above, seed=seed)))
 
 
-def _lasted(values: Float64) -> Lasted:
-    return Lasted(**asdict(quantiles(values)))
+def _quantiles(values: Float64) -> DurationQuantiles:
+    return DurationQuantiles(**asdict(quantiles(values)))

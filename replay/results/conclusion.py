@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, iteration_times
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.matrices import Scaled, operation_matrices
@@ -22,7 +22,7 @@ from .baselines import Baselines, captured_times, modeled, network_bounds, port_
 from .durations import NO_CLOCKS, Measured, measure
 from .fidelity import Fidelity
 from .output import write
-from .replayed import replayed
+from .replayed_trace import replayed_trace
 from .result import Summary, summarize
 
 Times = Mapping[int, Timing]
@@ -70,7 +70,7 @@ def conclude(
         If the trace cannot be written, or what it is held against cannot be read.
     """
     if request.out is not None:
-        made = replayed(
+        made = replayed_trace(
             trace,
             plan,
             times,
@@ -130,7 +130,7 @@ def hold(
         plan,
         times,
         measured,
-        yardsticks=_yardsticks(request, trace, plan, nodes, scale),
+        baselines=_baselines(request, trace, plan, nodes, scale),
         clocks=clocks,
         absolute=absolute,
         alone=alone,
@@ -138,7 +138,7 @@ def hold(
     )
 
 
-def _yardsticks(
+def _baselines(
     request: Request,
     trace: Trace,
     plan: Plan,
@@ -149,10 +149,9 @@ def _yardsticks(
     call, transfer = captured_times(trace, plan)
     bound, bound_of = None, ""
     if request.topology is not None:
-        asked = network(
+        asked = load_fabric(
             request.topology,
             plan.world,
-            rate=bytes_per_second,
             capacity=request.capacity,
         )
         bound = network_bounds(plan, operation_matrices(trace, plan, scale), asked)

@@ -33,7 +33,7 @@ _RANKS_SHOWN = 16
 _COLUMNS = ("min", "p50", "mean", "p90", "p99", "max")
 
 
-class Watcher:
+class ProgressDisplay:
     """Tells how far the ranks are, from their heartbeats.
 
     Parameters
@@ -75,7 +75,7 @@ class Watcher:
             return
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(picture(self.progress))
+            self._live.update(render_progress(self.progress))
         elif now - self._said_s > _LINE_EVERY_S:
             self._said_s = now
             say(self.progress.line())
@@ -101,9 +101,9 @@ class Watcher:
 
 
 @contextmanager
-def watching(
+def progress_display(
     *, live: bool | None = None, metrics: Path | None = None
-) -> Iterator[Watcher]:
+) -> Iterator[ProgressDisplay]:
     """A view of the ranks on stderr if that is a terminal, else lines.
 
     Parameters
@@ -111,17 +111,17 @@ def watching(
     live
         Whether to draw; None where stderr is a terminal.
     metrics
-        See :class:`Watcher`.
+        See :class:`ProgressDisplay`.
     """
     console = Paper(stderr=True, force_terminal=live or None)
     if not (console.is_terminal if live is None else live):
-        yield Watcher(None, metrics)
+        yield ProgressDisplay(None, metrics)
         return
     with Live(console=console, transient=True, refresh_per_second=4) as view:
-        yield Watcher(view, metrics)
+        yield ProgressDisplay(view, metrics)
 
 
-def picture(progress: Progress) -> Group:
+def render_progress(progress: Progress) -> Group:
     """The pass that is on: all ranks, the rate, who is late, the slowest operation.
 
     Of many ranks those that are furthest behind.

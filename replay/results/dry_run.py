@@ -20,22 +20,21 @@ import numpy as np
 from rich.table import Table
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.terminal import Paper
-from moetraffic.trace.hdf5.durable import refuse_output, write_whole
+from moetraffic.trace.hdf5.durable import validate_output, write_whole
 from moetraffic.trace.trace import Trace
 from moetraffic.units import (
     byte_size,
-    bytes_per_second,
     duration,
     rank_span,
 )
 
-from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, hockney_of
+from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
 
 FORMATS = (".json", ".csv")
 """What a program is written as."""
@@ -44,7 +43,7 @@ _SHOWN = 16  # ranks and groups of a table; all are in the file
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankEstimate:
+class DryRunOptions:
     """What to say of a plan, and where.
 
     Raises
@@ -63,14 +62,14 @@ class RankEstimate:
 
     def __post_init__(self) -> None:
         if self.hockney:
-            hockney_of(self.hockney)
+            parse_hockney(self.hockney)
         if self.program is not None:
             if self.program.suffix not in FORMATS:
                 raise ReplayError(
                     f"a program is written as {' or '.join(FORMATS)}, not "
                     f"{self.program.name!r}: name a file of these"
                 )
-            refuse_output(self.program, force=self.force, error=ReplayError)
+            validate_output(self.program, force=self.force, error=ReplayError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,8 @@ class DryRun:
     estimates: tuple[Estimate, ...]
 
 
-def foresee(
-    trace: Trace, plan: Plan, outlook: RankEstimate, scale: Scaled | None = None
+def estimate_plan(
+    trace: Trace, plan: Plan, options: DryRunOptions, scale: Scaled | None = None
 ) -> DryRun:
     """Work out what a plan takes.
 
@@ -93,7 +92,7 @@ def foresee(
         What the plan was made of.
     plan
         With the programs of all ranks.
-    outlook
+    options
         What is known of the network.
     scale
         The one that the plan was made with.
@@ -105,20 +104,19 @@ def foresee(
     """
     on = None
     hosts = np.zeros(plan.world, np.int64)
-    if outlook.topology is not None or outlook.capacity is not None:
-        on = network(
-            outlook.topology or "single",
+    if options.topology is not None or options.capacity is not None:
+        on = load_fabric(
+            options.topology or "single",
             plan.world,
-            rate=bytes_per_second,
-            capacity=outlook.capacity,
+            capacity=options.capacity,
         )
         hosts = on.slots // on.topology.hosts.ranks
     estimates = []
-    if outlook.hockney:
-        estimates.append(by_hockney(plan, hockney_of(outlook.hockney)))
-    if outlook.bandwidth is not None:
-        table = read_table(outlook.bandwidth)
-        estimates.append(by_table(plan, table, str(outlook.bandwidth), hosts))
+    if options.hockney:
+        estimates.append(by_hockney(plan, parse_hockney(options.hockney)))
+    if options.bandwidth is not None:
+        table = read_table(options.bandwidth)
+        estimates.append(by_table(plan, table, str(options.bandwidth), hosts))
     return DryRun(
         plan=plan,
         bounds=bounds(trace, plan, on, scale) if on is not None else None,
@@ -127,7 +125,7 @@ def foresee(
 
 
 def tell(
-    request: Request, outlook: RankEstimate, *, nproc: int | None, as_json: bool
+    request: Request, options: DryRunOptions, *, nproc: int | None, as_json: bool
 ) -> None:
     """Print, and write where asked, what a request would do.
 
@@ -138,13 +136,13 @@ def tell(
     """
     with Trace.open(request.trace) as trace:
         plan = request.plan(trace, world=nproc)
-        found = foresee(trace, plan, outlook, request.scaling.scale(trace))
-        if outlook.program is not None:
-            write(found, outlook.program)
+        found = estimate_plan(trace, plan, options, request.scaling.scale(trace))
+        if options.program is not None:
+            write(found, options.program)
     if as_json:
         print(json.dumps(as_dict(found)))
     else:
-        show(found, verbose=outlook.verbose)
+        show(found, verbose=options.verbose)
 
 
 # ---- as rows -----------------------------------------------------------------------

@@ -109,12 +109,12 @@ def bounds(
         operation_s=each,
         whole_s=float(least(everyone, whole)),
         iterations_s=iterations_s,
-        operations_s=max(in_turn(plan, each), iterations_s),
+        operations_s=max(serialized_time(plan, each), iterations_s),
         topology=network.topology.name,
     )
 
 
-def in_turn(plan: Plan, operation_s: Float64) -> float:
+def serialized_time(plan: Plan, operation_s: Float64) -> float:
     """Time of all operations where those of a stream take turns on every rank.
 
     In each iteration the largest sum over a rank's operations of one stream; summed
@@ -161,7 +161,7 @@ def _part(plan: Plan, at: Int64) -> Plan:
 # ---- what measurements say ---------------------------------------------------------
 
 
-def hockney_of(text: str) -> Hockney:
+def parse_hockney(text: str) -> Hockney:
     """Alpha and beta as people write them: ``10us,50GB/s``.
 
     Raises
@@ -195,7 +195,7 @@ def by_hockney(plan: Plan, model: Hockney) -> Estimate:
     alpha, beta = duration(model.alpha_s), model.beta_bytes_s / 1e9
     return Estimate(
         operation_s=took,
-        total_s=in_turn(plan, took),
+        total_s=serialized_time(plan, took),
         source=f"Hockney, {alpha} a round and {beta:g} GB/s",
     )
 
@@ -217,5 +217,8 @@ def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Es
     took, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
     told = np.where(plan.bottleneck_bytes > 0, took, 0.0)
     return Estimate(
-        operation_s=told, total_s=in_turn(plan, told), source=source, notes=notes
+        operation_s=told,
+        total_s=serialized_time(plan, told),
+        source=source,
+        notes=notes,
     )

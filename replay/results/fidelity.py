@@ -25,7 +25,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lasted:
+class DurationQuantiles:
     """How long some operations took, s."""
 
     p50: float
@@ -36,14 +36,16 @@ class Lasted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PartFidelity:
     """How long some operations, or the iterations, took."""
 
     by: str  # "all", "operation", "stream", "phase", "layer" or "iteration"
     label: str
     number: int  # operations, or iterations
-    time_s: Lasted  # call to end of the slowest member; of iterations, first to last
-    transfer_s: Lasted | None  # from the last member's call; None for iterations
+    time_s: DurationQuantiles  # of the slowest member; of iterations, wall time
+    transfer_s: (
+        DurationQuantiles | None
+    )  # from the last member's call; None for iterations
     straggler: int  # rank that came last most often; that took longest, of iterations
     straggler_share: float  # in how many
     busbw_gbs: float  # busiest links' bytes over their operations' time; NaN for none
@@ -79,7 +81,7 @@ class Punctuality:
 class Fidelity:
     """How a replay stands to what it repeats."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PartFidelity, ...]
     punctuality: Punctuality | None  # None where as soon as possible
     slowdown: Ratio | None  # of all-to-alls beside dense traffic over without
     pairs: int  # passes with and without that the slowdown is from

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from moetraffic.units import duration
 
-from .fidelity import LATE_S, LEVEL, Fidelity, Part, Punctuality, Ratio
+from .fidelity import LATE_S, LEVEL, Fidelity, PartFidelity, Punctuality, Ratio
 
 
 def tables(found: Fidelity) -> Group:
@@ -34,7 +34,7 @@ def tables(found: Fidelity) -> Group:
     return Group(*shown)
 
 
-def _named(part: Part) -> str:
+def _named(part: PartFidelity) -> str:
     return f"{part.by} {part.label}".strip()
 
 
@@ -42,7 +42,7 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=None, header_style="bold")
 
 
-def _times(parts: tuple[Part, ...]) -> Table:
+def _times(parts: tuple[PartFidelity, ...]) -> Table:
     table = _table("completion times: call to end, of the slowest member")
     table.add_column("of")
     for name in ("number", "p50", "p90", "p99", "max", "transfer p50"):

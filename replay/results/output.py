@@ -23,7 +23,7 @@ WRITING_S = 900.0
 """Longest time that it may take."""
 
 
-def refuse_full_disk(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
+def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
     """Refuse an output that the disk has surely no room for.
 
     It holds the same columns as the trace that is replayed, of the occurrences that

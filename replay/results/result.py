@@ -48,7 +48,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow:
+class SlowOperation:
     """One of the slowest operations."""
 
     operation: str
@@ -84,7 +84,7 @@ class Summary:
     algbw_gbs: Spread | None  # of operations that move bytes
     busbw_gbs: Spread | None  # of operations that move bytes between ranks
     total_busbw_gbs: float | None  # sum of busiest links' bytes / sum of times
-    slowest: tuple[Slow, ...]
+    slowest: tuple[SlowOperation, ...]
     straggler: int | None  # the rank that came last most often
     straggler_share: float  # in how many of the operations with several members
     notes: tuple[str, ...] = ()  # what scaling, padding, completing changed, in words
@@ -182,7 +182,7 @@ def summarize(
         if crossed.any()
         else None,
         slowest=tuple(
-            Slow(
+            SlowOperation(
                 operation=plan.name(n),
                 time_us=float(seconds[n]) * 1e6,
                 bytes=int(plan.total_bytes[n]),

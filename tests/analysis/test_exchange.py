@@ -66,7 +66,9 @@ def test_rows_do_not_depend_on_windows_or_threads(
             assert parts.keys() == whole.keys()
             for name, rows in whole.items():
                 assert rows.dtype == parts[name].dtype
-                assert np.array_equal(rows, parts[name], equal_nan=True), name
+                np.testing.assert_allclose(
+                    rows, parts[name], rtol=1e-12, atol=1e-14, err_msg=name
+                )
 
 
 def test_rows_conserve_bytes(captured: Path) -> None:

@@ -53,6 +53,7 @@ def made(demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,)) -> Tra
             start=np.full(shape, UNKNOWN_TIME),
             end=np.full(shape, UNKNOWN_TIME),
         ),
+        kind=Trace,
     )
 
 

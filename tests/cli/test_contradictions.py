@@ -70,7 +70,7 @@ def test_what_would_do_nothing_or_cannot_be_is_refused(
         ("fabric run.h5 --oversubscription -1", "give a number above 0"),
         ("compare run.h5 run.h5 --iterations 900:", "iterations from 900 on are none"),
         ("place run.h5 -o n.h5 --ranks 0", "raise --ranks"),
-        ("place run.h5 -o n.h5 --replicas 800", "no rank needs an expert twice"),
+        ("place run.h5 -o n.h5 --replicas 800", "a rank holds an expert at most once"),
         ("schedule run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 --model gpt-3b", "takes these from a run"),

@@ -57,6 +57,7 @@ def run_of(seed: int, *, even: bool = False) -> Trace:
             start=unknown,
             end=unknown,
         ),
+        kind=Trace,
     )
 
 

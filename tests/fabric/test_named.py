@@ -11,8 +11,7 @@ import pytest
 from moetraffic.cli.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
-from moetraffic.fabric.named import TOPOLOGIES, network
-from moetraffic.units import bytes_per_second
+from moetraffic.fabric.named import TOPOLOGIES, load_fabric
 
 
 def test_the_help_names_every_topology() -> None:
@@ -21,7 +20,7 @@ def test_the_help_names_every_topology() -> None:
 
 @pytest.mark.parametrize("name", [n for n in TOPOLOGIES if n != "dragonfly"])
 def test_every_name_alone_holds_the_ranks_at_the_capacity(name: str) -> None:
-    found = network(name, 4, rate=bytes_per_second, capacity="8Gbps")
+    found = load_fabric(name, 4, capacity="8Gbps")
     assert found.topology.hosts.nic_bytes_s == 1e9
     matrix = np.zeros((4, 4), np.int64)
     matrix[0, 1:] = 1_000_000_000
@@ -32,7 +31,7 @@ def test_every_name_alone_holds_the_ranks_at_the_capacity(name: str) -> None:
 
 def test_a_dragonfly_by_name_alone_is_told_what_it_needs() -> None:
     with pytest.raises(FabricError, match='"shape": "2x4x2"'):
-        network("dragonfly", 4, rate=bytes_per_second, capacity="8Gbps")
+        load_fabric("dragonfly", 4, capacity="8Gbps")
 
 
 def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
             }
         )
     )
-    found = network(str(path), 4, rate=bytes_per_second)
+    found = load_fabric(str(path), 4)
     hosts = Hosts(number=4, ranks=1, nics=1, nic_bytes_s=1e9 / 8)
     own = leaf_spine(hosts, leaves=2, spines=1, oversubscription=4)
     assert found.slots.tolist() == [0, 2, 1, 3]
@@ -60,7 +59,7 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
             bound(found.topology, found.slots, matrices),
             bound(own, found.slots, matrices),
         )
-    faster = network(str(path), 4, rate=bytes_per_second, capacity="2Gbps")
+    faster = load_fabric(str(path), 4, capacity="2Gbps")
     assert faster.topology.hosts.nic_bytes_s == 2e9 / 8
 
 
@@ -86,4 +85,4 @@ def test_what_is_no_network_is_one_sentence(
     if said is not None:
         path.write_text(said)
     with pytest.raises(FabricError, match=sentence):
-        network(str(path), 4, rate=bytes_per_second)
+        load_fabric(str(path), 4)

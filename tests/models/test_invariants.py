@@ -18,10 +18,10 @@ from moetraffic.models import MixtureOfExperts
 from moetraffic.models.layers.moe import Shards
 from moetraffic.patterns import ROUTERS, Gating
 from moetraffic.patterns.routers import broken_rules
-from moetraffic.trace import PHASES, Group, Meta, Steps
+from moetraffic.trace import PHASES, Group, Meta, Steps, Trace
 from moetraffic.trace.model import TRANSPOSED_PHASES
+from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.segments.shards import contiguous
 
 Run = Callable[..., list[Any]]
 
@@ -161,7 +161,7 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
             )
         ],
         groups=groups,
-        placements=contiguous(groups, [0], experts),
+        placements=contiguous_placement(groups, [0], experts),
         meta=Meta(world=world, ep=world, dp=world),
         steps=Steps(
             iteration=np.array([0]),
@@ -171,6 +171,7 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
             start=np.zeros((1, world), np.int64),
             end=np.ones((1, world), np.int64),
         ),
+        kind=Trace,
     )
     ranks = [
         {

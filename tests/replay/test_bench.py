@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moetraffic.analysis.times.iteration_traffic import world_matrix
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.measurements import read_table
@@ -71,7 +71,7 @@ def test_a_sweep_survives_its_way_to_a_rank():
 
 def test_a_trace_gives_the_matrix_of_its_all_to_alls(toy_file):
     with Trace.open(toy_file(world=3)) as trace:
-        cells = world_matrix(trace, 1, operations=("all_to_all",))
+        cells = world_matrices(trace, [1], operations=("all_to_all",))[0]
         found = bench._matrix(None, Path(trace.name), 1)
         assert found == tuple(map(tuple, cells.tolist()))
         assert bench._matrix(None, Path(trace.name), None) != found
@@ -108,11 +108,11 @@ def test_ranges_and_matrices_that_are_none_are_refused():
         with pytest.raises(ReplayError, match="no matrix of bytes"):
             matrix_rows(cells, "m.csv")
     with pytest.raises(ReplayError, match="2 ranks or more"):
-        sweep.refuse_sweep(everything(), 1)
+        sweep.validate_sweep(everything(), 1)
     with pytest.raises(ReplayError, match="give --nproc 3"):
-        sweep.refuse_sweep(everything(), 2)
+        sweep.validate_sweep(everything(), 2)
     with pytest.raises(ReplayError, match="raise -e"):
-        sweep.refuse_sweep(everything(sizes=(4,)), 3)
+        sweep.validate_sweep(everything(sizes=(4,)), 3)
 
 
 # ---- on real ranks -------------------------------------------------------------------

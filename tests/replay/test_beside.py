@@ -12,8 +12,8 @@ from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.agreement import gather
 from moetraffic.replay.execution.background_pairs import without
+from moetraffic.replay.execution.control import gather
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
@@ -60,7 +60,7 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
             trace,
             dense=False,
             ranks=(seat.rank,),
-            companions=beside.companions(seat.world),
+            background=beside.traffic(seat.world),
         )
         moves, notes = backend("gloo"), Notes()
         moves.start(seat, (*plan.groups, tuple(range(seat.world))), 60.0)
@@ -106,11 +106,11 @@ def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
 
 
 def test_without_is_the_exchanges_alone(toy):
-    beside = BackgroundPattern(
-        layout="tp=2,dp=2,micro-batch=1", model="tiny"
-    ).companions(4)
+    beside = BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny").traffic(
+        4
+    )
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
-    plan = make_plan(trace, companions=beside, dense=False)
+    plan = make_plan(trace, background=beside, dense=False)
     alone = without(plan)
     only = make_plan(trace, dense=False)
     for rank, program in alone.programs.items():

@@ -24,7 +24,7 @@ from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.replay import local, make_plan
 from moetraffic.replay import rank as rank_module
 from moetraffic.replay import request as request_module
-from moetraffic.replay.execution import agreement, payload
+from moetraffic.replay.execution import control, payload
 from moetraffic.replay.failure import lost
 from moetraffic.replay.plan.program import Program
 from moetraffic.replay.plan.verification import Depth, Verification
@@ -204,7 +204,7 @@ def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
         if rank == 1:
             request_module.make_plan = tampered(last, 8)
         if rank == 2:
-            plain = agreement.compare_sizes
+            plain = control.compare_sizes
 
             def slow(*given):
                 try:
@@ -213,7 +213,7 @@ def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
                     time.sleep(2.0)
                     raise
 
-            agreement.compare_sizes = slow
+            control.compare_sizes = slow
 
     sentence = failure(replay_with, path, fault)
     assert sentence.startswith(f"rank 1 at {place} sends ")

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from moetraffic.data import path
-from moetraffic.fabric.named import Network, network
+from moetraffic.fabric.named import Network, load_fabric
 from moetraffic.report.page import Content, content
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.model import CLOCK
-from moetraffic.units import bytes_per_second
 
 HOSTILE = "<script>window.hostile = 1</script>"
 
@@ -47,9 +46,7 @@ def halved(golden: Trace) -> Trace:
 
 @pytest.fixture(scope="session")
 def fabric(golden: Trace) -> Network:
-    return network(
-        "leaf-spine", golden.meta.world, rate=bytes_per_second, capacity="100Gbps"
-    )
+    return load_fabric("leaf-spine", golden.meta.world, capacity="100Gbps")
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic.data import path
-from moetraffic.trace import PHASES, ROUTING, Trace
-from moetraffic.trace.hdf5 import format
+from moetraffic.trace import PHASES, ROUTING, Trace, file_format
 
 
 @pytest.mark.parametrize("version", [1])
@@ -49,9 +48,11 @@ def test_golden_file_says_what_it_said(version: int) -> None:
 def test_attributes_of_later_releases_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attributes = format.meta_attributes
+    attributes = file_format.meta_attributes
     monkeypatch.setattr(
-        format, "meta_attributes", lambda meta: attributes(meta) | {"later": "words"}
+        file_format,
+        "meta_attributes",
+        lambda meta: attributes(meta) | {"later": "words"},
     )
     with Trace.open(path("golden-v1.h5")) as trace:
         trace.save(tmp_path / "later.h5")

@@ -79,6 +79,7 @@ def made(
             start=np.zeros(shape, np.int64),
             end=np.ones(shape, np.int64),
         ),
+        kind=Trace,
     )
 
 

@@ -11,16 +11,15 @@ what it adds to an autoregression *without* any change.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.forecast.autoregression import moments, solve
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -106,8 +105,7 @@ def change_points(
     Raises
     ------
     AnalysisError
-        If ``ruptures`` is not installed, the series have another shape or the chance is
-        not between 0 and 1.
+        If the series have another shape or the chance is not between 0 and 1.
 
     References
     ----------
@@ -131,7 +129,6 @@ def change_points(
             f"{x.shape}, the chance {false_alarms} and max_points {max_points}: "
             f"correct them"
         )
-    search = _ruptures()
     flat = x.reshape(len(x), int(np.prod(x.shape[1:])))
     steps = np.flatnonzero(np.isfinite(flat).all(axis=1))
     size = max(1, -(-len(steps) // max_points))
@@ -142,17 +139,18 @@ def change_points(
     y = _blocks(flat[:, used], steps, size)
     y = (y - y.mean(axis=0)) / y.std(axis=0)
     order = _order(n)
-    coefficients, residuals, without = _autoregression(y[None], order)
-    gains = _null_gains(coefficients[0], residuals[0], n, resamples, seed)
+    coefficients, residuals = _without_change(y, order)
+    without = (residuals**2).sum(axis=0)
+    gains = _null_gains(coefficients, residuals, n, resamples, seed)
     strict = float(np.quantile(gains, 1 - false_alarms / 2, method="higher"))
     penalty = max(strict, 2 * float(np.log(n)))
 
     @cache
     def gain(changes: tuple[int, ...]) -> float:
-        return _gain(y, changes, order, without[0])
+        return _gain(y, changes, order, without)
 
     best: tuple[int, ...] = ()
-    for candidate in _candidates(y, search, penalty, coefficients[0], residuals[0]):
+    for candidate in _candidates(y, penalty, coefficients, residuals):
         changes = _pruned(candidate, gain, penalty)
         worth = gain(changes) - penalty * len(changes)
         if worth > gain(best) - penalty * len(best) + 1e-9:
@@ -167,18 +165,8 @@ def change_points(
         gain=np.array(lost, np.float64),
         penalty=penalty,
         order=order,
-        memory=float(np.median(coefficients[0].sum(axis=-1))),
+        memory=float(np.median(coefficients.sum(axis=-1))),
     )
-
-
-def _ruptures() -> Any:
-    try:
-        return importlib.import_module("ruptures")
-    except ImportError as error:
-        raise AnalysisError(
-            "change points are sought by ruptures, which is not installed: "
-            "pip install moetraffic[analysis]"
-        ) from error
 
 
 def _varying(flat: Float64, steps: Int64, most: int) -> Int64:
@@ -243,26 +231,15 @@ def _order(n: int) -> int:
     return max(1, min(LONGEST_MEMORY, n // 12))
 
 
-def _autoregression(y: Float64, order: int) -> tuple[Float64, Float64, Float64]:
-    """Least squares of ``[S, n, C]``: coefficients, residuals and their squares' sum.
-
-    Shapes ``[S, C, p]``, ``[S, n - p, C]`` and ``[S, C]``.
-    """
-    now = y[:, order:]
-    lags = _lags(y, order)
-    now = now - now.mean(axis=1, keepdims=True)
-    lags = lags - lags.mean(axis=1, keepdims=True)
-    gram = np.einsum("sncp,sncq->scpq", lags, lags, optimize=True)
-    cross = np.einsum("sncp,snc->scp", lags, now, optimize=True)
-    coefficients = _solve(gram, cross)
-    residuals: Float64 = now - np.einsum("sncp,scp->snc", lags, coefficients)
-    return coefficients, residuals, (residuals**2).sum(axis=1)
-
-
-def _lags(y: Float64, order: int) -> Float64:
-    """The ``order`` values before each but the first ones, ``[S, n - p, C, p]``."""
-    n = y.shape[1]
-    return np.stack([y[:, order - j : n - j] for j in range(1, order + 1)], axis=-1)
+def _without_change(y: Float64, order: int) -> tuple[Float64, Float64]:
+    """Fit ``[n, C]``: coefficients ``[C, p]``, residuals ``[n - p, C]``."""
+    sums = moments(np.ascontiguousarray(y.T), [0, len(y)], max_order=order)
+    found = solve(sums, order, np.ones((1, 1)), stable=False)
+    weights = found.weights[0]
+    residuals = y[order:] - found.constant[0]
+    for lag in range(1, order + 1):
+        residuals = residuals - weights[:, lag - 1] * y[order - lag : len(y) - lag]
+    return weights, residuals
 
 
 def _solve(gram: Float64, cross: Float64) -> Float64:
@@ -340,9 +317,11 @@ def _best_single(y: Float64, order: int) -> Float64:
 
 
 def _candidates(
-    y: Float64, search: Any, penalty: float, coefficients: Float64, residuals: Float64
+    y: Float64, penalty: float, coefficients: Float64, residuals: Float64
 ) -> list[tuple[int, ...]]:
     """Segmentations of PELT at several penalties and two long-run deviations."""
+    import ruptures
+
     # Step 1: long-run variance, by the robust AR(1) coefficient of differences, which
     # changes hardly touch, and by the autoregression without a change.
     one, two = np.abs(y[1:] - y[:-1]), np.abs(y[2:] - y[:-2])
@@ -355,7 +334,7 @@ def _candidates(
     for variance in (scale, whole):
         floor = 1e-6 * max(float(variance.max()), 1e-12)
         z = y / np.sqrt(np.maximum(variance, floor))
-        finder = search.KernelCPD(kernel="linear", min_size=SEGMENT).fit(z)
+        finder = ruptures.KernelCPD(kernel="linear", min_size=SEGMENT).fit(z)
         tried = [finder.predict(pen=float(penalty * factor)) for factor in _PENALTIES]
         few = min(_FEW, len(y) // SEGMENT - 1)
         tried += [finder.predict(n_bkps=number) for number in range(1, few + 1)]

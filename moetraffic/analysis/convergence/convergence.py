@@ -86,7 +86,6 @@ class Convergence:
     load_alone: bool  # loads have converged, the matrix has not
     loads_even_out: bool  # the loads' evenness rises, steadily or as it settles
     matrix_stays_sparse: bool  # while its own, at the end, is below half of theirs
-    notes: tuple[str, ...]  # what could not be told, and why
 
 
 def convergence_of(
@@ -154,7 +153,6 @@ def convergence_of(
             f"same steps, but have shapes {x.shape}, {y.shape} and {when.shape}: give "
             f"them of the same iterations, in order"
         )
-    notes: list[str] = []
     number = None if tokens is None else np.asarray(tokens, np.float64)
     copies = None if number is None else np.broadcast_to(number * k, (len(x),))
     load = course(
@@ -165,7 +163,6 @@ def convergence_of(
         copy_size=load_size,
         find_changes=find_changes,
         seed=seed,
-        notes=notes,
     )
     cell = course(
         y,
@@ -174,7 +171,6 @@ def convergence_of(
         copy_size=cell_size,
         find_changes=find_changes,
         seed=seed,
-        notes=notes,
     )
     hot_loads = hot_set(
         x,
@@ -201,7 +197,6 @@ def convergence_of(
         load_alone=load.converged is True and cell.converged is False,
         loads_even_out=evening,
         matrix_stays_sparse=sparse,
-        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -222,7 +217,6 @@ def course(
     copy_size: float = 1.0,
     find_changes: bool = True,
     seed: int = 0,
-    notes: list[str] | None = None,
 ) -> Trajectory:
     """The course of the shares of loads, or of cells.
 
@@ -240,8 +234,6 @@ def course(
         ``copy_size``.
     k, copy_size, find_changes, seed
         As in :func:`convergence_of`.
-    notes
-        What could not be computed is appended here.
 
     Returns
     -------
@@ -273,13 +265,11 @@ def course(
     )
     # Step 2: what moves in the stable part.
     late = trend(distance[begin:], at=when[begin:])
-    found: ChangePoints | None = None
-    if find_changes:
-        try:
-            found = change_points(shares, max_series=32, resamples=99, seed=seed)
-        except AnalysisError as error:
-            if notes is not None:
-                notes.append(f"no change points: {error}")
+    found = (
+        change_points(shares, max_series=32, resamples=99, seed=seed)
+        if find_changes
+        else None
+    )
     index = np.zeros(0, np.int64) if found is None else found.index
     converged, why = _verdict(settled, late, index, begin, when, distance)
     # Step 3: evenness, counting noise taken off.

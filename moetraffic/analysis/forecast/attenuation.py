@@ -48,59 +48,6 @@ class Persistence:
     series: float  # how many independent ones those used are worth
     reason: str = ""
 
-    def correlation(self, lag: int) -> float:
-        """Autocorrelation of what is seen, ``a phi^lag``; 1 at lag 0."""
-        return 1.0 if lag == 0 else float((1 - self.noise_share) * self.phi**lag)
-
-    def least_nmse(self, horizon: int = 1) -> float:
-        r"""NMSE of the best forecast from all of the past, for a Gaussian process.
-
-        With q and r the variances of the innovations of p and of the noise, the
-        uncertainty P of p before a step solves
-        :math:`P = \phi^2 P r / (P + r) + q` (Kalman 1960); h steps ahead the error is
-        :math:`\phi^{2(h-1)} P + q (1 - \phi^{2(h-1)})/(1 - \phi^2) + r`, in units of
-        the variance seen.  Without noise it is :math:`1 - \phi^{2h}`.
-        """
-        a, r = 1 - self.noise_share, self.noise_share
-        squared = self.phi**2
-        q = a * (1 - squared)
-        # P^2 + (r - phi^2 r - q) P - q r = 0
-        half = (r - squared * r - q) / 2
-        before = -half + float(np.sqrt(half**2 + q * r))
-        faded = squared ** (horizon - 1)
-        return float(faded * before + a * (1 - faded) + r)
-
-
-def corrected_phi(acf1: npt.ArrayLike, noise_share: npt.ArrayLike) -> Float64:
-    r"""The true lag-1 correlation, where the share of noise is known.
-
-    :math:`\phi = \rho_1 Var(share)/Var(p)`, as with counting noise of a known number of
-    tokens (:func:`count_variance` over the variance that is seen).
-
-    Parameters
-    ----------
-    acf1
-        Measured lag-1 autocorrelation.
-    noise_share
-        Noise's share of the variance, 0 ... 1.
-
-    Returns
-    -------
-    float64 array
-        NaN where all is noise.
-
-    Examples
-    --------
-    >>> float(corrected_phi(0.45, 0.5))
-    0.9
-    """
-    measured, noise = np.broadcast_arrays(
-        np.asarray(acf1, np.float64), np.asarray(noise_share, np.float64)
-    )
-    out: Float64 = np.full(measured.shape, np.nan)
-    np.divide(measured, 1 - noise, out=out, where=noise < 1)
-    return out[()]
-
 
 def fit_memory(
     series: npt.ArrayLike,

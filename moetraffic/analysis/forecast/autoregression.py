@@ -44,7 +44,6 @@ class Autoregression:
     constant: Float64  # [...], unit of the series
     weights: Float64  # [..., P], newest value first; 0 beyond the order
     order: Int64  # [...]
-    variance: Float64  # [...] residual, unit squared, by degrees of freedom
     rows: Int64  # [...] equations that the fit is from
     horizon: int  # steps ahead
 
@@ -176,7 +175,9 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     return np.asarray(np.argmin(cost, axis=1), np.int64)
 
 
-def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregression:
+def solve(
+    found: Moments, order: npt.ArrayLike, window: Float64, *, stable: bool = True
+) -> Autoregression:
     """Fit windows of stretches, all series and windows at once.
 
     Parameters
@@ -187,13 +188,15 @@ def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregressi
         ``[C]`` order of each series, or one for all.
     window
         ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
+    stable
+        Whether to scale roots of one-step models that lie outside the unit circle.
 
     Returns
     -------
     Autoregression
-        Arrays ``[R, C]``; ``horizon`` is that of the moments.  A one-step fit is made
-        stable: where a root lies outside the unit circle, all are scaled until the
-        largest lies on it, and the mean is kept.  NaN where there is no equation.
+        Arrays ``[R, C]``; ``horizon`` is that of the moments; NaN where there is no
+        equation.  Where a root of a stable fit would lie outside the unit circle, all
+        are scaled until the largest lies on it, and the mean is kept.
     """
     wide, lags = found.max_order + 2, found.max_order
     flat = found.products.reshape(len(found.products), -1)
@@ -211,11 +214,8 @@ def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregressi
     left[..., corner, corner] += np.where(used, 0.0, 1.0)
     right = np.where(used, total[..., :-1, -1], 0.0)
     solved = np.linalg.solve(left, right[..., None])[..., 0]
-    explained = (solved * right).sum(axis=-1)
-    residual = np.maximum(total[..., -1, -1] - explained, 0.0)
-    freedom = np.maximum(count - 1 - chosen, 1)
     constant, weights = solved[..., 0], solved[..., 1:]
-    if found.horizon == 1:
+    if found.horizon == 1 and stable:
         # the mean of the window: what a model that had to be scaled falls back to
         level = total[..., 0, -1] / np.maximum(count, 1)
         constant, weights = _stable(constant, weights, level)
@@ -224,7 +224,6 @@ def solve(found: Moments, order: npt.ArrayLike, window: Float64) -> Autoregressi
         constant=np.where(count > 0, constant, np.nan),
         weights=weights,
         order=np.broadcast_to(chosen, count.shape).copy(),
-        variance=np.where(count > 0, found.scale**2 * residual / freedom, np.nan),
         rows=np.rint(count).astype(np.int64),
         horizon=found.horizon,
     )
@@ -243,8 +242,7 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     Returns
     -------
     Autoregression
-        With the first row of the h-th power of the companion matrix for weights; its
-        ``variance`` is still that of one step.
+        With the first row of the h-th power of the companion matrix for weights.
 
     Raises
     ------
@@ -254,9 +252,9 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     Examples
     --------
     >>> halves = 8.0 / 2.0 ** np.arange(8)
-    >>> fit = fit_autoregression(halves, order=1)
+    >>> fit = solve(moments(halves[None], [0, 8], max_order=1), 1, np.ones((1, 1)))
     >>> ahead(fit, 3).weights.round(6).tolist()
-    [[0.125]]
+    [[[0.125]]]
     """
     if model.horizon != 1 or horizon < 1:
         raise AnalysisError(
@@ -278,74 +276,8 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
         constant=np.where(known, power[..., 1, 0], np.nan),
         weights=power[..., 1, 1:],
         order=model.order,
-        variance=model.variance,
         rows=model.rows,
         horizon=horizon,
-    )
-
-
-def fit_autoregression(
-    series: npt.ArrayLike,
-    *,
-    order: int | None = None,
-    max_order: int = 8,
-    criterion: str = "bic",
-    horizon: int = 1,
-) -> Autoregression:
-    """Fit AR(p) models to whole series by least squares with a constant.
-
-    Parameters
-    ----------
-    series
-        ``[T]`` or ``[T, C]``, time first; equations with a NaN are left out.
-    order
-        p; None: chosen for each series by the criterion from 0 ... ``max_order``.
-    max_order
-        Largest order that is looked at; fewer where the series is short.
-    criterion
-        As in :func:`order_of`.
-    horizon
-        Steps ahead; above 1 the value h steps ahead is itself the target ("direct"),
-        its order still being that of the one-step model.  For the "iterated" forecast
-        fit with 1 and use :func:`ahead`.
-
-    Returns
-    -------
-    Autoregression
-        Arrays ``[C]``, P = ``order`` or ``max_order``.
-
-    Raises
-    ------
-    AnalysisError
-        If an order is below 0, the horizon below 1, or the criterion not known.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.cos(2 * np.pi * np.arange(40) / 8)  # x[t+1] = sqrt 2 x[t] - x[t-1]
-    >>> fit_autoregression(x, order=2).weights.round(2).tolist()
-    [[1.41, -1.0]]
-    """
-    x = np.asarray(series, dtype=np.float64)
-    x = np.ascontiguousarray(x.reshape(len(x), int(np.prod(x.shape[1:]))).T)
-    if horizon < 1 or (order is not None and order < 0) or max_order < 0:
-        raise AnalysisError(
-            f"an order is at least 0 and a horizon at least 1, but order is {order}, "
-            f"max_order {max_order} and horizon {horizon}: raise what is too small"
-        )
-    lags = order if order is not None else fitting_order(x.shape[1], max_order)
-    first = moments(x, [0, x.shape[1]], max_order=lags)
-    chosen = order if order is not None else order_of(first, criterion=criterion)
-    if horizon > 1:
-        first = moments(x, [0, x.shape[1]], max_order=lags, horizon=horizon)
-    found = solve(first, chosen, np.ones((1, 1)))
-    return Autoregression(
-        constant=found.constant[0],
-        weights=found.weights[0],
-        order=found.order[0],
-        variance=found.variance[0],
-        rows=found.rows[0],
-        horizon=found.horizon,
     )
 
 

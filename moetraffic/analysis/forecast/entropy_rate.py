@@ -5,7 +5,7 @@ estimators stand side by side.  Lempel and Ziv's needs no model and converges sl
 after hundreds of steps it may be 10% off, either way.  The plug-in of a Markov chain is
 nearly unbiased where contexts recur often, and blind beyond the chain's order.
 
-What :func:`~moetraffic.analysis.forecast.predictability_bound.fano_limit` makes of a
+What :func:`fano_limit` makes of a
 rate is an estimate: it holds for the true rate, and neither estimator is a bound of
 that.  Call it no ceiling.
 """
@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 
-from .predictability_bound import fano_limit
-
+Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
@@ -376,3 +375,66 @@ def _counts(codes: Int64, count: int, order: int) -> tuple[Int64, Int64]:
 def _bits(counts: Int64) -> float:
     """Sum of n log2 n."""
     return float((counts * np.log2(counts)).sum()) if counts.size else 0.0
+
+
+def fano_limit(rate: npt.ArrayLike, symbols: npt.ArrayLike) -> Float64:
+    r"""Share of steps that may be told at an entropy rate, by Fano's inequality.
+
+    Solves :math:`S = H_b(P) + (1-P) \log_2(N-1)` for P between 1/N and 1, by halving to
+    the last digit.  For the true S no predictor tells more; it is tight only where all
+    wrong symbols are equally likely and all steps equally hard, else above the optimum.
+
+    Parameters
+    ----------
+    rate
+        S, bits a step, any shape.
+    symbols
+        N, of how many symbols; same shape or one number.
+
+    Returns
+    -------
+    float64 array
+        P; 1/N where S is :math:`\log_2 N` or more, NaN where S is.
+
+    Raises
+    ------
+    AnalysisError
+        If N is below 1.
+
+    References
+    ----------
+    R. M. Fano, Transmission of Information (1961); C. Song et al., Science 327 (2010)
+    1018.
+
+    Examples
+    --------
+    >>> fano_limit([0.468996, 0.572069], 2).round(6).tolist()
+    [0.9, 0.864598]
+    """
+    bits, number = np.broadcast_arrays(
+        np.asarray(rate, np.float64), np.asarray(symbols, np.float64)
+    )
+    if not (number >= 1).all():
+        raise AnalysisError(
+            f"there is at least one symbol, but the least number given is "
+            f"{float(number.min())}: count "
+            f"the distinct symbols"
+        )
+    low = 1 / number
+    high = np.ones_like(low)
+    wrong = np.log2(np.maximum(number - 1, 1))
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = _binary_bits(middle) + (1 - middle) * wrong > bits
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    share = np.where(bits <= 0, 1.0, (low + high) / 2)
+    share = np.where(bits >= np.log2(number), 1 / number, share)
+    result: Float64 = np.where(np.isnan(bits), np.nan, share)[()]
+    return result
+
+
+def _binary_bits(p: Float64) -> Float64:
+    q = 1 - p
+    logs = p * np.log2(np.where(p > 0, p, 1.0)) + q * np.log2(np.where(q > 0, q, 1.0))
+    bits: Float64 = -logs
+    return bits

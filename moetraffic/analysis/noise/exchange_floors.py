@@ -163,7 +163,7 @@ def _drawn(
         )
         if ranks is not None:
             counts = counts.reshape(*counts.shape[:2], ranks, -1).sum(axis=-1)
-        told = matrix_statistics(counts, diagonal=ranks is None, threads=1)
+        told = matrix_statistics(counts, diagonal=ranks is None)
         for name in measures:
             values[name].append(getattr(told, name))
         for name in received:

@@ -5,9 +5,6 @@ Events are given as in :mod:`moetraffic.analysis.times.intervals`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,13 +18,6 @@ from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-REFERENCES: Mapping[str, Callable[[Float64], Any]] = {
-    "peak": np.max,
-    "mean": np.mean,
-    "top": lambda known: np.percentile(known, 99),
-}
-"""What the thresholds of a burst are shares of."""
 
 
 def on_off_series(
@@ -198,76 +188,6 @@ def amount_until(
     change = np.bincount(inverse, np.concatenate((rate, -rate)))
     passed = np.concatenate(([0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(knots))))
     return np.asarray(np.interp(times, knots - origin, passed), np.float64)
-
-
-def bursts_of_series(
-    series: npt.ArrayLike,
-    *,
-    bin_ns: float,
-    start_ns: int = 0,
-    rise: float = 0.1,
-    fall: float | None = None,
-    of: str = "peak",
-) -> tuple[Int64, Int64]:
-    """Bursts of a series in time bins, such as a counter's bytes, with hysteresis.
-
-    A burst begins with a bin that reaches ``rise`` and ends before the next one below
-    ``fall``, both as shares of the reference.  Its edges are known to a bin.
-
-    Parameters
-    ----------
-    series
-        ``[T]``, not negative.  A bin that is NaN was not seen: no burst reaches over
-        it, and whoever asks for gaps has to leave it out.
-    bin_ns
-        Width of a bin, ns.
-    start_ns
-        Start of the first bin.
-    rise, fall
-        0 < fall <= rise; ``fall`` None: half of ``rise``.
-    of
-        The reference: "peak", the largest bin; "mean"; or "top", the 99th percentile,
-        where single bins may be outliers.
-
-    Returns
-    -------
-    start, end
-        int64 ``[m]``, ns: bursts in time order.
-
-    Raises
-    ------
-    AnalysisError
-        If a threshold is out of order, or the reference is another word.
-
-    Examples
-    --------
-    >>> series = [0, 9, 10, 6, 4, 0, 8]
-    >>> at = bursts_of_series(series, bin_ns=10, rise=0.7, fall=0.5)
-    >>> [a.tolist() for a in at]
-    [[10, 60], [40, 70]]
-    """
-    x = np.asarray(series, np.float64)
-    low = rise / 2 if fall is None else fall
-    if of not in REFERENCES or not 0 < low <= rise or x.ndim != 1:
-        raise AnalysisError(
-            f"bursts are found by 0 < fall <= rise of one of {', '.join(REFERENCES)}, "
-            f"but fall is {low}, rise {rise} and the reference {of!r}: choose those"
-        )
-    _edges((), (), bin_ns, (0, 0))
-    known = x[np.isfinite(x)]
-    reference = float(REFERENCES[of](known)) if known.size else 0.0
-    if not reference > 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    # on after the last bin that was high, off after the last that was low
-    high = x >= rise * reference
-    off = ~(x >= low * reference)  # a bin that was not seen is not on
-    at = np.arange(len(x))
-    risen = np.maximum.accumulate(np.where(high, at, -1))
-    fallen = np.maximum.accumulate(np.where(off, at, -1))
-    on = np.concatenate(([False], risen > fallen, [False]))
-    change = np.flatnonzero(on[1:] != on[:-1])
-    edges = start_ns + np.rint(change * bin_ns).astype(np.int64)
-    return edges[::2], edges[1::2]
 
 
 def _edges(

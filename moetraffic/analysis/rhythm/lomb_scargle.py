@@ -25,14 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from moetraffic.errors import AnalysisError
-
 Float64 = npt.NDArray[np.float64]
 
 OVERSAMPLED = 4
 """Frequencies within the width of a peak, 1 over the time observed."""
-
-_AT_ONCE = 1 << 22  # products in memory
 
 _LONG = 1 << 18  # steps of a series above which frequencies are not oversampled
 
@@ -46,100 +42,13 @@ class Peak:
     false_alarm: float  # probability that noise has as high a peak, an upper bound
 
 
-def lomb_scargle(
-    at: npt.ArrayLike, values: npt.ArrayLike, frequencies: npt.ArrayLike
-) -> Float64:
-    """Power of a sine at each frequency, in values taken at any times.
-
-    Parameters
-    ----------
-    at
-        ``[n]`` times, in any unit.
-    values
-        ``[n]``; NaN are left out.
-    frequencies
-        ``[F]`` above 0, in cycles a unit of time.
-
-    Returns
-    -------
-    float64 array ``[F]``
-        Between 0 and 1; NaN below 4 values, where nothing varies, or where the times
-        cannot tell the sine from a constant.
-
-    Raises
-    ------
-    AnalysisError
-        If times and values differ in number.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> t = np.array([0, 1, 2.5, 3, 4.2, 5, 7, 8.1])
-    >>> p = lomb_scargle(t, 3 + np.sin(2 * np.pi * 0.2 * t), [0.1, 0.2])
-    >>> round(float(p[1]), 9), bool(p[0] < 0.9)
-    (1.0, True)
-    """
-    t, y = np.asarray(at, np.float64), np.asarray(values, np.float64)
-    f = np.asarray(frequencies, np.float64)
-    if t.shape != y.shape or t.ndim != 1:
-        raise AnalysisError(
-            f"every value has one time, but the shapes are {t.shape} and {y.shape}: "
-            "give two arrays [n]"
-        )
-    known = np.isfinite(t) & np.isfinite(y)
-    t, y = t[known], y[known]
-    if len(t) < 4:
-        return np.full(f.shape, np.nan)
-    t, y = t - t[0], y - y.mean()
-    out = np.empty(len(f))
-    step = max(1, _AT_ONCE // len(t))
-    for low in range(0, len(f), step):
-        turn = np.exp(-2j * np.pi * np.outer(f[low : low + step], t))
-        out[low : low + step] = _power(
-            turn.mean(axis=1), (turn**2).mean(axis=1), turn @ y / len(y), (y**2).mean()
-        )
-    return out
-
-
-def strongest(
-    at: npt.ArrayLike,
-    values: npt.ArrayLike,
-    *,
-    shortest: float,
-    longest: float | None = None,
-) -> Peak:
-    """Find the strongest period of values taken at any times.
-
-    Parameters
-    ----------
-    at, values
-        As in :func:`lomb_scargle`.
-    shortest, longest
-        Periods between which is looked, in the times' unit; None: half of the time
-        observed, so that it is seen twice.
-
-    Returns
-    -------
-    Peak
-    """
-    t, y = np.asarray(at, np.float64), np.asarray(values, np.float64)
-    known = np.isfinite(t) & np.isfinite(y)
-    t, y = t[known], y[known]
-    extent = float(np.ptp(t)) if t.size else 0.0
-    most = extent / 2 if longest is None else min(longest, extent / 2)
-    if t.size < 4 or not 0 < shortest < most:
-        return _NOTHING
-    number = int(np.ceil((1 / shortest - 1 / most) * extent * OVERSAMPLED)) + 1
-    grid = 1 / most + np.arange(number) / (extent * OVERSAMPLED)
-    return _highest(grid, lomb_scargle(t, y, grid), len(t), t)
-
-
 def strongest_of_series(
     series: npt.ArrayLike, *, shortest: float = 2.0, longest: float | None = None
 ) -> Peak:
     """Find the strongest period of a series with gaps, which are NaN.
 
-    The same as :func:`strongest` at whole steps, by Fourier transforms.
+    The sums are taken by Fourier transforms, since the times are whole steps.
+
 
     Parameters
     ----------

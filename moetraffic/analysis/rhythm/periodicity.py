@@ -237,30 +237,6 @@ def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
     return np.minimum(result, 1.0)[()]
 
 
-def fundamental_share(
-    start: npt.ArrayLike,
-    end: npt.ArrayLike,
-    *,
-    period_ns: float,
-    cycles: int | None = None,
-    span: Span | None = None,
-) -> float:
-    r"""Share of the on-off signal's AC power at its fundamental, from the intervals.
-
-    The first of :func:`harmonic_shares`, which see.
-
-    Examples
-    --------
-    >>> share = fundamental_share([0, 10, 20], [5, 15, 25], period_ns=10)
-    >>> round(share, 6)
-    0.810569
-    """
-    shares = harmonic_shares(
-        start, end, period_ns=period_ns, harmonics=1, cycles=cycles, span=span
-    )
-    return float(shares[0])
-
-
 def harmonic_shares(
     start: npt.ArrayLike,
     end: npt.ArrayLike,

@@ -1,68 +1,60 @@
-r"""Skew of many count matrices in one pass: all that follows from a few sums.
+r"""Skew statistics of many count matrices in one pass.
 
 Of each matrix of counts n the pass takes the total N, the cells above zero, the
-largest, the sum of squared deviations, :math:`\sum n \log_2 n`, row and column sums,
-and how often each count occurs.  Entropy, CV, Jain, Gini, max/mean, MaxVio, sparsity,
-bottleneck, line efficiency, the entropies of the marginals and with them mutual
-information follow in closed form:
+largest, the sum of squared deviations, :math:`\sum n \log_2 n`, and row and column
+sums.  Entropy, CV, Jain, Gini, max/mean, MaxVio, sparsity, bottleneck, line efficiency,
+the entropies of the marginals and with them mutual information follow in closed form:
 
 .. math:: H = \log_2 N - \tfrac1N \sum n \log_2 n, \qquad
           G = \frac1{KN} \sum_{i<j} |n_i - n_j|
             = \frac1{KN} \sum_{t \ge 0} F(t) (K - F(t))
 
-with F(t) the number of the K cells that are at most t, found without sorting.
+with F(t) the number of the K cells that are at most t.  Small counts are counted by
+value: a histogram of each matrix gives all sums at once, compiled by numba where that
+is installed and there are many matrices.  Large counts are sorted.
 
-The pass runs compiled (numba) where that is installed and worth its compilation, and
-else in numpy.  Results are equal **to the last bit** whichever ran, in however many
-threads, whether matrices come as int32 or int64, one by one or all at once.  They agree
-with :mod:`moetraffic.analysis.skew.measures`, which takes any array and axis, to 1e-12.
+Results agree with :mod:`moetraffic.analysis.skew.measures`, which takes any array and
+axis, to a relative 1e-12; totals, and the numerators of CV and Gini, are exact integers
+as long as they fit into 64 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import xlogy
 
 from moetraffic import machine_code
 from moetraffic.errors import AnalysisError
 
-from . import numpy_pass as plain
-from .logarithms import logarithm
 from .measures import LN2, ratio
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Sweep = Callable[..., None]
 
-WAYS = ("auto", "numba", "numpy")
+SLICE_BYTES = 1 << 21
+"""Bytes of matrices, as int64, that are in work at a time."""
 
-PATIENCE = 1 << 23
-"""Cells that numpy counts in a process before compiling seems to be worth its seconds.
+BINS_A_CELL = 2
+"""Histogram bins per cell up to which counting by value is faster than sorting."""
 
-Waiting until as much time was spent as compiling takes costs at most twice the best."""
+COMPILED_CELLS = 1 << 21
+"""Cells of a call from which importing numba, and compiling once, pays off."""
 
-SLICE_BYTES = 1 << 23
-"""Of matrices that a thread takes at a time, compiled."""
-
-NUMPY_BYTES = 1 << 21
-"""Likewise in numpy, whose steps each take memory."""
-
-SORTED_CELLS = 1 << 20
-"""Of matrices whose cells are sorted at a time."""
+EXACT = 2**31
+"""Cells times largest count below which every sum here is an exact int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixStatistics:
-    """Skew of N matrices of A rows and B columns.
+    """Skew statistics of N matrices of A rows and B columns.
 
-    Rows send and columns receive.  What cannot be said of a matrix whose cells are all
-    zero is NaN.  Entropies are in bits.
+    Rows send and columns receive.  Statistics of a matrix whose cells are all zero are
+    NaN where they are undefined.  Entropies are in bits.
     """
 
     cells: int  # K, of a matrix: A B, or R (R - 1) without its diagonal
@@ -75,18 +67,13 @@ class MatrixStatistics:
     source_entropy: Float64  # [N] of the row sums
     destination_entropy: Float64  # [N] of the column sums
     cv_squared: Float64  # [N]
-    gini: Float64  # [N]; NaN where it was not asked for
+    gini: Float64  # [N]
 
     @property
     def normalized_entropy(self) -> Float64:
         """``[N]`` entropy over log2 K; NaN of a single cell."""
         most = float(np.log2(self.cells)) if self.cells > 1 else float("nan")
         return self.entropy / most
-
-    @property
-    def corrected_entropy(self) -> Float64:
-        """``[N]`` entropy with the Miller-Madow correction; of token counts only."""
-        return self.entropy + ratio(self.nonzero - 1, 2 * LN2 * self.total)
 
     @property
     def cv(self) -> Float64:
@@ -137,54 +124,38 @@ class MatrixStatistics:
 
     @property
     def mutual_information(self) -> Float64:
-        """``[N]`` bits that source and destination tell of each other."""
+        """``[N]`` mutual information of source and destination, I(S; D)."""
         shared = self.source_entropy + self.destination_entropy - self.entropy
         return np.maximum(shared, 0.0)
 
     @property
     def conditional_entropy(self) -> Float64:
-        """``[N]`` entropy of the destination where the source is known."""
+        """``[N]`` entropy of the destination given the source, H(D | S)."""
         return np.maximum(self.entropy - self.source_entropy, 0.0)
 
 
 def matrix_statistics(
-    counts: npt.ArrayLike,
-    *,
-    diagonal: bool = True,
-    gini: bool = True,
-    unit: int = 1,
-    threads: int = 2,
-    way: str = "auto",
+    counts: npt.ArrayLike, *, diagonal: bool = True
 ) -> MatrixStatistics:
-    """Skew of each of many matrices.
+    """Compute the skew statistics of each of many count matrices.
 
     Parameters
     ----------
     counts
-        ``[N, A, B]`` or ``[A, B]`` integers, fastest as int32 or int64 in C order:
-        token copies or bytes that row sends to column.
+        ``[N, A, B]`` or ``[A, B]`` integers: token copies or bytes that row sends to
+        column.
     diagonal
         False leaves the diagonal of square matrices out.
-    gini
-        Compute the Gini coefficient.  It is free for counts below 8,192; where one is
-        greater, the matrix's cells must be sorted, which takes longer than the rest.
-    unit
-        Of which all counts are whole multiples, as bytes are of a row's: statistics are
-        then as fast as those of the rows.  Totals stay in the unit of ``counts``.
-    threads
-        That share the matrices.
-    way
-        "numba", "numpy", or "auto": numba where it is installed and so many cells have
-        come in this process that compiling, a few seconds unless it was kept from an
-        earlier process, is worth it.
+
+    Returns
+    -------
+    MatrixStatistics
 
     Raises
     ------
     AnalysisError
-        If counts are negative, not integers, no multiples of the unit or too large to
-        be added up in 64 bits,
-        if the diagonal of something that is not square is to be left out, or if numba
-        is asked for and not installed.
+        If counts are negative, not integers or too large to be added up in 64 bits, or
+        if the diagonal of a matrix that is not square is to be left out.
 
     Examples
     --------
@@ -193,53 +164,52 @@ def matrix_statistics(
     ([1.0, 1.846439], [0.5, 0.25])
     """
     stack = _stack(counts, diagonal)
-    if not 1 <= unit < 2**31:
-        raise AnalysisError(
-            f"counts are multiples of a unit from 1 on, not of {unit}: give the bytes "
-            f"of a row, or leave it out"
-        )
     number, height, width = stack.shape
     cells = height * (width if diagonal else width - 1)
-    whole = np.zeros((number, 5), np.int64)
-    sums = np.zeros((number, 4))
+    # Rows of `whole`: nonzero cells, largest; of `sums`: squared deviations, n log2 n,
+    # differences of all pairs of cells.
+    whole = np.zeros((2, number), np.int64)
+    sums = np.zeros((3, number))
     sent = np.zeros((number, height), np.int64)
     received = np.zeros((number, width), np.int64)
-    differences = np.full(number, np.nan)
-    if stack.size:
-        one = _sweep(way, stack)
-
-        def take(first: int, last: int) -> None:
-            part = np.require(stack[first:last], requirements=["C", "A"])
-            if unit > 1:
-                part = _divided(part, unit)
-            mine = whole[first:last]
-            one(
-                part,
-                diagonal,
-                mine,
-                sums[first:last],
-                sent[first:last],
-                received[first:last],
-            )
-            if gini and cells and not (mine[:, 4] < 0).any():
-                differences[first:last] = _differences(part, diagonal, mine)
-
-        at_once = NUMPY_BYTES if one is plain.sweep else SLICE_BYTES
-        # what was divided is still near when it is counted
-        size = max(1, at_once // (8 if unit > 1 else 1) // stack[0].nbytes)
-        edges = [*range(0, number, size), number]
-        if threads > 1 and len(edges) > 2:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(take, edges[:-1], edges[1:]))
-        else:
-            for first, last in pairwise(edges):
-                take(first, last)
-    _refuse(whole, cells, unit)
-    return _conclude(cells, whole, sums, sent, received, differences, unit)
+    fast = stack.size >= COMPILED_CELLS and machine_code.available()
+    size = max(1, SLICE_BYTES // max(8, 8 * height * width))
+    for first in range(0, number if cells else 0, size):
+        part = slice(first, first + size)
+        values = stack[part]
+        if not diagonal:
+            values = values.copy()
+            values[:, np.arange(height), np.arange(width)] = 0
+        _refuse(stack[part], values, cells)
+        reach = int(values.max()) + 1
+        binned = reach <= min(BINS_A_CELL * cells, EXACT // cells)
+        if binned and fast:
+            terms = _terms(np.arange(reach))
+            out = whole[:, part], sums[:, part], sent[part], received[part]
+            _compiled()(values, cells, terms, *out)
+            continue
+        sent[part] = values.sum(axis=2, dtype=np.int64)
+        received[part] = values.sum(axis=1, dtype=np.int64)
+        sweep = _by_value if binned else _by_sorting
+        whole[:, part], sums[:, part] = sweep(values, cells, reach)
+    total = sent.sum(axis=1)
+    return MatrixStatistics(
+        cells=cells,
+        total=total,
+        nonzero=whole[0],
+        largest=whole[1],
+        sent=sent,
+        received=received,
+        entropy=_entropy(total, sums[1], cells),
+        source_entropy=_entropy(total, _terms(sent).sum(axis=1), height),
+        destination_entropy=_entropy(total, _terms(received).sum(axis=1), width),
+        cv_squared=ratio(cells * sums[0] / np.maximum(total, 1), total),
+        gini=ratio(sums[2], total.astype(np.float64) * cells),
+    )
 
 
 def _stack(counts: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
-    """``[N, A, B]`` int32 or int64, without a copy where there is nothing to change."""
+    """Count matrices ``[N, A, B]`` of a signed integer type."""
     given = np.asarray(counts)
     if given.ndim not in (2, 3) or given.dtype.kind not in "iu":
         raise AnalysisError(
@@ -252,141 +222,130 @@ def _stack(counts: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
             f"only a square matrix has a diagonal to leave out, but these are "
             f"{stack.shape[1]} x {stack.shape[2]}: use diagonal=True"
         )
-    if stack.dtype.kind == "u" and stack.dtype.itemsize == 8 and stack.size:
-        top = int(stack.max())
-        if top >= 2**63:
-            raise AnalysisError(
-                f"counts fit into 63 bits, but the largest is {top}: is it a mark of "
-                f"what is unknown"
-            )
-    narrow = stack.dtype.itemsize < 4 or stack.dtype.newbyteorder("=") == np.int32
-    kind = np.dtype(np.int32 if narrow else np.int64)
-    return stack if stack.dtype == kind else stack.astype(kind)
-
-
-def _divided(part: npt.NDArray[Any], unit: int) -> npt.NDArray[Any]:
-    """Counts of units."""
-    units: npt.NDArray[Any] = part // part.dtype.type(unit)
-    if not np.array_equal(units * part.dtype.type(unit), part):
+    if stack.dtype == np.uint64 and stack.size and int(stack.max()) >= 2**63:
         raise AnalysisError(
-            f"counts must be whole multiples of their unit, but some are none of "
-            f"{unit}: give the size of a row, or leave the unit out"
+            f"counts must be below 2^63, but the largest is {stack.max()}: remove "
+            f"markers of unknown values"
         )
-    return units
+    return stack.astype(np.int64) if stack.dtype.kind == "u" else stack
 
 
-class _Bill:
-    """What this process counted or will, and the types that it has compiled for."""
-
-    cells = 0
-    ready: ClassVar[set[str]] = set()
-
-
-def foresee(cells: int) -> None:
-    """Say how many cells are going to come: for many, compiling pays from the first.
-
-    Parameters
-    ----------
-    cells
-        Of all matrices together.
-    """
-    _Bill.cells += cells
-
-
-def _sweep(way: str, stack: npt.NDArray[Any]) -> Sweep:
-    """The pass that this many cells of this type are worth."""
-    if way not in WAYS:
-        raise AnalysisError(f"ways to count are {', '.join(WAYS)}, not {way!r}")
-    here = machine_code.available()
-    if way == "numba" and not here:
+def _refuse(given: npt.NDArray[Any], values: npt.NDArray[Any], cells: int) -> None:
+    """Reject negative counts, and counts whose sum may not fit into 64 bits."""
+    if given.min() < 0:
         raise AnalysisError(
-            "compiled statistics need numba, which is not installed: install "
-            "moetraffic[fast], or leave the way to auto"
+            f"counts and bytes must not be negative, but the smallest is "
+            f"{given.min()}: remove markers of unknown values"
         )
-    kind = stack.dtype.name
-    if way == "auto" and here:
-        _Bill.cells += stack.size
-    worth = _Bill.cells >= PATIENCE or kind in _Bill.ready
-    if way == "numpy" or not here or (way == "auto" and not worth):
-        return plain.sweep
-    from . import compiled_pass
-
-    _Bill.ready.add(kind)
-    return compiled_pass.sweep(kind)
-
-
-def _differences(part: npt.NDArray[Any], diagonal: bool, whole: Int64) -> Float64:
-    """Sum over all pairs of cells of their difference, ``[n]``; sorted where needed."""
-    found = whole[:, 3].astype(np.float64)
-    left = np.flatnonzero(whole[:, 3] < 0)
-    number = part.shape[1] * part.shape[2]
-    at_once = max(1, SORTED_CELLS // number)
-    for first in range(0, len(left), at_once):
-        some = left[first : first + at_once]
-        laid = part[some].reshape(len(some), number)
-        if not diagonal:
-            laid = np.delete(laid, np.arange(part.shape[1]) * (part.shape[1] + 1), 1)
-        laid = np.sort(laid, axis=1).astype(np.int64)
-        cells = laid.shape[1]
-        weights = 2 * np.arange(1, cells + 1) - cells - 1
-        exact = whole[some, 2] < 2**62 // cells**2
-        found[some[exact]] = (laid[exact] * weights).sum(axis=1)
-        if not exact.all():
-            products = laid[~exact].astype(np.float64) * weights
-            found[some[~exact]] = products.sum(axis=1)
-    return found
-
-
-def _refuse(whole: Int64, cells: int, unit: int) -> None:
-    """Counts that are negative, or whose sum may not fit."""
-    if (whole[:, 4] < 0).any():
+    if (most := int(values.max())) > (2**63 - 1) // cells:
         raise AnalysisError(
-            "counts and bytes are never negative, but some are: remove the marks of "
-            "what is unknown"
-        )
-    most = int(whole[:, 2].max(initial=0)) * unit
-    if most > (2**63 - 1) // max(cells, 1):
-        raise AnalysisError(
-            f"a matrix of {cells} cells up to {most} may add up to more than 64 bits "
-            f"hold: count in a larger unit"
+            f"a matrix of {cells} cells up to {most} may exceed 64 bits in sum: count "
+            f"in a larger unit"
         )
 
 
-def _conclude(
+def _by_value(
+    values: npt.NDArray[Any], cells: int, reach: int
+) -> tuple[Int64, Float64]:
+    """Sums over each matrix of counts below ``reach``, from its histogram."""
+    bins = np.array([np.bincount(m.ravel(), minlength=reach) for m in values])
+    # a diagonal that is left out was set to 0
+    bins[:, 0] -= values[0].size - cells
+    count = np.arange(reach)
+    below = np.cumsum(bins, axis=1)
+    total, squares = bins @ count, bins @ count**2
+    largest = reach - 1 - np.argmax(bins[:, ::-1] > 0, axis=1)
+    return np.array([cells - bins[:, 0], largest]), np.array(
+        [
+            _deviation(cells, squares, total),
+            bins.astype(np.float64) @ _terms(count),
+            (below * (cells - below)).sum(axis=1),
+        ]
+    )
+
+
+def _tally(
+    counts: npt.NDArray[Any],
     cells: int,
+    terms: Float64,
     whole: Int64,
     sums: Float64,
     sent: Int64,
     received: Int64,
-    differences: Float64,
-    unit: int,
-) -> MatrixStatistics:
-    """What follows from the sums."""
-    total = whole[:, 0]
-    some = total > 0
-    number = np.where(some, total, 1).astype(np.float64)
-    bits = logarithm(number)
+) -> None:
+    """Sums of :func:`_by_value`, and line sums, in one pass that numba compiles."""
+    matrices, height, width = counts.shape
+    bins = np.zeros(len(terms), np.uint32)
+    columns = np.zeros(width, np.int64)
+    one = np.uint32(1)
+    for i in range(matrices):
+        bins[:] = 0
+        columns[:] = 0
+        for a in range(height):
+            row = 0
+            for b in range(width):
+                row += counts[i, a, b]
+                columns[b] += counts[i, a, b]
+            sent[i, a] = row
+            # a loop of its own, as only the other one becomes vector instructions;
+            # an unsigned index needs no test for negative ones
+            for b in range(width):
+                bins[np.uint64(counts[i, a, b])] += one
+        received[i] = columns
+        bins[0] -= np.uint32(height * width - cells)
+        largest = squares = below = differences = 0
+        weighted = 0.0
+        for n in range(len(terms)):
+            often: Any = np.int64(bins[n])
+            if often:
+                largest = n
+                squares += often * n * n
+                weighted += often * terms[n]
+                below += often
+            differences += below * (cells - below)
+        total = columns.sum()
+        whole[0, i], whole[1, i] = cells - np.int64(bins[0]), largest
+        sums[0, i] = (cells * squares - total * total) / cells
+        sums[1, i], sums[2, i] = weighted, differences
 
-    def entropy(of: Float64, classes: int) -> Float64:
-        most = logarithm(np.array([float(max(classes, 1))]))
-        found = np.clip(bits - of / number, 0.0, most)
-        return np.where(some, found, np.nan)
 
-    return MatrixStatistics(
-        cells=cells,
-        total=_times(total, unit),
-        nonzero=whole[:, 1],
-        largest=_times(whole[:, 2], unit),
-        sent=_times(sent, unit),
-        received=_times(received, unit),
-        entropy=entropy(sums[:, 1], cells),
-        source_entropy=entropy(sums[:, 2], sent.shape[1]),
-        destination_entropy=entropy(sums[:, 3], received.shape[1]),
-        cv_squared=ratio(cells * (sums[:, 0] / number), total),
-        gini=ratio(differences, total.astype(np.float64) * cells),
+@cache
+def _compiled() -> Any:
+    """Machine code of :func:`_tally`."""
+    return machine_code.compiled(_tally)
+
+
+def _by_sorting(
+    values: npt.NDArray[Any], cells: int, reach: int
+) -> tuple[Int64, Float64]:
+    """Sums over each matrix of any counts, from its sorted cells."""
+    laid = np.sort(values.reshape(len(values), -1), axis=1)
+    # a diagonal that is left out was set to 0, and so sorted to the front
+    laid = laid[:, laid.shape[1] - cells :].astype(np.int64)
+    total = laid.sum(axis=1)
+    weights: npt.NDArray[Any] = 2 * np.arange(1, cells + 1) - cells - 1
+    if reach < EXACT // cells:
+        deviation = _deviation(cells, (laid**2).sum(axis=1), total)
+    else:
+        deviation = ((laid - total[:, None] / cells) ** 2).sum(axis=1)
+    if reach > 2**62 // cells**2:
+        weights = weights.astype(np.float64)
+    return np.array([np.count_nonzero(laid, axis=1), laid[:, -1]]), np.array(
+        [deviation, _terms(laid).sum(axis=1), (laid * weights).sum(axis=1)]
     )
 
 
-def _times(counts: Int64, unit: int) -> Int64:
-    """In single counts; large sums are not copied for nothing."""
-    return counts if unit == 1 else counts * unit
+def _deviation(cells: int, squares: Int64, total: Int64) -> Float64:
+    """Sum of squared deviations from the mean."""
+    return (cells * squares - total**2) / cells
+
+
+def _terms(counts: Int64) -> Float64:
+    """``n log2 n`` of counts, any shape; 0 where n is 0."""
+    return np.asarray(xlogy(counts, counts) / LN2, np.float64)
+
+
+def _entropy(total: Int64, terms: Float64, classes: int) -> Float64:
+    """Entropies in bits from totals and sums of n log2 n; NaN where nothing is sent."""
+    bits = np.log2(np.maximum(total, 1)) - ratio(terms, total)
+    return np.clip(bits, 0.0, np.log2(max(classes, 1)))

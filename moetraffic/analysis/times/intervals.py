@@ -109,34 +109,6 @@ def observed_span(start: npt.ArrayLike, end: npt.ArrayLike) -> Span | None:
     return (int(first[0]), int(first[-1])) if len(first) > 1 else None
 
 
-def burst_lengths(
-    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
-) -> Int64:
-    """Length of each burst, int64 ``[m]`` ns, in time order.
-
-    Examples
-    --------
-    >>> burst_lengths([0, 10, 12], [5, 13, 15]).tolist()
-    [5, 5]
-    """
-    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
-    return last - first
-
-
-def gap_lengths(
-    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
-) -> Int64:
-    """Length of each gap between two bursts, int64 ``[m - 1]`` ns, in time order.
-
-    Examples
-    --------
-    >>> gap_lengths([0, 10, 12], [5, 13, 15]).tolist()
-    [5]
-    """
-    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
-    return first[1:] - last[:-1]
-
-
 def mean_and_cv(lengths: npt.ArrayLike) -> tuple[float, float]:
     """Mean, and population standard deviation over mean; NaN where there is nothing.
 
@@ -150,33 +122,3 @@ def mean_and_cv(lengths: npt.ArrayLike) -> tuple[float, float]:
         return float("nan"), float("nan")
     mean = float(values.mean())
     return mean, float(values.std()) / mean if mean else float("nan")
-
-
-def duty_cycle(
-    start: npt.ArrayLike, end: npt.ArrayLike, *, span: Span | None = None
-) -> float:
-    """Share of the time in which at least one event is on.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.
-    span
-        (from, to) in ns; None: see :func:`observed_span`.
-
-    Returns
-    -------
-    float
-        Between 0 and 1; NaN where the span is empty or, not given, cannot be told.
-
-    Examples
-    --------
-    >>> duty_cycle([0, 10, 20], [5, 15, 25])
-    0.5
-    """
-    reach = span or observed_span(start, end)
-    if reach is None or reach[1] <= reach[0]:
-        return float("nan")
-    first, last = merge_intervals(start, end)
-    inside = np.minimum(last, reach[1]) - np.maximum(first, reach[0])
-    return float(np.maximum(inside, 0).sum()) / (reach[1] - reach[0])

@@ -1,4 +1,4 @@
-"""Everything that a run put on its network in one iteration, rank by rank."""
+"""Traffic matrices between ranks, over all collectives of an iteration."""
 
 from __future__ import annotations
 
@@ -19,49 +19,6 @@ AT_ONCE = 256
 """Occurrences of a site whose bytes are read at once."""
 
 
-def world_matrix(
-    trace: Trace,
-    iteration: int,
-    *,
-    operations: Sequence[str] | None = None,
-    kinds: Sequence[str] | None = None,
-    algorithm: str = "ring",
-) -> Int64:
-    """Bytes between ranks in one iteration, over all collectives.
-
-    An all-to-all says itself who sends whom how much, and a send too; other collectives
-    say how large their buffers are, and the algorithm how these travel.  What a rank
-    sends itself is left out: it crosses no network.
-
-    Parameters
-    ----------
-    trace
-        Any.
-    iteration
-        Which step.
-    operations
-        Such as "all_to_all" and "all_reduce"; None takes all.
-    kinds
-        Of process groups, such as "ep" and "tp"; None takes all.
-    algorithm
-        One of :data:`moetraffic.patterns.algorithms.ALGORITHMS`.
-
-    Returns
-    -------
-    ndarray
-        ``[R, R]`` int64; row sends, column receives.
-
-    Raises
-    ------
-    AnalysisError
-        If the trace has no such iteration.
-    """
-    found = world_matrices(
-        trace, [iteration], operations=operations, kinds=kinds, algorithm=algorithm
-    )
-    return np.asarray(found[0], np.int64)
-
-
 def world_matrices(
     trace: Trace,
     iterations: Sequence[int],
@@ -70,26 +27,35 @@ def world_matrices(
     kinds: Sequence[str] | None = None,
     algorithm: str = "ring",
 ) -> Int64:
-    """Bytes between ranks in several iterations; see :func:`world_matrix`.
+    """Bytes sent between ranks in given iterations, over all collectives.
+
+    An all-to-all and a point-to-point send record their own bytes per pair of ranks;
+    other collectives record buffer sizes, which the algorithm spreads over the links.
+    Rank-local traffic is left out: it crosses no network.
 
     Parameters
     ----------
     trace
-        Any.
+        Any trace.
     iterations
-        Which steps.
-    operations, kinds, algorithm
-        As there.
+        Iteration numbers.
+    operations
+        Such as "all_to_all" and "all_reduce"; None: all.
+    kinds
+        Kinds of process groups, such as "ep" and "tp"; None: all.
+    algorithm
+        One of :data:`moetraffic.patterns.algorithms.ALGORITHMS`.
 
     Returns
     -------
     ndarray
-        ``[n, R, R]`` int64, in the order of the iterations given.
+        ``[n, R, R]`` int64, in the order of the iterations given; row sends, column
+        receives.
 
     Raises
     ------
     AnalysisError
-        If the trace has no call in one of them.
+        If the trace has no call in one of the iterations.
     """
     chosen = np.asarray(iterations, np.int64)
     order = np.argsort(chosen)

@@ -21,11 +21,11 @@ from pathlib import Path
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import (
-    refuse_folder,
-    refuse_output,
     remedy,
     remove_folder,
     sync_folder,
+    validate_folder,
+    validate_output,
 )
 
 from .options import Options
@@ -64,9 +64,9 @@ def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
         If it is there and not to be replaced, or the system does not let it be made.
     """
     if not exporter.folder:
-        refuse_output(output, force=force, error=TraceError)
+        validate_output(output, force=force, error=TraceError)
         return
-    refuse_folder(output.absolute().parent, error=TraceError)
+    validate_folder(output.absolute().parent, error=TraceError)
     if output.exists() and not output.is_dir():
         raise TraceError(
             f"{exporter.name} is a folder of files, but {output} is a file: choose "

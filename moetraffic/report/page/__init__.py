@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .content import Content, content
-from .document import document
+from .document import document, write_report
 
-__all__ = ["Content", "content", "document"]
+__all__ = ["Content", "content", "document", "write_report"]

@@ -11,13 +11,17 @@ import math
 from collections.abc import Mapping
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from moetraffic import __version__
 from moetraffic.errors import AnalysisError
+from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
+from moetraffic.trace import Trace
+from moetraffic.trace.hdf5.durable import remedy, validate_output, write_whole
 
 from .chart import Chart, Listed, Missing, Section
-from .content import Content
+from .content import Content, content
 from .matrices import Matrices
 
 POLICY = (
@@ -72,6 +76,64 @@ def document(content: Content) -> str:
             "</body>\n</html>\n",
         ]
     )
+
+
+def write_report(
+    trace: Trace,
+    output: str | Path,
+    *,
+    replay: Trace | None = None,
+    other: Trace | None = None,
+    fabric: Network | str = "leaf-spine",
+    capacity: str | None = None,
+    force: bool = False,
+    **asked: Any,
+) -> Content:
+    """Write the HTML report of a trace; the page works offline.
+
+    Parameters
+    ----------
+    trace
+        Trace to report on.
+    output
+        HTML file to write.
+    replay, other
+        Trace of a replay of the same run; trace of a run to compare with.
+    fabric
+        Network for the link loads: the name of a topology, a JSON file that describes
+        one, or a loaded network.
+    capacity
+        Rate of a NIC in each direction; None takes the file's, or 400Gbps.
+    force
+        Replace an existing file.
+    **asked
+        Further arguments of :func:`.content.content`, such as ``layers`` and
+        ``iterations``.
+
+    Returns
+    -------
+    Content
+        The sections of the page.
+
+    Raises
+    ------
+    AnalysisError
+        If the output cannot be written or an argument is out of range.
+    """
+    output = Path(output)
+    validate_output(output, force=force, error=AnalysisError)
+    plotly_script()  # raises before the computation, not after it
+    if isinstance(fabric, str):
+        rate = capacity or ("400Gbps" if fabric in TOPOLOGIES else None)
+        fabric = load_fabric(fabric, trace.meta.world, capacity=rate)
+    found = content(trace, fabric, replay=replay, other=other, **asked)
+    try:
+        write_whole(output, document(found).encode())
+    except OSError as error:
+        raise AnalysisError(
+            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
+        ) from None
+    return found
 
 
 def plotly_script() -> str:

@@ -1,8 +1,7 @@
-"""Shuffle + deflate as HDF5 stores it, written and read without HDF5's filter code.
+"""Shuffle + deflate chunks as HDF5 stores them, without HDF5's filter code.
 
-HDF5's own pipeline trusts a file: a chunk that inflates short makes it read past its
-buffer.  Here a chunk is inflated into at most the bytes that it must have, and any
-other length is an error.
+HDF5's own pipeline trusts a file: for a chunk that inflates short, it reads past its
+buffer.  Here any length but the expected one is an error.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .unshuffle import unshuffle
-
 _deflate: Any
 try:  # the same format, several times faster; optional
     from isal import isal_zlib as _deflate
 except ImportError:
     _deflate = zlib
 
-LEVEL = 1  # of a lowest plane: higher levels gain little on counts and cost much
+LEVEL = 1  # of the lowest plane: higher levels gain little on counts and cost much
 UPPER_LEVEL = 3
-"""Of planes above the lowest.  The loads of experts repeat in them from row to row; of
-the longer matches that this level finds, half as many are inflated in half the time."""
-WORTH = 16  # a plane that shrinks by less than this part is stored: 10 times as fast
+"""Of the planes above the lowest, where expert loads repeat from row to row: the longer
+matches of this level halve the time to inflate."""
+WORTH = 16  # a plane that shrinks by less than 1/16 is stored: 10 times as fast
 ZLIB_HEADER = b"\x78\x01"  # a window of 32 KB, the fastest level: RFC 1950
 ZLIB_AROUND = 2 + 4  # bytes: a header, and the Adler-32
 PRESET = 0x20  # the header's flag of a preset dictionary, which HDF5 never has
@@ -78,10 +75,10 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
 
 
 def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
-    """One zlib stream of the planes ``[width, cells]``, each deflated by itself.
+    """Encode planes ``[width, cells]`` as one zlib stream, each deflated separately.
 
-    Codes that fit one plane fit no other, so a stream over all of them is larger; and
-    runs of one byte, which counts have above their low bytes, want another encoder.
+    The planes differ in their symbol statistics, so joint Huffman codes would be
+    longer; and runs of one byte, frequent in upper planes, need another encoder.
     """
     stream, sum_of_all = [ZLIB_HEADER], 1
     for number, plane in enumerate(planes):
@@ -92,7 +89,7 @@ def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _piece(data: bytes, *, lowest: bool) -> bytes:
-    """A plane, deflated to whole bytes that are no end."""
+    """A plane, deflated up to a byte boundary, without an end-of-stream block."""
     if data.count(data[:1]) == len(data):
         return _run(data[0], len(data))
     # isal's levels are its own: none looks for matches as zlib's do
@@ -107,10 +104,10 @@ def _piece(data: bytes, *, lowest: bool) -> bytes:
 
 @lru_cache(maxsize=256)
 def _run(value: int, length: int) -> bytes:
-    """So many times one byte, deflated to whole bytes that are no end.
+    """A run of one byte, deflated up to a byte boundary, without an end.
 
-    zlib's fastest level repeats what lies 258 bytes back; others, what lies one byte
-    back, which every inflater copies byte by byte: 3 to 5 times slower to read.
+    zlib's fastest level emits matches 258 bytes back; others emit them one byte back,
+    which every inflater copies byte by byte: 3 to 5 times slower to read.
     """
     piece = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     return piece.compress(bytes([value]) * length) + piece.flush(zlib.Z_SYNC_FLUSH)
@@ -124,19 +121,19 @@ def decode(
     *,
     summed: bool = False,
 ) -> npt.NDArray[Any]:
-    """The chunk that :func:`encode` made.
+    """Decode a chunk that :func:`encode` made.
 
     Parameters
     ----------
     raw
-        What is stored.
+        The stored bytes.
     chunk, dtype
         Shape and element type of the chunk.
     out
         A contiguous array of this shape and type to fill; None: a new one.
     summed
-        The caller compares what comes with a CRC: the stream's own Adler-32, which is
-        weaker and takes a third of zlib's time, is left alone.
+        The caller verifies a CRC: skip the stream's own Adler-32, which is weaker and
+        takes a third of zlib's time.
 
     Raises
     ------
@@ -148,17 +145,17 @@ def decode(
     planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, cells)
     if out is None:
         out = np.empty(chunk, dtype)
-    unshuffle(planes, out)
+    _unshuffle(planes, out)
     return out
 
 
 def _inflated(raw: bytes | memoryview, want: int, summed: bool) -> bytes:
-    """What a zlib stream holds, inflated to exactly so many bytes (RFC 1950).
+    """Inflate a zlib stream to exactly ``want`` bytes (RFC 1950).
 
     Raises
     ------
     ValueError
-        If it is more, less or none, or its Adler-32 is another.
+        If it has another length or Adler-32, or is no zlib stream.
     """
     method, flags = (raw[0], raw[1]) if len(raw) > ZLIB_AROUND else (0, 0)
     if method & 15 != zlib.DEFLATED or (method << 8 | flags) % 31 or flags & PRESET:
@@ -172,5 +169,34 @@ def _inflated(raw: bytes | memoryview, want: int, summed: bool) -> bytes:
     if len(data) != want or not inflater.eof or len(end) != 4:
         raise ValueError(f"it inflates to {len(data)} bytes or more, not to {want}")
     if not summed and int.from_bytes(end, "big") != zlib.adler32(data):
-        raise ValueError("it does not inflate (its Adler-32 is another)")
+        raise ValueError("it does not inflate (its Adler-32 differs)")
     return data
+
+
+def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+    """Fill an array from its planes ``[width, cells]``: the n-th byte of each element.
+
+    Counts are small: their upper bytes are zero in most chunks, and are skipped.
+    """
+    width, cells = planes.shape
+    used = [at for at in range(width) if planes[at].any()]
+    if 2 * len(used) > width:
+        as_bytes = out.reshape(-1).view(np.uint8).reshape(cells, width)
+        for at in range(width):
+            as_bytes[:, at] = planes[at]
+        return
+    number = out.reshape(-1).view(f"<u{width}")
+    if max(used, default=0) < 2:
+        low = planes[0].astype("<u2")
+        if 1 in used:
+            upper = planes[1].astype("<u2")
+            upper <<= 8
+            low |= upper
+        np.copyto(number, low)
+        return
+    np.copyto(number, planes[0])
+    for at in used:
+        if at:
+            part = planes[at].astype(number.dtype)
+            part <<= 8 * at
+            number |= part

@@ -1,6 +1,6 @@
-"""Files that are whole or absent: write aside, fsync, rename, fsync of the folder.
+"""Atomic file output: write a temporary file, fsync, rename, fsync the folder.
 
-Whether a file can be written is found out before the work whose result it shall hold.
+Outputs are checked before the work whose result they hold.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from moetraffic.errors import MoetrafficError
 
 SEGMENTS = ".segments"
-"""What the folder of a capture's segments has behind the name of its trace."""
+"""Suffix of the folder of a capture's segments, after the name of its trace."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def remedy(error: OSError) -> str:
-    """What a user can do when the system refuses to write a file."""
+    """Remedy for a failed write, as a clause of an error message."""
     if error.errno in _FULL:
         return "make room or choose another folder"
     if error.errno in _FORBIDDEN:
@@ -34,36 +34,36 @@ def remedy(error: OSError) -> str:
     return "choose another path"
 
 
-def refuse_output(
+def validate_output(
     path: Path,
     *,
     force: bool,
     error: type[MoetrafficError] = MoetrafficError,
     overwrite: str = "give --force",
 ) -> None:
-    """Refuse an output that could not be written, before any work is done for it.
+    """Check that an output can be written, before the work for it.
 
     Parameters
     ----------
     path
         The file.
     force
-        A file that is there may be replaced.
+        An existing file may be replaced.
     error
-        What to raise.
+        Class of the error to raise.
     overwrite
-        How a user allows to replace a file, in words.
+        How a user allows a file to be replaced, for the message.
 
     Raises
     ------
     MoetrafficError
-        Of the kind asked for: if the file exists and ``force`` is not set, it is a
-        folder or a device, its folder does not exist or takes no file of this name.
+        Of class ``error``: if the file exists and ``force`` is not set, it is a
+        folder or a device, or its folder does not exist or is not writable.
     """
     folder = path.absolute().parent
     try:
         if "\0" in str(path):
-            raise ValueError("no name has a NUL")
+            raise ValueError("a file name has no NUL")
         if not path.name or path.is_dir():
             raise error(
                 f"the output is a file, but {str(path)!r} is a folder: name a file in "
@@ -79,32 +79,32 @@ def refuse_output(
                 f"{path} exists and is not overwritten: choose another output, or "
                 f"{overwrite}"
             )
-        refuse_folder(folder, error=error)
-        # the longest of the names that are written beside it
+        validate_folder(folder, error=error)
+        # the longest of the names that are written next to it
         beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
         folder.joinpath(beside).exists()
         with tempfile.TemporaryFile(dir=folder):
             return
     except (OSError, ValueError) as found:
         why = found.strerror if isinstance(found, OSError) else str(found)
-        told = remedy(found) if isinstance(found, OSError) else "choose another path"
-        raise error(f"{_short(path)} cannot be written ({why}): {told}") from None
+        hint = remedy(found) if isinstance(found, OSError) else "choose another path"
+        raise error(f"{_short(path)} cannot be written ({why}): {hint}") from None
 
 
-def refuse_own_input(
+def validate_other_than_input(
     source: Path, output: Path, *, error: type[MoetrafficError] = MoetrafficError
 ) -> None:
-    """Refuse to replace the file that the output is made from, under any name.
+    """Check that an output does not replace its own input, under any name.
 
     Raises
     ------
     MoetrafficError
-        Of the kind asked for.
+        Of class ``error``.
     """
     try:
         same = output.exists() and output.samefile(source)
     except OSError:
-        return  # what cannot be looked at is refused where it is opened
+        return  # an unreadable file is reported when it is opened
     if same:
         raise error(
             f"the output {output} is the input itself, which it would replace: choose "
@@ -112,49 +112,48 @@ def refuse_own_input(
         )
 
 
-def refuse_outputs(
+def validate_outputs(
     outputs: Sequence[Path | None],
     sources: Sequence[Path | None] = (),
     *,
     force: bool,
     error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
-    """Refuse outputs that could not be written, are one file, or an input.
+    """Check that outputs can be written, are different files, and are no inputs.
 
     Parameters
     ----------
     outputs
-        Files; None where one is not asked for.
+        Files; None for an optional output that is not wanted.
     sources
-        Files that they are made from, likewise.
+        Files that they are made from, or None.
     force
-        Files that are there may be replaced, but no source.
+        Existing files may be replaced, except sources.
     error
-        What to raise.
+        Class of the error to raise.
 
     Raises
     ------
     MoetrafficError
-        Of the kind asked for, as of :func:`refuse_output` and
-        :func:`refuse_own_input`.
+        See :func:`validate_output` and :func:`validate_other_than_input`.
     """
     files = [path for path in outputs if path is not None]
     for path in files:
-        refuse_output(path, force=force, error=error)
+        validate_output(path, force=force, error=error)
         for source in sources:
             if source is not None:
-                refuse_own_input(source, path, error=error)
+                validate_other_than_input(source, path, error=error)
     if len({path.absolute() for path in files}) < len(files):
         raise error(f"{files[0]} cannot hold two outputs: give each a name of its own")
 
 
-def refuse_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
-    """Refuse an output's folder that does not exist; none is made unasked.
+def validate_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
+    """Check that the folder of an output exists.
 
     Raises
     ------
     MoetrafficError
-        Of the kind asked for.
+        Of class ``error``.
     """
     if folder.exists() and not folder.is_dir():
         raise error(
@@ -168,7 +167,7 @@ def refuse_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
 
 
 def _short(path: Path) -> str:
-    """A path as people can read it in a sentence."""
+    """A path, abbreviated for a message."""
     text = str(path)
     return text if len(text) <= 200 else f"{text[:80]}...{text[-40:]}"
 
@@ -178,7 +177,7 @@ def _temporary(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
+    """Synchronize a folder, so that a rename in it survives a power failure."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -187,12 +186,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: memoryview | bytes) -> None:
-    """Write a file that appears under its name complete, or not at all.
+    """Write a file atomically.
 
     Raises
     ------
     OSError
-        As the system says (disk full, folder vanished); nothing is left behind.
+        If the disk is full or the folder missing; no partial file is left.
     """
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
@@ -202,10 +201,10 @@ def write_whole(path: Path, data: memoryview | bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` that takes its place when the block ends well.
+    """Temporary file name that replaces ``path`` when the block succeeds.
 
-    The block must have synchronized what it wrote.  After an error the temporary file
-    is gone and ``path`` is what it was.
+    The block must synchronize what it wrote.  After an error the temporary file is
+    removed and ``path`` is unchanged.
     """
     temporary = _temporary(path)
     try:
@@ -217,24 +216,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder; under its name it is whole or absent.
+    """Remove a folder atomically.
 
     Raises
     ------
     OSError
-        As the system says.
+        If it cannot be removed.
     """
     aside = _temporary(folder)
     os.rename(folder, aside)
     shutil.rmtree(aside)
 
 
-class ForgivingFile(io.RawIOBase):
-    """A file for HDF5 to write to, which remembers the first error instead of raising.
+class DeferredErrorFile(io.RawIOBase):
+    """File object for HDF5 that defers write errors until :meth:`settle`.
 
-    HDF5 cannot close a file whose last writes failed, and brings the interpreter down
-    when it tries again at exit.  So it is told that all went well, and whoever opened
-    the file asks :meth:`settle` afterwards.
+    HDF5 cannot close a file whose last writes failed, and aborts the interpreter when
+    it tries again at exit.  So writes always succeed, and the caller checks afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -259,7 +257,7 @@ class ForgivingFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move; the end is what was written, also where the disk refused it."""
+        """Move; the end includes bytes that could not be written."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
         self._at = base + offset
         return self._at
@@ -269,14 +267,14 @@ class ForgivingFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read; beyond what the disk took there are zeros."""
+        """Read; bytes that could not be written are zeros."""
         got = os.pread(self._fd, len(buffer), self._at)
         buffer[:] = got + bytes(len(buffer) - len(got))
         self._at += len(buffer)
         return len(buffer)
 
     def write(self, data: memoryview) -> int:  # type: ignore[override]
-        """Write all of it, or remember why not."""
+        """Write all data, or keep the error."""
         rest, at = memoryview(data).cast("B"), self._at
         while rest and self._error is None:
             try:
@@ -300,12 +298,12 @@ class ForgivingFile(io.RawIOBase):
         return self._end
 
     def settle(self) -> None:
-        """Synchronize to the disk, and raise what went wrong on the way.
+        """Synchronize to disk, and raise the first error of a write.
 
         Raises
         ------
         OSError
-            The first error that a write met.
+            If a write failed.
         """
         if self._error is not None:
             raise self._error

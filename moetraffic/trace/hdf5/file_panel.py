@@ -1,4 +1,4 @@
-"""A panel in a checked file: rows are inflated and compared when they are asked for."""
+"""Panels of a checked file, inflated and verified when rows are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moetraffic.trace.model import MOST_BYTES
 
-from .checksum import block_checksum, checksums, joined, of_blocks
+from .checksum import checksums
 from .codec import decode
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class FilePanel:
         self._sizes = sizes
         self._sums = sums
         self._counts = counts
-        self._block_sums: npt.NDArray[np.uint32] | None = None  # of whole chunks
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +62,7 @@ class FilePanel:
         return int(self._sizes.sum())
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``, each compared with its checksum.
+        """Rows of the half-open range [start, stop), verified by their checksums.
 
         Raises
         ------
@@ -73,87 +72,56 @@ class FilePanel:
         if not 0 <= start <= stop <= self._shape[0]:
             raise IndexError(f"rows {start}:{stop} of {self._shape[0]}")
         out = np.empty((stop - start, *self._shape[1:]), self._dtype)
-        deep = self._chunk[0]
-        # the chunks of which all rows are asked for, and the rows on either side
-        whole = range(-(-start // deep), stop // deep)
-        if self._chunk[1:] != self._shape[1:] or not whole:
-            self._read_some(start, out)
-        else:
-            head, tail = whole.start * deep - start, whole.stop * deep - start
-            self._read_some(start, out[:head])
-            self._read_whole(whole, out[head:tail])
-            self._read_some(start + tail, out[tail:])
-        if self._counts and out.size:
-            self._refuse_strange(out)
-        return out
-
-    def _read_whole(self, numbers: range, out: npt.NDArray[Any]) -> None:
-        """Rows of all of these chunks, which are as wide as the panel.
-
-        Each call that lets go of the interpreter costs two threads more than it takes:
-        the file is read and the sum compared for many chunks at once.
-        """
-        deep = self._chunk[0]
-        for at, raw in enumerate(self._stored(numbers)):
-            self._decoded(numbers[at], raw, out[at * deep : (at + 1) * deep])
-        if self._block_sums is None:
-            blocks = len(self._sums) // deep
-            sums = self._sums[: blocks * deep].reshape(blocks, deep)
-            self._block_sums = of_blocks(sums, self._row_bytes)
-        known: list[int] = self._block_sums[numbers.start : numbers.stop].tolist()
-        if block_checksum(out) != joined(known, deep * self._row_bytes):
-            self._verify(out, numbers.start * deep)
-
-    def _read_some(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Rows from a start on, of chunks of any shape and of which some are wanted."""
-        stop, deep = start + len(out), self._chunk[0]
+        deep, wide = self._chunk[0], self._chunk[1:] == self._shape[1:]
         steps = [
             range(0, n, c)
             for n, c in zip(self._shape[1:], self._chunk[1:], strict=True)
         ]
         beside = math.prod(len(s) for s in steps)  # chunks of the same rows
-        for top in range(start - start % deep, stop, deep):
+        first, last = start // deep * beside, -(-stop // deep) * beside
+        for number, raw in enumerate(self._stored(range(first, last)), first):
+            top, corner = number // beside * deep, number % beside
             a, b = max(top, start), min(top + deep, stop)
             part = out[a - start : b - start]
-            for place, corner in enumerate(np.ndindex(*(len(s) for s in steps))):
-                left = tuple(s[i] for s, i in zip(steps, corner, strict=True))
-                number = top // deep * beside + place
-                (raw,) = self._stored(range(number, number + 1))
+            if wide and len(part) == deep:
+                self._decoded(number, raw, part)
+            else:
                 block = self._decoded(number, raw)
+                at = np.unravel_index(corner, [len(s) for s in steps]) if steps else ()
                 cut = tuple(
-                    slice(x, min(x + c, n))
-                    for x, c, n in zip(
-                        left, self._chunk[1:], self._shape[1:], strict=True
+                    slice(s[i], min(s[i] + c, n))
+                    for s, i, c, n in zip(
+                        steps, at, self._chunk[1:], self._shape[1:], strict=True
                     )
                 )
                 inner = tuple(slice(0, c.stop - c.start) for c in cut)
                 part[(slice(None), *cut)] = block[(slice(a - top, b - top), *inner)]
-            self._verify(part, a)
-
-    @property
-    def _row_bytes(self) -> int:
-        return math.prod(self._shape[1:]) * self._dtype.itemsize
+            if corner == beside - 1:
+                self._verify(part, a)
+        if self._counts and out.size:
+            self._validate_counts(out)
+        return out
 
     def _verify(self, part: npt.NDArray[Any], first: int) -> None:
         """Compare rows with their checksums."""
         stored = self._sums[first : first + len(part)].tolist()
         found = checksums(part)
         if found != stored:
-            wrong = next(n for n, sum_ in enumerate(stored) if found[n] != sum_)
+            wrong = next(n for n, crc in enumerate(stored) if found[n] != crc)
             raise self._container.damaged(
                 f"row {first + wrong} of {self._name} has changed"
             )
 
-    def _refuse_strange(self, rows: npt.NDArray[Any]) -> None:
-        # below zero is, without a sign, above all others: one look for both
+    def _validate_counts(self, rows: npt.NDArray[Any]) -> None:
+        # as unsigned numbers, negative values exceed all others: one maximum for both
         most = int(rows.view(f"<u{rows.itemsize}").max())
         if most >= 1 << (8 * rows.itemsize - 1):
             raise self._container.damaged(f"a count in {self._name} is below zero")
         if most > MOST_BYTES:
-            raise self._container.damaged(f"a count in {self._name} is absurdly large")
+            raise self._container.damaged(f"a count in {self._name} is too large")
 
     def _stored(self, numbers: range) -> Iterator[memoryview]:
-        """What the file holds of each of the chunks; neighbors are read together."""
+        """Stored bytes of each chunk; chunks close to each other are read at once."""
         begin = self._offsets[numbers.start : numbers.stop].tolist()
         sizes = self._sizes[numbers.start : numbers.stop].tolist()
         ends = [a + size for a, size in zip(begin, sizes, strict=True)]

@@ -39,10 +39,10 @@ from moetraffic.trace.segments.segment import (
     read_segment,
     segment_path,
 )
-from moetraffic.trace.segments.shards import trace_of_shards
 from moetraffic.trace.trace import Trace
 
 from .assembly import Events, Layouts, gather_events, gather_layouts
+from .shards import trace_of_shards
 from .wire_encoding import state_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks that need no proof

@@ -25,7 +25,7 @@ from moetraffic.trace.model import (
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.reconciliation import Reconciled, UInt8, reconcile, sized
 from moetraffic.trace.trace import Trace
-from moetraffic.trace.wire import told_by_demand
+from moetraffic.trace.wire import bytes_by_demand
 
 from .assembly import Events, out_of_step
 
@@ -104,18 +104,7 @@ def state_bytes(
     panels = dict(draft.panels)
     panels |= {n: ArrayPanel(np.concatenate(parts)) for n, parts in stored.items()}
     panels |= {f"present_{w}": ArrayPanel(told) for w, told in presence.items()}
-    trace = Trace(
-        meta=draft.meta,
-        groups=draft.groups,
-        sites=sites,
-        occurrences=draft.occurrences,
-        panels=panels,
-        steps=draft.steps,
-        programs=draft.programs,
-        placements=draft.placements,
-        clocks=draft.clocks,
-    )
-    return trace, wrong
+    return draft.replaced(sites=sites, panels=panels), wrong
 
 
 def _following_demand(
@@ -129,8 +118,8 @@ def _following_demand(
         return site
     when = draft.occurrences.iteration[occurrences]
     try:
-        routed = draft.occurrences_at(np.full(len(when), routing), when)
-        told = told_by_demand(draft, site, routed)
+        routed = draft.rows.at(np.full(len(when), routing), when)
+        told = bytes_by_demand(draft, site, routed)
     except TraceError:
         return site  # no placement, or no routing in one of the iterations
     if not np.array_equal(told, sent):

@@ -1,14 +1,13 @@
-"""Segments of virtual expert parallelism, and the trace that they make.
+"""Segments of virtual expert parallelism, where one process trains for all ranks.
 
-One process trains on the shards of all R ranks.  Its segments hold what the routers
-decided, R rows a layer and micro-batch; the all-to-alls are implied by it
-(:mod:`moetraffic.trace.routed`).  Steps have R rows each as well, in the order of the
-ranks.
+A segment holds the routers' decisions for the shards of all R ranks, R rows per layer
+and micro-batch; the all-to-alls follow from them (:mod:`moetraffic.trace.routed`).
+Steps have R rows each as well, in the order of the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from moetraffic.trace.model import (
     ALL_TO_ALL,
-    PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
     Group,
@@ -25,10 +23,7 @@ from moetraffic.trace.model import (
     Int64,
     Meta,
     Site,
-    Steps,
 )
-from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.trace import Trace
 
 from .segment import EVENT, Segment
 
@@ -106,89 +101,3 @@ def segment_of_shards(
         placements=placements,
         shards=shards,
     )
-
-
-def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
-    """The trace of R ranks from the segments of the process that stood for them."""
-    first = segments[0]
-    keys = {
-        (r.layer, r.slot): (e.row_bytes, e.dtype, e.constant)
-        for segment in segments
-        for r, e in zip(segment.sites[::2], segment.sites[1::2], strict=True)
-    }
-    layers = []
-    for (layer, slot), (row_bytes, dtype, constant) in sorted(
-        keys.items(), key=lambda item: (item[0][1], item[0][0])
-    ):
-        iteration, rows = _rows(segments, layer, slot)
-        dropped = rows[:, :, 1]
-        layers.append(
-            RoutedLayer(
-                layer=layer,
-                slot=slot,
-                iteration=iteration,
-                demand=rows[:, :, 0],
-                dropped=dropped if dropped.any() else None,
-                row_bytes=row_bytes,
-                dtype=dtype,
-                padded=constant[0] if constant else 0,
-            )
-        )
-    placements = np.unique(np.concatenate([s.placements for s in segments]))
-    return trace_of_routing(
-        layers,
-        groups=first.groups,
-        placements=placements,
-        meta=meta,
-        steps=_steps(segments, first.shards),
-    )
-
-
-def _rows(segments: Sequence[Segment], layer: int, slot: int) -> tuple[Int64, Int32]:
-    """Iterations ``[n]`` and copies routed and dropped ``[n, R, 2, E]`` of a layer."""
-    when, parts = [], []
-    for segment in segments:
-        number = next(
-            (
-                n
-                for n, s in enumerate(segment.sites)
-                if s.operation == ROUTING and (s.layer, s.slot) == (layer, slot)
-            ),
-            -1,
-        )
-        mine = segment.events[segment.events["site"] == number]
-        if not len(mine):
-            continue
-        (rows,) = segment.demand.values()
-        at = mine["payload"][:, None] + np.arange(segment.shards)
-        when.append(mine["iteration"])
-        parts.append(rows[at])
-    return np.concatenate(when), np.concatenate(parts)
-
-
-def _steps(segments: Sequence[Segment], shards: int) -> Steps:
-    table = np.concatenate([s.steps for s in segments])
-    kinds = [kind for s in segments for kind in s.kinds][::shards]
-    columns: Mapping[str, Any] = {
-        name: table[name].reshape(-1, shards)
-        for name in ("loss", "tokens", "start", "end")
-    }
-    iteration = np.asarray(table["iteration"][::shards], np.int64)
-    return Steps(iteration=iteration, kind=tuple(kinds), **columns)
-
-
-def contiguous(groups: Sequence[Group], layers: Sequence[int], experts: int) -> Any:
-    """The placement in which group rank w holds experts ``w E/W .. (w+1) E/W - 1``.
-
-    Returns
-    -------
-    ndarray
-        Of type PLACEMENT, valid from iteration 0.
-    """
-    rows = [
-        (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
-        for number, group in enumerate(groups)
-        for layer in layers
-        for expert in range(experts)
-    ]
-    return np.array(rows, PLACEMENT)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetraffic.trace.consistency import clocks_hold, placements_hold
+from moetraffic.trace.consistency import clocks_valid, placements_valid
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     MOST_BYTES,
@@ -124,8 +124,8 @@ def _shards(segment: Segment) -> str:
 
 
 def _placements(segment: Segment) -> str:
-    if not placements_hold(segment.placements, segment.groups):
+    if not placements_valid(segment.placements, segment.groups):
         return "an expert is placed twice, or on a rank that is not in its group"
-    if not clocks_hold(segment.clocks, range(segment.meta.world)):
+    if not clocks_valid(segment.clocks, segment.meta.world):
         return "a clock is of no rank, or a hundred years off"
     return ""

@@ -1,9 +1,9 @@
-"""The folder into which a rank commits its segments, in a thread of its own.
+"""Segment store: the folder into which each rank commits its segments.
 
-The training thread hands over a function that builds a segment and goes on; building,
-compressing, writing and synchronizing happen beside it.  When the disk refuses, the
-training is not told: the error is kept, the windows that could not be written are
-counted, and later windows are tried again.
+The training thread hands over a function that builds a segment, and continues;
+building, compressing and writing happen in a background thread.  Write errors do not
+interrupt the training: the error is kept, lost windows are counted, and later windows
+are tried again.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from dataclasses import replace
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import SEGMENTS, refuse_output, remedy
+from moetraffic.trace.hdf5.durable import SEGMENTS, remedy, validate_output
 
 from .segment import PATTERN, Segment, rank_folder, write_segment
 
-CLOSED = "closed"  # a rank's last word in its folder
+CLOSED = "closed"  # file that marks the end of a rank's capture
 LOCK = "lock"
 FORCE = "allow it with force=True (--force)"
 RANKS = "rank-[0-9]*"
+PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
 
 
 def segments_folder(path: Path) -> Path:
-    """Where the ranks leave their segments until these are merged into ``path``."""
+    """Folder of the ranks' segments until they are merged into ``path``."""
     return path.with_name(path.name + SEGMENTS)
 
 
 def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
-    """Make sure that a capture can be written, and make room for it.
+    """Check that a capture can be written, and clear its folder of segments.
 
-    One process does this for all ranks, before the first of them records.  What an
-    earlier capture left is refused, whichever rank it is of and however many there
-    were: merging would take it for this one's.
+    One process calls this for all ranks, before any of them records.  Segments of an
+    earlier capture are refused, of whichever rank: merging would mix the two captures.
 
     Parameters
     ----------
     path
         The trace.
     force
-        Remove what an earlier capture left.
+        Remove the segments of an earlier capture.
     overwrite
-        How a user allows it, in words.
+        How a user allows it, for the message.
 
     Raises
     ------
     CaptureError
         If the trace cannot be written, or its folder of segments is not free.
     """
-    refuse_output(path, force=force, error=CaptureError, overwrite=overwrite)
+    validate_output(path, force=force, error=CaptureError, overwrite=overwrite)
     folder = segments_folder(path)
     if not folder.exists():
         return
@@ -65,16 +65,8 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
         )
     for own in folder.glob(RANKS):
         if _in_use(own):
-            raise CaptureError(
-                f"one capture writes to a folder at a time, but {own} is in use by a "
-                "running one: choose another output"
-            )
-    segments = list(folder.glob(f"{RANKS}/{PATTERN}"))
-    if segments and not force:
-        raise CaptureError(
-            f"{folder} holds {len(segments)} segments of an earlier capture: merge "
-            f"them (moetraffic merge {folder}), remove the folder, or {overwrite}"
-        )
+            raise _occupied(own)
+    _validate_empty(folder, list(folder.glob(f"{RANKS}/{PATTERN}")), force, overwrite)
     try:
         for own in folder.glob(RANKS):
             shutil.rmtree(own)
@@ -85,27 +77,44 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
         ) from None
 
 
+def _occupied(own: Path) -> CaptureError:
+    return CaptureError(
+        f"only one capture can write to a folder at a time, but {own} is in use by a "
+        "running one: choose another output"
+    )
+
+
+def _validate_empty(
+    folder: Path, earlier: list[Path], force: bool, overwrite: str
+) -> None:
+    if earlier and not force:
+        raise CaptureError(
+            f"{folder} holds {len(earlier)} segments of an earlier capture: merge "
+            f"them (moetraffic merge {folder}), remove the folder, or {overwrite}"
+        )
+
+
 def remove_empty(folder: Path) -> None:
-    """Remove a folder of segments in which no rank has one, nor may still write one."""
+    """Remove a folder of segments that holds none, unless a rank may still write."""
     for own in folder.glob(RANKS):
         if any(own.glob(PATTERN)) or not (own / CLOSED).exists():
             return
     for own in folder.glob(RANKS):
         # another rank may do the same at this moment
         shutil.rmtree(own, ignore_errors=True)
-    # not ours to remove where a user has put something into it
+    # files of the user stay
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def recording(folder: Path) -> list[int]:
-    """The ranks that still write to a folder of segments."""
+    """Ranks that still write to a folder of segments."""
     own = sorted(folder.glob(RANKS))
     return [int(o.name.rpartition("-")[2]) for o in own if _in_use(o)]
 
 
 def _in_use(own: Path) -> bool:
-    """Whether a process that runs records into a rank's folder."""
+    """Whether a running process records into a rank's folder."""
     try:
         lock = os.open(own / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -119,11 +128,8 @@ def _in_use(own: Path) -> bool:
     return False
 
 
-PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
-
-
 class RankFolder:
-    """A rank's place in a folder of segments, held while it records.
+    """A rank's folder of segments, locked while it records.
 
     Parameters
     ----------
@@ -132,7 +138,7 @@ class RankFolder:
     rank
         This rank.
     force
-        Remove what an earlier capture of this rank left there.
+        Remove this rank's segments of an earlier capture.
 
     Raises
     ------
@@ -142,47 +148,35 @@ class RankFolder:
 
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
         self.folder = folder
-        self._own = rank_folder(folder, rank)
+        own = rank_folder(folder, rank)
         try:
-            self._own.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            own.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise CaptureError(
-                f"a capture needs a folder to write to, but {self._own} cannot be "
-                f"made ({error.strerror}): {remedy(error)}"
+                f"a capture needs a folder to write to, but {own} cannot be made "
+                f"({error.strerror}): {remedy(error)}"
             ) from None
         try:
-            self._claim(force)
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise _occupied(own) from None
+            earlier = sorted(own.glob(PATTERN))
+            _validate_empty(folder, earlier, force, FORCE)
+            for path in (*earlier, own / CLOSED):
+                path.unlink(missing_ok=True)
         except BaseException:
             os.close(self.lock)
             raise
 
     def leave(self) -> None:
-        """Record no more."""
+        """Release the folder."""
         os.close(self.lock)
-
-    def _claim(self, force: bool) -> None:
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CaptureError(
-                f"one capture writes to a folder at a time, but {self._own} is in use "
-                "by a running one: choose another output path"
-            ) from None
-        earlier = sorted(self._own.glob(PATTERN))
-        if earlier and not force:
-            raise CaptureError(
-                f"{self.folder} holds {len(earlier)} segments of an earlier capture: "
-                f"merge them (moetraffic merge {self.folder}), remove the folder, or "
-                f"{FORCE}"
-            )
-        for old in earlier:
-            old.unlink()
-        self._own.joinpath(CLOSED).unlink(missing_ok=True)
 
 
 class SegmentWriter:
-    """Writes a rank's segments; what the disk refuses is counted, and never raised.
+    """Writes a rank's segments; write errors are counted, and never raised.
 
     Parameters
     ----------
@@ -193,13 +187,13 @@ class SegmentWriter:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.error: str = ""  # the first thing that went wrong, "" for nothing
+        self.error: str = ""  # the first error, "" for none
         self.lost_windows = 0
         self._lost_events = 0
         self._folder, self._own = folder, rank_folder(folder, rank)
 
     def write(self, segment: Segment) -> None:
-        """Write a segment; later ones are tried again if this one fails."""
+        """Write a segment; after an error, later ones are still tried."""
         try:
             write_segment(replace(segment, unrecorded=self._lost_events), self._folder)
         except OSError as error:
@@ -215,12 +209,12 @@ class SegmentWriter:
         self._lost_events += events
 
     def close(self) -> str:
-        """Say the rank's last word.
+        """Mark the rank's capture as closed.
 
         Returns
         -------
         str
-            Why it could not be said, "" where it was.
+            Why that failed, "" on success.
         """
         try:
             self._own.joinpath(CLOSED).touch()
@@ -231,24 +225,24 @@ class SegmentWriter:
 
 
 class SegmentStore:
-    """A rank's folder and writer, with a thread that builds and writes.
+    """A rank's folder and writer, with a thread that builds and writes segments.
 
     Parameters
     ----------
     folder, rank, force
-        As :class:`RankFolder` takes them.
+        See :class:`RankFolder`.
 
     Raises
     ------
     CaptureError
-        As :class:`RankFolder` says.
+        See :class:`RankFolder`.
     """
 
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
         self._place = RankFolder(folder, rank, force=force)
         self.folder, self.writer = folder, SegmentWriter(folder, rank)
         self._queue: queue.Queue[Callable[[], Segment] | None] = queue.Queue()
-        self._idle = threading.Event()  # nothing waits to be written
+        self._idle = threading.Event()  # no segment is waiting
         self._idle.set()
         self._thread = threading.Thread(
             target=self._work, name="moetraffic-commit", daemon=True
@@ -256,22 +250,22 @@ class SegmentStore:
         self._thread.start()
 
     def commit(self, build: Callable[[], Segment]) -> None:
-        """Have a segment built and written in the background.
+        """Build and write a segment in the background.
 
-        Steps that are faster than the disk would leave more unwritten than a window:
-        so this waits for the segment before, but never long.
+        Waits briefly for the segment before: steps that are faster than the disk
+        would otherwise accumulate unwritten windows.
         """
         self._idle.wait(PATIENCE_S)
         self._idle.clear()
         self._queue.put(build)
 
     def close(self) -> str:
-        """Wait until everything handed over is written or given up; leave the folder.
+        """Wait until all segments are written or given up, and release the folder.
 
         Returns
         -------
         str
-            Why the rank's last word could not be written, "" where it was.
+            Why the capture could not be marked as closed, "" on success.
         """
         self._queue.put(None)
         self._thread.join()
@@ -285,7 +279,7 @@ class SegmentStore:
             try:
                 self.writer.write(build())
             except Exception as error:
-                # a defect of ours must not end a training that is not ours
+                # an error of this package must not end the user's training
                 self.writer.lose(f"a window could not be built: {error!r}", 0)
             if self._queue.empty():
                 self._idle.set()

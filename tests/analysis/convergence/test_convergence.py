@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -144,22 +142,6 @@ def test_holes_are_left_out(still):
     assert np.flatnonzero(np.isnan(found.load.distance)).tolist() == [3, 40]
     assert np.flatnonzero(np.isnan(found.cells.distance)).tolist() == [7]
     assert np.flatnonzero(np.isnan(found.cells.change)).tolist() == [0, 7, 8]
-
-
-def test_without_ruptures_the_rest_is_told(still, monkeypatch):
-    real = importlib.import_module
-
-    def missing(name, *rest):
-        if name == "ruptures":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    found = convergence_of(*still)
-    assert found.load.changes is None
-    assert found.load.converged
-    assert any("moetraffic[analysis]" in note for note in found.notes)
-    assert len(found.notes) == 1
 
 
 def test_what_must_fit_together():

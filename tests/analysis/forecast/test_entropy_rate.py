@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis.forecast.entropy_rate import (
     entropy_rate,
+    fano_limit,
     guessed_share,
     lempel_ziv_rate,
     markov_order,
     markov_rate,
     new_lengths,
-)
-from moetraffic.analysis.forecast.predictability_bound import (
-    chain_guess,
-    chain_rate,
-    fano_limit,
 )
 from moetraffic.errors import AnalysisError
 
@@ -54,10 +50,7 @@ def searched(symbols: list[int]) -> list[int]:
     [(0.1, 0.1, 0.468996, 0.9, 0.9), (0.1, 0.3, 0.572069, 0.85, 0.864598)],
 )
 def test_exact_chains(up, down, rate, guess, fano):
-    chain = [[1 - up, up], [down, 1 - down]]
-    assert chain_rate(chain) == pytest.approx(rate, abs=1e-6)
-    assert chain_guess(chain) == pytest.approx(guess, abs=1e-6)
-    assert fano_limit(chain_rate(chain), 2) == pytest.approx(fano, abs=1e-6)
+    assert fano_limit(rate, 2) == pytest.approx(fano, abs=1e-6)
     found = entropy_rate(flips(50_000, up, down, seed=1))
     assert found.order == 1
     assert found.lz == pytest.approx(rate, rel=0.05)
@@ -65,16 +58,6 @@ def test_exact_chains(up, down, rate, guess, fano):
     assert found.markov_guess == pytest.approx(fano, rel=0.02)
     assert found.lz_guess == pytest.approx(fano, rel=0.02)
     assert found.achieved == pytest.approx(guess, rel=0.02)
-
-
-def test_a_chain_that_is_periodic_or_has_zeros_has_a_rate():
-    assert chain_rate([[0, 1], [1, 0]]) == pytest.approx(0)
-    assert chain_guess([[0, 1], [1, 0]]) == pytest.approx(1)
-    assert chain_rate(np.full((8, 8), 1 / 8)) == pytest.approx(3)
-    with pytest.raises(AnalysisError, match="stationary"):
-        chain_rate(np.eye(2))
-    with pytest.raises(AnalysisError, match="probabilities"):
-        chain_rate([[0.5, 0.6], [0.5, 0.5]])
 
 
 @settings(max_examples=60)

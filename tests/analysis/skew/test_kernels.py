@@ -1,11 +1,8 @@
-"""The fast pass: as the slow measures, and to the bit the same whoever counts it."""
+"""Statistics of many matrices at once agree with the measures of single arrays."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,16 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic import machine_code
 from moetraffic.analysis.skew import kernels, measures
 from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
-from moetraffic.analysis.skew.logarithms import logarithm, terms
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 SHAPES = [
-    # N, A, B and the middle of the counts: binned, in the table, by logarithm
+    # N, A, B and the median count: counted by value, or sorted
     ((3, 64, 64), 30),
     ((4, 8, 8), 500),
     ((3, 9, 13), 3000),
@@ -43,15 +38,15 @@ def drawn(shape, middle, seed=3):
     return counts
 
 
-def assert_same_bits(one: MatrixStatistics, other: MatrixStatistics) -> None:
+def assert_equal(one: MatrixStatistics, other: MatrixStatistics) -> None:
     for field in dataclasses.fields(one):
         a, b = getattr(one, field.name), getattr(other, field.name)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), field.name
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12, err_msg=field.name)
 
 
 @pytest.mark.parametrize(("shape", "middle"), SHAPES)
 @pytest.mark.parametrize("diagonal", [True, False])
-def test_it_is_what_the_measures_are(shape, middle, diagonal):
+def test_statistics_agree_with_the_measures(shape, middle, diagonal):
     if not diagonal and shape[1] != shape[2]:
         shape = (shape[0], shape[1], shape[1])
     counts = drawn(shape, middle)
@@ -61,12 +56,6 @@ def test_it_is_what_the_measures_are(shape, middle, diagonal):
         np.testing.assert_allclose(
             getattr(found, name), measure(counts, **of), rtol=1e-11, atol=1e-12
         )
-    np.testing.assert_allclose(
-        found.corrected_entropy,
-        measures.entropy(counts, bias_corrected=True, **of),
-        rtol=1e-12,
-        atol=1e-12,
-    )
     kept = counts.copy()
     if not diagonal:
         kept[:, np.arange(shape[1]), np.arange(shape[1])] = 0
@@ -81,46 +70,27 @@ def test_it_is_what_the_measures_are(shape, middle, diagonal):
             )
 
 
-# each type compiles for itself, which takes long the first time
-KINDS = [np.int32, pytest.param(np.int64, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "middle"), SHAPES)
-@pytest.mark.parametrize("diagonal", [True, False])
-def test_whoever_counts_counts_the_same_bits(shape, middle, diagonal, kind):
-    pytest.importorskip("numba")
-    if not diagonal and shape[1] != shape[2]:
-        shape = (shape[0], shape[1], shape[1])
-    counts = np.minimum(drawn(shape, middle), np.iinfo(kind).max // 2)
-    plain = matrix_statistics(counts, diagonal=diagonal, way="numpy")
-    given = counts.astype(kind)
-    assert_same_bits(plain, matrix_statistics(given, diagonal=diagonal, way="numba"))
-    assert_same_bits(plain, matrix_statistics(given, diagonal=diagonal, way="numpy"))
-
-
-@pytest.mark.parametrize("way", ["numba", "numpy"])
-def test_threads_chunks_and_memory_order_change_nothing(way, monkeypatch):
-    if way == "numba":
-        pytest.importorskip("numba")
-    counts = drawn((30, 16, 16), 40).astype(np.int32)
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32])
+def test_slices_types_and_memory_order_change_nothing(kind, monkeypatch):
+    counts = drawn((30, 16, 16), 40).astype(kind)
     counts[7] *= 1000
-    whole = matrix_statistics(counts, way=way, threads=1)
+    whole = matrix_statistics(counts)
     monkeypatch.setattr(kernels, "SLICE_BYTES", 3000)
-    monkeypatch.setattr(kernels, "SORTED_CELLS", 300)
-    assert_same_bits(whole, matrix_statistics(counts, way=way, threads=4))
-    assert_same_bits(whole, matrix_statistics(np.asfortranarray(counts), way=way))
+    assert_equal(whole, matrix_statistics(counts))
+    assert_equal(whole, matrix_statistics(np.asfortranarray(counts)))
     locked = counts.copy()
     locked.flags.writeable = False
-    assert_same_bits(whole, matrix_statistics(locked, way=way))
-    swapped = counts.astype(counts.dtype.newbyteorder())
-    assert_same_bits(whole, matrix_statistics(swapped, way=way))
-    for i in (1, 7):
-        alone = matrix_statistics(counts[i], way=way)
-        for field in dataclasses.fields(alone):
-            if field.name != "cells":
-                a, b = getattr(alone, field.name)[0], getattr(whole, field.name)[i]
-                assert np.array_equal(a, b), field.name
+    assert_equal(whole, matrix_statistics(locked, diagonal=True))
+    assert_equal(whole, matrix_statistics(counts.astype(counts.dtype.newbyteorder())))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_compiled_statistics_agree_with_numpy(diagonal, monkeypatch):
+    pytest.importorskip("numba")
+    counts = np.minimum(drawn((9, 12, 12), 30), 200).astype(np.int32)
+    plain = matrix_statistics(counts, diagonal=diagonal)
+    monkeypatch.setattr(kernels, "COMPILED_CELLS", 0)
+    assert_equal(plain, matrix_statistics(counts, diagonal=diagonal))
 
 
 @settings(max_examples=40)
@@ -130,17 +100,14 @@ def test_threads_chunks_and_memory_order_change_nothing(way, monkeypatch):
         st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 9)),
         elements=st.integers(0, 100) | st.integers(0, 127),
     ),
-    st.booleans(),
 )
-def test_any_small_counts(counts, gini):
-    found = matrix_statistics(counts, gini=gini, way="numpy")
+def test_any_small_counts(counts):
+    found = matrix_statistics(counts)
     of = {"axis": (-2, -1)}
     np.testing.assert_allclose(
         found.entropy, measures.entropy(counts, **of), atol=1e-12
     )
-    np.testing.assert_allclose(
-        found.gini, measures.gini(counts, **of) if gini else found.gini, atol=1e-12
-    )
+    np.testing.assert_allclose(found.gini, measures.gini(counts, **of), atol=1e-12)
 
 
 def test_exact_cases():
@@ -168,40 +135,6 @@ def test_bytes_past_a_square_in_64_bits_are_still_exact():
     assert even.cv.tolist() == [0] == even.gini.tolist()
 
 
-def test_bytes_of_whole_rows_are_counted_in_rows():
-    rows = drawn((3, 12, 12), 40)
-    whole = matrix_statistics(rows * 4096, diagonal=False, unit=4096)
-    plain = matrix_statistics(rows * 4096, diagonal=False)
-    for field in dataclasses.fields(whole):
-        a, b = getattr(whole, field.name), getattr(plain, field.name)
-        assert np.allclose(a, b, rtol=1e-12, atol=1e-12, equal_nan=True), field.name
-    with pytest.raises(AnalysisError, match="multiples"):
-        matrix_statistics([[4096, 4095]], unit=4096)
-    with pytest.raises(AnalysisError, match="from 1 on"):
-        matrix_statistics([[4096]], unit=0)
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_the_compilation_only(tmp_path):
-    pytest.importorskip("numba")
-    code = (
-        "import numba.core.caching as kept\n"
-        "def full(*_): raise OSError(28, 'No space left on device')\n"
-        "kept.IndexDataCacheFile.save = full\n"
-        "from moetraffic.analysis.skew.kernels import matrix_statistics\n"
-        "print(matrix_statistics([[1, 1]], way='numba').entropy.tolist())\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert ran.stdout.strip() == "[1.0]"
-
-
 def test_a_long_matrix_and_a_wide_one():
     counts = drawn((2, 256, 32), 15)[1]
     found = matrix_statistics(counts)
@@ -225,35 +158,6 @@ def test_nothing_sent_says_what_can_be_said():
     assert matrix_statistics(np.zeros((0, 4, 4), int)).entropy.shape == (0,)
 
 
-def test_a_process_compiles_only_when_it_has_counted_enough(monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setattr(kernels._Bill, "cells", 0)
-    monkeypatch.setattr(kernels._Bill, "ready", set())
-    monkeypatch.setattr(kernels, "PATIENCE", 150)
-    seen: list[str] = []
-    monkeypatch.setattr(
-        "moetraffic.analysis.skew.compiled_pass.sweep",
-        lambda kind: seen.append(kind) or no_sums,
-    )
-
-    def no_sums(*_):
-        pass
-
-    for _ in range(3):
-        matrix_statistics(np.ones((1, 8, 8), np.int32))
-    assert seen == ["int32"]
-    # what is compiled is used from the first matrix on
-    monkeypatch.setattr(kernels._Bill, "cells", 0)
-    matrix_statistics(np.ones((1, 8, 8), np.int32))
-    assert seen == ["int32"] * 2
-    # and where many matrices are to come, the first waits for the compiler
-    matrix_statistics(np.ones((1, 4, 4), np.int64))
-    assert seen == ["int32"] * 2
-    kernels.foresee(500)
-    matrix_statistics(np.ones((1, 4, 4), np.int64))
-    assert seen == ["int32"] * 2 + ["int64"]
-
-
 def test_what_is_no_count_is_refused():
     with pytest.raises(AnalysisError, match="negative"):
         matrix_statistics([[1, -2], [3, 4]])
@@ -263,27 +167,5 @@ def test_what_is_no_count_is_refused():
         matrix_statistics([[1, 2]], diagonal=False)
     with pytest.raises(AnalysisError, match="64 bits"):
         matrix_statistics([[2**62, 2**62]])
-    with pytest.raises(AnalysisError, match="63 bits"):
+    with pytest.raises(AnalysisError, match=r"2\^63"):
         matrix_statistics(np.array([[2**64 - 1]], np.uint64))
-    with pytest.raises(AnalysisError, match="ways"):
-        matrix_statistics([[1]], way="fortran")
-
-
-def test_without_numba_numpy_counts_and_numba_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr(machine_code, "available", lambda: False)
-    monkeypatch.setattr(kernels, "PATIENCE", 0)
-    assert matrix_statistics([[1, 1]]).entropy.tolist() == [1]
-    with pytest.raises(AnalysisError, match=r"moetraffic\[fast\]"):
-        matrix_statistics([[1]], way="numba")
-
-
-def test_logarithms_are_those_of_the_library_and_exact_for_powers_of_two():
-    values = np.concatenate(
-        [np.arange(1, 5000), 2.0 ** np.arange(0, 62), np.geomspace(1, 1e18, 5000)]
-    )
-    np.testing.assert_allclose(
-        logarithm(values), np.log2(values), rtol=4e-16, atol=4e-16
-    )
-    powers = 2.0 ** np.arange(-30, 62)
-    assert logarithm(powers).tolist() == list(range(-30, 62))
-    assert terms([0, 1]).tolist() == [0, 0]

@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis.rhythm.bins import on_off_series, rate_series
 from moetraffic.analysis.times.intervals import (
-    burst_lengths,
-    duty_cycle,
-    gap_lengths,
     mean_and_cv,
     merge_intervals,
     observed_span,
@@ -60,7 +57,6 @@ def test_series_and_duty_are_those_of_painted_time(pairs, width):
     start, end = on_clock(pairs)
     on = painted(start, end)
     span = (4, 74)
-    assert duty_cycle(start, end, span=span) == pytest.approx(on[4:74].mean())
     bins = 70 // width
     expected = on[4 : 4 + bins * width].reshape(bins, width).mean(axis=1)
     series = on_off_series(start, end, bin_ns=width, span=span)
@@ -87,26 +83,22 @@ def test_the_shift_to_a_late_clock_changes_nothing():
 def test_whole_cycles_are_observed_where_no_span_is_given():
     start = np.arange(7) * 100
     assert observed_span(start, start + 25) == (0, 600)
-    assert duty_cycle(start, start + 25) == 0.25
-    assert duty_cycle(start, start + 25, span=(0, 625)) == 7 * 25 / 625
 
 
 def test_bursts_and_gaps():
-    start, end = [0, 100, 105, 300], [20, 110, 130, 340]
-    assert burst_lengths(start, end).tolist() == [20, 30, 40]
-    assert gap_lengths(start, end).tolist() == [80, 170]
-    assert gap_lengths(start, end, bridge_ns=80).tolist() == [170]
-    assert burst_lengths(start, end, bridge_ns=80).tolist() == [130, 40]
-    assert mean_and_cv(burst_lengths(start, end)) == pytest.approx(
-        (30, np.sqrt(200 / 3) / 30)
-    )
+    events = [0, 100, 105, 300], [20, 110, 130, 340]
+    start, end = merge_intervals(*events)
+    assert (end - start).tolist() == [20, 30, 40]
+    assert mean_and_cv(end - start) == pytest.approx((30, np.sqrt(200 / 3) / 30))
+    start, end = merge_intervals(*events, bridge_ns=80)
+    assert (end - start).tolist() == [130, 40]
 
 
 def test_exponential_gaps_have_a_cv_of_one():
     rng = np.random.default_rng(0)
     gaps = rng.exponential(1e6, 20000).astype(np.int64) + 1
-    start = np.cumsum(gaps + 1000)
-    mean, cv = mean_and_cv(gap_lengths(start, start + 1000))
+    first, last = merge_intervals(np.cumsum(gaps + 1000), np.cumsum(gaps + 1000) + 1000)
+    mean, cv = mean_and_cv(first[1:] - last[:-1])
     assert mean == pytest.approx(1e6, rel=0.05)
     assert cv == pytest.approx(1, rel=0.05)
 
@@ -119,9 +111,6 @@ def test_the_rate_adds_up_overlapping_events():
 def test_nothing_seen_gives_nothing():
     assert merge_intervals([], [])[0].size == 0
     assert observed_span([3], [9]) is None
-    assert np.isnan(duty_cycle([3], [9]))
-    assert np.isnan(duty_cycle([], []))
-    assert duty_cycle([], [], span=(0, 10)) == 0
     assert on_off_series([], [], bin_ns=2, span=(0, 6)).tolist() == [0, 0, 0]
     assert rate_series([], [], [], bin_ns=2, span=(0, 6)).tolist() == [0, 0, 0]
     assert on_off_series([3], [9], bin_ns=2).size == 0

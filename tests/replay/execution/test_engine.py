@@ -7,7 +7,7 @@ import pytest
 
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
-from moetraffic.replay.execution.agreement import gather
+from moetraffic.replay.execution.control import gather
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.trace.trace import Trace

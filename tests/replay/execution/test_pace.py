@@ -104,7 +104,7 @@ def test_unknown_times_leave_one_order_for_all_ranks(toy):
         assert set(program.after.tolist()) == {-1}
     how = pace("captured")
     with pytest.raises(ReplayError, match=r"needs the captured times.*--pace asap"):
-        how.refuse_unsuitable(plan, 0, device="cpu", timeout_s=60.0)
+        how.validate(plan, 0, device="cpu", timeout_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_as_soon_as_possible_nothing_is_due(toy, forked):
         assert (timing.issue[1:] >= timing.end[:-1]).all()
 
 
-class Slow(Gloo):
+class SlowOperation(Gloo):
     """An all-reduce takes 60 ms longer here."""
 
     def bind(self, call: Call):
@@ -153,7 +153,9 @@ class Slow(Gloo):
 @pytest.mark.parametrize("text", ["asap", "captured"])
 def test_streams_overlap_and_iterations_do_not(toy, forked, text):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), beside))
-    for rank, (_, timing) in enumerate(run(forked, plan, pace(text), backend=Slow)):
+    for rank, (_, timing) in enumerate(
+        run(forked, plan, pace(text), backend=SlowOperation)
+    ):
         program = plan.programs[rank]
         when = plan.iteration[program.operation]
         dense = program.stream == 1
@@ -171,7 +173,7 @@ def test_streams_overlap_and_iterations_do_not(toy, forked, text):
 def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
     for rank, (_, timing) in enumerate(
-        run(forked, plan, pace("open-loop"), backend=Slow)
+        run(forked, plan, pace("open-loop"), backend=SlowOperation)
     ):
         program = plan.programs[rank]
         due = timing.due - timing.due[0]
@@ -221,10 +223,8 @@ def test_what_is_no_pace_is_refused(text):
 def test_a_pace_that_cannot_be_kept_is_refused(toy):
     plan = make_plan(at_times(toy(iterations=(0, 1)), spaced))
     with pytest.raises(ReplayError, match=r"rank 0 pauses for 9 s: raise --timeout"):
-        pace("scaled:1000").refuse_unsuitable(plan, 0, device="cpu", timeout_s=5.0)
+        pace("scaled:1000").validate(plan, 0, device="cpu", timeout_s=5.0)
     with pytest.raises(ReplayError, match=r"rank 0 pauses for 0\.01 s"):
-        pace("open-loop").refuse_unsuitable(plan, 0, device="cpu", timeout_s=0.005)
+        pace("open-loop").validate(plan, 0, device="cpu", timeout_s=0.005)
     with pytest.raises(ReplayError, match="buffers are on cpu: choose --gaps spin"):
-        pace("captured", Gaps.GEMM).refuse_unsuitable(
-            plan, 0, device="cpu", timeout_s=60.0
-        )
+        pace("captured", Gaps.GEMM).validate(plan, 0, device="cpu", timeout_s=60.0)

@@ -1,4 +1,4 @@
-"""Dense companions have the bytes, groups and order of patterns/."""
+"""Dense background have the bytes, groups and order of patterns/."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 )
 def test_between_ranks_they_send_what_the_pattern_says(model, layout):
     asked = BackgroundPattern(layout=layout, model=model)
-    found = asked.companions(8)
+    found = asked.traffic(8)
     total = np.zeros((8, 8), np.int64)
     for one in found.operations:
         ranks = found.groups[one.group]
@@ -50,7 +50,7 @@ def test_between_ranks_they_send_what_the_pattern_says(model, layout):
 
 def test_their_order_is_that_of_every_rank_but_for_messages():
     asked = BackgroundPattern(layout=LAYOUT, model="gpt2-large")
-    found, pattern = asked.companions(8), asked.pattern()
+    found, pattern = asked.traffic(8), asked.pattern()
     for rank in range(8):
         mine = [
             (o.kind, found.group_kinds[o.group], o.size, o.site.layer)
@@ -74,7 +74,7 @@ def test_their_order_is_that_of_every_rank_but_for_messages():
 
 
 def test_every_group_runs_in_a_stream_of_its_kind():
-    found = BackgroundPattern(layout=LAYOUT, model="gpt2-large").companions(8)
+    found = BackgroundPattern(layout=LAYOUT, model="gpt2-large").traffic(8)
     by_kind = dict(zip(found.groups, found.group_kinds, strict=True))
     assert by_kind[0, 1] == by_kind[6, 7] == "tp"
     assert by_kind[0, 2] == "dp"
@@ -89,7 +89,7 @@ def test_every_group_runs_in_a_stream_of_its_kind():
 
 def test_the_identity_tells_models_and_layouts_apart():
     told = {
-        BackgroundPattern(layout=layout, model=model).companions(8).identity
+        BackgroundPattern(layout=layout, model=model).traffic(8).identity
         for layout in (LAYOUT, "tp=2,pp=2,dp=2,micro-batch=2", "tp=4,dp=2")
         for model in ("gpt2-large", "gpt2-medium")
     }
@@ -106,11 +106,11 @@ def test_a_layout_that_says_nothing_is_refused(layout):
 
 def test_a_layout_of_other_ranks_is_refused():
     with pytest.raises(ReplayError, match=r"replay's 4 ranks, but tp=2, dp=4 are 8"):
-        BackgroundPattern(layout="tp=2,dp=4", model="gpt2-large").companions(4)
+        BackgroundPattern(layout="tp=2,dp=4", model="gpt2-large").traffic(4)
     with pytest.raises(ReplayError, match="raise tp, pp or dp"):
-        BackgroundPattern(layout="dp=1", model="gpt2-large").companions(1)
+        BackgroundPattern(layout="dp=1", model="gpt2-large").traffic(1)
     with pytest.raises(LayoutError, match="did you mean gpt2-large"):
-        BackgroundPattern(layout="dp=2", model="gpt2-lrge").companions(2)
+        BackgroundPattern(layout="dp=2", model="gpt2-lrge").traffic(2)
 
 
 def test_pairs_alternate():

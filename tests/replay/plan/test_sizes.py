@@ -16,7 +16,7 @@ from moetraffic.replay.execution import sequential, timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.plan.sizes import buffers, moved, sizes
-from moetraffic.replay.scratch_file import forget, room
+from moetraffic.replay.scratch_file import release, scratch_array
 
 CUT = {"reduce_scatter", "scatter"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
@@ -76,13 +76,16 @@ def test_what_is_sent_is_received(kind):
 
 def test_large_arrays_lie_in_files_and_keep_what_they_hold(monkeypatch):
     monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 1 << 10)
-    small, large = room(10, np.int64, -1), room((3, 1000), np.int64, -1)
+    small, large = (
+        scratch_array(10, np.int64, -1),
+        scratch_array((3, 1000), np.int64, -1),
+    )
     assert not isinstance(small, np.memmap)
     assert isinstance(large, np.memmap)
     assert (large == -1).all()
     large[1] = np.arange(1000)
-    forget(large)
-    forget(small)
+    release(large)
+    release(small)
     assert large[1].tolist() == list(range(1000))
 
 

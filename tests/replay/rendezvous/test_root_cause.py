@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from moetraffic.replay.rendezvous.handshake import (
-    Need,
-    Offer,
-    different,
-    short_of_memory,
+    Handshake,
+    MemoryNeed,
+    find_memory_shortage,
+    find_mismatch,
 )
-from moetraffic.replay.rendezvous.root_cause import Report, inquest
+from moetraffic.replay.rendezvous.root_cause import Report, find_root_cause
 
 
 def report(rank, cause="peer", **fields):
@@ -65,38 +65,44 @@ def report(rank, cause="peer", **fields):
     ],
 )
 def test_the_first_to_fail_is_named(reports, missing, seen, rank, operation, reason):
-    found = inquest({r.rank: r for r in reports}, missing, seen)
+    found = find_root_cause({r.rank: r for r in reports}, missing, seen)
     assert (found.rank, found.operation) == (rank, operation)
     assert found.reason.startswith(reason)
-    assert found.spokesman == min(r.rank for r in reports)
+    assert found.reporter == min(r.rank for r in reports)
     assert found.cause == "peer"
 
 
-def offer(**terms):
-    return Offer(terms=terms, node="a", pid=1, space="", nonce="n")
+def handshake(**terms):
+    return Handshake(terms=terms, node="a", pid=1, space="", nonce="n")
 
 
 def test_the_odd_rank_is_named_with_the_first_term_that_differs():
-    same, odd = offer(torch="2.13", plan="x"), offer(torch="2.4", plan="y")
-    assert different([same, same, same]) is None
-    found = different([same, odd, same])
+    same, odd = handshake(torch="2.13", plan="x"), handshake(torch="2.4", plan="y")
+    assert find_mismatch([same, same, same]) is None
+    found = find_mismatch([same, odd, same])
     assert (found.rank, found.cause) == (1, "mismatch")
     assert found.reason.startswith("has torch 2.4, while rank 0 has 2.13: give every")
     # most decide, not rank 0
-    assert different([odd, same, same]).rank == 0
-    assert different([same, offer(plan="x")]).reason.startswith("has torch none,")
-    assert different([same, same, offer(torch="2.13", plan="z")]) == (0, 2)
+    assert find_mismatch([odd, same, same]).rank == 0
+    assert find_mismatch([same, handshake(plan="x")]).reason.startswith(
+        "has torch none,"
+    )
+    assert find_mismatch([same, same, handshake(torch="2.13", plan="z")]) == (0, 2)
 
 
 def test_memory_is_added_up_over_the_ranks_of_a_pool():
     def need(node, needs, free, pool="host"):
-        return Need(node=node, pool=pool, needs=needs, free=free)
+        return MemoryNeed(node=node, pool=pool, needs=needs, free=free)
 
-    assert short_of_memory([need("a", 40, 100), need("a", 60, 120)]) is None
-    assert short_of_memory([need("a", 10**9, -1)]) is None  # the system does not tell
-    assert short_of_memory([need("a", 60, 100), need("b", 60, 100)]) is None
+    assert find_memory_shortage([need("a", 40, 100), need("a", 60, 120)]) is None
+    assert (
+        find_memory_shortage([need("a", 10**9, -1)]) is None
+    )  # the system does not tell
+    assert find_memory_shortage([need("a", 60, 100), need("b", 60, 100)]) is None
     gpus = [need("a", 60, 100, "cuda:0"), need("a", 60, 100, "cuda:1")]
-    assert short_of_memory(gpus) is None
-    found = short_of_memory([need("b", 1, 9), need("a", 50, 110), need("a", 61, 115)])
+    assert find_memory_shortage(gpus) is None
+    found = find_memory_shortage(
+        [need("b", 1, 9), need("a", 50, 110), need("a", 61, 115)]
+    )
     assert (found.rank, found.operation) == (1, "start-up")
     assert "those of 1 more ranks need 111 B on a, where 110 B are free" in found.reason

@@ -17,7 +17,7 @@ from moetraffic.analysis.times.completion import (
     iteration_times,
 )
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.replay import make_plan
@@ -39,10 +39,9 @@ from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.fidelity import Fidelity
 from moetraffic.replay.results.punctuality import punctuality
 from moetraffic.replay.results.records import from_json, to_json
-from moetraffic.replay.results.replayed import replayed
+from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bytes_per_second
 
 
 def timed(plan, took, *, skew=0) -> dict[int, Timing]:
@@ -104,7 +103,7 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
     bound = port_times(plan, capacity)
     np.testing.assert_allclose(bound, plan.bottleneck_bytes / 1e9)
     times = timed(plan, lambda r, o: 2 * int(plan.bottleneck_bytes[o]))
-    found = said(plan, times, yardsticks=Baselines(bound_s=bound, bound_of="x"))
+    found = said(plan, times, baselines=Baselines(bound_s=bound, bound_of="x"))
     for p in found.parts:
         if p.by != "iteration":
             assert p.over_bound.value == pytest.approx(2)
@@ -117,13 +116,13 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
 def test_the_bound_of_one_switch_is_the_port_bound_and_racks_are_never_faster(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(3))
     plan = make_plan(trace)
-    single = network("single", 4, rate=bytes_per_second, capacity="8Gbps")
+    single = load_fabric("single", 4, capacity="8Gbps")
     bound = network_bounds(plan, operation_matrices(trace, plan), single)
     exchanges = plan.kind == 0
     np.testing.assert_allclose(bound[exchanges], port_times(plan, 1e9)[exchanges])
     # rings of four ranks: the busiest link's bytes, as nccl-tests counts them
     np.testing.assert_allclose(bound[~exchanges], port_times(plan, 1e9)[~exchanges])
-    spine = network("leaf-spine", 4, rate=bytes_per_second, capacity="8Gbps")
+    spine = load_fabric("leaf-spine", 4, capacity="8Gbps")
     slower = network_bounds(plan, operation_matrices(trace, plan), spine)
     assert (slower >= bound - 1e-15).all()
 
@@ -185,7 +184,9 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         assert np.isfinite(transfer).all()
 
         # and the trace of this replay has those times
-        made = replayed(trace, plan, times, backend="gloo", nodes=["n"] * plan.world)
+        made = replayed_trace(
+            trace, plan, times, backend="gloo", nodes=["n"] * plan.world
+        )
         for row in compare_times(trace, made):
             assert row.ratio.value == pytest.approx(1, abs=1e-6)
         when, took, _ = iteration_times(made, completion(made))
@@ -309,7 +310,7 @@ def test_a_fidelity_survives_its_json(toy):
     found = said(
         plan,
         timed(plan, lambda r, o: 1000 + o),
-        yardsticks=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
+        baselines=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
     )
     text = to_json("x", found)
     again = from_json(Fidelity, text)

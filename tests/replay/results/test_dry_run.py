@@ -11,27 +11,31 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import MoetrafficError, ReplayError
-from moetraffic.fabric.named import network
+from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
-from moetraffic.replay.results.dry_run import RankEstimate, as_dict, foresee, rows
+from moetraffic.replay.results.dry_run import (
+    DryRunOptions,
+    as_dict,
+    estimate_plan,
+    rows,
+)
 from moetraffic.replay.results.estimate import (
     bounds,
     by_hockney,
     by_table,
-    hockney_of,
-    in_turn,
+    parse_hockney,
+    serialized_time,
 )
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.units import bytes_per_second
 
 RATE = 125e6  # bytes/s of 1Gbps
 
 
 def on(asked: str, ranks: int):
-    return network(asked, ranks, rate=bytes_per_second, capacity="1Gbps")
+    return load_fabric(asked, ranks, capacity="1Gbps")
 
 
 def test_bounds_on_one_switch_are_the_busiest_ports_bytes(toy):
@@ -82,10 +86,10 @@ def test_bounds_are_of_the_scaled_matrices(toy):
 
 def test_bounds_count_dense_operations_as_rings(toy):
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
-    beside = BackgroundPattern(
-        layout="tp=2,dp=2,micro-batch=1", model="tiny"
-    ).companions(4)
-    plan = make_plan(trace, companions=beside)
+    beside = BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny").traffic(
+        4
+    )
+    plan = make_plan(trace, background=beside)
     found = bounds(trace, plan, on("single", 4))
     np.testing.assert_allclose(
         found.operation_s, plan.bottleneck_bytes / RATE, rtol=1e-3
@@ -95,14 +99,14 @@ def test_bounds_count_dense_operations_as_rings(toy):
 
 def test_hockneys_model_is_alpha_a_round_and_bytes_over_beta(toy):
     plan = make_plan(toy(world=4, groups=[(0, 1, 2, 3)]), dense=False)
-    found = by_hockney(plan, hockney_of("10us,1GB/s"))
+    found = by_hockney(plan, parse_hockney("10us,1GB/s"))
     np.testing.assert_allclose(
         found.operation_s, 3 * 10e-6 + plan.bottleneck_bytes / 1e9
     )
-    assert found.total_s == pytest.approx(in_turn(plan, found.operation_s))
+    assert found.total_s == pytest.approx(serialized_time(plan, found.operation_s))
     for text in ("10us", "10us,fast", "1,1GB/s"):
         with pytest.raises(MoetrafficError):
-            hockney_of(text)
+            parse_hockney(text)
 
 
 def test_a_table_of_measurements_estimates_what_it_measured(toy):
@@ -129,11 +133,13 @@ def test_a_table_of_measurements_estimates_what_it_measured(toy):
 
 def test_rows_are_the_whole_plan(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    beside = BackgroundPattern(
-        layout="tp=2,dp=2,micro-batch=1", model="tiny"
-    ).companions(4)
-    plan = make_plan(trace, companions=beside)
-    found = foresee(trace, plan, RankEstimate(capacity="1Gbps", hockney="1us,1GB/s"))
+    beside = BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny").traffic(
+        4
+    )
+    plan = make_plan(trace, background=beside)
+    found = estimate_plan(
+        trace, plan, DryRunOptions(capacity="1Gbps", hockney="1us,1GB/s")
+    )
     table = list(rows(found))
     sent = sum(sum(r["sends"]) for r in table)
     received = sum(sum(r["receives"]) for r in table)
@@ -217,4 +223,4 @@ def test_wrong_use_is_one_sentence(toy_file, capsys, options, says):
 
 def test_an_outlook_refuses_what_it_cannot_write(tmp_path):
     with pytest.raises(ReplayError, match="does not exist"):
-        RankEstimate(program=tmp_path / "no" / "plan.csv")
+        DryRunOptions(program=tmp_path / "no" / "plan.csv")

@@ -15,7 +15,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
-from moetraffic.replay.results.console import Watcher
+from moetraffic.replay.results.console import ProgressDisplay
 from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.metrics import (
     PREFIX,
@@ -83,7 +83,7 @@ def summary_of(toy, **more):
         plan,
         times,
         measured,
-        yardsticks=Baselines(bound_s=port_times(plan, 1e9), bound_of="x"),
+        baselines=Baselines(bound_s=port_times(plan, 1e9), bound_of="x"),
     )
     return plan, summarize(
         plan,
@@ -172,11 +172,11 @@ def beat(rank: int, done: int, of: int = 100, stage: str = "replay", **more) -> 
 
 def test_while_it_runs_the_file_says_how_far_each_rank_is(toy, tmp_path, monkeypatch):
     path = tmp_path / "run.prom"
-    watcher = Watcher(None, path)
+    display = ProgressDisplay(None, path)
     monkeypatch.setattr("moetraffic.replay.results.console._METRICS_EVERY_S", -1.0)
-    watcher.plan(make_plan(toy(world=2), ranks=()))
-    watcher.event(beat(0, 40))
-    watcher.event(beat(1, 10))
+    display.plan(make_plan(toy(world=2), ranks=()))
+    display.event(beat(0, 40))
+    display.event(beat(1, 10))
     found = parsed(path.read_text())
     told = found[f"{PREFIX}_rank_operations_total"]
     assert told["type"] == "counter"
@@ -190,10 +190,10 @@ def test_while_it_runs_the_file_says_how_far_each_rank_is(toy, tmp_path, monkeyp
 def test_a_full_disk_ends_the_metrics_not_the_replay(
     toy, tmp_path: Path, monkeypatch, capsys
 ):
-    watcher = Watcher(None, tmp_path / "gone" / "run.prom")
+    display = ProgressDisplay(None, tmp_path / "gone" / "run.prom")
     monkeypatch.setattr("moetraffic.replay.results.console._METRICS_EVERY_S", -1.0)
-    watcher.plan(make_plan(toy(world=2), ranks=()))
-    watcher.event(beat(0, 40))
-    watcher.event(beat(0, 50))
+    display.plan(make_plan(toy(world=2), ranks=()))
+    display.event(beat(0, 40))
+    display.event(beat(0, 50))
     assert capsys.readouterr().err.count("cannot be written") == 1
-    assert watcher.progress.of_rank[0].done == 50
+    assert display.progress.of_rank[0].done == 50

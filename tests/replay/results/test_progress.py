@@ -9,7 +9,11 @@ from rich.console import Console
 
 from moetraffic.launch import Event
 from moetraffic.replay import make_plan
-from moetraffic.replay.results.console import Watcher, picture, watching
+from moetraffic.replay.results.console import (
+    ProgressDisplay,
+    progress_display,
+    render_progress,
+)
 from moetraffic.replay.results.progress import Progress
 
 
@@ -29,7 +33,9 @@ class Clock:
 
 def drawn(progress: Progress) -> str:
     paper = io.StringIO()
-    Console(file=paper, width=100, force_terminal=False).print(picture(progress))
+    Console(file=paper, width=100, force_terminal=False).print(
+        render_progress(progress)
+    )
     return paper.getvalue()
 
 
@@ -94,15 +100,15 @@ def test_what_is_no_progress_changes_nothing(wrong):
 def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
     monkeypatch.setattr("moetraffic.replay.results.console._LINE_EVERY_S", -1.0)
     plan = make_plan(toy(world=2), ranks=())
-    with watching() as watcher:
-        watcher.plan(plan)
-        watcher.event(beat(0, 7))
+    with progress_display() as display:
+        display.plan(plan)
+        display.event(beat(0, 7))
     said = capsys.readouterr().err
     assert f"{len(plan)} operations of trace" in said
     assert "replaying: 0 of 100 operations" in said
     assert "\x1b" not in said
-    with watching(live=True) as watcher:
-        assert isinstance(watcher, Watcher)
-        watcher.plan(plan)
-        watcher.event(beat(1, 9))
+    with progress_display(live=True) as display:
+        assert isinstance(display, ProgressDisplay)
+        display.plan(plan)
+        display.event(beat(1, 9))
     assert "rank 1" in capsys.readouterr().err

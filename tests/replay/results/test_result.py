@@ -12,7 +12,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.local import read_summary
 from moetraffic.replay.results.durations import measure
-from moetraffic.replay.results.replayed import replayed
+from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.results.result import summarize
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
@@ -145,7 +145,7 @@ def test_the_replayed_trace_is_the_same_traffic_at_new_times(toy, tmp_path):
     trace = toy(world=5, groups=[(4, 0, 2), (1, 3)], iterations=(3, 5, 8))
     plan = make_plan(trace, iterations=range(4, 9))
     times = timed(plan, lambda r, o: 1000 + 7 * r + o)
-    made = replayed(trace, plan, times, backend="gloo", nodes=["n"] * 5)
+    made = replayed_trace(trace, plan, times, backend="gloo", nodes=["n"] * 5)
     path = tmp_path / "replayed.h5"
     made.save(path)
     with Trace.open(path) as found:
@@ -180,7 +180,7 @@ def test_routings_keep_their_demand_and_lose_their_times(captured):
     with Trace.open(captured) as trace:
         plan = make_plan(trace, iterations=range(2))
         times = timed(plan, lambda r, o: 1000)
-        made = replayed(trace, plan, times, backend="gloo", nodes=[""] * 4)
+        made = replayed_trace(trace, plan, times, backend="gloo", nodes=[""] * 4)
         for layer in trace.layers:
             routed = made.find(operation="routing", layer=layer)
             want = trace.find(operation="routing", layer=layer, iterations=range(2))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic.errors import CaptureError, ReplayError
-from moetraffic.trace.hdf5.durable import refuse_output, refuse_own_input
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.segments.store import (
     CLOSED,
     SegmentStore,
@@ -35,10 +35,10 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
         tmp_path / "a\0b": "cannot be written",
     }.items():
         with pytest.raises(ReplayError, match=said) as refused:
-            refuse_output(path, force=False, error=ReplayError)
+            validate_output(path, force=False, error=ReplayError)
         assert len(str(refused.value)) < 400
-    refuse_output(file, force=True)
-    refuse_output(tmp_path / "new.h5", force=False)
+    validate_output(file, force=True)
+    validate_output(tmp_path / "new.h5", force=False)
     assert {p.name for p in tmp_path.iterdir()} == {"file", "pipe"}
 
 
@@ -48,8 +48,8 @@ def test_an_output_that_is_the_input_under_any_name(tmp_path: Path) -> None:
     (tmp_path / "link.h5").symlink_to(file)
     for name in ("a.h5", "link.h5", "../" + tmp_path.name + "/a.h5"):
         with pytest.raises(ReplayError, match="is the input itself"):
-            refuse_own_input(file, tmp_path / name, error=ReplayError)
-    refuse_own_input(file, tmp_path / "b.h5")
+            validate_other_than_input(file, tmp_path / name, error=ReplayError)
+    validate_other_than_input(file, tmp_path / "b.h5")
 
 
 def test_segments_of_an_earlier_capture_are_not_touched(tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ from moetraffic.report.terminal import refuse, say
 
 from .failure import RankError, first_line
 
-FAILED = 2
+EXIT_ERROR = 2
 """Exit code of what ends with a sentence."""
-UNFORESEEN = 1
+EXIT_UNEXPECTED = 1
 """Exit code of what ends with a traceback."""
 
 T = TypeVar("T")
 
 
-def to_the_end(work: Callable[[], T], seat: Seat | None) -> T:
+def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
     """Do the work of a process, and end the process if that fails.
 
     Parameters
@@ -51,7 +51,7 @@ def to_the_end(work: Callable[[], T], seat: Seat | None) -> T:
         if seat is None:
             raise
         _say(error, seat)
-        leave(FAILED)
+        leave(EXIT_ERROR)
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except Exception as error:
@@ -59,7 +59,7 @@ def to_the_end(work: Callable[[], T], seat: Seat | None) -> T:
         if seat is None:
             raise
         traceback.print_exc()
-        leave(UNFORESEEN)
+        leave(EXIT_UNEXPECTED)
 
 
 def told(error: Exception) -> tuple[str, dict[str, Any]]:
@@ -93,5 +93,5 @@ def _say(error: MoetrafficError, seat: Seat) -> None:
     """Say what this rank alone knows; what all ranks meet, one of them says."""
     if not isinstance(error, RankError):
         refuse(str(error))
-    elif error.cause != "peer" or seat.rank == error.spokesman:
+    elif error.cause != "peer" or seat.rank == error.reporter:
         say(f"moetraffic: {error}")

@@ -2,7 +2,7 @@
 
 On the ranks of the trace, with nothing added, it is the trace itself with other times,
 its routings and their demand included.  Otherwise (other ranks, other bytes, dense
-companions) it is made from the plan: each operation with the bytes that were sent, and
+background) it is made from the plan: each operation with the bytes that were sent, and
 no demand, for no router decided anything on these ranks.
 
 Losses and tokens are unknown: a replay trains nothing.
@@ -41,7 +41,7 @@ from moetraffic.trace.trace import Trace
 from .durations import NO_CLOCKS
 
 
-def replayed(
+def replayed_trace(
     trace: Trace,
     plan: Plan,
     times: Mapping[int, Timing],
@@ -72,7 +72,7 @@ def replayed(
     as_it_was = scale is None and bool((plan.occurrence >= 0).all())
     if as_it_was:
         base = trace.select(plan.occurrence)
-        place = base.occurrences_at(plan.site.astype(np.int64), plan.iteration)
+        place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
     else:
         base, place = _made(trace, plan, scale)
     meta = replace(

@@ -9,26 +9,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import (
-    CLOCK,
-    PLACEMENT,
-    STEP_KINDS,
-    Meta,
-    Occurrences,
-    Program,
-    Steps,
+from moetraffic.trace.hdf5.container import Container
+from moetraffic.trace.hdf5.durable import (
+    DeferredErrorFile,
+    remedy,
+    replacing,
+    validate_output,
 )
-from moetraffic.trace.panel import ArrayPanel, Panel
-
-from .container import Container
-from .durable import ForgivingFile, refuse_output, remedy, replacing
-from .image import Image
-from .tables import (
+from moetraffic.trace.hdf5.image import Image
+from moetraffic.trace.hdf5.tables import (
     as_text,
     meta_attributes,
     read_groups,
@@ -42,8 +35,17 @@ from .tables import (
     write_table,
 )
 
-if TYPE_CHECKING:
-    from moetraffic.trace.trace import Trace
+from .contents import T, TraceContents
+from .model import (
+    CLOCK,
+    PLACEMENT,
+    STEP_KINDS,
+    Meta,
+    Occurrences,
+    Program,
+    Steps,
+)
+from .panel import ArrayPanel, Panel
 
 KIND = "moetraffic"
 VERSION = 1
@@ -84,11 +86,11 @@ PANEL_NAME = re.compile(
 )
 
 
-def save(trace: Trace, path: Path, *, force: bool) -> None:
+def save(trace: TraceContents, path: Path, *, force: bool) -> None:
     """See :meth:`Trace.save`."""
-    refuse_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError)
     try:
-        with replacing(path) as temporary, ForgivingFile(temporary) as file:
+        with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
             with Image(file, OWN | meta_attributes(trace.meta)) as image:
                 _write(image, trace)
             file.settle()
@@ -98,15 +100,13 @@ def save(trace: Trace, path: Path, *, force: bool) -> None:
         ) from None
 
 
-def load(path: Path) -> Trace:
+def load(path: Path, kind: type[T]) -> T:
     """See :meth:`Trace.open`."""
-    from moetraffic.trace.trace import Trace
-
     container = Container(path, KIND, VERSION)
     try:
         meta = _meta(container)
         groups = read_groups(container)
-        trace = Trace(
+        trace = kind(
             meta=meta,
             groups=groups,
             sites=read_sites(container),
@@ -127,7 +127,7 @@ def load(path: Path) -> Trace:
 # ---- writing -------------------------------------------------------------------
 
 
-def _write(image: Image, trace: Trace) -> None:
+def _write(image: Image, trace: TraceContents) -> None:
     world = trace.meta.world
     nodes = trace.meta.nodes or ("",) * world
     image.column("rank", np.arange(world), "<i4", about="world rank")
@@ -149,7 +149,7 @@ def _write(image: Image, trace: Trace) -> None:
     _write_panels(image, trace)
 
 
-def _write_panels(image: Image, trace: Trace) -> None:
+def _write_panels(image: Image, trace: TraceContents) -> None:
     axes: set[str] = set()
     for name, panel in sorted(trace.panels.items()):
         kind, _, shape = name.partition("_")

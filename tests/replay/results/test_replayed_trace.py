@@ -11,7 +11,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS
-from moetraffic.replay.results.replayed import replayed
+from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.scale.rank_map import expand, fold
 from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
@@ -70,7 +70,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
 
     plan = make_plan(trace, scale=scale())
     times = timed(plan)
-    made = replayed(
+    made = replayed_trace(
         trace,
         plan,
         times,
@@ -97,10 +97,10 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
 
 def test_what_was_added_is_there_with_its_groups_and_bytes(toy, tmp_path):
     trace = toy(world=2, iterations=range(3))
-    plan = make_plan(trace, companions=BESIDE)
+    plan = make_plan(trace, background=BESIDE)
     clocks = np.zeros(2, CLOCK)
     clocks["rank"], clocks["offset_ns"] = [0, 1], [0, 77]
-    made = replayed(
+    made = replayed_trace(
         trace, plan, timed(plan), backend="gloo", nodes=["a", "b"], clocks=clocks
     )
     with saved(made, tmp_path / "out.h5") as found:
@@ -123,7 +123,7 @@ def test_what_was_added_is_there_with_its_groups_and_bytes(toy, tmp_path):
 def test_dense_operations_of_the_trace_have_times_too(captured):
     with Trace.open(captured) as trace:
         plan = make_plan(trace, iterations=range(2))
-        made = replayed(
+        made = replayed_trace(
             trace, plan, timed(plan), backend="gloo", nodes=[""] * plan.world
         )
         dense = made.find(operation="all_reduce")

@@ -13,7 +13,7 @@ MOST_IN_FLIGHT = 1024
 """Operations that nobody has waited for yet; who issues more has to wait."""
 
 
-class Reaper:
+class CompletionThread:
     """A thread that waits for works in the order in which they come.
 
     An end is so when it and all before it have ended.

@@ -1,0 +1,97 @@
+"""Traffic of a run under another placement of its experts."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns.placement import place as place_experts
+from moetraffic.trace import Trace
+from moetraffic.trace.relocation import Relocation, relocate
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+
+def place(
+    trace: Trace,
+    *,
+    ep: int | None = None,
+    ranks: int | None = None,
+    placement: str = "contiguous",
+    replicas: int = 0,
+    every: int = 0,
+    order: str = "",
+) -> Trace:
+    """Derive the traffic of a run under another EP degree, placement or replication.
+
+    Nothing is trained again: the demand of tokens does not depend on where experts are.
+
+    Parameters
+    ----------
+    trace
+        A run with data and expert parallelism whose demand is known.
+    ep
+        Expert-parallel ranks; None keeps those of the trace.
+    ranks
+        Number of ranks, a divisor of the trace's; shards of neighbors are joined.
+    placement
+        A name of :data:`moetraffic.patterns.placement.PLACEMENTS`.
+    replicas
+        Further replicas, assigned to the experts with the largest load per replica.
+    every
+        Place again after this many iterations, by the load of these; 0 places once, by
+        the load of the whole trace.
+    order
+        Order of the parallel axes over ranks; "" is the default order.
+
+    Returns
+    -------
+    Trace
+        A virtual trace without times; its ``name`` is that of the given trace.
+
+    Raises
+    ------
+    LayoutError
+        If a number is out of range or the experts cannot be placed in this way.
+    TraceError
+        If the trace does not hold the routing of all ranks.
+    """
+    world = trace.meta.world if ranks is None else ranks
+    width = trace.meta.ep if ep is None else ep
+    for name, least, value in (
+        ("replicas", 0, replicas),
+        ("every", 0, every),
+        ("ranks", 1, world),
+        ("ep", 1, width),
+    ):
+        if value < least:
+            raise LayoutError(
+                f"{name} must be at least {least}, but is {value}: raise --{name}"
+            )
+    layout = ParallelLayout(dp=world, ep=width, order=order or ParallelLayout().order)
+    return relocate(
+        trace,
+        Relocation(
+            ranks=world,
+            groups=layout.groups("ep"),
+            place=partial(_placed, placement, replicas),
+            every=every,
+            source=f"{Path(trace.name).name}: {placement} placement",
+        ),
+    )
+
+
+def _placed(name: str, replicas: int, load: Float64, ranks: int) -> tuple[Int64, Int64]:
+    if replicas > len(load) * (ranks - 1):
+        raise LayoutError(
+            f"a rank holds an expert at most once, but {replicas} replicas of "
+            f"{len(load)} experts are more than {ranks} ranks can hold: lower "
+            f"--replicas to {len(load) * (ranks - 1)} at most"
+        )
+    return place_experts(name, load, ranks, len(load) + replicas)

@@ -1,0 +1,329 @@
+"""Tables and panels of a trace, and their rows by occurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace.hdf5.container import Container
+
+from . import clock
+from .consistency import validate_tables
+from .model import (
+    CLOCK,
+    PLACEMENT,
+    ROUTING,
+    Bool,
+    DroppedForm,
+    Group,
+    Int32,
+    Int64,
+    Meta,
+    Occurrences,
+    Presence,
+    Program,
+    Site,
+    Steps,
+)
+from .panel import Panel, take
+from .reconciliation import sized
+from .rows import TIMES, Rows
+
+T = TypeVar("T", bound="TraceContents")
+
+
+class TraceContents:
+    """Tables and panels of a trace; what :class:`~moetraffic.trace.Trace` reads from.
+
+    Tables (groups, sites, occurrences, steps ...) are in memory; panels (demand, wire,
+    times) are read on demand, so a trace may be larger than memory.
+
+    Parameters
+    ----------
+    meta, groups, sites, occurrences, steps, programs
+        See the classes of those names in :mod:`moetraffic.trace.model`.
+    panels
+        By name, for W members of a group and E experts:
+
+        ``present_W`` ``[O_W, W]`` uint8, a row per occurrence of a group of W ranks;
+        ``issue_W``, ``start_W``, ``end_W`` ``[O_W, W]`` int64 ns of each rank's clock;
+        ``demand_WxE`` ``[D, W, E]`` int32 token copies, a row per routing occurrence;
+        ``dropped_WxE`` likewise, of routing sites whose drops are STORED;
+        ``wire_W`` ``[X, W, W]`` int64 bytes, all-to-all sites whose wire is STORED;
+        ``volume_W`` ``[V, W]`` int64 bytes, other sites whose wire is STORED.
+    placements, clocks
+        Structured arrays of types PLACEMENT and CLOCK.
+    container
+        The open file that the panels are read from; None for arrays in memory.
+
+    Raises
+    ------
+    TraceError
+        If the tables and panels contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        meta: Meta,
+        groups: Sequence[Group],
+        sites: Sequence[Site],
+        occurrences: Occurrences,
+        panels: Mapping[str, Panel],
+        steps: Steps,
+        programs: Sequence[Program] = (),
+        placements: npt.NDArray[np.void] | None = None,
+        clocks: npt.NDArray[np.void] | None = None,
+        container: Container | None = None,
+    ) -> None:
+        self.meta = meta
+        self.groups = tuple(groups)
+        self.sites = tuple(sites)
+        self.occurrences = occurrences
+        self.panels = dict(panels)
+        self.steps = steps
+        self.programs = tuple(programs)
+        self.placements = np.zeros(0, PLACEMENT) if placements is None else placements
+        self.clocks = np.zeros(0, CLOCK) if clocks is None else clocks
+        self.container = container
+        self.rows = Rows(self.groups, self.sites, occurrences)
+        validate_tables(
+            self.name,
+            world=meta.world,
+            groups=self.groups,
+            sites=self.sites,
+            occurrences=occurrences,
+            panels=self.panels,
+            steps=steps,
+            programs=self.programs,
+            placements=self.placements,
+            clocks=self.clocks,
+        )
+
+    def replaced(self: T, **parts: Any) -> T:
+        """The same trace with other tables or panels, by the names of the parameters.
+
+        Raises
+        ------
+        TraceError
+            If the result contradicts itself.
+        """
+        own = {name: value for name, value in vars(self).items() if name != "rows"}
+        return type(self)(**(own | parts))
+
+    @property
+    def name(self) -> str:
+        """The file's path, or "trace" for one in memory."""
+        return str(self.container.path) if self.container else "trace"
+
+    @property
+    def iterations(self) -> Int64:
+        """Iterations of training steps, ``[n]`` int64, increasing."""
+        kinds = np.array([k == "train" for k in self.steps.kind], bool)
+        return np.asarray(self.steps.iteration[kinds], np.int64)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Global indices of the layers with a routing or an expert exchange."""
+        return tuple(
+            sorted({s.layer for s in self.sites if s.phase or s.operation == ROUTING})
+        )
+
+    def size(self, occurrence: int) -> int:
+        """Ranks W of the group of an occurrence."""
+        return int(self.rows.width[self.occurrences.site[occurrence]])
+
+    def find(
+        self,
+        *,
+        operation: str | None = None,
+        phase: str | None = None,
+        layer: int | None = None,
+        direction: str | None = None,
+        slot: int | None = None,
+        group: int | None = None,
+        iterations: range | None = None,
+        kind: str | None = "train",
+    ) -> Int64:
+        """Indices of the occurrences that match all criteria, in the trace's order.
+
+        Parameters
+        ----------
+        operation, phase, layer, direction, slot, group
+            Required attributes of the site; None matches any.
+        iterations
+            Iterations to keep.
+        kind
+            Kind of step, None for any.
+
+        Returns
+        -------
+        ndarray
+            ``[n]`` int64.
+        """
+        want = {
+            "operation": operation,
+            "phase": phase,
+            "layer": layer,
+            "direction": direction,
+            "slot": slot,
+            "group": group,
+        }
+        asked = {name: value for name, value in want.items() if value is not None}
+        fits = np.array(
+            [all(getattr(s, n) == v for n, v in asked.items()) for s in self.sites],
+            bool,
+        )
+        keep = fits[self.occurrences.site] if len(self.sites) else np.zeros(0, bool)
+        when = self.occurrences.iteration
+        if iterations is not None:
+            keep &= (when >= iterations.start) & (when < iterations.stop)
+        if kind is not None:
+            kinds = np.array([k == kind for k in self.steps.kind], bool)
+            keep &= np.isin(when, self.steps.iteration[kinds])
+        return np.flatnonzero(keep)
+
+    # ---- panels by occurrence ---------------------------------------------------
+
+    def present(self, occurrences: Int64) -> Bool:
+        """Whether each member's bytes in the occurrences are known, ``[n, W]``."""
+        return sized(self._timed("present", occurrences))
+
+    def recovered(self, occurrences: Int64) -> Bool:
+        """Whether a member's bytes are those that its peers received, ``[n, W]``.
+
+        Rank-local (self) traffic is not seen by any peer: where a rank's record is
+        missing, it is 0.
+        """
+        presence = self._timed("present", occurrences)
+        return np.asarray(presence == Presence.RECOVERED, bool)
+
+    def complete(self, occurrences: Int64) -> Int64:
+        """The occurrences that every member has recorded, of those given."""
+        keep = np.zeros(len(occurrences), bool)
+        widths = self.rows.width[self.occurrences.site[occurrences]]
+        for width in np.unique(widths):
+            of = np.flatnonzero(widths == width)
+            keep[of] = self.present(occurrences[of]).all(axis=1)
+        return occurrences[keep]
+
+    def times(
+        self, occurrences: Int64, *, own_clock: bool = False
+    ) -> tuple[Int64, Int64, Int64]:
+        """Issue, start and end of the occurrences, each ``[n, W]`` int64 ns.
+
+        Times are on rank 0's clock, or on each rank's own; unknown is UNKNOWN_TIME.
+        """
+        ranks = self.members(occurrences)
+        read = [self._timed(name, occurrences) for name in TIMES]
+        if not own_clock:
+            read = [clock.to_common(self.clocks, ranks, t) for t in read]
+        issue, start, end = read
+        return issue, start, end
+
+    def demand(self, occurrences: Int64) -> Int32:
+        """Token copies routed by each member to each expert, ``[n, W, E]`` int32.
+
+        Copies that were dropped later are included.
+        """
+        panel = self._routing_panel("demand", occurrences)
+        return take(panel, self.rows.demand[occurrences])
+
+    def dropped(self, occurrences: Int64) -> Int32:
+        """Token copies of the demand that were dropped, ``[n, W, E]`` int32.
+
+        Raises
+        ------
+        TraceError
+            If the number of dropped copies is unknown.
+        """
+        shape = self._routing_panel("demand", occurrences).shape[1:]
+        sites = self.occurrences.site[occurrences]
+        forms = self.rows.dropped_form[sites]
+        if (forms == DroppedForm.UNKNOWN).any():
+            raise TraceError(
+                "dropped token copies are unavailable: the router of layer "
+                f"{self.sites[int(sites[0])].layer} did not report them: use the "
+                "demand alone"
+            )
+        out = np.zeros((len(occurrences), *shape), np.int32)
+        stored = np.flatnonzero(forms == DroppedForm.STORED)
+        if len(stored):
+            panel = self._routing_panel("dropped", occurrences)
+            out[stored] = take(panel, self.rows.dropped[occurrences[stored]])
+        return out
+
+    def any_dropped(self, occurrences: Int64) -> bool:
+        """Whether a routing site of these has dropped copies, or may have."""
+        forms = self.rows.dropped_form[np.unique(self.occurrences.site[occurrences])]
+        return bool((forms != DroppedForm.NONE).any())
+
+    # ---- relations between occurrences ------------------------------------------
+
+    def routing_of(self, occurrences: Int64) -> Int64:
+        """The routing occurrence that determines each one's wire, ``[n]`` int64."""
+        sites = self.occurrences.site[occurrences]
+        routed = np.array([s.routing for s in self.sites], np.int64)[sites]
+        return self.rows.at(routed, self.occurrences.iteration[occurrences])
+
+    def rows_of(self, panel: str) -> Int64:
+        """Row of the named panel for each occurrence, ``[O]``; -1 for none."""
+        return self.rows.of(panel)
+
+    def members(self, occurrences: Int64) -> Int64:
+        """World rank of each member of the occurrences' groups, ``[n, W]`` int64."""
+        if not len(occurrences):
+            return np.zeros((0, 0), np.int64)
+        self.common_size(occurrences)
+        group = np.array([s.group for s in self.sites], np.int64)
+        used, which = np.unique(
+            group[self.occurrences.site[occurrences]], return_inverse=True
+        )
+        return np.array([self.groups[g].ranks for g in used], np.int64)[which]
+
+    def common_size(self, occurrences: Int64) -> int:
+        """Ranks W of the groups of these occurrences.
+
+        Raises
+        ------
+        TraceError
+            If the groups differ in size.
+        """
+        widths = np.unique(self.rows.width[self.occurrences.site[occurrences]])
+        if len(widths) != 1:
+            raise TraceError(
+                "occurrences that are read together must have groups of one size, but "
+                f"these have {widths.tolist()} ranks: read them one size at a time"
+            )
+        return int(widths[0])
+
+    def _timed(self, name: str, occurrences: Int64) -> npt.NDArray[Any]:
+        if not len(occurrences):
+            return np.zeros((0, 0), np.int64)
+        width = self.common_size(occurrences)
+        return take(self.panels[f"{name}_{width}"], self.rows.time[occurrences])
+
+    def _routing_panel(self, name: str, occurrences: Int64) -> Panel:
+        """The panel of a routing quantity for occurrences of one (W, E)."""
+        if not len(occurrences):
+            raise TraceError(
+                "demand needs at least one routing occurrence, but none was given: "
+                "the trace may have been captured without its router"
+            )
+        family = np.unique(self.rows.family[self.occurrences.site[occurrences]])
+        if family[0] < 0:
+            raise TraceError(
+                "demand exists for routing occurrences only: select occurrences of "
+                "operation 'routing'"
+            )
+        if len(family) != 1:
+            raise TraceError(
+                "routings that are read together must have the same ranks and "
+                "experts: read them one layer or group at a time"
+            )
+        width, experts = divmod(int(family[0]), 1 << 32)
+        return self.panels[f"{name}_{width}x{experts}"]
