@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -28,6 +29,8 @@ def option(
     choices: Sequence[str] = (),
     read: Callable[[str], Any] | None = None,
     above: float | None = None,
+    min: float | None = None,
+    max: float | None = None,
     **more: Any,
 ) -> Any:
     """Describe an option, with the rule that its values follow.
@@ -46,10 +49,10 @@ def option(
         The only values that are allowed; shells complete them.
     read
         Turns the text of the command line into the value.
-    above
-        An exclusive lower bound of a number.
+    above, min, max
+        Bounds of a number: exclusive below, and inclusive.
     more
-        As ``typer.Option`` has it, such as ``min`` and ``max``.
+        As ``typer.Option`` has it.
 
     Returns
     -------
@@ -63,8 +66,8 @@ def option(
         ]
     elif read is not None:
         more = {"metavar": "TEXT", "parser": _reading(read)} | more
-    elif above is not None:
-        more["callback"] = _above(above)
+    elif (above, min, max) != (None, None, None):
+        more["callback"] = _within(above, min, max)
     if shown is not None:
         more["show_default"] = shown
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
@@ -85,10 +88,20 @@ def _reading(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     return lambda value: read(value) if isinstance(value, str) else value
 
 
-def _above(bound: float) -> Callable[[Any], Any]:
+def _within(
+    above: float | None, least: float | None, most: float | None
+) -> Callable[[Any], Any]:
     def checked(value: float | None) -> float | None:
-        if value is not None and not bound < value < float("inf"):
-            raise typer.BadParameter(f"{value:g} is not above {bound:g} and finite")
+        if value is None:
+            return None
+        for holds, rule in (
+            (abs(value) < inf, "finite"),
+            (above is None or above < value, f"above {above}"),
+            (least is None or least <= value, f"at least {least}"),
+            (most is None or value <= most, f"at most {most}"),
+        ):
+            if not holds:
+                raise typer.BadParameter(f"it must be {rule}, but is {value:g}")
         return value
 
     return checked
