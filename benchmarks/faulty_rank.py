@@ -142,9 +142,9 @@ def other_option(_: Fault) -> None:
 
 def little_memory(_: Fault) -> None:
     """See next to no free memory."""
-    from moetraffic.launch import machine
+    from moetraffic.launch import machine_resources
 
-    machine.available_bytes = lambda: 100
+    machine_resources.available_bytes = lambda: 100
 
 
 def full_disk(_: Fault) -> None:

@@ -31,7 +31,7 @@ from moetraffic.generate.baselines import BASELINES
 from moetraffic.generate.generator import Generator
 from moetraffic.generate.model import TrafficModel
 from moetraffic.models.corpus import load
-from moetraffic.models.virtual import train_virtually
+from moetraffic.models.virtual_training import train_virtually
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import Trace
 from moetraffic.validation.acceptance import MOST_AUC, accept, accept_twins

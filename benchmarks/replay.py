@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.launch import Seat, current_rank, heartbeat, launch
+from moetraffic.launch import RankEnvironment, current_rank, heartbeat, launch
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
@@ -154,19 +154,19 @@ def bare(plan: Plan, rank: int, moves: Gloo) -> Any:
     return loop
 
 
-def as_rank(seat: Seat, options: argparse.Namespace) -> None:
+def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
     """Be one rank; rank 0 writes what it measured."""
     torch.set_num_threads(1)
-    heartbeat.beat("start")
+    heartbeat.send("start")
     with Trace.open(options.trace) as trace:
-        plan = make_plan(trace, ranks=(seat.rank,))
+        plan = make_plan(trace, ranks=(rank_env.rank,))
     moves = Gloo()
-    moves.start(seat, (*plan.groups, tuple(range(seat.world))), 60.0)
-    heartbeat.beat("ready")
+    moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
+    heartbeat.send("ready")
     found: dict[str, Any] = {}
     if options.rank_task == "pairs":
-        engine = Engine(plan, seat.rank, moves)
-        loop = bare(plan, seat.rank, moves)
+        engine = Engine(plan, rank_env.rank, moves)
+        loop = bare(plan, rank_env.rank, moves)
 
         def replayed() -> float:
             timing = engine.run()
@@ -180,14 +180,14 @@ def as_rank(seat: Seat, options: argparse.Namespace) -> None:
             both = torch.tensor([took[replayed], took[loop]], dtype=torch.float64)
             dist.all_reduce(both, dist.ReduceOp.MAX)
             rows.append(both.tolist())
-        found = {"pairs": rows, "operations": len(plan.programs[seat.rank])}
+        found = {"pairs": rows, "operations": len(plan.programs[rank_env.rank])}
     elif options.rank_task == "pace":
-        engine = Engine(plan, seat.rank, moves, pace=pace("captured"))
+        engine = Engine(plan, rank_env.rank, moves, pace=pace("captured"))
         timing = engine.run()
         found = {"late_us": ((timing.issue - timing.due) / 1e3).tolist()}
     else:
         before = resident()
-        engine = Engine(plan, seat.rank, moves)
+        engine = Engine(plan, rank_env.rank, moves)
         most = [0]
 
         def watched(call: Call) -> Any:
@@ -203,10 +203,10 @@ def as_rank(seat: Seat, options: argparse.Namespace) -> None:
             "before_mb": before / 1e6,
             "grown_mb": (most[0] - before) / 1e6,
         }
-    if seat.rank == 0:
+    if rank_env.rank == 0:
         Path(options.result).write_text(json.dumps(found))
     moves.stop()
-    heartbeat.beat("done")
+    heartbeat.send("done")
 
 
 def resident() -> int:
@@ -266,9 +266,9 @@ def main() -> int:
     parser.add_argument("--result", default="")
     parser.add_argument("--plan", default="")
     options = parser.parse_args()
-    seat = current_rank()
-    if seat is not None and options.rank_task:
-        as_rank(seat, options)
+    rank_env = current_rank()
+    if rank_env is not None and options.rank_task:
+        as_rank(rank_env, options)
         return 0
     if options.plan:
         print(json.dumps(planned(Path(options.plan))))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moetraffic.capture import VirtualRecorder
 from moetraffic.models.corpus import load
-from moetraffic.models.virtual import VirtualTraining
+from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 
 WORK = Workload(

@@ -8,7 +8,7 @@ from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter
 from .fairscale_top2 import FairscaleTop2Router
 from .gshard import GShardRouter
-from .hashed import HashRouter
+from .hash_router import HashRouter
 from .losses import (
     balance_counts,
     balance_loss,
@@ -18,8 +18,8 @@ from .losses import (
     router_z_loss,
     sequence_balance_loss,
 )
+from .protocols import Adaptive, Router, Seeded
 from .registry import ROUTERS, build
-from .router import Adaptive, Router, Seeded
 from .routing import Routing
 from .sinkhorn import SinkhornRouter
 from .skewed import SkewedRouter

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .router import Adaptive, Seeded
+from .protocols import Adaptive, Seeded
 from .routing import Routing
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import keep, limit
-from .gate import LinearGate
+from .linear_gate import LinearGate
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 

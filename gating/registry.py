@@ -26,8 +26,8 @@ from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter
 from .fairscale_top2 import FairscaleTop2Router
 from .gshard import GShardRouter
-from .hashed import HashRouter
-from .router import Seeded
+from .hash_router import HashRouter
+from .protocols import Seeded
 from .sinkhorn import SinkhornRouter
 from .skewed import SkewedRouter
 from .switch import SwitchRouter

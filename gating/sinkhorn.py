@@ -9,7 +9,7 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import limit
-from .gate import LinearGate
+from .linear_gate import LinearGate
 from .losses import router_z_loss
 from .routing import Routing
 

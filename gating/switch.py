@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .capacity import limit
-from .gate import LinearGate
+from .linear_gate import LinearGate
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 

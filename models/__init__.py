@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from .corpus import Corpus
 from .gpt import GPT, Losses
-from .layers.feedforward import Experts
+from .layers.feedforward import LocalExperts
 from .layers.moe import MixtureOfExperts
-from .parallelism.gradients import GradientBucket, Shares, clip
+from .parallelism.gradients import GradientBucket, ParameterSets, clip
 from .parallelism.groups import ParallelGroups, connect
 from .train import train
-from .virtual import train_virtually
+from .virtual_training import train_virtually
 
 __all__ = [
     "GPT",
     "Corpus",
-    "Experts",
     "GradientBucket",
+    "LocalExperts",
     "Losses",
     "MixtureOfExperts",
     "ParallelGroups",
-    "Shares",
+    "ParameterSets",
     "clip",
     "connect",
     "train",

@@ -28,12 +28,12 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.launch import Seat, current_rank, heartbeat, rendezvous
+from moetraffic.launch import RankEnvironment, current_rank, heartbeat, rendezvous
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .train import train
-from .virtual import train_virtually
+from .virtual_training import train_virtually
 
 if TYPE_CHECKING:
     from moetraffic.capture import Recorder, VirtualRecorder
@@ -48,12 +48,12 @@ TIMEOUT = timedelta(minutes=5)
 
 def main() -> int:
     """Train this rank's share; returns the exit code."""
-    heartbeat.beat("start")
+    heartbeat.send("start")
     stop = StopSignal()
     try:
-        seat = current_rank()
-        workload = _workload(seat)
-        with _process_group(seat, workload.training.device):
+        rank_env = current_rank()
+        workload = _workload(rank_env)
+        with _process_group(rank_env, workload.training.device):
             _run(workload, stop)
     except MoetrafficError as error:
         return _refuse(str(error))
@@ -73,17 +73,17 @@ def main() -> int:
         lines = str(error).splitlines() or [type(error).__name__]
         # what torch raises when another rank is gone or late
         peer = isinstance(error, dist.DistError) or "gloo" in str(error)
-        heartbeat.beat("error", message=lines[0], cause="peer" if peer else "own")
+        heartbeat.send("error", message=lines[0], cause="peer" if peer else "own")
         raise
     if stop.caught:
         return stop.exit_code
-    heartbeat.beat("done")
+    heartbeat.send("done")
     return 0
 
 
 def _refuse(sentence: str) -> int:
     """Say in one sentence why this rank gives up; returns the exit code."""
-    heartbeat.beat("error", message=sentence, cause="own")
+    heartbeat.send("error", message=sentence, cause="own")
     print(f"moetraffic: {sentence}", file=sys.stderr)
     return 2
 
@@ -130,17 +130,17 @@ class StopSignal:
         self.caught = number
 
 
-def _workload(seat: Seat | None) -> Workload:
+def _workload(rank_env: RankEnvironment | None) -> Workload:
     text = os.environ.get(WORKLOAD, "")
     if text:
         return Workload.from_json(text)
-    ranks = 1 if seat is None else seat.world
+    ranks = 1 if rank_env is None else rank_env.world
     return Workload(layout=ParallelLayout(dp=ranks, ep=ranks))
 
 
 def _run(workload: Workload, stop: StopSignal) -> None:
     if workload.training.virtual:
-        heartbeat.beat("ready")
+        heartbeat.send("ready")
         with (
             _virtual_recorder(workload) as shards,
             stop.told_to(shards),
@@ -151,7 +151,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
             )
         return
     groups = connect(workload.layout, timeout=TIMEOUT)
-    heartbeat.beat("ready")
+    heartbeat.send("ready")
     with _recorder(workload, groups) as recorder, stop.told_to(recorder):
         train(workload, recorder, _tell_step, groups=groups, stop=stop)
 
@@ -160,13 +160,15 @@ def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
     """Says after each step whether the run shall end because its load is steady."""
     if not workload.training.until_steady:
         return nullcontext(lambda: False)
-    from .steadiness import SteadyLoad  # scipy's statistics: 3 s that others need not
+    from .stop_criterion import (
+        SteadyLoad,  # scipy's statistics: 3 s that others need not
+    )
 
     return SteadyLoad()
 
 
 def _tell_step(iteration: int, loss: float) -> None:
-    heartbeat.beat(
+    heartbeat.send(
         "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
     )
 
@@ -205,20 +207,20 @@ def _virtual_recorder(
 
 
 @contextmanager
-def _process_group(seat: Seat | None, device: str) -> Iterator[None]:
+def _process_group(rank_env: RankEnvironment | None, device: str) -> Iterator[None]:
     """``torch.distributed`` for a rank among several; a lone process needs none."""
-    if seat is None:
+    if rank_env is None:
         yield
         return
     # where there is no GPU for device cuda, training says so in a sentence
     cuda = device == "cuda" and torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(rank_env.local_rank % torch.cuda.device_count())
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=rendezvous(),
-        rank=seat.rank,
-        world_size=seat.world,
+        rank=rank_env.rank,
+        world_size=rank_env.world,
         timeout=TIMEOUT,
     )
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moetraffic.patterns import text
 
-from .randomness import Stream, generator
+from .random_streams import Stream, generator
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic.gating import Routing
-from moetraffic.models.layers.block import Block
 from moetraffic.models.layers.feedforward import ACTIVATIONS
 from moetraffic.models.layers.moe import MixtureOfExperts
 from moetraffic.models.layers.norm import norm
 from moetraffic.models.layers.positions import RelativeBias, sinusoids
+from moetraffic.models.layers.transformer_block import TransformerBlock
 from moetraffic.patterns import Gating, ModelShape
 
-from .randomness import Stream, generator
+from .random_streams import Stream, generator
 
 IGNORED = -100
 """A target that counts for nothing."""
@@ -106,7 +106,10 @@ class GPT(nn.Module):
             self.relative_encoder = RelativeBias(shape.heads, causal=False)
             self.relative = RelativeBias(shape.heads, causal=True)
         self.blocks = nn.ModuleDict(
-            {str(layer): Block(shape, gating, layer, group, seed) for layer in held}
+            {
+                str(layer): TransformerBlock(shape, gating, layer, group, seed)
+                for layer in held
+            }
         )
         if last and not post:
             self.norm = norm(shape)

@@ -15,7 +15,7 @@ from moetraffic.patterns import ModelShape, Training
 
 from .corpus import Corpus, load
 from .gpt import IGNORED
-from .randomness import Stream, generator
+from .random_streams import Stream, generator
 
 MASKED = 0.15
 """Share of the tokens that an encoder must fill in."""

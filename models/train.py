@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.models.parallelism.gradients import Replicated, Shares, Updates, clip
+from moetraffic.models.parallelism.gradients import (
+    ParameterSets,
+    ParameterUpdate,
+    ReplicatedUpdate,
+    clip,
+)
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
@@ -18,7 +23,7 @@ from .adaptation import adapt
 from .corpus import Corpus
 from .gpt import GPT, Losses
 from .objective import batch, text
-from .randomness import Stream, seed_of
+from .random_streams import Stream, seed_of
 
 if TYPE_CHECKING:
     from moetraffic.models.parallelism.pipeline import Pipeline
@@ -138,14 +143,14 @@ class _Loop:
         model, self.device = placed(model, plan)
         for mixture in model.mixtures:
             mixture.balance_over(workload.gating.balance_scope, groups.dp)
-        shares = Shares.of(model, groups, sliced)
-        self.updates: Updates
+        shares = ParameterSets.of(model, groups, sliced)
+        self.updates: ParameterUpdate
         if layout.zero:
             from moetraffic.models.parallelism.zero import updates
 
             self.updates = updates(model, shares, groups, plan)
         else:
-            self.updates = Replicated(model, shares, groups, plan)
+            self.updates = ReplicatedUpdate(model, shares, groups, plan)
         self.pipeline: Pipeline | None = None
         if layout.pp > 1:
             from moetraffic.models.parallelism.pipeline import Pipeline

@@ -15,6 +15,25 @@ The command line prints it and exits with 2 (128 + n after signal n).
 
 from __future__ import annotations
 
+from pathlib import Path
+
+
+def install_command(extra: str) -> str:
+    """The pip command that installs an optional extra.
+
+    A source checkout is installed in place, a release from the package index.
+
+    Parameters
+    ----------
+    extra
+        A name of ``project.optional-dependencies`` in ``pyproject.toml``.
+    """
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "pyproject.toml").exists():
+        return f"pip install 'moetraffic[{extra}]'"
+    here = "." if root == Path.cwd() else str(root)
+    return f"pip install -e '{here}[{extra}]'"
+
 
 class MoetrafficError(Exception):
     """The root of all errors that this library raises on purpose."""

@@ -207,7 +207,7 @@ def command(
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
-    seat = current_rank()
+    rank_env = current_rank()
 
     def work() -> Summary | None:
         request = Request(
@@ -257,7 +257,7 @@ def command(
                 verbose=verbose,
                 force=force,
             )
-            if seat is None or seat.rank == 0:
+            if rank_env is None or rank_env.rank == 0:
                 tell(request, options, nproc=nproc, as_json=as_json)
             return None
         if any(only_dry.values()):
@@ -265,18 +265,18 @@ def command(
             raise ReplayError(
                 f"{named} is of a dry run: add --dry-run, or leave it out"
             )
-        if seat is None:
+        if rank_env is None:
             told: Summary | None = _start_ranks(request, nproc, live)
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
 
-            told = run_rank(request, seat)
+            told = run_rank(request, rank_env)
         if told is not None and summary is None:
             write_reports(request, told)
         return told
 
-    told = run_to_exit(work, seat)
+    told = run_to_exit(work, rank_env)
     if told is None:
         return 0  # rank 0 tells
     if summary is not None:

@@ -17,7 +17,7 @@ from threading import Thread
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat, current_rank
+from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.replay.backends.backend import Backend, Call, backend, run
 from moetraffic.replay.execution.checking import compare, fill
 from moetraffic.replay.plan.program import KINDS
@@ -36,14 +36,16 @@ def groups(world: int) -> list[tuple[int, ...]]:
     return [everyone, everyone, everyone[1:], (0, world - 1), (1,)]
 
 
-def conform(moves: Backend, seat: Seat, *, timeout_s: float = 30.0) -> list[str]:
+def conform(
+    moves: Backend, rank_env: RankEnvironment, *, timeout_s: float = 30.0
+) -> list[str]:
     """Be one rank of the trial of a backend.
 
     Parameters
     ----------
     moves
         Not yet started; it is stopped when this returns.
-    seat
+    rank_env
         Which rank this is, of three or more.
     timeout_s
         How long an operation may take.
@@ -58,17 +60,17 @@ def conform(moves: Backend, seat: Seat, *, timeout_s: float = 30.0) -> list[str]
     ReplayError
         If there are too few ranks.
     """
-    if seat.world < LEAST_RANKS:
+    if rank_env.world < LEAST_RANKS:
         raise ReplayError(
             f"a backend is tried on {LEAST_RANKS} ranks or more, but there are "
-            f"{seat.world}: start more"
+            f"{rank_env.world}: start more"
         )
     unknown = set(moves.kinds) - set(KINDS)
     if unknown or ALL_TO_ALL not in moves.kinds:
         return [f"kinds are some of {KINDS}, all_to_all among them: {moves.kinds}"]
-    made = groups(seat.world)
-    moves.start(seat, made, timeout_s)
-    trial = _BackendTrial(moves, seat, made)
+    made = groups(rank_env.world)
+    moves.start(rank_env, made, timeout_s)
+    trial = _BackendTrial(moves, rank_env, made)
     for number in range(len(made)):
         trial.every_kind(number)
     trial.overlapping(0, 1)
@@ -80,11 +82,11 @@ class _BackendTrial:
     """One rank's part, and what it saw."""
 
     def __init__(
-        self, moves: Backend, seat: Seat, made: Sequence[tuple[int, ...]]
+        self, moves: Backend, rank_env: RankEnvironment, made: Sequence[tuple[int, ...]]
     ) -> None:
         self.wrong: list[str] = []
         self._moves = moves
-        self._rank = seat.rank
+        self._rank = rank_env.rank
         self._groups = made
         self._number = 0  # of operations so far: all ranks count alike
 
@@ -208,17 +210,17 @@ def _pair(size: int, source: int, destination: int) -> int:
 
 def main(name: str) -> int:
     """Be one rank of the trial of a named backend; returns the exit code."""
-    seat = current_rank()
-    if seat is None:
+    rank_env = current_rank()
+    if rank_env is None:
         raise ReplayError(
             "the trial of a backend needs ranks, but this process is none: start it "
             "with torchrun or srun"
         )
-    wrong = conform(backend(name), seat)
+    wrong = conform(backend(name), rank_env)
     for line in wrong:
-        print(f"rank {seat.rank}: {line}")
-    if not wrong and seat.rank == 0:
-        print(f"{name} conforms on {seat.world} ranks")
+        print(f"rank {rank_env.rank}: {line}")
+    if not wrong and rank_env.rank == 0:
+        print(f"{name} conforms on {rank_env.world} ranks")
     return 1 if wrong else 0
 
 

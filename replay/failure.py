@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch.blame import AFTERMATH
+from moetraffic.launch.root_cause import AFTERMATH
 
 _LONGEST = 300  # characters of another library's message
 _ORNAMENT = re.compile(r"^\[[^\]]*\.cc:\d+\] |[.] This is typically caused by .*$")
@@ -29,7 +29,7 @@ class RankError(ReplayError):
         super().__init__(message)
         self.rank = rank  # to blame: this rank, or the one that sent what is wrong
         self.operation = operation
-        self.cause = cause  # "mismatch", "own" or "peer", as in heartbeat.beat
+        self.cause = cause  # "mismatch", "own" or "peer", as in heartbeat.send
         self.reporter = reporter  # the rank that says what all of them know
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moetraffic.errors import Interrupted, ReplayError
-from moetraffic.launch import Event, Outcome, launch
+from moetraffic.launch import Heartbeat, Outcome, launch
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.results.output import check_disk_space
 from moetraffic.replay.results.records import from_json
@@ -26,7 +26,7 @@ def replay(
     *,
     nproc: int | None = None,
     on_plan: Callable[[Plan], None] | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[Heartbeat], None] | None = None,
 ) -> Summary:
     """Replay a trace on ranks that are started here, on this host.
 

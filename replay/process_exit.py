@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from moetraffic.errors import Interrupted, MoetrafficError
-from moetraffic.launch import Seat, heartbeat
+from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.report.terminal import refuse, say
 
 from .failure import RankError, first_line
@@ -27,14 +27,14 @@ EXIT_UNEXPECTED = 1
 T = TypeVar("T")
 
 
-def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
+def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
     """Do the work of a process, and end the process if that fails.
 
     Parameters
     ----------
     work
         What the process is for.
-    seat
+    rank_env
         Which rank the process is; None for the parent of ranks.
 
     Raises
@@ -48,15 +48,15 @@ def run_to_exit(work: Callable[[], T], seat: Seat | None) -> T:
         raise  # nobody failed
     except MoetrafficError as error:
         tell(error)
-        if seat is None:
+        if rank_env is None:
             raise
-        _say(error, seat)
+        _say(error, rank_env)
         leave(EXIT_ERROR)
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except Exception as error:
         tell(error)
-        if seat is None:
+        if rank_env is None:
             raise
         traceback.print_exc()
         leave(EXIT_UNEXPECTED)
@@ -67,7 +67,7 @@ def told(error: Exception) -> tuple[str, dict[str, Any]]:
     if isinstance(error, RankError):
         fields = {"message": error.reason, "cause": error.cause, "blames": error.rank}
         return error.operation, fields
-    pulse = heartbeat.pulse()
+    pulse = heartbeat.latest()
     # in the middle of operations it is the supervisor who knows which
     place = pulse.operation if pulse.event == "start" else ""
     if isinstance(error, MoetrafficError):
@@ -79,7 +79,7 @@ def told(error: Exception) -> tuple[str, dict[str, Any]]:
 def tell(error: Exception) -> None:
     """Tell the supervisor, if there is one, what went wrong here."""
     operation, fields = told(error)
-    heartbeat.beat("error", operation, **fields)
+    heartbeat.send("error", operation, **fields)
 
 
 def leave(code: int) -> NoReturn:
@@ -89,9 +89,9 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _say(error: MoetrafficError, seat: Seat) -> None:
+def _say(error: MoetrafficError, rank_env: RankEnvironment) -> None:
     """Say what this rank alone knows; what all ranks meet, one of them says."""
     if not isinstance(error, RankError):
         refuse(str(error))
-    elif error.cause != "peer" or seat.rank == error.reporter:
+    elif error.cause != "peer" or rank_env.rank == error.reporter:
         say(f"moetraffic: {error}")

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 import moetraffic
-from moetraffic.launch import Seat, heartbeat
-from moetraffic.launch.machine import available_bytes
+from moetraffic.launch import RankEnvironment, heartbeat
+from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
 from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.execution.background_pairs import without
@@ -27,7 +27,7 @@ from .failure import at
 from .request import Request
 
 
-def run_rank(request: Request, seat: Seat) -> Summary | None:
+def run_rank(request: Request, rank_env: RankEnvironment) -> Summary | None:
     """Be one rank; the summary is on rank 0, None on the others.
 
     Raises
@@ -35,38 +35,38 @@ def run_rank(request: Request, seat: Seat) -> Summary | None:
     MoetrafficError
         If the replay cannot start, or a rank failed in it.
     """
-    heartbeat.beat("start", "start-up")
+    heartbeat.send("start", "start-up")
     torch.set_num_threads(1)
     watchdog = Watchdog(
-        seat.rank,
+        rank_env.rank,
         start_s=request.start_timeout_s,
         operation_s=request.silence_s,
         grace_s=2 * request.grace_s,
     )
     if not heartbeat.supervised():
         watchdog.start()
-    heartbeat.beat("start", PLACE)
-    meeting = Rendezvous(seat, request.start_timeout_s)
-    heartbeat.beat("start", "start-up")
+    heartbeat.send("start", PLACE)
+    meeting = Rendezvous(rank_env, request.start_timeout_s)
+    heartbeat.send("start", "start-up")
     with meeting.reporting(
-        lambda: heartbeat.pulse().counted,
+        lambda: heartbeat.latest().counted,
         lambda n: watchdog.namer(n) if watchdog.namer else "",
     ):
-        summary = _replay(request, seat, meeting, watchdog)
+        summary = _replay(request, rank_env, meeting, watchdog)
     watchdog.stop()
-    heartbeat.beat("done")
+    heartbeat.send("done")
     return summary
 
 
 def _replay(
-    request: Request, seat: Seat, meeting: Rendezvous, watchdog: Watchdog
+    request: Request, rank_env: RankEnvironment, meeting: Rendezvous, watchdog: Watchdog
 ) -> Summary | None:
-    if seat.rank == 0:
+    if rank_env.rank == 0:
         request.validate_outputs()
     moves = backend(request.backend, registered=request.registered)
     with Trace.open(request.trace) as trace:
-        planned = request.plan(trace, world=seat.world, ranks=(seat.rank,))
-        program = planned.programs[seat.rank]
+        planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
+        program = planned.programs[rank_env.rank]
         watchdog.namer = lambda n: planned.name(
             int(program.operation[n % len(program)])
         )
@@ -79,13 +79,16 @@ def _replay(
                 **request.terms(),
             },
         )
-        everyone = tuple(range(seat.world))
-        with at(seat.rank, PLACE):
-            moves.start(seat, (*planned.groups, everyone), request.timeout_s)
+        everyone = tuple(range(rank_env.world))
+        with at(rank_env.rank, PLACE):
+            moves.start(rank_env, (*planned.groups, everyone), request.timeout_s)
         request.pace.validate(
-            planned, seat.rank, device=moves.device.type, timeout_s=request.timeout_s
+            planned,
+            rank_env.rank,
+            device=moves.device.type,
+            timeout_s=request.timeout_s,
         )
-        agree_on_sizes(planned, seat.rank, moves)
+        agree_on_sizes(planned, rank_env.rank, moves)
         on_host = moves.device.type == "cpu"
         meeting.announce(
             pool="host" if on_host else str(moves.device),
@@ -96,34 +99,34 @@ def _replay(
         )
         drive = partial(
             Engine,
-            rank=seat.rank,
+            rank=rank_env.rank,
             backend=moves,
             pace=request.pace,
             dtype=getattr(torch, request.dtype),
             graphs=request.graphs,
         )
         engine = drive(planned)
-        heartbeat.beat("ready")
+        heartbeat.send("ready")
         if request.passes > 1:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         timing = engine.run()
-        heartbeat.beat("step", "the gathering of times")
-        times = gather(planned, seat.rank, moves, timing)
+        heartbeat.send("step", "the gathering of times")
+        times = gather(planned, rank_env.rank, moves, timing)
         pairs = []
         if request.pairs:
             counted = request.passes * len(program)
             alone = drive(without(planned), passed=counted)
             pairs = compare(
-                *(planned, seat.rank, moves),
+                *(planned, rank_env.rank, moves),
                 beside=engine,
                 alone=alone,
                 pairs=request.pairs,
             )
-        clocks = knots(planned, seat.rank, moves)
+        clocks = knots(planned, rank_env.rank, moves)
         summary = None
-        if seat.rank == 0:
-            heartbeat.beat("step", WRITING, within_s=WRITING_S)
+        if rank_env.rank == 0:
+            heartbeat.send("step", WRITING, within_s=WRITING_S)
             # its imports take long, and the other ranks need none of it
             from moetraffic.replay.results.conclusion import conclude
 

@@ -27,7 +27,7 @@ from moetraffic.capture import routing as report_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import FairscaleTop2Router, Routing
 
-from .feedforward import Experts
+from .feedforward import LocalExperts
 from .moe import MixtureOfExperts
 
 
@@ -184,7 +184,7 @@ class _Expert(nn.Module):
         return y
 
 
-def _dtype(experts: Experts) -> torch.dtype:
+def _dtype(experts: LocalExperts) -> torch.dtype:
     return next(experts.parameters()).dtype
 
 

@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
         return y
 
 
-class Experts(nn.Module):
+class LocalExperts(nn.Module):
     """The feed-forward networks of the experts that one rank holds.
 
     Their matrices have no biases, as in every published mixture of experts here.

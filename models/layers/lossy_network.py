@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moetraffic.models.randomness import Stream, generator
+from moetraffic.models.random_streams import Stream, generator
 from moetraffic.patterns.dropping import Dropping
 
 BACKWARD = "_grad"

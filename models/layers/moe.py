@@ -20,7 +20,7 @@ from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Router, Routing, balance_counts, balance_loss
 
-from .feedforward import Experts
+from .feedforward import LocalExperts
 from .lossy_network import LossyNetwork
 from .token_exchange import exchange, exchange_counts
 
@@ -59,7 +59,7 @@ class MixtureOfExperts(nn.Module):
     group
         The expert-parallel process group, or None.
     activation, gated
-        Of the experts, as :class:`~.feedforward.Experts` has them.
+        Of the experts, as :class:`~.feedforward.LocalExperts` has them.
 
     Raises
     ------
@@ -98,7 +98,7 @@ class MixtureOfExperts(nn.Module):
         # what adaptive routers are told after the step; no state of the model
         self._load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
-        self.experts = Experts(
+        self.experts = LocalExperts(
             experts // self.ranks, hidden, width, activation=activation, gated=gated
         )
 

@@ -26,7 +26,7 @@ from .optimizer import AdamW, local
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shares:
+class ParameterSets:
     """The parameters of a rank, by who else holds them."""
 
     replicated: Sequence[nn.Parameter]  # whole on each tensor-parallel rank
@@ -37,7 +37,7 @@ class Shares:
     @classmethod
     def of(
         cls, model: GPT, groups: ParallelGroups, split: Sequence[nn.Parameter] = ()
-    ) -> Shares:
+    ) -> ParameterSets:
         """A model's parameters; ``split`` are the dense ones that tp has sliced."""
         slices = {id(p) for p in split}
         dense = model.dense_parameters()
@@ -64,11 +64,11 @@ class Optimizer(Protocol):
         ...
 
 
-class Updates(Protocol):
+class ParameterUpdate(Protocol):
     """How a step's gradients are reduced, and the parameters moved."""
 
     module: nn.Module  # what computes the losses
-    shares: Shares  # the parameters as they are now
+    shares: ParameterSets  # the parameters as they are now
     sharded: bool  # whether ranks hold gradients that others do not
 
     def begin(self) -> None:
@@ -113,13 +113,13 @@ class GradientBucket:
         self.flat.zero_()
 
 
-class Replicated:
+class ReplicatedUpdate:
     """Every replica holds all gradients and optimizer states (no ZeRO)."""
 
     sharded = False
 
     def __init__(
-        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+        self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
     ) -> None:
         self.module: nn.Module = model
         self.shares, self.groups = shares, groups
@@ -159,7 +159,7 @@ class Replicated:
         self.optimizer.step(rate)
 
 
-def synchronize_tied(shares: Shares, groups: ParallelGroups) -> None:
+def synchronize_tied(shares: ParameterSets, groups: ParallelGroups) -> None:
     """Add the gradients of the tied embedding's two copies, after the gradient sync.
 
     The first stage looks tokens up in it and the last one makes logits of it, as in
@@ -170,7 +170,7 @@ def synchronize_tied(shares: Shares, groups: ParallelGroups) -> None:
             dist.all_reduce(shares.tied.grad, group=groups.embedding)
 
 
-def gradient_norm(updates: Updates, groups: ParallelGroups) -> Tensor:
+def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:
     """The 2-norm of the whole model's gradient, the same on every rank.
 
     Each dense parameter and each expert counts once.  Call it on reduced gradients.
@@ -205,7 +205,7 @@ def gradient_norm(updates: Updates, groups: ParallelGroups) -> Tensor:
     return whole.sqrt().squeeze()
 
 
-def clip(updates: Updates, groups: ParallelGroups, largest: float) -> None:
+def clip(updates: ParameterUpdate, groups: ParallelGroups, largest: float) -> None:
     """Scale the gradients down to a norm of ``largest``, by one factor everywhere."""
     norm = gradient_norm(updates, groups)
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from moetraffic.capture import at
 from moetraffic.models.gpt import GPT
-from moetraffic.models.layers.feedforward import Experts
+from moetraffic.models.layers.feedforward import LocalExperts
 from moetraffic.models.layers.moe import MixtureOfExperts
 
 from .groups import ParallelGroups
@@ -63,7 +63,7 @@ def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
             if isinstance(module, MixtureOfExperts):
                 # an nn.Module to mypy, which has Experts there
                 halves = SplitExperts(module.experts, layer, groups)
-                module.experts = cast("Experts", halves)
+                module.experts = cast("LocalExperts", halves)
             elif hasattr(type(module), "column_parallel"):
                 slices += _split_linears(module, layer, groups)
     return slices
@@ -76,7 +76,9 @@ class SplitExperts(nn.Module):
     router's weights are multiplied with is whole and their gradient too.
     """
 
-    def __init__(self, experts: Experts, layer: int, groups: ParallelGroups) -> None:
+    def __init__(
+        self, experts: LocalExperts, layer: int, groups: ParallelGroups
+    ) -> None:
         super().__init__()
         for name, p in list(experts.named_parameters()):
             # up and gate are [L, h, f], down is [L, f, h]

@@ -28,7 +28,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.models.gpt import GPT
 from moetraffic.patterns import Training
 
-from .gradients import GradientBucket, Replicated, Shares, Updates
+from .gradients import GradientBucket, ParameterSets, ParameterUpdate, ReplicatedUpdate
 from .groups import ParallelGroups
 from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, local
 
@@ -36,18 +36,20 @@ LABEL = "zero"
 
 
 def updates(
-    model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
-) -> Updates:
+    model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
+) -> ParameterUpdate:
     """How the layout's ZeRO stage reduces gradients and moves parameters."""
-    stages: tuple[Callable[..., Updates], ...]
-    stages = (Replicated, ShardedStates, ShardedGradients, ShardedParameters)
+    stages: tuple[Callable[..., ParameterUpdate], ...]
+    stages = (ReplicatedUpdate, ShardedStates, ShardedGradients, ShardedParameters)
     return stages[groups.layout.zero](model, shares, groups, plan)
 
 
-class Owners:
+class ShardedOptimizer:
     """Each parameter's optimizer state on one of the ranks that hold the parameter."""
 
-    def __init__(self, shares: Shares, groups: ParallelGroups, plan: Training) -> None:
+    def __init__(
+        self, shares: ParameterSets, groups: ParallelGroups, plan: Training
+    ) -> None:
         layout = groups.layout
         self.sharded: list[Any] = []  # fairscale's OSS: dense, experts
         self.alone: list[nn.Parameter] = []  # of which there is one copy
@@ -71,12 +73,12 @@ class Owners:
                 owner.step()
 
 
-class ShardedStates(Replicated):
+class ShardedStates(ReplicatedUpdate):
     """Stage 1: gradients are all-reduced, each rank moves the parameters it owns."""
 
-    def make_optimizer(self, plan: Training) -> Owners:
+    def make_optimizer(self, plan: Training) -> ShardedOptimizer:
         """What moves the parameters."""
-        return Owners(self.shares, self.groups, plan)
+        return ShardedOptimizer(self.shares, self.groups, plan)
 
 
 class ShardedGradients:
@@ -88,13 +90,13 @@ class ShardedGradients:
     sharded = True
 
     def __init__(
-        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+        self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
     ) -> None:
         from fairscale.nn.data_parallel import ShardedDataParallel
 
         self.module: nn.Module = model
         self.shares, self.groups = shares, groups
-        self.optimizer = Owners(shares, groups, plan)
+        self.optimizer = ShardedOptimizer(shares, groups, plan)
         self.alone = GradientBucket(self.optimizer.alone)
         self.reducers: list[Any] = []
         self.owned: dict[nn.Parameter, Tensor] = {}
@@ -158,7 +160,7 @@ class ShardedParameters:
     sharded = True
 
     def __init__(
-        self, model: GPT, shares: Shares, groups: ParallelGroups, plan: Training
+        self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
     ) -> None:
         layout = groups.layout
         self.module: nn.Module = model
@@ -176,7 +178,7 @@ class ShardedParameters:
             _shard(model, groups.dp, besides=alone)
         # the parameters are others now, under the same names
         named = dict(model.named_parameters())
-        self.shares = Shares.of(model, groups, [named[name] for name in sliced])
+        self.shares = ParameterSets.of(model, groups, [named[name] for name in sliced])
         self.parameters = list(named.values())
         self.optimizer = AdamW(self.parameters, weight_decay=plan.weight_decay)
 

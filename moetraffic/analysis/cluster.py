@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, install_command
 from moetraffic.trace import Trace
 
 from .exchange import OF, Rows, Source, read, sources
@@ -41,8 +41,8 @@ def connected(address: str) -> Iterator[Any]:
         from distributed import Client
     except ImportError:
         raise AnalysisError(
-            "a cluster is spoken to through dask.distributed, which is not installed: "
-            "pip install 'moetraffic[dask]'"
+            "a Dask cluster needs dask.distributed, which is not installed: "
+            f"{install_command('dask')}"
         ) from None
     client: Any
     try:

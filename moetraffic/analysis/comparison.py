@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,12 @@ from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
+from .distances import (
+    relative_difference,
+    relative_median,
+    total_variation,
+    wasserstein,
+)
 from .engine import Tick, observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
@@ -36,7 +43,7 @@ from .resampling import LEVEL, block_means, block_values
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Statistic = Callable[[Float64, Float64], float]
+Statistic = Callable[[Float64, Float64], Any]
 
 SHARES = {
     "demand.load": "expert load",
@@ -306,67 +313,6 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
     return {name: np.concatenate(parts) for name, parts in spent.items()}
 
 
-# ---- distances -----------------------------------------------------------------
-
-
-def total_variation(p: Float64, q: Float64) -> float:
-    r"""Half the sum of the differences of two distributions, between 0 and 1.
-
-    Parameters
-    ----------
-    p, q
-        ``[C]`` amounts, such as sums over iterations.
-
-    Returns
-    -------
-    float
-        NaN where one has nothing.
-
-    Examples
-    --------
-    >>> total_variation(np.array([1.0, 3.0]), np.array([2.0, 2.0]))
-    0.25
-    """
-    if not (p.sum() > 0 and q.sum() > 0):
-        return float("nan")
-    return float(np.abs(p / p.sum() - q / q.sum()).sum() / 2)
-
-
-def relative_difference(x: Float64, y: Float64) -> float:
-    """Difference of two amounts over the first, without its sign.
-
-    Examples
-    --------
-    >>> relative_difference(np.array([4.0]), np.array([3.0]))
-    0.25
-    """
-    base = float(x.mean())
-    return abs(float(y.mean()) - base) / base if base > 0 else float("nan")
-
-
-def wasserstein(x: Float64, y: Float64) -> float:
-    """Wasserstein-1 distance of two samples ``[T]``, ``[U]``, in their unit.
-
-    Examples
-    --------
-    >>> wasserstein(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    1.0
-    """
-    p, q = (np.sort(v[np.isfinite(v)]) for v in (x, y))
-    if not (len(p) and len(q)):
-        return float("nan")
-    if len(p) == len(q):
-        return float(np.abs(p - q).mean())
-    from scipy.stats import wasserstein_distance
-
-    return float(wasserstein_distance(p, q))
-
-
-def relative_median(x: Float64, y: Float64) -> float:
-    """Difference of the medians over the first one, without its sign."""
-    return relative_difference(np.median(x, keepdims=True), np.median(y, keepdims=True))
-
-
 ON_MEANS = (total_variation, relative_difference)
 """Statistics of means over the iterations; the others are of the values themselves."""
 
@@ -408,12 +354,12 @@ def distance(
     """
     rng = np.random.default_rng(seed)
     if statistic in ON_MEANS:
-        value = statistic(x.mean(axis=0), y.mean(axis=0))
+        value = float(statistic(x.mean(axis=0), y.mean(axis=0)))
         drawn = [block_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
         itself = [block_means(x, n, rng) for n in (len(x), len(y))]
     else:
         x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
-        value = statistic(x, y)
+        value = float(statistic(x, y))
         drawn = [block_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
         itself = [block_values(x, n, rng) for n in (len(x), len(y))]
     resampled = np.array([statistic(p, q) for p, q in zip(*drawn, strict=True)])

@@ -12,7 +12,7 @@ from .annotate import at, routing
 if TYPE_CHECKING:
     from .recorder import Recorder
     from .routers.router_hooks import router, watch_routers
-    from .virtual import VirtualRecorder
+    from .virtual_recorder import VirtualRecorder
 
 __all__ = [
     "Recorder",
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return Recorder
     if name == "VirtualRecorder":
-        from .virtual import VirtualRecorder
+        from .virtual_recorder import VirtualRecorder
 
         return VirtualRecorder
     if name in ("router", "watch_routers"):

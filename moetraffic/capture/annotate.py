@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallContext:
     """Where a call stands in the model: layer, phase, and a name for the rest."""
 
     layer: int = -1
@@ -28,21 +28,21 @@ class Place:
     label: str = ""
 
 
-NOWHERE = Place()
+NO_CONTEXT = CallContext()
 MOST_PLACES = 10_000  # a program that labels each step with its number has no end
-_places: dict[tuple[int, str, str], Place] = {}
+_places: dict[tuple[int, str, str], CallContext] = {}
 PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
 LONGEST_LABEL = 200  # characters
 LARGEST_LAYER = 2**31 - 1
 
 
 class _Here(threading.local):
-    place = NOWHERE  # what a thread that is nowhere finds
+    place = NO_CONTEXT  # what a thread that is nowhere finds
 
 
 here = _Here()
 """Where this thread is: the hook reads it in every call."""
-_mirror: Callable[[Place], None] | None = None
+_mirror: Callable[[CallContext], None] | None = None
 
 RoutingSink = Callable[
     [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
@@ -50,7 +50,7 @@ RoutingSink = Callable[
 _routing_sinks: list[RoutingSink] = []
 
 
-def place() -> Place:
+def place() -> CallContext:
     """The place that this thread is at."""
     return here.place
 
@@ -68,7 +68,7 @@ def is_label(label: object) -> bool:
     return label.isascii() or label.isprintable()  # half a surrogate pair is neither
 
 
-def move_to(there: Place) -> Place:
+def set_context(there: CallContext) -> CallContext:
     """Let this thread stand at a place from here on; returns where it stood.
 
     For hooks, which cannot hold a ``with`` open: whoever moves puts back what it got.
@@ -80,7 +80,7 @@ def move_to(there: Place) -> Place:
     return before
 
 
-def mirror(tell: Callable[[Place], None] | None) -> None:
+def mirror(tell: Callable[[CallContext], None] | None) -> None:
     """Have every move told, as the compiled hook needs it; None ends it."""
     global _mirror
     _mirror = tell
@@ -121,14 +121,14 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     key = (layer, phase, label)
     now = _places.get(key)
     if now is None:
-        now = Place(layer, phase, label)
+        now = CallContext(layer, phase, label)
         if len(_places) < MOST_PLACES:
             _places[key] = now
-    before = move_to(now)
+    before = set_context(now)
     try:
         yield
     finally:
-        move_to(before)
+        set_context(before)
 
 
 def routing(

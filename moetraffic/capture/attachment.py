@@ -32,9 +32,9 @@ from moetraffic.trace.segments.series import join
 from moetraffic.trace.segments.store import segments_folder
 
 from .hook import python as hook
+from .input_validation import cause
 from .recorder import Recorder
-from .termination import Listener
-from .validity import cause
+from .sigterm import SigtermListener
 
 PATIENCE = timedelta(seconds=30)
 """How long a rank waits for rank 0 to say where the capture goes."""
@@ -61,13 +61,13 @@ class Attachment:
         self.recorder, self.say = recorder, say
         self.pid = os.getpid()
         self.rank = dist.get_rank()
-        self.listener = Listener(lambda: end(why="interrupted by SIGTERM"))
+        self.listener = SigtermListener(lambda: end(why="interrupted by SIGTERM"))
         self.listener.start()
         # processes of multiprocessing end without atexit
         self.finalizer = multiprocessing.util.Finalize(
             None, _end_of_process, exitpriority=0
         )
-        hook.give_way_by(self.step_back)
+        hook.set_attached_recorder(self.step_back)
 
     def close(self, why: str) -> None:
         """Write what is left."""
@@ -100,7 +100,7 @@ class Attachment:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        hook.give_way_by(None)
+        hook.set_attached_recorder(None)
         self.listener.stop()
         self.finalizer.cancel()
 

@@ -21,7 +21,7 @@ LONGEST_NAME = 1000  # characters
 LARGEST_COUNT = 2**31 - 1
 
 
-def refuse_untellable(**told: Any) -> None:
+def check_names_and_counts(**told: Any) -> None:
     """Refuse what a trace could not hold, before anything is recorded.
 
     Parameters
@@ -142,7 +142,7 @@ def checked_groups(
         If one of them is no process group.
     """
     for kind, group in groups.items():
-        refuse_untellable(groups=str(kind))
+        check_names_and_counts(groups=str(kind))
         if group is not None and not hasattr(group, "group_name"):
             raise CaptureError(
                 "groups are process groups of torch.distributed by their kind, but "

@@ -20,7 +20,7 @@ OVERWRITE = "give force=True"
 FREE = "free"
 
 
-def claim(
+def check_output(
     path: Path, store: Store | None, rank: int, number: int, *, force: bool
 ) -> None:
     """Make sure that a capture can be written; every rank calls this.

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from moetraffic.capture.hook.completion import Completion
-from moetraffic.capture.hook.device import DeviceClock
+from moetraffic.capture.hook.completion import CompletionTracker
+from moetraffic.capture.hook.device_clock import DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
-from moetraffic.capture.routers.bypass import watch_bypasses
+from moetraffic.capture.routers.direct_exchanges import watch_bypasses
 from moetraffic.capture.routers.router_hooks import watch_routers
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
@@ -31,13 +31,18 @@ from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 
-from . import clock
+from . import clock_offset
 from .annotate import here, is_layer, subscribe
 from .hook import python as hook
-from .metadata import checked_groups, checked_placement, describe, refuse_untellable
-from .output_check import claim
-from .pipe import OPTIMIZER, ROUTED, STEP
-from .validity import LeftOut, cause, counts_of, loss_of, tokens_of
+from .input_validation import OmittedRecords, cause, counts_of, loss_of, tokens_of
+from .metadata import (
+    check_names_and_counts,
+    checked_groups,
+    checked_placement,
+    describe,
+)
+from .output_check import check_output
+from .pipe_format import OPTIMIZER, ROUTED, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +112,7 @@ class Recorder:
         window: int = WINDOW_STEPS,
         force: bool = False,
     ) -> None:
-        refuse_untellable(model=str(model), router=str(router), k=k, window=window)
+        check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
         if window < 1:
             raise CaptureError(
                 f"a window is at least one step, but is {window}: raise window"
@@ -122,7 +127,7 @@ class Recorder:
             "k": k,
         }
         self._force = force
-        self._left_out = LeftOut(self._leave_out)
+        self._left_out = OmittedRecords(self._leave_out)
         self._ended = ""  # what ended the capture early
         self._window_steps = window
         self._placement = checked_placement(placement or {})
@@ -147,14 +152,14 @@ class Recorder:
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        hook.make_way()
+        hook.stop_attached_recorder()
         if hook.installed():
             raise CaptureError(
                 "one recorder runs in a process at a time, but one is running "
                 "already: close it first"
             )
         store = self._store()
-        claim(self.path, store, self._rank, self._number, force=self._force)
+        check_output(self.path, store, self._rank, self._number, force=self._force)
         folder = RankFolder(segments_folder(self.path), self._rank, force=self._force)
         journal: Journal | None = None
         try:
@@ -180,7 +185,7 @@ class Recorder:
                 left_out=self._left_out.add,
             )
             self.put, self.number = self._journal.put, self._journal.number
-            self._completion = Completion(self.put, self._device, native)
+            self._completion = CompletionTracker(self.put, self._device, native)
             self.before = self._device.ahead_of
             self.launched = self._completion.launched
             self.waiting = self._completion.waiting
@@ -415,7 +420,7 @@ class Recorder:
         store = self._store() if dist.is_initialized() else None
         if store is None:
             return
-        measured = clock.knots(
+        measured = clock_offset.measure_offset(
             store, self._rank, self._world, f"{self._number}/{moment}"
         )
         self._journal.tell(clocks=measured.tolist())

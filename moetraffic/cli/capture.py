@@ -11,9 +11,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.launch import Outcome, Seat, current_rank
-from moetraffic.launch.blame import AFTERMATH
-from moetraffic.launch.machine import refuse_too_many, refuse_unable
+from moetraffic.launch import Outcome, RankEnvironment, current_rank
+from moetraffic.launch.machine_resources import check_rank_count, check_workload
+from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.options import AsJson, Force, option, takes
@@ -66,34 +66,34 @@ def capture(
 
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
-    seat = current_rank()
+    rank_env = current_rank()
     if nproc is None:
         nproc = (chosen["ep"] if virtual else None) or RANKS
-    if virtual and seat is not None:
+    if virtual and rank_env is not None:
         raise LayoutError(
             "virtual expert parallelism trains all ranks in one process, but this is "
-            f"one of {seat.world} processes: start moetraffic capture by itself"
+            f"one of {rank_env.world} processes: start moetraffic capture by itself"
         )
-    if seat is None and not virtual:
-        refuse_too_many(nproc)
+    if rank_env is None and not virtual:
+        check_rank_count(nproc)
     refuse_empty_corpus(chosen["corpus"])
-    ranks = nproc if seat is None else seat.world
+    ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
     workload = describe(
         ranks, {**chosen, "virtual": virtual, "until_steady": until_steady}
     )
-    if seat is None or seat.local_rank == 0:
-        here = ranks if seat is None else _local_ranks(seat)
-        refuse_unable(workload, ranks=here)
-    steps, elsewhere = workload.training.iterations, seat is not None
-    quiet = as_json or not (seat is None or seat.rank == 0)
+    if rank_env is None or rank_env.local_rank == 0:
+        here = ranks if rank_env is None else _local_ranks(rank_env)
+        check_workload(workload, ranks=here)
+    steps, elsewhere = workload.training.iterations, rank_env is not None
+    quiet = as_json or not (rank_env is None or rank_env.rank == 0)
     with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
         try:
             trace = capture_run(
                 workload,
                 output,
                 force=force,
-                seat=seat,
+                rank_env=rank_env,
                 on_step=tick,
                 overwrite=OVERWRITE,
             )
@@ -128,12 +128,12 @@ def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:
         )
 
 
-def _local_ranks(seat: Seat) -> int:
+def _local_ranks(rank_env: RankEnvironment) -> int:
     """Number of ranks on this host, from the variables of torchrun or srun."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         number = os.environ.get(name, "")
         if number.isdecimal():
-            return min(max(1, int(number)), seat.world)
+            return min(max(1, int(number)), rank_env.world)
     return 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
-from moetraffic.launch.machine import refuse_too_many, refuse_unable
+from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.options import AsJson, Force, option
@@ -61,7 +61,7 @@ def demo(
         refuse_folder_outputs(output, WRITES, force=force)
     except OSError as error:
         raise _unmade(output, error) from None
-    refuse_unable(workload, ranks=nproc)
+    check_workload(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
     with _folder(output):
         _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
@@ -106,7 +106,7 @@ def _stage(text: str, quiet: bool) -> None:
 
 def _refuse_ranks(nproc: int) -> None:
     """Refuse a number of ranks that does not divide the experts."""
-    refuse_too_many(nproc)
+    check_rank_count(nproc)
     if nproc < 2 or EXPERTS % nproc:
         raise LayoutError(
             f"the demo spreads {EXPERTS} experts evenly over several ranks, but "

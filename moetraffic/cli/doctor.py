@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.launch import Seat, current_rank
-from moetraffic.launch.machine import refuse_too_many
+from moetraffic.launch import RankEnvironment, current_rank
+from moetraffic.launch.machine_resources import check_rank_count
 from moetraffic.report.options import AsJson, option
 
 from .output import present
@@ -45,24 +45,24 @@ def doctor(
             raise LayoutError(
                 f"--nproc {nproc} is for a replay, but no trace is given: add --for"
             )
-        refuse_too_many(nproc)
+        check_rank_count(nproc)
     # torch takes seconds to import
     from moetraffic.health import before_replay, examine, stops
     from moetraffic.report import health as report
 
-    seat, folder = _seat(), output.absolute().parent
+    rank_env, folder = _seat(), output.absolute().parent
     found = examine(folder, exchange=exchange)
     if trace is not None:
-        ranks = seat.world if seat is not None else nproc
+        ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)
-    if seat is None or seat.local_rank == 0:
+    if rank_env is None or rank_env.local_rank == 0:
         shown = (report.table(found), f"\n{report.conclusion(found)}")
         present(report.as_dict(found), *shown, as_json=as_json)
     if stops(found):
         raise typer.Exit(STOPS)
 
 
-def _seat() -> Seat | None:
+def _seat() -> RankEnvironment | None:
     """This process's place among another launcher's ranks, if it has a sound one."""
     try:
         return current_rank()

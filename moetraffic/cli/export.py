@@ -97,12 +97,12 @@ def export(
             f"an export needs a trace and an output, but {missing} is not given: "
             f"moetraffic export run.h5 --to {to[:40]} -o OUT"
         )
-    from moetraffic.interop.export import Options, export_trace, exporter_named
+    from moetraffic.interop.export import ExportOptions, export_trace, exporter_named
     from moetraffic.interop.export.exporter import refuse
 
     refuse(exporter_named(to), output, force=force)
     validate_other_than_input(trace, output)
-    options = Options(
+    options = ExportOptions(
         iterations=iterations,
         layers=layer_numbers(layers),
         phase=phase or "",

@@ -68,7 +68,7 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
-    from moetraffic.interop import Options, import_files
+    from moetraffic.interop import ImportOptions, import_files
 
     validate_output(output, force=force)
     for file in files:
@@ -76,7 +76,7 @@ def import_(
     for reader, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
         if format not in (None, reader):
             refuse_idle(context, names, f"these options are only for {reader} files")
-    options = Options(ranks=ranks, experts=experts, ep=ep, unit=unit)
+    options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     present_trace(output, as_json=as_json, merged=merged, format=found)

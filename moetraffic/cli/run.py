@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
-from moetraffic.launch import hooked, passthrough
-from moetraffic.launch.harvest import Harvest
+from moetraffic.launch import foreground_process, hook_environment
+from moetraffic.launch.segment_merging import SegmentMerger
 from moetraffic.report.options import Force, option
 from moetraffic.report.overview import tables
 from moetraffic.report.terminal import Paper, say
@@ -60,25 +60,25 @@ def run(
             + ": give the command after --"
         )
     make_room(output, force=force)
-    hook = hooked.variables(
+    hook = hook_environment.variables(
         output, force=force, told={"model": model, "router": router, "k": k}
     )
     if environment:
-        print(hooked.exports(hook))
+        print(hook_environment.exports(hook))
         return
     assert command is not None
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as notes:
         began = time.time()
-        hook[hooked.NOTES] = notes
+        hook[hook_environment.NOTES] = notes
         try:
-            code = passthrough.run(command, hooked.environment(hook))
+            code = foreground_process.run(command, hook_environment.environment(hook))
         except OSError as error:
             clear(output)
             say(f"moetraffic: {command[0]} cannot be run: {error.strerror}")
             raise typer.Exit(
-                passthrough.NOT_FOUND
+                foreground_process.NOT_FOUND
                 if isinstance(error, FileNotFoundError)
-                else passthrough.NOT_EXECUTABLE
+                else foreground_process.NOT_EXECUTABLE
             ) from None
         try:
             harvest(output, began, Path(notes), force=force)
@@ -95,6 +95,6 @@ def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
         say(f"moetraffic: {sentence}")
 
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
-    for name in Harvest(output, began, force=force, say=tell).gather(notes):
+    for name in SegmentMerger(output, began, force=force, say=tell).gather(notes):
         with Trace.open(name) as trace:
             paper.print(*tables(trace, name))

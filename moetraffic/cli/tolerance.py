@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.launch.lossy import final_losses
-from moetraffic.launch.machine import refuse_unable
+from moetraffic.launch.lossy_training import final_losses
+from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
 from moetraffic.report.options import (
@@ -77,7 +77,7 @@ def tolerance(
     shares = [0.0, *_shares(percent)]
     base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
     dropping = Dropping(**loss)
-    refuse_unable(base, ranks=base.layout.world)
+    check_workload(base, ranks=base.layout.world)
     told: dict[str, Any] = {
         "workload": json.loads(base.to_json()),
         **{name: loss[name] for name in ("site", "pattern", "compensate")},

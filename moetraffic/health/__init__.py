@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .finding import Finding, State, stops
 from .machine import examine
-from .replay import before_replay
+from .replay_requirements import before_replay
 
 __all__ = ["Finding", "State", "before_replay", "examine", "stops"]

@@ -1,7 +1,7 @@
-"""Two ranks or more that meet, exchange rows, and compare their clocks.
+"""Rank program of ``moetraffic doctor``: run an all-to-all and compare clocks.
 
-Run by :func:`moetraffic.health.ranks.try_ranks`, one process a rank.  What rank 0 finds
-goes to its supervisor as the fields of a heartbeat.
+:func:`moetraffic.health.exchange_check.try_ranks` starts one process per rank.  Rank 0
+sends the result to its supervisor in the fields of a heartbeat.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous as store_of
 
-from moetraffic.capture.clock import knots
+from moetraffic.capture.clock_offset import measure_offset
 from moetraffic.launch import current_rank, heartbeat, rendezvous
 
 TIMEOUT = timedelta(seconds=30)
@@ -23,29 +23,31 @@ UNKNOWN = -1
 
 def main() -> int:
     """Meet, exchange, compare; the exit code is 0 if every row came as it should."""
-    seat = current_rank()
-    if seat is None:
+    rank_env = current_rank()
+    if rank_env is None:
         raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")
-    heartbeat.beat("start")
+    heartbeat.send("start")
     torch.set_num_threads(1)
     try:
-        meeting = store_of(rendezvous(), seat.rank, seat.world, timeout=TIMEOUT)
+        meeting = store_of(rendezvous(), rank_env.rank, rank_env.world, timeout=TIMEOUT)
         store, _, _ = next(meeting)
         dist.init_process_group(
             "gloo",
             store=PrefixStore("group", store),
-            rank=seat.rank,
-            world_size=seat.world,
+            rank=rank_env.rank,
+            world_size=rank_env.world,
             timeout=TIMEOUT,
         )
     except (RuntimeError, ValueError) as error:
         told = str(error).splitlines()[0]
-        heartbeat.beat("error", message=f"cannot join the others: {told}", cause="own")
+        heartbeat.send("error", message=f"cannot join the others: {told}", cause="own")
         return 2
-    heartbeat.beat("ready")
+    heartbeat.send("ready")
     try:
-        right = _exchange(seat.rank, seat.world)
-        knot = knots(PrefixStore("clock", store), seat.rank, seat.world, "doctor")
+        right = _exchange(rank_env.rank, rank_env.world)
+        knot = measure_offset(
+            PrefixStore("clock", store), rank_env.rank, rank_env.world, "doctor"
+        )
         mine = torch.tensor(
             [int(right)]
             + (
@@ -54,18 +56,18 @@ def main() -> int:
                 else [0, UNKNOWN]
             )
         )
-        found = torch.zeros(seat.world, 3, dtype=torch.int64)
+        found = torch.zeros(rank_env.world, 3, dtype=torch.int64)
         dist.all_gather(list(found.unbind()), mine)
     finally:
         # gloo's threads may abort a process that exits without this
         dist.destroy_process_group()
-    heartbeat.beat(
+    heartbeat.send(
         "step",
         right=bool(found[:, 0].all()),
         offset_ns=int(found[:, 1].abs().max()),
         error_ns=UNKNOWN if int(found[:, 2].min()) < 0 else int(found[:, 2].max()),
     )
-    heartbeat.beat("done")
+    heartbeat.send("done")
     return 0 if right else 2
 
 

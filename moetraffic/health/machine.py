@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from moetraffic.errors import CaptureError, LayoutError
-from moetraffic.launch import Seat, current_rank
-from moetraffic.launch.machine import available_bytes
+from moetraffic.launch import RankEnvironment, current_rank
+from moetraffic.launch.machine_resources import available_bytes
 
+from .exchange_check import try_ranks
 from .finding import Finding, State
-from .ranks import try_ranks
 from .software import software
 
 RANKS = 2
@@ -53,13 +53,13 @@ def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     for area in areas:
         found += area()
     try:
-        seat = current_rank()
+        rank_env = current_rank()
     except LayoutError as error:
         found.append(_finding("network", "launcher", State.STOP, str(error)))
         return found
-    found.append(_launcher(seat))
+    found.append(_launcher(rank_env))
     if exchange:
-        found += try_ranks(RANKS, seat)
+        found += try_ranks(RANKS, rank_env)
     return found
 
 
@@ -254,10 +254,10 @@ def _limits() -> Iterator[Finding]:
     )
 
 
-def _launcher(seat: Seat | None) -> Finding:
+def _launcher(rank_env: RankEnvironment | None) -> Finding:
     said = (
         "none: moetraffic starts ranks of this host itself"
-        if seat is None
-        else f"this is rank {seat.rank} of {seat.world}"
+        if rank_env is None
+        else f"this is rank {rank_env.rank} of {rank_env.world}"
     )
     return _finding("network", "launcher", State.OK, said)

@@ -1,4 +1,4 @@
-"""The packages that moetraffic stands on, which of them are there, and what for."""
+"""Check the installed versions of the packages that moetraffic uses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import moetraffic
+from moetraffic.errors import install_command
 
 from .finding import Finding, State
 
@@ -16,41 +17,43 @@ AREA = "software"
 
 
 class Package(NamedTuple):
-    """A package, and what cannot be done without it."""
+    """A required or optional package and its purpose."""
 
     name: str
     least: str  # version
     purpose: str
-    extra: str = ""  # of moetraffic, that brings it; none: it is always needed
+    extra: str = ""  # the extra that installs it; "": always required
 
 
 PACKAGES = (
-    Package("torch", "2.4", "training, the dispatcher the hook stands on, gloo, NCCL"),
-    Package("fairscale", "0.4.13", "expert and model parallelism of others"),
+    Package("torch", "2.4", "training, the dispatcher of the capture hook, gloo, NCCL"),
+    Package("fairscale", "0.4.13", "fairscale's MoE, tensor and ZeRO layers"),
     Package("numpy", "1.26", "arrays"),
     Package("scipy", "1.11", "statistics, matchings"),
     Package("networkx", "3.2", "graphs of networks"),
     Package("h5py", "3.11", "the file format"),
     Package("typer", "0.12", "the command line"),
     Package("rich", "13", "tables and progress"),
-    Package("matplotlib", "3.8", "pictures"),
-    Package("isal", "1.6", "inflating traces two to three times as fast", "fast"),
-    Package("numba", "0.60", "statistics of many matrices at once", "fast"),
-    Package("ruptures", "1.1.9", "change points", "analysis"),
-    Package("plotly", "6", "the page of moetraffic report", "report"),
-    Package("ninja", "1.11", "compiling the hook", "hook"),
-    Package("pandas", "2", "data frames", "tables"),
+    Package("matplotlib", "3.8", "figures"),
+    Package("pandas", "2", "data frames"),
+    Package("plotly", "6", "the HTML report"),
+    Package("ruptures", "1.1.9", "change points"),
+    Package("scikit-learn", "1.4", "classifier tests of synthetic traffic"),
+    Package("statsmodels", "0.14.2", "stationarity tests, multiple testing"),
+    Package("isal", "1.6", "two to three times faster decompression", "fast"),
+    Package("numba", "0.60", "compiled statistics of many matrices", "fast"),
+    Package("ninja", "1.11", "compiling the capture hook", "hook"),
     Package("pyarrow", "16", "Parquet", "tables"),
     Package("dask", "2024.8", "statistics on a cluster", "dask"),
     Package("distributed", "2024.8", "statistics on a cluster", "dask"),
     Package("xarray", "2024.6", "labeled arrays", "xarray"),
-    Package("h5netcdf", "1.3", "traces read by xarray", "xarray"),
+    Package("h5netcdf", "1.3", "reading traces with xarray", "xarray"),
 )
-"""Those that ``pyproject.toml`` names for running."""
+"""The run-time requirements of ``pyproject.toml``."""
 
 
 def software() -> Iterator[Finding]:
-    """Python, moetraffic and every package: version, or what is lost without it."""
+    """Report the versions of Python, moetraffic and every package."""
     yield Finding(
         area=AREA,
         name="python",
@@ -65,7 +68,7 @@ def software() -> Iterator[Finding]:
 
 
 def newer(have: str, least: str) -> bool:
-    """Whether a version is at least another; only its leading numbers count.
+    """Whether a version is at least another, by their leading numbers.
 
     Examples
     --------
@@ -77,7 +80,7 @@ def newer(have: str, least: str) -> bool:
 
 def _package(package: Package) -> Finding:
     install = (
-        f"pip install 'moetraffic[{package.extra}]'"
+        install_command(package.extra)
         if package.extra
         else f"pip install '{package.name}>={package.least}'"
     )

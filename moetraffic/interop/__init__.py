@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .detection import FORMATS
-from .importing import Options, import_files, import_trace
+from .format_detection import FORMATS
+from .importers import ImportOptions, import_files, import_trace
 
-__all__ = ["FORMATS", "Options", "import_files", "import_trace"]
+__all__ = ["FORMATS", "ImportOptions", "import_files", "import_trace"]

@@ -1,7 +1,8 @@
-"""Exchanges and demands as CSV; :mod:`moetraffic.interop.export.table` writes them.
+"""Import exchanges and token counts from CSV.
 
-A line is what one rank sent to another, or routed to an expert; the columns are named
-in the first line, in any order.
+:mod:`moetraffic.interop.export.long_table` writes these files.  A row holds the bytes
+that one rank sent to another, or the tokens that it routed to an expert; the first line
+names the columns, in any order.
 
 =========  ==============================================================
 exchanges  ``iteration,layer,phase,source,destination,bytes``
@@ -27,8 +28,8 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
 
-from .call import ImportedCall, Record
-from .document import (
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import (
     LARGEST,
     MOST_BYTES,
     MOST_ITERATIONS,
@@ -63,7 +64,7 @@ MOST = {
 }
 
 
-class Place(NamedTuple):
+class ExchangeKey(NamedTuple):
     """What a line belongs to; sorted, the order of calls."""
 
     iteration: int
@@ -82,8 +83,8 @@ class Place(NamedTuple):
 class ExchangeTable:
     """The lines of all files."""
 
-    sent: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
-    routed: dict[Place, dict[tuple[int, int], tuple[int, int]]] = field(
+    sent: dict[ExchangeKey, dict[tuple[int, int], int]] = field(default_factory=dict)
+    routed: dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]] = field(
         default_factory=dict
     )
 
@@ -93,7 +94,7 @@ def read(path: Path, into: ExchangeTable) -> None:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If a line is not as the columns say.
     """
     try:
@@ -141,7 +142,7 @@ def _add(
             f"a phase is one of {', '.join(PHASES)}, or empty",
         )
     stage = 0 if demands else 1 + (PHASES.index(phase) if phase else len(PHASES))
-    place = Place(
+    place = ExchangeKey(
         iteration=count("iteration"),
         micro_batch=count("micro_batch", 0, 0),
         layer=count("layer", -1),
@@ -180,7 +181,7 @@ def world_of(table: ExchangeTable) -> int:
 
 def records(
     table: ExchangeTable, world: int, source: str, experts: int = 0
-) -> list[Record]:
+) -> list[RankRecord]:
     """The calls of all ranks.
 
     Raises
@@ -188,7 +189,7 @@ def records(
     TraceError
         If a line names a rank outside its group.
     """
-    found = [Record(rank=rank, source=source) for rank in range(world)]
+    found = [RankRecord(rank=rank, source=source) for rank in range(world)]
     for place in sorted([*table.sent, *table.routed]):
         kind, ranks = _members(place.group)
         everyone = tuple(range(world))
@@ -205,7 +206,7 @@ def records(
     return found
 
 
-def _call(place: Place, group: Group, operation: str) -> ImportedCall:
+def _call(place: ExchangeKey, group: Group, operation: str) -> ImportedCall:
     return ImportedCall(
         operation=operation,
         group=group,
@@ -220,7 +221,7 @@ def _call(place: Place, group: Group, operation: str) -> ImportedCall:
 
 
 def _exchange(
-    place: Place, group: Group, pairs: dict[tuple[int, int], int]
+    place: ExchangeKey, group: Group, pairs: dict[tuple[int, int], int]
 ) -> Iterator[ImportedCall]:
     matrix = np.zeros((len(group.ranks),) * 2, np.int64)
     for (source, destination), sent in pairs.items():
@@ -232,7 +233,7 @@ def _exchange(
 
 
 def _routing(
-    place: Place,
+    place: ExchangeKey,
     group: Group,
     pairs: dict[tuple[int, int], tuple[int, int]],
     experts: int,

@@ -21,12 +21,19 @@ from typing import Any
 
 from moetraffic.trace.model import UNKNOWN_TIME, Group
 
-from .autograd import direction_and_link
-from .call import Record
-from .collective import OPERATORS, RECORDED, Operator, Recorded, Tensors, call_of
-from .document import JsonStream, integers, opened, whole, wrong
+from .autograd_direction import direction_and_link
 from .element_type import element_type
-from .process_group import ProcessGroups
+from .imported_call import RankRecord
+from .json_reader import JsonStream, integers, opened, whole, wrong
+from .process_group import ProfileGroups
+from .torch_collective import (
+    OPERATORS,
+    RECORDED,
+    C10dOperator,
+    InputTensors,
+    RecordedCollective,
+    call_of,
+)
 
 STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
@@ -62,7 +69,7 @@ class Node:
 
 
 @dataclass
-class Kept:
+class CollectedNodes:
     """What is kept of a file."""
 
     groups: Any = None
@@ -73,7 +80,7 @@ class Kept:
     around: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
 
-def read(path: Path, rank: int | None) -> tuple[Record, int]:
+def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     """The record of one rank's execution trace, and how many ranks there are.
 
     Parameters
@@ -85,14 +92,14 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If it is no execution trace, or nobody says of which rank it is.
     """
-    kept = Kept()
+    kept = CollectedNodes()
     for one in _nodes(path):
         _take(kept, one)
     _walk_out(path, kept)
-    groups = ProcessGroups(kept.groups)
+    groups = ProfileGroups(kept.groups)
     told = _rank(kept, groups)
     rank = told if told is not None else rank
     if rank is None:
@@ -101,7 +108,7 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             "neither a collective of all ranks nor its name tells of which rank it is",
             "name it like rank3.json",
         )
-    record = Record(rank=rank, source=path.name)
+    record = RankRecord(rank=rank, source=path.name)
     begins = sorted(kept.steps)
     threads: dict[int, int] = {}
     for operator, recorded in _together(kept):
@@ -184,7 +191,7 @@ def _node(value: Any) -> Node | None:
     )
 
 
-def _take(kept: Kept, node: Node) -> None:
+def _take(kept: CollectedNodes, node: Node) -> None:
     step = STEP.fullmatch(node.name)
     if step:
         kept.steps[node.id] = int(step[1])
@@ -199,7 +206,7 @@ def _take(kept: Kept, node: Node) -> None:
         kept.parameters[node.id] = node
 
 
-def _walk_out(path: Path, kept: Kept) -> None:
+def _walk_out(path: Path, kept: CollectedNodes) -> None:
     """Find the nodes around the calls.
 
     They are written after what they hold, so that one reading finds all of them; where
@@ -220,7 +227,7 @@ def _walk_out(path: Path, kept: Kept) -> None:
             return
 
 
-def _around(kept: Kept, node: Node) -> list[tuple[int, bool]]:
+def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
     """Number and direction of each function around a call, from the inside."""
     found: list[tuple[int, bool]] = []
     at = node.parent
@@ -230,7 +237,7 @@ def _around(kept: Kept, node: Node) -> list[tuple[int, bool]]:
     return found
 
 
-def _together(kept: Kept) -> Iterator[tuple[Node | None, Node | None]]:
+def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]:
     """Operators with the record_param_comms inside them, in the order of calls."""
     inner: dict[int, Node] = {}
     alone: dict[int, Node] = {}
@@ -258,13 +265,13 @@ def _together(kept: Kept) -> Iterator[tuple[Node | None, Node | None]]:
 # ---- what a node tells ----------------------------------------------------------
 
 
-def _operator(node: Node) -> Operator:
+def _operator(node: Node) -> C10dOperator:
     """An operator's inputs: ``Tensor output, Tensor input, group, int[], int[]``."""
     name = node.name.removeprefix(C10D)
     operation, source = OPERATORS.get(name, ("", -1))
     splits = name == "alltoall_base_"
     peer = node.values[2] if len(node.values) > 2 else None
-    return Operator(
+    return C10dOperator(
         name=name,
         input=_tensors(node, source),
         output=_tensors(node, 0) if source == 1 else None,
@@ -278,7 +285,7 @@ def _has(node: Node, at: int) -> bool:
     return at < len(node.values)
 
 
-def _tensors(node: Node, at: int) -> Tensors | None:
+def _tensors(node: Node, at: int) -> InputTensors | None:
     """An input that is a tensor or a list of tensors (of lists, too)."""
     if not 0 <= at < min(len(node.values), len(node.shapes), len(node.types)):
         return None
@@ -290,7 +297,7 @@ def _tensors(node: Node, at: int) -> Tensors | None:
     dtype, size = (element_type(named[1]) if named else None) or ("", 0)
     if len(sizes) == 1 and not size:
         size = sizes.pop()
-    return Tensors(shapes=shapes, dtype=dtype, element_bytes=size)
+    return InputTensors(shapes=shapes, dtype=dtype, element_bytes=size)
 
 
 def _flat_tensors(
@@ -332,7 +339,7 @@ def _name_at(node: Node) -> int | None:
     return None
 
 
-def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
+def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
     """A record_param_comms: its attributes (schema 1.0.3 on), or its inputs by type.
 
     Inputs are ``[tensors,] sequence, group, rank, name, input splits, output splits,
@@ -351,7 +358,7 @@ def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
     elements = whole(told.get("in_msg_nelems"))
     if elements is None and tensors:
         elements = tensors.elements
-    return Recorded(
+    return RecordedCollective(
         name=_name(node),
         group=_group(node, at, groups),
         dtype=dtype,
@@ -363,7 +370,7 @@ def _recorded(node: Node, groups: ProcessGroups) -> Recorded:
     )
 
 
-def _group(node: Node, at: int | None, groups: ProcessGroups) -> Group | None:
+def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
     """By its name, an attribute or among the inputs before the collective's name."""
     told = node.attributes
     described = str(told.get("pg_desc", ""))
@@ -391,7 +398,7 @@ def _group(node: Node, at: int | None, groups: ProcessGroups) -> Group | None:
     return None
 
 
-def _rank(kept: Kept, groups: ProcessGroups) -> int | None:
+def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
     """This rank, which a record_param_comms of all ranks has before its name."""
     for node in kept.parameters.values():
         at = _name_at(node)

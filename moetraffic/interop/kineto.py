@@ -17,21 +17,21 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .autograd import SLACK, UNNUMBERED, Functions, direction_and_link
-from .call import ImportedCall, Record
-from .collective import (
+from .autograd_direction import SLACK, UNNUMBERED, Functions, direction_and_link
+from .element_type import element_type
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import JsonStream, integers, number, opened, whole, words, wrong
+from .process_group import ProfileGroups
+from .torch_collective import (
     OPERATORS,
     RECORDED,
-    Cut,
-    Operator,
-    Recorded,
-    Tensors,
+    C10dOperator,
+    InputTensors,
+    RecordedCollective,
+    TruncatedList,
     call_of,
     width_of,
 )
-from .document import JsonStream, integers, number, opened, whole, words, wrong
-from .element_type import element_type
-from .process_group import ProcessGroups
 
 STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
@@ -70,7 +70,7 @@ class Profile:
     threads: dict[Any, int] = field(default_factory=dict)
 
 
-def read(path: Path, rank: int | None) -> tuple[Record, int]:
+def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     """The record of one rank's profile, and how many ranks there are, 0 for not told.
 
     Parameters
@@ -82,7 +82,7 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If it is no such profile, or nobody says of which rank it is.
     """
     profile = _scan(path)
@@ -93,8 +93,8 @@ def read(path: Path, rank: int | None) -> tuple[Record, int]:
             "neither its distributedInfo nor its name tells of which rank it is",
             "name it like rank3.json",
         )
-    groups = ProcessGroups(profile.groups, profile.world)
-    record = Record(rank=rank, source=path.name, node=profile.host)
+    groups = ProfileGroups(profile.groups, profile.world)
+    record = RankRecord(rank=rank, source=path.name, node=profile.host)
     steps = sorted(profile.steps, key=lambda s: s[1])
     begins = [start for _, start, _ in steps]
     threads: dict[int, int] = {}
@@ -227,7 +227,7 @@ def _counts(row: ProfileRow) -> bool:
     return str(row.args.get("Collective name")) in RECORDED
 
 
-def _operator(row: ProfileRow, own: ProfileRow | None) -> Operator:
+def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
     """An operator's inputs: shapes, types, and the values of lists and numbers.
 
     Parameters
@@ -240,25 +240,25 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> Operator:
     types = row.args.get("Input type")
     values = row.args.get("Concrete Inputs")
     if not (isinstance(shapes, list) and isinstance(types, list)):
-        return Operator(name=name)  # recorded without shapes
+        return C10dOperator(name=name)  # recorded without shapes
     values = values if isinstance(values, list) else []
     own_types = own.args.get("Input type") if own else None
     gloo_type = own_types[0] if isinstance(own_types, list) and own_types else ""
 
-    def tensors(at: int) -> Tensors | None:
+    def tensors(at: int) -> InputTensors | None:
         if not 0 <= at < min(len(shapes), len(types)):
             return None
         listed = types[at] == TENSOR_LIST
         every = shapes[at] if listed else [shapes[at]]
         return _tensors(every, gloo_type if listed else types[at])
 
-    def rows(at: int) -> Cut | None:
+    def rows(at: int) -> TruncatedList | None:
         # an empty value is a list of more than 30 numbers, or not shown
         return integers(values[at]) if at < len(values) else None
 
     operation, source = OPERATORS.get(name, ("", -1))
     splits = name == "alltoall_base_"
-    return Operator(
+    return C10dOperator(
         name=name,
         input=tensors(source),
         output=tensors(0) if source == 1 else None,
@@ -268,7 +268,7 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> Operator:
     )
 
 
-def _tensors(every: Any, named: Any) -> Tensors | None:
+def _tensors(every: Any, named: Any) -> InputTensors | None:
     shapes = []
     for shape in every if isinstance(every, list) else [None]:
         told = integers(shape)
@@ -276,7 +276,7 @@ def _tensors(every: Any, named: Any) -> Tensors | None:
             return None
         shapes.append(tuple(told[0]))
     dtype, size = element_type(str(named)) or ("", 0)
-    return Tensors(shapes=shapes, dtype=dtype, element_bytes=size)
+    return InputTensors(shapes=shapes, dtype=dtype, element_bytes=size)
 
 
 def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
@@ -295,7 +295,7 @@ def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
 
 
 def _gloo_owners(
-    profile: Profile, events: dict[int, ProfileRow], groups: ProcessGroups, rank: int
+    profile: Profile, events: dict[int, ProfileRow], groups: ProfileGroups, rank: int
 ) -> dict[int, Group]:
     """The group of each of gloo's worker threads, as far as one call tells it.
 
@@ -319,14 +319,14 @@ def _number(row: ProfileRow) -> int:
     return -1 if found is None else found
 
 
-def _recorded(row: ProfileRow, groups: ProcessGroups, rank: int) -> Recorded:
+def _recorded(row: ProfileRow, groups: ProfileGroups, rank: int) -> RecordedCollective:
     """A record_param_comms, as torch's saveNcclMeta writes its arguments."""
     args = row.args
     dtype, size = element_type(str(args.get("dtype", ""))) or ("", 0)
     sequence = whole(args.get("Seq"))
     name = str(args.get("Collective name"))
     told = args.get("Dst Rank" if name == "send" else "Src Rank")
-    return Recorded(
+    return RecordedCollective(
         name=name,
         group=_group(args, groups),
         dtype=dtype,
@@ -340,7 +340,7 @@ def _recorded(row: ProfileRow, groups: ProcessGroups, rank: int) -> Recorded:
     )
 
 
-def _group(args: dict[str, Any], groups: ProcessGroups) -> Group | None:
+def _group(args: dict[str, Any], groups: ProfileGroups) -> Group | None:
     described = str(args.get("Process Group Description", ""))
     size = whole(args.get("Group size"), 1)
     ranks = integers(args.get("Process Group Ranks"))

@@ -17,8 +17,8 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .call import ImportedCall, Record
-from .document import MOST_RANKS, json_lines, whole, words, wrong
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import MOST_RANKS, json_lines, whole, words, wrong
 
 OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
     "AllReduce": ("all_reduce", False),
@@ -51,7 +51,7 @@ def read(path: Path, into: Operations) -> None:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If an object is not of NCCL Inspector.
     """
     for number, told in enumerate(json_lines(path)):
@@ -74,7 +74,7 @@ def read(path: Path, into: Operations) -> None:
         into.source.setdefault(process, path.name)
 
 
-def records(every: Operations) -> tuple[list[Record], int]:
+def records(every: Operations) -> tuple[list[RankRecord], int]:
     """The records of all processes, and how many ranks there are.
 
     Raises
@@ -100,7 +100,7 @@ def records(every: Operations) -> tuple[list[Record], int]:
             groups[name] = Group(kind="world", ranks=tuple(range(world)))
     found = []
     for process, seen in every.seen.items():
-        record = Record(
+        record = RankRecord(
             rank=rank_of[process], source=every.source[process], node=process[0]
         )
         counts: Counter[Any] = Counter()
@@ -118,7 +118,7 @@ def _call(
     group: Group | None,
     rank: int,
     counts: Counter[Any],
-    record: Record,
+    record: RankRecord,
 ) -> ImportedCall | None:
     kind = "coll" if isinstance(told.get("coll_perf"), dict) else "p2p"
     perf = told.get(f"{kind}_perf")

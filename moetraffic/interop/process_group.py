@@ -15,7 +15,7 @@ from typing import Any
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import Group
 
-from .document import MOST_RANKS, integers, whole
+from .json_reader import MOST_RANKS, integers, whole
 
 KINDS = {  # Megatron-Core's descriptions
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
@@ -29,14 +29,14 @@ MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class NamedGroup:
     """A process group under the names that a file has for it."""
 
     names: frozenset[str]
     group: Group
 
 
-class ProcessGroups:
+class ProfileGroups:
     """The groups of one rank.
 
     Parameters
@@ -57,7 +57,7 @@ class ProcessGroups:
                 f"a run has at most {MOST_RANKS} ranks, but a file tells of "
                 f"{self.world}: take a whole copy of it"
             )
-        self._named: list[Named] = []
+        self._named: list[NamedGroup] = []
         for entry in entries:
             ranks = _ranks(entry)
             size = whole(entry.get("group_size", entry.get("pg_size")), 1)
@@ -67,7 +67,7 @@ class ProcessGroups:
                 ranks = tuple(range(self.world))
             if ranks:
                 self._named.append(
-                    Named(
+                    NamedGroup(
                         names=frozenset(
                             str(entry[n])
                             for n in ("pg_name", "pg_id", "backend_id", "uid")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moetraffic.trace.model import Int64
 
-from .document import MOST_BYTES, lines, wrong
+from .json_reader import MOST_BYTES, lines, wrong
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -39,7 +39,7 @@ def read(path: Path, unit: str) -> list[Int64]:
 
     Raises
     ------
-    Unreadable
+    UnreadableFile
         If they are no square matrices of one size.
     """
     import numpy as np

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from . import heartbeat
-from .environment import Seat, current_rank, rendezvous
+from .environment import RankEnvironment, current_rank, rendezvous
+from .rank_monitor import Heartbeat
 from .supervisor import Outcome, launch
-from .watch import Event
 
 __all__ = [
-    "Event",
+    "Heartbeat",
     "Outcome",
-    "Seat",
+    "RankEnvironment",
     "current_rank",
     "heartbeat",
     "launch",

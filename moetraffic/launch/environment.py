@@ -15,7 +15,7 @@ _FIRST_PORT = 20_000
 _PORTS = 20_000
 
 
-class Seat(NamedTuple):
+class RankEnvironment(NamedTuple):
     """A process's place among the ranks."""
 
     rank: int  # 0 to world - 1
@@ -32,7 +32,9 @@ _LAUNCHERS = (
 )
 
 
-def current_rank(environment: Mapping[str, str] | None = None) -> Seat | None:
+def current_rank(
+    environment: Mapping[str, str] | None = None,
+) -> RankEnvironment | None:
     """The rank that torchrun, srun or our launcher made this process, or None.
 
     A job step of one task counts as no rank: an interactive shell in an allocation is
@@ -59,7 +61,7 @@ def current_rank(environment: Mapping[str, str] | None = None) -> Seat | None:
         if not (rank.isdecimal() and world.isdecimal() and local.isdecimal()):
             break
         if int(rank) < int(world):
-            return Seat(int(rank), int(world), int(local))
+            return RankEnvironment(int(rank), int(world), int(local))
         break
     else:
         return None

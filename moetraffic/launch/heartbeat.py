@@ -2,7 +2,7 @@
 
 Two channels lead to the supervisor, both inherited through the environment:
 
-- ``MOETRAFFIC_HEARTBEAT`` is ``fd:inode`` of a pipe.  :func:`beat` writes one JSON
+- ``MOETRAFFIC_HEARTBEAT`` is ``fd:inode`` of a pipe.  :func:`send` writes one JSON
   line into it.  A write of at most PIPE_BUF bytes is atomic (POSIX ``write``), so the
   ranks share one pipe; it never blocks, so a full pipe loses the line.
 - ``MOETRAFFIC_COUNTERS`` is a file of one int64 a rank, mapped into memory: the
@@ -39,7 +39,7 @@ _LONGEST_TEXT = 700  # characters of one field, so that a line fits the pipe
 _PATIENCE_S = 0.2
 
 
-def beat(
+def send(
     event: str, operation: str = "", *, within_s: float = 0.0, **fields: Any
 ) -> None:
     """Tell the supervisor what this rank is doing.
@@ -92,7 +92,7 @@ def counter() -> memoryview:
     -------
     memoryview
         ``[1]`` int64: ``2 n + 1`` inside the n-th operation (from 0), ``2 n + 2``
-        after it.  Without a supervisor only this process reads it: :func:`pulse`.
+        after it.  Without a supervisor only this process reads it: :func:`latest`.
     """
     global _counted
     _counted = _mapped() or _unread()
@@ -122,7 +122,7 @@ def supervised() -> bool:
     return _pipe() is not None
 
 
-class Pulse(NamedTuple):
+class LastHeartbeat(NamedTuple):
     """The last sign of life that this process gave, for its own watchdog."""
 
     event: str  # of the last heartbeat, "" before the first
@@ -132,10 +132,10 @@ class Pulse(NamedTuple):
     within_s: float  # silence that it announced, 0 for none
 
 
-def pulse() -> Pulse:
+def latest() -> LastHeartbeat:
     """The last sign of life that this process gave."""
     event, operation, beat_s, within_s = _last
-    return Pulse(event, operation, _counted[0], beat_s, within_s)
+    return LastHeartbeat(event, operation, _counted[0], beat_s, within_s)
 
 
 def _unread() -> memoryview:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from .blame import Blame, Namer
-from .environment import Seat
-from .watch import Event, Watch
+from .environment import RankEnvironment
+from .rank_monitor import Heartbeat, RankMonitor
+from .root_cause import OperationNamer, RootCause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Outcome:
 
     ok: bool  # every rank ended by itself with exit code 0
     interrupted: int  # signal that this process was asked to end with; 0 for none
-    blame: Blame | None  # who failed first; None if ok or interrupted
+    blame: RootCause | None  # who failed first; None if ok or interrupted
     exit_codes: tuple[int, ...]  # of each rank; negative: the signal that ended it
     killed: tuple[bool, ...]  # whether the supervisor had to end the rank
     stderr: tuple[tuple[str, ...], ...]  # last lines of each rank
@@ -53,9 +53,9 @@ def launch(
     start_deadline_s: float = 120.0,
     operation_deadline_s: float = 300.0,
     grace_s: float = 3.0,
-    on_event: Callable[[Event], None] | None = None,
-    namer: Namer | None = None,
-    seat: Seat | None = None,
+    on_event: Callable[[Heartbeat], None] | None = None,
+    namer: OperationNamer | None = None,
+    rank_env: RankEnvironment | None = None,
 ) -> Outcome:
     """Run a command as several ranks on this host until all of them have ended.
 
@@ -86,7 +86,7 @@ def launch(
         Called with every heartbeat.
     namer
         Names a rank's n-th operation, for ranks that use ``heartbeat.counter()``.
-    seat
+    rank_env
         Where torchrun or srun starts the ranks: this process's place among them.  One
         process is run, that rank, and the ranks meet where their launcher says.
 
@@ -100,7 +100,7 @@ def launch(
     ValueError
         If ``ranks`` or a deadline is not positive.
     """
-    if seat is not None:
+    if rank_env is not None:
         ranks = 1
     if ranks < 1 or min(start_deadline_s, operation_deadline_s) <= 0 or grace_s < 0:
         raise ValueError(
@@ -110,7 +110,7 @@ def launch(
     with tempfile.TemporaryDirectory(
         prefix="moetraffic-", ignore_cleanup_errors=True
     ) as folder:
-        watch = Watch(ranks, Path(folder), on_event, seat)
+        watch = RankMonitor(ranks, Path(folder), on_event, rank_env)
         try:
             with _forwarding(watch):
                 watch.start(command, environment or {})
@@ -121,7 +121,7 @@ def launch(
 
 
 @contextmanager
-def _forwarding(watch: Watch) -> Iterator[None]:
+def _forwarding(watch: RankMonitor) -> Iterator[None]:
     """While inside, SIGINT and SIGTERM go to the watch instead of this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -138,7 +138,7 @@ def _forwarding(watch: Watch) -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _outcome(watch: Watch, namer: Namer | None) -> Outcome:
+def _outcome(watch: RankMonitor, namer: OperationNamer | None) -> Outcome:
     codes = tuple(s.exit_code or 0 for s in watch.states)
     ok = not (any(codes) or watch.not_started or watch.interrupted)
     return Outcome(

@@ -16,9 +16,9 @@ from moetraffic.trace.segments.segment import PATTERN
 from moetraffic.trace.segments.store import RANKS as RANK_FOLDERS
 from moetraffic.trace.segments.store import prepare, segments_folder
 
-from .environment import Seat
+from .environment import RankEnvironment
+from .rank_monitor import Heartbeat
 from .supervisor import Outcome, launch
-from .watch import Event
 
 
 class RankEnded(CaptureError):
@@ -34,7 +34,7 @@ def capture_run(
     output: Path,
     *,
     force: bool = False,
-    seat: Seat | None = None,
+    rank_env: RankEnvironment | None = None,
     on_step: Callable[[int, str], None] | None = None,
     overwrite: str = "pass force=True",
 ) -> Trace | None:
@@ -48,7 +48,7 @@ def capture_run(
         What to train and where the trace goes.
     force
         Replace a trace that is there.
-    seat
+    rank_env
         This process's place among another launcher's ranks.
     on_step
         Told how many steps all ranks have ended, and their mean loss in words.
@@ -70,15 +70,15 @@ def capture_run(
     RankEnded
         If this is one of another launcher's ranks but not rank 0, which tells.
     """
-    tells = seat is None or seat.rank == 0
+    tells = rank_env is None or rank_env.rank == 0
     ranks = workload.layout.world
-    if workload.training.virtual or seat is not None:
+    if workload.training.virtual or rank_env is not None:
         ranks = 1
     if tells:
         prepare(output, force=force, overwrite=overwrite)
     before = _written(output)
-    elsewhere = seat is not None
-    heard = Heard(
+    elsewhere = rank_env is not None
+    heard = StepProgress(
         ranks,
         on_step or (lambda done, note: None),
         "rank 0's loss" if elsewhere else "mean loss",
@@ -96,21 +96,21 @@ def capture_run(
         operation_deadline_s=math.inf if elsewhere else 300.0,
         grace_s=10.0,
         on_event=heard,
-        seat=seat,
+        rank_env=rank_env,
     )
     if outcome.ok and (not tells or _written(output) != before):
         return Trace.open(output) if tells else None
     if not tells:
         raise RankEnded(outcome)
     why = outcome.sentence or "the capture ended early"
-    many = seat is not None and seat.world > 1
+    many = rank_env is not None and rank_env.world > 1
     said = f"{why}; {_kept(output, before, heard.steps, force=force, others=many)}"
     if outcome.interrupted:
         raise Interrupted(said, outcome.interrupted)
     raise CaptureError(said)
 
 
-class Heard:
+class StepProgress:
     """What the ranks' heartbeats tell: how far they are, and their loss.
 
     Parameters
@@ -128,7 +128,7 @@ class Heard:
         self._losses: dict[int, dict[int, float]] = {}  # iteration -> rank -> loss
         self.steps = 0  # that at least one rank has ended
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Heartbeat) -> None:
         """Take in a heartbeat."""
         iteration, loss = event.fields.get("iteration"), event.fields.get("loss")
         if event.event != "step" or not isinstance(iteration, int):

@@ -51,7 +51,7 @@ class Watchdog:
         self._ready = False
         self._done = threading.Event()
         self._began_s = self._moved_s = time.monotonic()
-        self._pulse = heartbeat.pulse()
+        self._pulse = heartbeat.latest()
         self._signals, self._heard = os.pipe()
         self.namer: Callable[[int], str] | None = None  # of the n-th operation
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -94,7 +94,7 @@ class Watchdog:
 
     def _late(self, now_s: float) -> str:
         """The deadline that this process has missed, in words, or ""."""
-        pulse = heartbeat.pulse()
+        pulse = heartbeat.latest()
         if pulse != self._pulse:
             self._pulse, self._moved_s = pulse, now_s
             self._ready |= pulse.event not in ("", "start", "error")

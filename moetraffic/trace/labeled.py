@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.errors import TraceError
+from moetraffic.errors import TraceError, install_command
 
 from .contents import TraceContents
 from .model import ROUTING, UNKNOWN_TIME, Int64, WireForm
@@ -35,7 +35,7 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
     except ImportError:
         raise TraceError(
             "labeled arrays need xarray, which is not installed: "
-            "pip install 'moetraffic[xarray]'"
+            f"{install_command('xarray')}"
         ) from None
     found = trace.find(operation=ROUTING, direction="forward", group=group)
     sites = [trace.sites[s] for s in trace.occurrences.site[found]]

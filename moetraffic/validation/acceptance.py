@@ -27,7 +27,7 @@ from moetraffic.trace import Trace
 from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
 from .comparisons import Kind, battery
 from .features import Features, portrait
-from .two_samples import FEWEST_RUNS, holm, outlier_p, swap_p, twins_p
+from .two_samples import FEWEST_RUNS, outlier_p, swap_p, twins_p
 
 Float64 = npt.NDArray[np.float64]
 
@@ -187,7 +187,7 @@ def accept(
             )
             drawn.append((kind, layer if kind.per_layer else -1, apart, p))
     told, auc, usual = _classified(synthetic, real)
-    adjusted = holm([*(p for *_, p in drawn), *([told] if by_seeds else [])])
+    adjusted = _holm([*(p for *_, p in drawn), *([told] if by_seeds else [])])
     return Acceptance(
         synthetic=synthetic.name,
         real=tuple(run.name for run in real),
@@ -252,7 +252,7 @@ def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Accepta
             apart = _distances((*real, *twins), kind, at)
             own, other = apart[:number, :number], apart[number:, :number]
             drawn.append((kind, layer, own, other, twins_p(other, own)))
-    adjusted = holm([p for *_, p in drawn])
+    adjusted = _holm([p for *_, p in drawn])
     auc = two_sample_auc([windows(t) for t in twins], [windows(r) for r in real])
     return Acceptance(
         synthetic=f"{number} twins of {twins[0].name}",
@@ -301,6 +301,13 @@ def _refuse_unlike(synthetic: Features, real: Sequence[Features]) -> None:
             f"the battery needs {least} iterations, but the shortest run has "
             f"{shortest}: give longer ones"
         )
+
+
+def _holm(p: Sequence[float]) -> Float64:
+    """Holm's adjusted p-values: below a level, all rejections together keep to it."""
+    from statsmodels.stats.multitest import multipletests
+
+    return np.asarray(multipletests(p, method="holm")[1], np.float64)
 
 
 def _distances(runs: Sequence[Features], kind: Kind, layer: int) -> Float64:

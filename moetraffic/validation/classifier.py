@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from moetraffic.errors import AnalysisError
 
@@ -82,32 +80,6 @@ def windows(run: Features, length: int = WINDOW) -> Float64:
     return np.concatenate([cut.mean(axis=1), cut.std(axis=1), moved, near], axis=1)
 
 
-def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
-    """Chance that a positive scores higher than another; a tie counts one half.
-
-    Parameters
-    ----------
-    scores, positive
-        ``[n]`` float and bool.
-
-    Returns
-    -------
-    float
-        NaN where one kind is missing.
-
-    Examples
-    --------
-    >>> auc([0.1, 0.4, 0.4, 0.9], [False, False, True, True])
-    0.875
-    """
-    mark = np.asarray(positive, bool)
-    many, few = int(mark.sum()), int((~mark).sum())
-    if not (many and few):
-        return float("nan")
-    ranks = scipy.stats.rankdata(np.asarray(scores, np.float64))
-    return float((ranks[mark].sum() - many * (many + 1) / 2) / (many * few))
-
-
 def two_sample_auc(
     synthetic: Sequence[Float64],
     real: Sequence[Float64],
@@ -143,6 +115,8 @@ def two_sample_auc(
             f"runs, {fewest} windows at least and {blocks} blocks: give longer runs or "
             "larger blocks"
         )
+    from sklearn.metrics import roc_auc_score
+
     found = []
     edges = np.linspace(0, fewest, blocks + 1).astype(np.int64)
     at = np.arange(fewest)
@@ -154,53 +128,30 @@ def two_sample_auc(
             train = [
                 runs[i][:fewest][apart] for runs in (synthetic, real) for i in others
             ]
-            label = np.repeat([1.0, 0.0], len(others) * int(apart.sum()))
-            scorer = _fitted(np.concatenate(train), label)
+            label = np.repeat([True, False], len(others) * int(apart.sum()))
+            fitted = _classifier().fit(np.concatenate(train), label)
             tried = np.concatenate(
                 [synthetic[pair][:fewest][held], real[pair][:fewest][held]]
             )
             mark = np.repeat([True, False], int(held.sum()))
-            found.append(auc(scorer(tried), mark))
+            found.append(roc_auc_score(mark, fitted.decision_function(tried)))
     return float(np.mean(found))
 
 
-class _Scorer:
-    """Linear scores of standardized features and their squares."""
+def _classifier() -> Any:
+    """Ridge logistic regression on standardized features and their squares."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-    def __init__(self, mean: Float64, unit: Float64, weight: Float64) -> None:
-        self.mean, self.unit, self.weight = mean, unit, weight
-
-    def lifted(self, x: Float64) -> Float64:
-        """``[n, 2F + 1]``: what is far outside counts as the edge of the seen."""
-        z = np.clip((x - self.mean) / self.unit, -5.0, 5.0)
-        return np.concatenate([z, z**2 - 1, np.ones((len(z), 1))], axis=1)
-
-    def __call__(self, x: Float64) -> Float64:
-        return np.asarray(self.lifted(x) @ self.weight, np.float64)
-
-
-def _fitted(x: Float64, label: Float64) -> _Scorer:
-    """Minimize log loss plus PENALTY/2 times the squared coefficients."""
-    unit = x.std(axis=0)
-    scorer = _Scorer(x.mean(axis=0), np.where(unit > 1e-12, unit, 1.0), np.zeros(0))
-    lifted = scorer.lifted(x)
-    signs = 2 * label - 1
-    # the constant goes free of the penalty
-    penalty = np.full(lifted.shape[1], PENALTY)
-    penalty[-1] = 0.0
-
-    def loss(weight: Float64) -> tuple[float, Float64]:
-        margin = signs * (lifted @ weight)
-        value = np.logaddexp(0.0, -margin).sum() + 0.5 * (penalty * weight**2).sum()
-        slope = -lifted.T @ (signs * expit(-margin)) + penalty * weight
-        return float(value), slope
-
-    found = minimize(
-        loss,
-        np.zeros(lifted.shape[1]),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 300},
+    return make_pipeline(
+        StandardScaler(),
+        FunctionTransformer(_with_squares),
+        LogisticRegression(C=1 / PENALTY, max_iter=1000, tol=1e-6),
     )
-    scorer.weight = np.asarray(found.x, np.float64)
-    return scorer
+
+
+def _with_squares(z: Float64) -> Float64:
+    """``[n, 2F]``: a feature beyond 5 standard deviations counts as 5."""
+    z = np.clip(z, -5.0, 5.0)
+    return np.concatenate([z, z**2 - 1], axis=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.comparison import wasserstein
+from moetraffic.analysis.distances import wasserstein
 
 from .features import (
     LAGS,
@@ -46,20 +46,16 @@ def ordered_wasserstein(x: Float64, y: Float64) -> float:
     return float(sum(wasserstein(a, b) for a, b in zip(x.T, y.T, strict=True)))
 
 
-def one_wasserstein(x: Float64, y: Float64) -> float:
-    """Wasserstein-1; infinite where one of the two samples alone is unknown."""
-    known = np.isfinite(x).any(), np.isfinite(y).any()
-    if not all(known):
-        return float("inf") if any(known) else 0.0
-    return wasserstein(x, y)
+def of_known(distance: Apart) -> Apart:
+    """Extend a distance: infinite where one of the two samples alone is unknown."""
 
+    def extended(x: Float64, y: Float64) -> float:
+        known = np.isfinite(x).any(), np.isfinite(y).any()
+        if not all(known):
+            return float("inf") if any(known) else 0.0
+        return distance(x, y)
 
-def one_kolmogorov_smirnov(x: Float64, y: Float64) -> float:
-    """KS distance; infinite where one of the two samples alone is unknown."""
-    known = np.isfinite(x).any(), np.isfinite(y).any()
-    if not all(known):
-        return float("inf") if any(known) else 0.0
-    return kolmogorov_smirnov(x, y)
+    return extended
 
 
 def root_mean_square(x: Float64, y: Float64) -> float:
@@ -120,14 +116,14 @@ PER_LAYER = (
         name="entropy of the load",
         measure="Kolmogorov-Smirnov",
         figure=_series("entropy"),
-        apart=one_kolmogorov_smirnov,
+        apart=of_known(kolmogorov_smirnov),
     ),
     *(
         Kind(
             name=name,
             measure="Wasserstein-1",
             figure=_series(name),
-            apart=one_wasserstein,
+            apart=of_known(wasserstein),
         )
         for name in SERIES
         if name != "entropy"

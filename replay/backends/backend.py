@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat
+from moetraffic.launch import RankEnvironment
 
 ENTRY_POINTS = "moetraffic.backends"
 
@@ -93,7 +93,10 @@ class Backend(Protocol):
     """Where buffers must lie; known after :meth:`start`."""
 
     def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
+        self,
+        rank_env: RankEnvironment,
+        groups: Sequence[tuple[int, ...]],
+        timeout_s: float,
     ) -> None:
         """Meet the other ranks and make the groups, all ranks the same in order.
 
@@ -102,7 +105,7 @@ class Backend(Protocol):
 
         Parameters
         ----------
-        seat
+        rank_env
             Which rank this is.
         groups
             World ranks of each group, ascending.  Operations name a group by its

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat, rendezvous
+from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.replay.plan.program import KINDS
 
 from .backend import Backend, Call, Launch
@@ -42,19 +42,22 @@ class ProcessGroups:
         self._groups: list[Any] = []
 
     def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
+        self,
+        rank_env: RankEnvironment,
+        groups: Sequence[tuple[int, ...]],
+        timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`."""
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             self.name,
             init_method=rendezvous(),
-            rank=seat.rank,
-            world_size=seat.world,
+            rank=rank_env.rank,
+            world_size=rank_env.world,
             timeout=timeout,
             **self._options(),
         )
-        self._rank = seat.rank
+        self._rank = rank_env.rank
         self._members = [tuple(g) for g in groups]
         # a scale may leave nobody in a group; of none, torch would make one of all
         self._groups = [
@@ -200,19 +203,22 @@ class Nccl(ProcessGroups):
         self._pools: list[Any] = []  # as long as their buffers are used
 
     def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
+        self,
+        rank_env: RankEnvironment,
+        groups: Sequence[tuple[int, ...]],
+        timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`; the rank's device is that of its local number."""
         found = torch.cuda.device_count()
-        if seat.local_rank >= found:
+        if rank_env.local_rank >= found:
             raise ReplayError(
                 "NCCL needs a CUDA device for each rank of a host, but local rank "
-                f"{seat.local_rank} finds {found}: use --backend gloo, or fewer ranks "
-                "a host"
+                f"{rank_env.local_rank} finds {found}: use --backend gloo, or fewer "
+                "ranks a host"
             )
-        self.device = torch.device("cuda", seat.local_rank)
+        self.device = torch.device("cuda", rank_env.local_rank)
         torch.cuda.set_device(self.device)
-        super().start(seat, groups, timeout_s)
+        super().start(rank_env, groups, timeout_s)
 
     def _options(self) -> dict[str, Any]:
         return {"device_id": self.device}  # communicators are made at once
@@ -249,18 +255,21 @@ class Mpi(ProcessGroups):
         super().__init__("mpi")
 
     def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
+        self,
+        rank_env: RankEnvironment,
+        groups: Sequence[tuple[int, ...]],
+        timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`."""
         _require("MPI", dist.is_mpi_available())
-        super().start(seat, groups, timeout_s)
+        super().start(rank_env, groups, timeout_s)
         told = dist.get_rank(), dist.get_world_size()
-        if told != (seat.rank, seat.world):
+        if told != (rank_env.rank, rank_env.world):
             dist.destroy_process_group()
             raise ReplayError(
                 f"MPI and the launcher number ranks alike, but MPI says {told[0]} of "
-                f"{told[1]} to rank {seat.rank} of {seat.world}: start the ranks with "
-                "mpirun, and set RANK and WORLD_SIZE from its variables"
+                f"{told[1]} to rank {rank_env.rank} of {rank_env.world}: start the "
+                "ranks with mpirun, and set RANK and WORLD_SIZE from its variables"
             )
 
     def bind(self, call: Call) -> Launch:
@@ -279,11 +288,14 @@ class Ucc(ProcessGroups):
         super().__init__("ucc")
 
     def start(
-        self, seat: Seat, groups: Sequence[tuple[int, ...]], timeout_s: float
+        self,
+        rank_env: RankEnvironment,
+        groups: Sequence[tuple[int, ...]],
+        timeout_s: float,
     ) -> None:
         """See :meth:`Backend.start`."""
         _require("UCC", dist.is_ucc_available())
-        super().start(seat, groups, timeout_s)
+        super().start(rank_env, groups, timeout_s)
 
 
 def _require(name: str, there: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Event, Seat, current_rank
+from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.process_exit import run_to_exit
 from moetraffic.report.terminal import refuse, run, say
@@ -95,11 +95,11 @@ def command(
 
     Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
     """
-    seat = current_rank()
+    rank_env = current_rank()
 
     def work() -> Bench | None:
         if output is not None:
-            _refuse(output, force, seat)
+            _refuse(output, force, rank_env)
         if asked is not None:
             sweep = Sweep.from_json(asked.read_text())
         else:
@@ -117,16 +117,16 @@ def command(
                 platform=platform,
                 protocol=protocol,
             )
-        if seat is None:
+        if rank_env is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
             validate_sweep(sweep, ranks)
             return measure(sweep, ranks, on_event=_progress(as_json))
         # torch takes seconds to import, and the parent of the ranks needs none
         from .rank import run_rank
 
-        return run_rank(sweep, seat)
+        return run_rank(sweep, rank_env)
 
-    told = run_to_exit(work, seat)
+    told = run_to_exit(work, rank_env)
     if told is None:
         return 0  # rank 0 tells
     if result is not None:
@@ -205,21 +205,21 @@ def _matrix(
     return matrix_rows(found[0].tolist(), f"iteration {iteration} of {trace}")
 
 
-def _refuse(output: Path, force: bool, seat: Seat | None) -> None:
+def _refuse(output: Path, force: bool, rank_env: RankEnvironment | None) -> None:
     """Refuse an output before the work, not after it."""
     if output.suffix not in ENDINGS:
         raise ReplayError(
             f"a benchmark is written as {' or '.join(ENDINGS)}, but {output.name} is "
             "neither: choose an ending"
         )
-    if seat is None or seat.rank == 0:
+    if rank_env is None or rank_env.rank == 0:
         validate_output(output, force=force, error=ReplayError)
 
 
-def _progress(quiet: bool) -> Callable[[Event], None] | None:
+def _progress(quiet: bool) -> Callable[[Heartbeat], None] | None:
     """About ten lines on standard error, from rank 0's heartbeats."""
 
-    def note(event: Event) -> None:
+    def note(event: Heartbeat) -> None:
         done, of = event.fields.get("done"), event.fields.get("of")
         if event.rank or not isinstance(done, int) or not isinstance(of, int):
             return

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from moetraffic.launch import Event, launch
+from moetraffic.launch import Heartbeat, launch
 from moetraffic.replay.local import raise_failure
 
 from .result import Bench
@@ -20,7 +20,7 @@ _START_S = 120.0  # to import torch and meet, on a busy host
 
 
 def measure(
-    sweep: Sweep, ranks: int, *, on_event: Callable[[Event], None] | None = None
+    sweep: Sweep, ranks: int, *, on_event: Callable[[Heartbeat], None] | None = None
 ) -> Bench:
     """Measure on ranks that are started here.
 

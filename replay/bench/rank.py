@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import moetraffic
-from moetraffic.launch import Seat, heartbeat
+from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.failure import at
@@ -23,7 +23,7 @@ from .sweep import REDUCTIONS, ROOTED, BenchmarkCall, Sweep, validate_sweep
 _NODE_BYTES = 64
 
 
-def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
+def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     """Be one rank; the result is on rank 0, None on the others.
 
     Raises
@@ -31,28 +31,28 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
     MoetrafficError
         If it cannot start, or a rank failed.
     """
-    heartbeat.beat("start")
-    validate_sweep(sweep, seat.world)
+    heartbeat.send("start")
+    validate_sweep(sweep, rank_env.world)
     torch.set_num_threads(1)
     moves = backend(sweep.backend)
-    with at(seat.rank, "the meeting of the ranks"):
-        moves.start(seat, [tuple(range(seat.world))], sweep.timeout_s)
-        nodes = _nodes(seat, moves.device)
-    heartbeat.beat("ready")
+    with at(rank_env.rank, "the meeting of the ranks"):
+        moves.start(rank_env, [tuple(range(rank_env.world))], sweep.timeout_s)
+        nodes = _nodes(rank_env, moves.device)
+    heartbeat.send("ready")
     counter = heartbeat.counter()
     rows = []
-    calls = sweep.calls(seat.world)
+    calls = sweep.calls(rank_env.world)
     for number, call in enumerate(calls):
-        with at(seat.rank, str(call)):
-            rows.append(_measure(call, sweep, seat, moves.device, counter, nodes))
-        heartbeat.beat("step", stage="bench", done=number + 1, of=len(calls))
+        with at(rank_env.rank, str(call)):
+            rows.append(_measure(call, sweep, rank_env, moves.device, counter, nodes))
+        heartbeat.send("step", stage="bench", done=number + 1, of=len(calls))
     moves.stop()
-    heartbeat.beat("done")
-    if seat.rank:
+    heartbeat.send("done")
+    if rank_env.rank:
         return None
     return Bench(
         backend=sweep.backend,
-        ranks=seat.world,
+        ranks=rank_env.world,
         nodes=nodes,
         warmup=sweep.warmup,
         iterations=sweep.iterations,
@@ -67,12 +67,12 @@ def run_rank(sweep: Sweep, seat: Seat) -> Bench | None:
 def _measure(
     call: BenchmarkCall,
     sweep: Sweep,
-    seat: Seat,
+    rank_env: RankEnvironment,
     device: torch.device,
     counter: memoryview,
     nodes: Sequence[str],
 ) -> Row:
-    operation = Operation(call, sweep, seat.rank, seat.world, device)
+    operation = Operation(call, sweep, rank_env.rank, rank_env.world, device)
 
     def settle() -> None:
         if device.type == "cuda":
@@ -107,12 +107,12 @@ def _measure(
     if kind == UNEVEN:
         wire = uneven_bytes(sweep.scaled(size))[1]
     else:
-        wire = round(float(wire_bytes(kind, seat.world, size)))
+        wire = round(float(wire_bytes(kind, rank_env.world, size)))
     return Row(
         collective=kind,
         platform=sweep.platform,
         protocol=sweep.protocol,
-        ranks=seat.world,
+        ranks=rank_env.world,
         span=len(set(nodes)),
         place=call.place,
         size_bytes=size,
@@ -128,11 +128,11 @@ def _measure(
     )
 
 
-def _nodes(seat: Seat, device: torch.device) -> tuple[str, ...]:
+def _nodes(rank_env: RankEnvironment, device: torch.device) -> tuple[str, ...]:
     """Each rank's host."""
     name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
     own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
-    every = [torch.empty_like(own) for _ in range(seat.world)]
+    every = [torch.empty_like(own) for _ in range(rank_env.world)]
     dist.all_gather(every, own)
     return tuple(
         bytes(e.cpu().tolist()).rstrip(b"\0").decode(errors="replace") for e in every

@@ -20,7 +20,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.capture.clock import identity
+from moetraffic.capture.clock_offset import identity
 from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import CLOCK, Int64

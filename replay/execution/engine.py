@@ -204,4 +204,4 @@ class Engine:
             )
 
     def _beat(self, stage: str, done: int) -> None:
-        heartbeat.beat("step", stage=stage, done=done, of=len(self._program))
+        heartbeat.send("step", stage=stage, done=done, of=len(self._program))

@@ -99,7 +99,7 @@ class TimedPass:
     def beat(self) -> None:
         """Show how far this rank is, and what took long since it last did."""
         count = len(self.program)
-        heartbeat.beat("step", stage="replay", done=self.done, of=count, **self._news())
+        heartbeat.send("step", stage="replay", done=self.done, of=count, **self._news())
 
     def _news(self) -> dict[str, Any]:
         """The slowest operation since the last heartbeat, and how late the last was."""

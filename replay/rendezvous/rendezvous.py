@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moetraffic.launch import Seat, heartbeat
-from moetraffic.launch.processes import pid_namespace, state_of
+from moetraffic.launch import RankEnvironment, heartbeat
+from moetraffic.launch.rank_process import pid_namespace, state_of
 from moetraffic.replay.failure import RankError, lost
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.process_exit import told
@@ -58,7 +58,7 @@ class Rendezvous:
 
     Parameters
     ----------
-    seat
+    rank_env
         Which rank this is.
     patience_s
         How long to wait for other ranks, each time.
@@ -69,10 +69,10 @@ class Rendezvous:
         If the place to meet cannot be reached, or another program has it.
     """
 
-    def __init__(self, seat: Seat, patience_s: float) -> None:
-        self._seat = seat
+    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+        self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = Store(seat, patience_s)
+        self._store = Store(rank_env, patience_s)
         self._round = "terms"  # the next in which rank 0 answers
         self._handshakes: list[Handshake] = []
 
@@ -119,7 +119,7 @@ class Rendezvous:
         if "compare" in answer:
             self._refuse(self._compare(plan, answer["compare"]))
         handshakes = [Handshake(**row) for row in answer["rows"]]
-        if handshakes[self._seat.rank].nonce != own.nonce:
+        if handshakes[self._rank_env.rank].nonce != own.nonce:
             raise self._foreign()
         self._handshakes, self._round = handshakes, "needs"
         return tuple(o.node for o in handshakes)
@@ -160,8 +160,8 @@ class Rendezvous:
     ) -> dict[str, Any]:
         """Lay down something; rank 0 judges what all have laid down; all are told."""
         name = self._round
-        self._store.put(f"{name}/{self._seat.rank}", asdict(own))
-        if self._seat.rank == 0:
+        self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
+        if self._rank_env.rank == 0:
             answer = self._collect(name, type(own), judge)
             self._store.put(f"{name}/answer", answer)
         else:
@@ -181,7 +181,7 @@ class Rendezvous:
         """Rank 0: what all ranks are told."""
         rows: list[Row] = []
         until = time.monotonic() + self._patience_s
-        for rank in range(self._seat.world):
+        for rank in range(self._rank_env.world):
             said = self._store.expect(f"{name}/{rank}", until - time.monotonic())
             if said is None:
                 return _failure(self._absent(rank))
@@ -207,7 +207,7 @@ class Rendezvous:
             return
         failure = _Failure(**answer["failure"])
         # rank 0, which has found it, and the culprit say it; the others were told
-        first = not failure.told and self._seat.rank in (0, failure.rank)
+        first = not failure.told and self._rank_env.rank in (0, failure.rank)
         raise RankError(
             failure.message,
             rank=failure.rank,
@@ -217,10 +217,10 @@ class Rendezvous:
 
     def _compare(self, plan: Plan, pair: Sequence[int]) -> dict[str, Any]:
         """All ranks: find where two plans differ, and read what rank 0 found."""
-        if self._seat.rank in pair:
+        if self._rank_env.rank in pair:
             sums = plan.checksum.astype("<u4").tobytes()
-            self._store.put_bytes(f"plan/{self._seat.rank}", sums)
-        if self._seat.rank != 0:
+            self._store.put_bytes(f"plan/{self._rank_env.rank}", sums)
+        if self._rank_env.rank != 0:
             return self._store.expect("difference") or _failure(self._absent(0))
         found = []
         for rank in pair:
@@ -257,7 +257,7 @@ class Rendezvous:
         return RankError(
             f"met another replay at {where()} instead of rank 0: give each its own "
             "MASTER_PORT",
-            rank=self._seat.rank,
+            rank=self._rank_env.rank,
             operation=PLACE,
             cause="own",
         )
@@ -306,11 +306,11 @@ class Rendezvous:
 
     def _linger(self) -> None:
         """Rank 0, who may have the store: let others hear why it ends, for a moment."""
-        if self._seat.rank or not self._round:
+        if self._rank_env.rank or not self._round:
             return
         until = time.monotonic() + _GRACE_S
         try:
-            for rank in range(1, self._seat.world):
+            for rank in range(1, self._rank_env.world):
                 here = f"{self._round}/{rank}"
                 self._store.wait(here, max(0.0, until - time.monotonic()))
         except RankError:
@@ -319,7 +319,7 @@ class Rendezvous:
 
     def _alone(self, mine: Report) -> bool:
         """Whether this happens to this rank alone; if to all, rank 0 says it."""
-        others = range(1, self._seat.world) if mine.rank == 0 else (0,)
+        others = range(1, self._rank_env.world) if mine.rank == 0 else (0,)
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:
             for rank in others:
@@ -341,13 +341,13 @@ class Rendezvous:
         if entered and not place and not heartbeat.supervised():
             place = namer(entered // 2)
         if isinstance(error, RuntimeError):
-            fields["cause"] = lost(self._seat.rank, place, error).cause
+            fields["cause"] = lost(self._rank_env.rank, place, error).cause
         report = Report(
-            rank=self._seat.rank,
+            rank=self._rank_env.rank,
             operation=place,
             message=str(fields["message"]),
             cause=str(fields["cause"]),
-            blames=int(fields.get("blames", self._seat.rank)),
+            blames=int(fields.get("blames", self._rank_env.rank)),
             entered=entered,
             seen=self._look_around(),
         )
@@ -377,7 +377,7 @@ class Rendezvous:
 
     def _near(self) -> list[int]:
         """The ranks whose processes can be seen from here, once all have met."""
-        mine = self._handshakes[self._seat.rank] if self._handshakes else None
+        mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
         return [
             rank
             for rank, handshake in enumerate(self._handshakes)
@@ -387,7 +387,7 @@ class Rendezvous:
     def _ask(self, mine: Report) -> RankError:
         """Wait a moment for the other ranks' reports, and judge."""
         reports = {mine.rank: mine}
-        missing = set(range(self._seat.world)) - {mine.rank}
+        missing = set(range(self._rank_env.world)) - {mine.rank}
         until = time.monotonic() + _GRACE_S
         try:
             while missing and time.monotonic() < until:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from moetraffic.launch.blame import RankState, verdict
+from moetraffic.launch.root_cause import RankState, first_failure
 from moetraffic.replay.failure import RankError
 
 _KILLED = -9
@@ -22,7 +22,7 @@ class Report:
     rank: int
     operation: str
     message: str
-    cause: str  # "mismatch", "own" or "peer", as in heartbeat.beat
+    cause: str  # "mismatch", "own" or "peer", as in heartbeat.send
     blames: int  # the rank that it holds to be at fault
     entered: int  # operations entered and left, as the heartbeat counts them
     seen: Mapping[str, str]  # "stopped" or "ended", of other ranks of its host
@@ -81,7 +81,7 @@ def find_root_cause(
         )
         for rank in sorted(missing)
     ]
-    found = verdict(states)
+    found = first_failure(states)
     assert found is not None
     reason = found.reason
     if found.rank in missing and sight.get(str(found.rank)) == "ended":

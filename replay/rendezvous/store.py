@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from torch._C._distributed_c10d import Store as AnyStore
 
 from moetraffic.errors import LayoutError
-from moetraffic.launch import Seat, rendezvous
+from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.replay.failure import RankError, first_line
 
 PLACE = "the meeting of the ranks"
@@ -34,7 +34,7 @@ class Store:
 
     Parameters
     ----------
-    seat
+    rank_env
         Which rank this is.
     patience_s
         How long to wait for what others lay down.
@@ -45,10 +45,10 @@ class Store:
         If the store cannot be reached; from every method also if it is lost.
     """
 
-    def __init__(self, seat: Seat, patience_s: float) -> None:
-        self._seat = seat
+    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+        self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = _store(seat, patience_s)
+        self._store = _store(rank_env, patience_s)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Lay down what JSON can hold."""
@@ -97,7 +97,7 @@ class Store:
                 rank=0,
                 operation=PLACE,
                 cause="peer",
-                reporter=self._seat.rank,
+                reporter=self._rank_env.rank,
             ) from error
 
 
@@ -111,21 +111,21 @@ def where() -> str:
     return ":".join(map(str, _address()))
 
 
-def _store(seat: Seat, patience_s: float) -> AnyStore:
+def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
     """The store at the place that the launcher names, served by rank 0 or by it."""
     place = urlsplit(rendezvous())
     if place.scheme == "file":
         # torch counts who uses a file, and removes it: the groups have their own
-        store = FileStore(f"{place.path}-meeting", seat.world)
+        store = FileStore(f"{place.path}-meeting", rank_env.world)
         store.set_timeout(timedelta(seconds=patience_s))
         return store
     host, port = _address()
-    serves = seat.rank == 0 and not served_by_agent()
+    serves = rank_env.rank == 0 and not served_by_agent()
     try:
         return TCPStore(
             host,
             port,
-            seat.world,
+            rank_env.world,
             serves,
             timedelta(seconds=patience_s),
             wait_for_workers=False,
@@ -137,7 +137,7 @@ def _store(seat: Seat, patience_s: float) -> AnyStore:
             raise RankError(
                 f"cannot listen on port {port} of {host}, which is in use by another "
                 "program: set MASTER_PORT to a free one for all ranks",
-                rank=seat.rank,
+                rank=rank_env.rank,
                 operation=PLACE,
                 cause="own",
             ) from error
@@ -145,10 +145,10 @@ def _store(seat: Seat, patience_s: float) -> AnyStore:
             f"cannot reach rank 0 at {host}:{port} within {patience_s:g} s "
             f"({first_line(error)}): set MASTER_ADDR and MASTER_PORT to rank 0's host "
             "and a free port of it",
-            rank=seat.rank,
+            rank=rank_env.rank,
             operation=PLACE,
             cause="own" if serves else "peer",
-            reporter=seat.rank,
+            reporter=rank_env.rank,
         ) from error
 
 

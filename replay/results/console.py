@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 from moetraffic.replay.plan.program import Plan
 from moetraffic.report.terminal import Paper, say
 from moetraffic.units import byte_size
@@ -69,7 +69,7 @@ class ProgressDisplay:
         else:
             self._live.console.print(note, highlight=False)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Heartbeat) -> None:
         """Take in a heartbeat."""
         if not self.progress.take(event):
             return

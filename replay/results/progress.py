@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
 """What a heartbeat calls a pass, and what people read."""
@@ -49,7 +49,7 @@ class Progress:
     slowest_us: float = 0.0  # the slowest operation that a rank told of
     slowest: str = ""  # which, and whose
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: Heartbeat) -> bool:
         """Take in a heartbeat; whether it was one of a pass."""
         stage, of = event.fields.get("stage"), event.fields.get("of")
         done = event.fields.get("done")

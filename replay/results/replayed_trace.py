@@ -114,11 +114,11 @@ def _panels(
         panels[size] = np.full(shape, UNKNOWN_TIME, np.int64)
     group = np.array([s.group for s in base.sites], np.int64)
     for rank, timing in times.items():
-        seat = np.array(
+        rank_env = np.array(
             [g.ranks.index(rank) if rank in g.ranks else -1 for g in base.groups]
         )
         at = place[timing.operation]
-        member = seat[group[base.occurrences.site[at]]]
+        member = rank_env[group[base.occurrences.site[at]]]
         for size, panel in panels.items():
             here = of[at] == size
             panel[row[at[here]], member[here]] = getattr(timing, name)[here]

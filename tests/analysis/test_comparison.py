@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.comparison import (
-    compare,
-    distance,
+from moetraffic.analysis.comparison import compare, distance, worst
+from moetraffic.analysis.distances import (
     relative_difference,
     relative_median,
     total_variation,
     wasserstein,
-    worst,
 )
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock
+from moetraffic.capture import Recorder, clock_offset
 from moetraffic.capture.hook import native
 from moetraffic.capture.hook import python as hook
 from moetraffic.errors import MoetrafficError
@@ -335,8 +335,8 @@ def unmarked(folder: Path, rank: int) -> dict[str, Any]:
 def clocks(folder: Path, rank: int) -> dict[str, Any]:
     """Ranks of one host, which believe that their clocks differ."""
     store = dist.distributed_c10d._get_default_store()
-    shared = clock.knots(store, rank, 3, "shared")
-    asked = clock.knots(store, rank, 3, "asked", own=f"host {rank}")
+    shared = clock_offset.measure_offset(store, rank, 3, "shared")
+    asked = clock_offset.measure_offset(store, rank, 3, "asked", own=f"host {rank}")
     return {"shared": shared.tolist(), "asked": asked.tolist()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.launch import hooked
+from moetraffic.launch import hook_environment
 from moetraffic.trace import Trace
 from moetraffic.trace.merge.merging import Merged, merge
 from moetraffic.trace.segments.series import members
@@ -26,10 +26,12 @@ def played(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The folder in which the programs ran."""
 
     def make(folder: Path) -> None:
-        hook = hooked.variables(folder / "run.h5", force=False, told={"model": "mine"})
+        hook = hook_environment.variables(
+            folder / "run.h5", force=False, told={"model": "mine"}
+        )
         ran = subprocess.run(
             [sys.executable, HERE / "attachments.py", folder],
-            env=hooked.environment(hook) | {"OMP_NUM_THREADS": "1"},
+            env=hook_environment.environment(hook) | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=200,

@@ -14,7 +14,12 @@ import torch.distributed as dist
 
 from moetraffic import capture
 from moetraffic.capture import Recorder, annotate
-from moetraffic.capture.validity import LeftOut, counts_of, loss_of, tokens_of
+from moetraffic.capture.input_validation import (
+    OmittedRecords,
+    counts_of,
+    loss_of,
+    tokens_of,
+)
 from moetraffic.errors import CaptureError
 from moetraffic.trace import PHASES, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
@@ -157,7 +162,7 @@ def test_a_recorder_refuses_what_a_trace_cannot_hold(wrong: dict[str, Any]) -> N
 def test_a_place_that_cannot_be_is_refused_at_the_call(wrong: dict[str, Any]) -> None:
     with pytest.raises(CaptureError), capture.at(**wrong):
         pass
-    assert annotate.place() == annotate.NOWHERE
+    assert annotate.place() == annotate.NO_CONTEXT
 
 
 def test_annotations_know_the_phases_of_traces() -> None:
@@ -166,7 +171,7 @@ def test_annotations_know_the_phases_of_traces() -> None:
 
 def test_numbers_of_every_kind_are_numbers() -> None:
     said: list[str] = []
-    left_out = LeftOut(said.append)
+    left_out = OmittedRecords(said.append)
     for loss in (1, 1.0, np.float64(1), torch.tensor(1.0), torch.tensor([1])):
         assert float(loss_of(loss, left_out)) == 1.0
     for tokens in (1, np.int64(1), torch.tensor(1)):

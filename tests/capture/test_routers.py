@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
 from moetraffic.capture import annotate
-from moetraffic.capture.routers import decisions, layer_index
+from moetraffic.capture.routers import layer_index, router_readers
 from moetraffic.capture.routers.router_hooks import router, watch_routers
 from moetraffic.errors import CaptureError
 from moetraffic.gating import FairscaleTop2Router
@@ -48,7 +48,7 @@ class Mixture(nn.Module):
             self.gates = nn.ModuleList(Gate() for _ in range(gates))
         else:
             self.gate = Gate()
-        self.places: list[annotate.Place] = []
+        self.places: list[annotate.CallContext] = []
 
     def forward(self, x: Tensor) -> Tensor:
         gates = self.gates if hasattr(self, "gates") else [self.gate]
@@ -124,14 +124,14 @@ def test_the_layer_holds_inside_it_and_nowhere_else(told: Told) -> None:
     x = torch.randn(TOKENS, HIDDEN)
     stack(x)
     assert [layer.places[0].layer for layer in stack.layers] == [0, 1]
-    assert annotate.place() == annotate.NOWHERE
+    assert annotate.place() == annotate.NO_CONTEXT
     with capture.at(layer=7, label="mine"):
         stack.layers[0](x)
-        assert stack.layers[0].places[1] == annotate.Place(7, "", "mine")
+        assert stack.layers[0].places[1] == annotate.CallContext(7, "", "mine")
     assert told[-1][0] == 7
     with pytest.raises(RuntimeError):
         stack(torch.randn(TOKENS, HIDDEN + 1))
-    assert annotate.place() == annotate.NOWHERE
+    assert annotate.place() == annotate.NO_CONTEXT
 
 
 def test_recomputation_is_told_again_in_its_layer(told: Told) -> None:
@@ -141,7 +141,7 @@ def test_recomputation_is_told_again_in_its_layer(told: Told) -> None:
     assert [layer for layer, _ in told] == [0, 1, 2, 2, 1, 0]
     assert told[:3] == told[:2:-1]
     # recomputation ends by an exception as soon as it has what it needs
-    assert annotate.place() == annotate.NOWHERE
+    assert annotate.place() == annotate.NO_CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ OUTPUTS: dict[str, tuple[str, dict[str, Any], Any, list[int], list[int] | None]]
 def test_each_frameworks_output_is_read(case: str) -> None:
     name, attributes, output, demand, dropped = OUTPUTS[case]
     module = as_if(name, **attributes)
-    reader = decisions.reader_for(type(module))
+    reader = router_readers.reader_for(type(module))
     assert reader is not None
     told = reader(module, (), output)
     assert told is not None
@@ -398,7 +398,7 @@ def test_each_frameworks_output_is_read(case: str) -> None:
 
 def test_tutel_with_noise_after_its_gate_is_not_told() -> None:
     module = as_if("tutel.gates.top.LinearTopKGate", top_k=2, gate_noise=1.0)
-    reader = decisions.reader_for(type(module))
+    reader = router_readers.reader_for(type(module))
     assert reader is not None
     with pytest.raises(ValueError, match="after its gate"):
         reader(module, (), LOGITS)
@@ -408,9 +408,9 @@ def test_subclasses_are_routers_and_other_modules_are_not() -> None:
     class Mine(Top2Gate):
         pass
 
-    assert decisions.reader_for(Mine) is decisions.reader_for(Top2Gate)
+    assert router_readers.reader_for(Mine) is router_readers.reader_for(Top2Gate)
     for kind in (nn.Linear, nn.Module, Mixture, Gate):
-        assert decisions.reader_for(kind) is None
+        assert router_readers.reader_for(kind) is None
 
 
 def test_every_router_of_transformers_is_known() -> None:
@@ -427,7 +427,7 @@ def test_every_router_of_transformers_is_known() -> None:
             kind = type(name, (nn.Module,), {})
             kind.__module__ = f"transformers.models.{file.parent.name}.{file.stem}"
             found += 1
-            if decisions.reader_for(kind) is None:
+            if router_readers.reader_for(kind) is None:
                 unknown += 1
                 assert name in no_router, name
     assert found > 60
@@ -445,7 +445,7 @@ def test_transformers_routers_return_what_the_table_says() -> None:
                 continue
             kind = type(node.name, (nn.Module,), {})
             kind.__module__ = f"transformers.models.{file.parent.name}.{file.stem}"
-            if decisions.reader_for(kind) is not decisions.LOGITS_WEIGHTS_IDS:
+            if router_readers.reader_for(kind) is not router_readers.LOGITS_WEIGHTS_IDS:
                 continue
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "forward":
@@ -545,7 +545,7 @@ def test_positions_come_from_attributes_paths_or_the_order_of_calls() -> None:
         for module in (told, *chunk[0]["layers"], plain)  # type: ignore[index]
     ]
     assert [p and p.number for p in positions] == [3, 0, 1, None]
-    numbering = layer_index.Numbering()
+    numbering = layer_index.LayerNumbering()
     assert numbering.number(positions) == [3, 0, 1, None]
     assert numbering.next() == 2
     assert numbering.next() == 4

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moetraffic.launch import hooked
+from moetraffic.launch import hook_environment
 
 TORCH = {
     "torch/__init__.py": "",
@@ -61,10 +61,10 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(place), **extra}
     if hook:
-        told = hooked.variables(place / "run.h5", force=False, told={})
+        told = hook_environment.variables(place / "run.h5", force=False, told={})
         if notes:
-            told[hooked.NOTES] = str(place.parent / "notes")
-        env = hooked.environment(told, env)
+            told[hook_environment.NOTES] = str(place.parent / "notes")
+        env = hook_environment.environment(told, env)
     ran = subprocess.run(
         [executable, "-c", textwrap.dedent(program)],
         env=env,
@@ -182,5 +182,5 @@ def test_without_its_variable_the_hook_does_nothing(place: Path) -> None:
     bare, _ = said(place, program, hook=False)
     assert found == bare + 1  # hooked: environment() sets the variable again
     assert wrapped
-    path = os.pathsep.join([str(hooked.hook_folder()), str(place)])
+    path = os.pathsep.join([str(hook_environment.hook_folder()), str(place)])
     assert said(place, program, hook=False, PYTHONPATH=path) == [bare, False]

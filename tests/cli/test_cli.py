@@ -15,8 +15,8 @@ import h5py
 import pytest
 
 from moetraffic.cli import main
-from moetraffic.launch import Event
-from moetraffic.launch.training import Heard
+from moetraffic.launch import Heartbeat
+from moetraffic.launch.training import StepProgress
 from moetraffic.trace import Trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -156,7 +156,9 @@ def test_another_launchers_ranks_speak_once(
 
 def test_progress_is_of_all_ranks() -> None:
     told: list[tuple[int, str]] = []
-    heard = Heard(2, lambda done, note="": told.append((done, note)), "mean loss")
+    heard = StepProgress(
+        2, lambda done, note="": told.append((done, note)), "mean loss"
+    )
     for rank, iteration, loss in ((0, 0, 4.0), (1, 0, 2.0), (0, 1, 9.0), (0, 2, 1.0)):
         heard(_step(rank, iteration, loss))
     heard(_step(1, 2, 2.0))  # of iteration 1 a line was lost
@@ -165,9 +167,9 @@ def test_progress_is_of_all_ranks() -> None:
     assert heard.steps == 4
 
 
-def _step(rank: int, iteration: int, loss: float | None) -> Event:
+def _step(rank: int, iteration: int, loss: float | None) -> Heartbeat:
     fields = {"iteration": iteration, "loss": loss}
-    return Event(rank=rank, event="step", operation="", fields=fields)
+    return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
 def test_a_reader_that_leaves_ends_nothing(tmp_path: Path, captured: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from moetraffic.cli import main
 from moetraffic.cli.run import harvest
-from moetraffic.launch import harvest as harvesting
+from moetraffic.launch import segment_merging as harvesting
 from moetraffic.trace import Group, Meta, Site, Trace
 from moetraffic.trace.segments.segment import (
     EVENT,

@@ -14,7 +14,7 @@ import torch
 from moetraffic.cli import main
 from moetraffic.data import path as shipped
 from moetraffic.health import Finding, State, before_replay, examine, machine, stops
-from moetraffic.health.replay import largest_bytes
+from moetraffic.health.replay_requirements import largest_bytes
 from moetraffic.health.software import PACKAGES, newer
 from moetraffic.trace import Trace
 

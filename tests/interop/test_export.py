@@ -17,16 +17,16 @@ from moetraffic.errors import TraceError
 from moetraffic.interop.export import (
     EXPORTERS,
     Exporter,
-    Options,
+    ExportOptions,
     check_exporter,
     export_trace,
-    exporting,
     known_exporters,
+    registry,
 )
 from moetraffic.trace import Trace
 
 GOLDEN = path("golden-v1.h5")
-SOME = Options(iterations=range(4, 7))
+SOME = ExportOptions(iterations=range(4, 7))
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
@@ -40,15 +40,15 @@ def test_the_check_finds_what_is_wrong(tmp_path: Path) -> None:
         about = {"what": "w", "readers": "r", "limits": "l", "suffix": ".x"}
         return Exporter(**{"name": "mine", **about, "write": write, **more})
 
-    def write(trace: Trace, to: Path, options: Options) -> list[str]:
+    def write(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
         to.write_text("always the same")
         return []
 
-    def untidy(trace: Trace, to: Path, options: Options) -> list[str]:
+    def untidy(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
         to.parent.parent.joinpath("beside").write_text("")
         return write(trace, to, options)
 
-    def wordy(trace: Trace, to: Path, options: Options) -> list[str]:
+    def wordy(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
         return [*write(trace, to, options), "two\nlines"]
 
     cases = [
@@ -105,7 +105,7 @@ def test_an_installed_package_adds_a_format(
 )
 def test_options_that_nothing_knows_are_refused(told: Any, said: str) -> None:
     with pytest.raises(TraceError, match=said):
-        Options(**told)
+        ExportOptions(**told)
 
 
 def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path) -> 
             trace,
             output,
             "nccl-tests",
-            options=Options(iterations=range(4, 5)),
+            options=ExportOptions(iterations=range(4, 5)),
             force=True,
         )
         assert len(first.files) > len(again.files) == len(list(output.iterdir()))
@@ -133,7 +133,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path) -> 
 def test_what_fails_half_way_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(trace: Trace, to: Path, options: Options) -> list[str]:
+    def fails(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
         to.write_text("half")
         raise OSError(28, "No space left on device")
 
@@ -142,7 +142,7 @@ def test_what_fails_half_way_leaves_what_was_there(
     )
     output = tmp_path / "run.csv"
     output.write_text("before")
-    monkeypatch.setitem(exporting.EXPORTERS, "csv", broken)
+    monkeypatch.setitem(registry.EXPORTERS, "csv", broken)
     with (
         Trace.open(GOLDEN) as trace,
         pytest.raises(TraceError, match=r"No space left on device\): make room"),

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as arrays
 
 from moetraffic.data import path
 from moetraffic.errors import TraceError
-from moetraffic.interop import Options as Reading
+from moetraffic.interop import ImportOptions as Reading
 from moetraffic.interop import import_files
-from moetraffic.interop.export import Options, export_trace
+from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.trace import PHASES, ROUTING, Trace
 
 GOLDEN = path("golden-v1.h5")
@@ -64,7 +64,7 @@ def nccl_matrix(text: str) -> Any:
 def test_nccl_tests_reads_every_matrix(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
         export_trace(
-            trace, tmp_path / "m", "nccl-tests", options=Options(iterations=SOME)
+            trace, tmp_path / "m", "nccl-tests", options=ExportOptions(iterations=SOME)
         )
         with (tmp_path / "m" / "matrices.csv").open() as file:
             table = list(csv.DictReader(file))
@@ -84,7 +84,9 @@ def test_what_rounding_changes_is_said(tmp_path: Path) -> None:
     (file,) = [f for f in done.files if f.suffix == ".txt"]
     assert nccl_matrix(file.read_text()).tolist() == [[0, 16], [2048, 4096]]
     assert "2 cells are rounded to multiples of 16 bytes: 6160 bytes" in done.lost[0]
-    kib = export_trace(trace, tmp_path / "k", "nccl-tests", options=Options(unit="KiB"))
+    kib = export_trace(
+        trace, tmp_path / "k", "nccl-tests", options=ExportOptions(unit="KiB")
+    )
     (file,) = [f for f in kib.files if f.suffix == ".txt"]
     assert file.read_text() == "0 1\n2 4\n"
 
@@ -130,7 +132,7 @@ def test_ucc_reads_every_pattern(tmp_path: Path) -> None:
             trace,
             tmp_path / "p.ptini",
             "ucc-perftest",
-            options=Options(iterations=SOME),
+            options=ExportOptions(iterations=SOME),
         )
         found = ucc_patterns(done.files[0].read_text())
         assert any("give -d int64, on 2 ranks" in sentence for sentence in done.lost)
@@ -156,7 +158,7 @@ def test_ucc_counts_what_uint32_can(tmp_path: Path) -> None:
 def test_nixl_reads_patterns_that_pyyaml_reads(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME)
+        options = ExportOptions(iterations=SOME)
         done = export_trace(trace, tmp_path / "n", "nixl", options=options)
         config = yaml.safe_load((tmp_path / "n" / "traffic_patterns.yaml").read_text())
         patterns = config["traffic_patterns"]
@@ -172,7 +174,7 @@ def test_nixl_reads_patterns_that_pyyaml_reads(tmp_path: Path) -> None:
         assert sum(p["sleep_before_launch_sec"] for p in patterns) > 0
         own = sum(int(np.trace(m)) for m in sent(trace, SOME))
         assert f"{own} bytes that ranks kept for themselves are left out" in done.lost
-        spaced = Options(iterations=SOME, every_ns=20_000)
+        spaced = ExportOptions(iterations=SOME, every_ns=20_000)
         export_trace(trace, tmp_path / "s", "nixl", options=spaced)
         config = yaml.safe_load((tmp_path / "s" / "traffic_patterns.yaml").read_text())
         sleeps = {p["sleep_before_launch_sec"] for p in config["traffic_patterns"]}
@@ -232,7 +234,7 @@ def run_to_the_end(flows: list[dict[str, Any]], barriers: dict[int, int]) -> lis
 
 def test_htsim_runs_one_exchange_after_another(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME, pace="asap")
+        options = ExportOptions(iterations=SOME, pace="asap")
         done = export_trace(trace, tmp_path / "a.cm", "htsim", options=options)
         nodes, flows, barriers = connections(done.files[0].read_text())
         bursts = run_to_the_end(flows, barriers)
@@ -245,7 +247,7 @@ def test_htsim_runs_one_exchange_after_another(tmp_path: Path) -> None:
 
 def test_htsim_starts_flows_when_their_sender_did(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME, layers=(3,), phase="dispatch")
+        options = ExportOptions(iterations=SOME, layers=(3,), phase="dispatch")
         done = export_trace(trace, tmp_path / "c.cm", "htsim", options=options)
         _, flows, _ = connections(done.files[0].read_text())
         found = trace.find(phase="dispatch", layer=3, iterations=SOME)
@@ -271,7 +273,7 @@ def test_flows_carry_all_bytes_whatever_their_size(
 ) -> None:
     folder = tmp_path_factory.mktemp("flows")
     trace = trace_of(matrices, folder)
-    asap = Options(pace="asap")
+    asap = ExportOptions(pace="asap")
     done = export_trace(trace, folder / "a.cm", "htsim", options=asap)
     nodes, flows, barriers = connections(done.files[0].read_text())
     total = np.zeros((nodes, nodes), np.int64)
@@ -281,7 +283,7 @@ def test_flows_carry_all_bytes_whatever_their_size(
     assert (total == without_own(matrices.sum(axis=0))).all()
     large = any("are cut into more" in sentence for sentence in done.lost)
     assert large == bool((without_own_each(matrices) >= 2**31).any())
-    spaced = Options(every_ns=1_000_000)
+    spaced = ExportOptions(every_ns=1_000_000)
     done = export_trace(trace, folder / "f.txt", "hpcc", options=spaced)
     total[:] = 0
     for begin, source, destination, size in hpcc_flows(done.files[0].read_text()):
@@ -332,7 +334,7 @@ def hpcc_flows(text: str) -> list[tuple[int, int, int, int]]:
 
 def test_hpcc_flows_begin_as_captured(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME)
+        options = ExportOptions(iterations=SOME)
         done = export_trace(trace, tmp_path / "f.txt", "hpcc", options=options)
         flows = hpcc_flows(done.files[0].read_text())
         total = np.zeros((2, 2), np.int64)
@@ -348,7 +350,7 @@ def test_hpcc_flows_begin_as_captured(tmp_path: Path) -> None:
 
 def test_hpcc_sources_have_ports_for_so_many_flows(tmp_path: Path) -> None:
     trace = trace_of(np.full((1, 2, 2), 2**45), tmp_path)
-    options = Options(every_ns=1)
+    options = ExportOptions(every_ns=1)
     done = export_trace(trace, tmp_path / "f.txt", "hpcc", options=options)
     assert len(hpcc_flows(done.files[0].read_text())) == 2 * 8193
     trace = trace_of(np.full((8, 2, 2), 2**45), tmp_path)
@@ -361,7 +363,7 @@ def test_hpcc_sources_have_ports_for_so_many_flows(tmp_path: Path) -> None:
 
 def test_repetita_demands_are_mean_rates(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME, every_ns=10_000_000)
+        options = ExportOptions(iterations=SOME, every_ns=10_000_000)
         done = export_trace(trace, tmp_path / "d.demands", "repetita", options=options)
         head, names, *lines = done.files[0].read_text().splitlines()
         assert (head, names) == (f"DEMANDS {len(lines)}", "label src dest bw")
@@ -374,14 +376,17 @@ def test_repetita_demands_are_mean_rates(tmp_path: Path) -> None:
         # bytes of two iterations in twice 10 ms
         np.testing.assert_allclose(rates, want * 8 / 1000 / 0.020, atol=5e-4)
         steps = export_trace(
-            trace, tmp_path / "s.demands", "repetita", options=Options(iterations=SOME)
+            trace,
+            tmp_path / "s.demands",
+            "repetita",
+            options=ExportOptions(iterations=SOME),
         )
         assert "of 2 iterations, in kbit/s" in " ".join(steps.lost)
 
 
 def test_eplb_gets_the_load_of_each_layer(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME)
+        options = ExportOptions(iterations=SOME)
         done = export_trace(trace, tmp_path / "l.npy", "eplb", options=options)
         load = np.load(done.files[0], allow_pickle=False)
         for row, layer in zip(load, trace.layers, strict=True):

@@ -16,7 +16,7 @@ import pytest
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
-from moetraffic.interop.export import Options, export_trace
+from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.interop.export.protocol_buffers import varint
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
@@ -56,7 +56,7 @@ def total_sent(trace: Trace, iterations: range = SOME) -> Any:
 
 
 def timeline(folder: Path, trace: Trace, name: str = "t.json") -> list[dict[str, Any]]:
-    options = Options(iterations=SOME)
+    options = ExportOptions(iterations=SOME)
     done = export_trace(trace, folder / name, "perfetto", options=options)
     raw = done.files[0].read_bytes()
     told = json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
@@ -180,7 +180,7 @@ def test_param_ranks_agree_with_each_other_and_the_trace(
     trace: Trace, tmp_path: Path
 ) -> None:
     done = export_trace(
-        trace, tmp_path / "p", "param", options=Options(iterations=SOME)
+        trace, tmp_path / "p", "param", options=ExportOptions(iterations=SOME)
     )
     world = trace.meta.world
     assert [f.name for f in done.files] == [f"rank-{r}.json" for r in range(world)]
@@ -331,7 +331,7 @@ def test_chakra_sends_meet_receives_and_dependencies_run(
     trace: Trace, tmp_path: Path
 ) -> None:
     done = export_trace(
-        trace, tmp_path / "c", "chakra", options=Options(iterations=SOME)
+        trace, tmp_path / "c", "chakra", options=ExportOptions(iterations=SOME)
     )
     world = trace.meta.world
     groups = json.loads((tmp_path / "c" / "comm_group.json").read_text())
@@ -377,9 +377,9 @@ def test_chakra_computes_as_long_as_the_rank_did(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
         lengths = {}
         for name, options in {
-            "captured": Options(iterations=SOME),
-            "asap": Options(iterations=SOME, pace="asap"),
-            "spaced": Options(iterations=SOME, every_ns=30_000),
+            "captured": ExportOptions(iterations=SOME),
+            "asap": ExportOptions(iterations=SOME, pace="asap"),
+            "spaced": ExportOptions(iterations=SOME, every_ns=30_000),
         }.items():
             export_trace(trace, tmp_path / name, "chakra", options=options)
             data = (tmp_path / name / "run.1.et").read_bytes()
@@ -439,7 +439,9 @@ def test_chakra_is_what_protobuf_reads(tmp_path: Path) -> None:
         pool.FindMessageTypeByName("ChakraProtoMsg.Node")
     )
     with Trace.open(GOLDEN) as trace:
-        export_trace(trace, tmp_path / "c", "chakra", options=Options(iterations=SOME))
+        export_trace(
+            trace, tmp_path / "c", "chakra", options=ExportOptions(iterations=SOME)
+        )
     for data in messages((tmp_path / "c" / "run.0.et").read_bytes())[1:]:
         read, mine = made.FromString(data), node(data)
         assert (read.id, read.type, list(read.data_deps)) == (

@@ -11,7 +11,7 @@ import pytest
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
-from moetraffic.interop.export import Options, export_trace
+from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
 GOLDEN = path("golden-v1.h5")
@@ -22,7 +22,9 @@ def test_csv_comes_back_with_every_call(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
         files = [tmp_path / "sent.csv", tmp_path / "wanted.csv"]
         for file, of in zip(files, ("wire", "demand"), strict=True):
-            export_trace(trace, file, "csv", options=Options(iterations=SOME, of=of))
+            export_trace(
+                trace, file, "csv", options=ExportOptions(iterations=SOME, of=of)
+            )
         _, merged = import_files(files)
         assert merged.contradictions == ()
         there, back = trace, merged.trace
@@ -52,7 +54,7 @@ def test_parquet_has_the_lines_of_csv(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     with Trace.open(GOLDEN) as trace:
         for of in ("wire", "demand"):
-            options = Options(iterations=SOME, of=of)
+            options = ExportOptions(iterations=SOME, of=of)
             export_trace(trace, tmp_path / f"{of}.csv", "csv", options=options)
             export_trace(trace, tmp_path / f"{of}.parquet", "parquet", options=options)
             one = pandas.read_csv(tmp_path / f"{of}.csv", keep_default_na=False)
@@ -67,7 +69,7 @@ def test_parquet_has_the_lines_of_csv(tmp_path: Path) -> None:
 
 def test_arrays_need_no_pickle_and_say_what_their_rows_are(tmp_path: Path) -> None:
     with Trace.open(GOLDEN) as trace:
-        options = Options(iterations=SOME)
+        options = ExportOptions(iterations=SOME)
         done = export_trace(trace, tmp_path / "a.npz", "npz", options=options)
         with np.load(done.files[0], allow_pickle=False) as read:
             wire = read["wire_2"]
@@ -96,7 +98,7 @@ def test_a_trace_without_routing_has_no_table_of_demand(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("iteration,layer,phase,source,destination,bytes\n0,0,,0,1,5\n")
     _, merged = import_files([table])
-    wanted = Options(of="demand")
+    wanted = ExportOptions(of="demand")
     with pytest.raises(TraceError, match="none that fits was seen"):
         export_trace(merged.trace, tmp_path / "d.csv", "csv", options=wanted)
     with pytest.raises(TraceError, match="shows layers of no experts"):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from moetraffic.errors import TraceError
-from moetraffic.interop import FORMATS, Options, import_files
-from moetraffic.interop.detection import detect
-from moetraffic.interop.export import Options as What
+from moetraffic.interop import FORMATS, ImportOptions, import_files
+from moetraffic.interop.export import ExportOptions as What
 from moetraffic.interop.export import export_trace
+from moetraffic.interop.format_detection import detect
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 
 # ---- Megatron-Core's router traces ------------------------------------------------
@@ -44,7 +44,7 @@ def routed(folder: Path) -> list[Path]:
 
 
 def test_router_traces_give_demand_and_matrices(tmp_path: Path) -> None:
-    _, merged = import_files(routed(tmp_path), options=Options(experts=4, ep=2))
+    _, merged = import_files(routed(tmp_path), options=ImportOptions(experts=4, ep=2))
     assert (merged.missing, merged.contradictions) == ((), ())
     trace = merged.trace
     assert (trace.meta.k, trace.meta.experts, trace.meta.ep) == (2, 4, 2)
@@ -65,9 +65,9 @@ def test_what_router_traces_do_not_tell_is_said(tmp_path: Path) -> None:
     assert "do not say how many experts there are, 4 were chosen" in merged.missing[0]
     assert not len(merged.trace.placements)
     with pytest.raises(TraceError, match="choose expert 3, but --experts is 3"):
-        import_files(routed(tmp_path), options=Options(experts=3))
+        import_files(routed(tmp_path), options=ImportOptions(experts=3))
     with pytest.raises(TraceError, match="change --ep"):
-        import_files(routed(tmp_path), options=Options(experts=5, ep=2))
+        import_files(routed(tmp_path), options=ImportOptions(experts=5, ep=2))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_matrices_are_in_kib_as_nccl_tests_reads_them(tmp_path: Path) -> None:
     sent = trace.wire(np.arange(2)).tolist()
     assert sent[0] == [[0, 2048], [1024, 3072]]
     assert sent[1] == [[4096, 5120], [61440, 1536]]
-    _, merged = import_files([path], options=Options(unit="B"))
+    _, merged = import_files([path], options=ImportOptions(unit="B"))
     assert merged.trace.wire(np.arange(1)).tolist() == [[[0, 2], [1, 3]]]
 
 

@@ -18,7 +18,7 @@ import os, signal, sys, time
 from pathlib import Path
 from moetraffic.launch import heartbeat
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-beat = heartbeat.beat
+beat = heartbeat.send
 here = Path(os.environ["HERE"])
 (here / f"pid-{rank}").write_text(str(os.getpid()))
 def up():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.launch import Seat, current_rank, rendezvous
+from moetraffic.launch import RankEnvironment, current_rank, rendezvous
 from moetraffic.launch.environment import first_host
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -23,14 +23,14 @@ SHELL = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "seat"),
+    ("environment", "rank_env"),
     [
         ({}, None),
-        (TORCHRUN, Seat(5, 8, 1)),
-        (SRUN, Seat(3, 4, 1)),
-        ({**SRUN, **TORCHRUN}, Seat(5, 8, 1)),
+        (TORCHRUN, RankEnvironment(5, 8, 1)),
+        (SRUN, RankEnvironment(3, 4, 1)),
+        ({**SRUN, **TORCHRUN}, RankEnvironment(5, 8, 1)),
         ({"RANK": "1"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Seat(1, 2, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, RankEnvironment(1, 2, 1)),
         (BATCH_SCRIPT, None),
         (SHELL, None),
     ],
@@ -45,8 +45,8 @@ SHELL = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
         "interactive shell in an allocation",
     ],
 )
-def test_the_rank_of_a_launcher(environment, seat):
-    assert current_rank(environment) == seat
+def test_the_rank_of_a_launcher(environment, rank_env):
+    assert current_rank(environment) == rank_env
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_variables_that_are_no_rank_are_refused(changes):
 def test_this_processs_own_variables_are_the_default(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert current_rank() == Seat(5, 8, 1)
+    assert current_rank() == RankEnvironment(5, 8, 1)
 
 
 def test_our_file_store_comes_first_then_the_address_that_was_given():

@@ -30,8 +30,8 @@ def lines(read: int) -> list[dict]:
 
 
 def test_a_beat_is_one_json_line_with_rank_event_operation_and_fields(pipe):
-    heartbeat.beat("enter", "layer 1 dispatch", step=4)
-    heartbeat.beat("exit")
+    heartbeat.send("enter", "layer 1 dispatch", step=4)
+    heartbeat.send("exit")
     assert lines(pipe[0]) == [
         {"rank": 3, "event": "enter", "operation": "layer 1 dispatch", "step": 4},
         {"rank": 3, "event": "exit", "operation": ""},
@@ -41,7 +41,7 @@ def test_a_beat_is_one_json_line_with_rank_event_operation_and_fields(pipe):
 def test_without_a_supervisor_nothing_happens(monkeypatch):
     monkeypatch.delenv(heartbeat.PIPE, raising=False)
     monkeypatch.delenv(heartbeat.COUNTERS, raising=False)
-    heartbeat.beat("done")
+    heartbeat.send("done")
     count = heartbeat.counter()
     count[0] = 5
     assert heartbeat.counter()[0] == 0
@@ -68,7 +68,7 @@ def test_any_field_leaves_one_line_that_a_pipe_takes_whole(text, value):
 def test_what_json_cannot_hold_costs_only_itself(pipe):
     circle: list = []
     circle.append(circle)
-    heartbeat.beat("step", "operation 1", odd=circle)
+    heartbeat.send("step", "operation 1", odd=circle)
     assert lines(pipe[0]) == [{"rank": 3, "event": "step", "operation": "operation 1"}]
 
 
@@ -80,10 +80,10 @@ def test_a_full_pipe_loses_the_line_and_goes_on(pipe):
             filled += os.write(write, b"x" * 512)
         except BlockingIOError:
             break
-    heartbeat.beat("enter")
-    heartbeat.beat("done")
+    heartbeat.send("enter")
+    heartbeat.send("done")
     assert len(os.read(read, 1 << 20)) == filled
-    heartbeat.beat("done")
+    heartbeat.send("done")
     assert [line["event"] for line in lines(read)] == ["done"]
 
 
@@ -91,9 +91,9 @@ def test_a_supervisor_that_is_gone_is_no_error(monkeypatch):
     read, write = os.pipe()
     monkeypatch.setenv(heartbeat.PIPE, f"{write}:{os.fstat(write).st_ino}")
     os.close(read)
-    heartbeat.beat("done")
+    heartbeat.send("done")
     os.close(write)
-    heartbeat.beat("done")
+    heartbeat.send("done")
     assert heartbeat._pipe() is None
 
 
@@ -102,7 +102,7 @@ def test_another_file_under_the_same_number_is_left_alone(tmp_path, monkeypatch)
         inode = os.fstat(file.fileno()).st_ino
         for value in (f"{file.fileno()}:{inode}", f"{file.fileno()}:1", "x", "99999:1"):
             monkeypatch.setenv(heartbeat.PIPE, value)
-            heartbeat.beat("done")
+            heartbeat.send("done")
     assert (tmp_path / "data").read_bytes() == b""
 
 

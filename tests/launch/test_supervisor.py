@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.launch import Event, Seat, launch
+from moetraffic.launch import Heartbeat, RankEnvironment, launch
 
 
 def test_ranks_get_their_seat_and_their_store(run, tmp_path):
@@ -48,7 +48,7 @@ def test_ranks_use_one_thread_unless_told_otherwise(run, monkeypatch, tmp_path):
 
 
 def test_heartbeats_arrive_in_order_with_their_fields(run):
-    events: list[Event] = []
+    events: list[Heartbeat] = []
     run(
         """
         beat("start")
@@ -320,7 +320,7 @@ def test_other_bytes_in_the_pipe_do_no_harm(run):
 
 
 def test_an_error_in_the_callers_code_leaves_no_rank(run, tmp_path, is_alive):
-    def fail(event: Event) -> None:
+    def fail(event: Heartbeat) -> None:
         raise LookupError(event.event)
 
     with pytest.raises(LookupError, match="ready"):
@@ -440,22 +440,22 @@ def test_ranks_end_when_the_launcher_is_killed(parent, is_alive, wait_until):
 
 
 def test_a_seat_of_another_launcher_is_kept(run, tmp_path):
-    events: list[Event] = []
+    events: list[Heartbeat] = []
     outcome = run(
         """
         names = ["RANK", "WORLD_SIZE", "LOCAL_RANK"]
         told = [os.environ[n] for n in names]
         told.append(str("MOETRAFFIC_FILESTORE" in os.environ))
-        (here / "seat").write_text(" ".join(told))
+        (here / "rank_env").write_text(" ".join(told))
         counter = heartbeat.counter()
         counter[0] = 3
         beat("step", iteration=1)
         sys.exit(3)
         """,
-        seat=Seat(5, 8, 1),
+        rank_env=RankEnvironment(5, 8, 1),
         on_event=events.append,
     )
-    assert (tmp_path / "seat").read_text() == "5 8 1 False"
+    assert (tmp_path / "rank_env").read_text() == "5 8 1 False"
     assert [(e.rank, e.event) for e in events] == [(5, "step")]
     assert outcome.exit_codes == (3,)
     assert outcome.sentence.startswith("rank 5 ended with exit code 3")

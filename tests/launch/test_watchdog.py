@@ -13,7 +13,7 @@ PRELUDE = """
 import os, signal, socket, sys, time
 from moetraffic.launch import heartbeat
 from moetraffic.launch.watchdog import Watchdog
-beat = heartbeat.beat
+beat = heartbeat.send
 dog = Watchdog(3, start_s=0.6, operation_s=0.4, grace_s=0.4)
 dog.namer = lambda n: f"operation {n}"
 count = heartbeat.counter()

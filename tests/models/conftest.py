@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from moetraffic.capture.annotate import Place
+from moetraffic.capture.annotate import CallContext
 from moetraffic.models import GPT, Corpus, GradientBucket
 from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
@@ -46,7 +46,7 @@ TRAINING = Training(
 
 Run = Callable[..., list[Any]]
 # what ranks tell beside tensors and plain values
-torch.serialization.add_safe_globals([range, Place])
+torch.serialization.add_safe_globals([range, CallContext])
 Key = tuple[str, str, str, int, str, tuple[int, int]]
 
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 import moetraffic.capture.annotate as annotate
 from moetraffic.gating import Routing
 from moetraffic.launch import heartbeat
-from moetraffic.models import GPT, MixtureOfExperts, Shares, clip, connect, train
+from moetraffic.models import GPT, MixtureOfExperts, ParameterSets, clip, connect, train
 from moetraffic.models.corpus import Corpus
-from moetraffic.models.layers.feedforward import Experts, FeedForward
+from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
 from moetraffic.models.layers.token_exchange import exchange
-from moetraffic.models.parallelism.gradients import Replicated
+from moetraffic.models.parallelism.gradients import ReplicatedUpdate
 from moetraffic.patterns import Gating, ParallelLayout, Training, Workload
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
@@ -258,7 +258,7 @@ def nothing_arrives(rank: int, world: int) -> dict[str, Any]:
 
     groups = connect(ParallelLayout(tp=world))
     tensor._hand_over(groups)
-    experts = Experts(2, 4, 6)
+    experts = LocalExperts(2, 4, 6)
     for p in experts.parameters():
         torch.nn.init.ones_(p)
     half = tensor.SplitExperts(experts, 0, groups)
@@ -301,13 +301,13 @@ def norms(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
     split = torch.nn.Parameter(torch.zeros(4 // tp))
     expert = torch.nn.Parameter(torch.zeros(8 // ep // tp))
     tied = torch.nn.Parameter(torch.zeros(1))
-    shares = Shares(
+    shares = ParameterSets(
         replicated=[dense, tied],
         split=[split],
         experts=[expert],
         tied=tied if groups.embedding else None,
     )
-    updates = Replicated(torch.nn.Module(), shares, groups, Training())
+    updates = ReplicatedUpdate(torch.nn.Module(), shares, groups, Training())
     dense.grad.fill_(groups.dp_rank)
     split.grad.copy_(torch.arange(4.0).view(tp, -1)[tp_rank])
     mine = torch.arange(8.0).view(ep, tp, -1)
@@ -390,7 +390,7 @@ def program(
         if event == "step" and events.count("step") == steps:
             os.kill(os.getpid(), number)
 
-    heartbeat.beat = beat
+    heartbeat.send = beat
     main = importlib.import_module("moetraffic.models.__main__")
     with redirect_stderr(StringIO()) as stderr:
         code = main.main()

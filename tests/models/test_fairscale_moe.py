@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.capture.annotate import NOWHERE
+from moetraffic.capture.annotate import NO_CONTEXT
 from moetraffic.errors import LayoutError
 from moetraffic.gating import FairscaleTop2Router, SwitchRouter
 from moetraffic.models.layers.fairscale_moe import FairscaleMixture
@@ -78,7 +78,7 @@ def test_its_all_to_alls_stand_at_layer_and_phase(ran: list[dict[str, Any]]) -> 
         for _, _, shape, send in calls:
             assert torch.Size(shape).numel() == experts * capacity * hidden
             assert send is None
-        assert theirs["place"] == NOWHERE
+        assert theirs["place"] == NO_CONTEXT
 
 
 def test_demand_is_what_the_dispatch_mask_says(ran: list[dict[str, Any]]) -> None:
@@ -103,7 +103,7 @@ def test_an_input_without_gradient_has_no_dispatch_grad(
         ours, theirs = halves(result["first"])
         phases = [phase for _, phase, *_ in sent(theirs)]
         assert phases == ["dispatch", "combine", "combine_grad"]
-        assert theirs["place"] == NOWHERE
+        assert theirs["place"] == NO_CONTEXT
         # float64 outside, float32 on the wire
         torch.testing.assert_close(theirs["y"], ours["y"], rtol=1e-4, atol=1e-4)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moetraffic.capture import VirtualRecorder
-from moetraffic.models import train_virtually, virtual
+from moetraffic.models import train_virtually, virtual_training
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import PHASES, ROUTING, Trace
 
@@ -121,7 +121,9 @@ def test_shards_in_several_passes_are_the_same_shards(
 ) -> None:
     work = workload("top-2 with capacity, 8 ranks")
     with virtually(work, tmp_path / "one.h5") as one:
-        monkeypatch.setattr(virtual, "PASS_TOKENS", 3 * 2 * 32)  # 3, 3 and 2 ranks
+        monkeypatch.setattr(
+            virtual_training, "PASS_TOKENS", 3 * 2 * 32
+        )  # 3, 3 and 2 ranks
         with virtually(work, tmp_path / "three.h5") as three:
             routed = one.find(operation=ROUTING)
             assert (one.demand(routed) == three.demand(routed)).all()

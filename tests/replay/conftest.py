@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat, heartbeat, watch
-from moetraffic.launch.processes import RankProcess
+from moetraffic.launch import RankEnvironment, heartbeat, rank_monitor
+from moetraffic.launch.rank_process import RankProcess
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.execution.timing import Timing
@@ -248,7 +248,7 @@ def replay_with(
                 self._unfinished = b""
                 pids.append(self.pid)
 
-        monkeypatch.setattr(watch, "RankProcess", ForkedRank)
+        monkeypatch.setattr(rank_monitor, "RankProcess", ForkedRank)
         options.setdefault("timeout_s", 30.0)
         nproc = options.pop("nproc", None)
         return replay(Request(trace=trace, **options), nproc=nproc)
@@ -299,14 +299,18 @@ def read(told: Any) -> Any:
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
-    """Run ``work(seat)`` on several ranks; returns what each returns or is refused.
+    """Run ``work(rank_env)`` on several ranks; returns what each returns or is refused.
 
     With ``ends`` ranks may end as they like, and nothing is returned.
     """
     pids: list[int] = []
 
     def run(
-        world: int, work: Callable[[Seat], Any], *, ends: bool = False, **more: str
+        world: int,
+        work: Callable[[RankEnvironment], Any],
+        *,
+        ends: bool = False,
+        **more: str,
     ) -> list[Any]:
         results = [tmp_path / f"result-{len(pids)}-{r}" for r in range(world)]
         store = tmp_path / f"store-{len(pids)}"
@@ -315,7 +319,7 @@ def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
 
             def one(rank: int = rank) -> int:
                 try:
-                    found = work(Seat(rank, world, rank))
+                    found = work(RankEnvironment(rank, world, rank))
                 except Exception as error:
                     found = error
                 results[rank].write_text(json.dumps(written(found)))

@@ -121,8 +121,8 @@ def test_ranges_and_matrices_that_are_none_are_refused():
 def test_every_collective_arrives_right_and_is_counted_by_its_convention(forked):
     asked = everything(dtype="int32")
 
-    def work(seat):
-        found = rank.run_rank(asked, seat)
+    def work(rank_env):
+        found = rank.run_rank(asked, rank_env)
         return found and found.to_json()
 
     told, *others = forked(3, work)
@@ -148,12 +148,12 @@ def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
     asked = everything()
     calls = [c for c in asked.calls(2) if c.collective != UNEVEN]
 
-    def work(seat):
+    def work(rank_env):
         gloo = Gloo()
-        gloo.start(seat, [(0, 1)], 30.0)
+        gloo.start(rank_env, [(0, 1)], 30.0)
         counts = []
         for call in calls:
-            made = operations.Operation(call, asked, seat.rank, 2, gloo.device)
+            made = operations.Operation(call, asked, rank_env.rank, 2, gloo.device)
             right, run = made.wrong(7), made.run
 
             def spoil(made=made, run=run):
@@ -210,8 +210,8 @@ def test_nccl_is_refused_with_the_reason_where_there_is_no_device(forked):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
 
-    def work(seat):
-        rank.run_rank(everything(backend="nccl", matrix=MATRIX), seat)
+    def work(rank_env):
+        rank.run_rank(everything(backend="nccl", matrix=MATRIX), rank_env)
 
     for found in forked(3, work):
         assert isinstance(found, ReplayError)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
-from moetraffic.capture.pipe import OPERATIONS
+from moetraffic.capture.pipe_format import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.execution.background_pairs import without
@@ -25,7 +25,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 class Notes:
     """What a hook is told of: operation, members, bytes of the input."""
 
-    waiting = hook.Waiting()
+    waiting = hook.SynchronousCall()
 
     def __init__(self):
         self.calls = []
@@ -55,22 +55,22 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
     trace = toy(world=8, iterations=(0, 1), largest=300)
     beside = BackgroundPattern(layout=LAYOUT, model="tiny")
 
-    def work(seat):
+    def work(rank_env):
         plan = make_plan(
             trace,
             dense=False,
-            ranks=(seat.rank,),
-            background=beside.traffic(seat.world),
+            ranks=(rank_env.rank,),
+            background=beside.traffic(rank_env.world),
         )
         moves, notes = backend("gloo"), Notes()
-        moves.start(seat, (*plan.groups, tuple(range(seat.world))), 60.0)
-        engine = Engine(plan, seat.rank, moves)
+        moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
+        engine = Engine(plan, rank_env.rank, moves)
         uninstall = hook.install(notes)
         timing = engine.run()
         uninstall()
-        gather(plan, seat.rank, moves, timing)
+        gather(plan, rank_env.rank, moves, timing)
         moves.stop()
-        program = plan.programs[seat.rank]
+        program = plan.programs[rank_env.rank]
         sends = (program.sends(n).tolist() for n in range(len(program)))
         return notes.calls, [s for s in sends if s]
 

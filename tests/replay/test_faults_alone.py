@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.launch.processes import state_of
+from moetraffic.launch.rank_process import state_of
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
@@ -33,13 +33,13 @@ def unsupervised(forked, tmp_path):
                 port = free.getsockname()[1]
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
 
-        def work(seat):
-            said = os.open(folder / str(seat.rank), os.O_CREAT | os.O_WRONLY)
+        def work(rank_env):
+            said = os.open(folder / str(rank_env.rank), os.O_CREAT | os.O_WRONLY)
             os.dup2(said, 2)
             arguments = [str(path)]
             for name, value in {"timeout": 3, "start_timeout": 10, **options}.items():
                 arguments += [f"--{name.replace('_', '-')}", str(value)]
-            fault(seat.rank, arguments)
+            fault(rank_env.rank, arguments)
             return main(arguments)
 
         outside = {

@@ -57,8 +57,8 @@ def test_as_ranks_of_another_launcher_rank_zero_tells(toy_file, forked, tmp_path
         port = free.getsockname()[1]
     path, out = toy_file(), tmp_path / "out.h5"
 
-    def work(seat):
-        sys.stdout = open(tmp_path / f"said-{seat.rank}", "w")  # noqa: SIM115
+    def work(rank_env):
+        sys.stdout = open(tmp_path / f"said-{rank_env.rank}", "w")  # noqa: SIM115
         code = main([str(path), "-o", str(out)])
         sys.stdout.flush()
         return code

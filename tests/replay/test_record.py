@@ -23,10 +23,10 @@ MEETING = 1  # byte to each rank, by which they meet before a timed pass
 def recorded(forked, plan, path, how="asap"):
     """Replay a plan with a recorder in every rank; the trace that this leaves."""
 
-    def work(seat):
+    def work(rank_env):
         moves = Gloo()
-        moves.start(seat, (*plan.groups, tuple(range(plan.world))), 30.0)
-        engine = Engine(plan, seat.rank, moves, pace=pace(how))
+        moves.start(rank_env, (*plan.groups, tuple(range(plan.world))), 30.0)
+        engine = Engine(plan, rank_env.rank, moves, pace=pace(how))
         engine.verify()
         with Recorder(path):
             engine.run()

@@ -6,23 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moetraffic.errors import AnalysisError
-from moetraffic.validation.classifier import auc, two_sample_auc, windows
+from moetraffic.validation.classifier import two_sample_auc, windows
 from moetraffic.validation.features import of_counts
-
-
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
-)
-def test_auc_is_the_chance_of_a_higher_score(low: list[int], high: list[int]) -> None:
-    pairs = [(h > x) + 0.5 * (h == x) for x in low for h in high]
-    mark = [False] * len(low) + [True] * len(high)
-    assert auc(low + high, mark) == pytest.approx(np.mean(pairs))
-    assert np.isnan(auc(low, [False] * len(low)))
 
 
 def test_of_noise_nothing_is_learned() -> None:

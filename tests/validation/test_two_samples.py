@@ -12,7 +12,6 @@ from scipy import stats
 from moetraffic.errors import AnalysisError
 from moetraffic.validation.two_samples import (
     energy_distance,
-    holm,
     kolmogorov_smirnov,
     maximum_mean_discrepancy,
     median_distance,
@@ -61,22 +60,6 @@ def test_mmd_of_two_points_is_the_formula() -> None:
 def test_median_distance() -> None:
     assert median_distance([[0.0], [1.0], [3.0]]) == 2
     assert median_distance([[7.0], [7.0]]) == 1
-
-
-def test_holm_is_the_example_of_statsmodels() -> None:
-    # statsmodels.stats.multitest.multipletests(p, method="holm")
-    assert holm([0.005, 0.011, 0.02, 0.04, 0.13]) == pytest.approx(
-        [0.025, 0.044, 0.06, 0.08, 0.13]
-    )
-
-
-@given(arrays(np.float64, st.integers(1, 9), elements=st.floats(0, 1)))
-def test_holm_never_lowers_a_p_and_keeps_their_order(p: np.ndarray) -> None:
-    adjusted = holm(p)
-    assert (adjusted >= p - 1e-15).all()
-    assert (adjusted <= 1).all()
-    assert (np.diff(adjusted[np.argsort(p, kind="stable")]) >= 0).all()
-    assert adjusted.min() == pytest.approx(min(1.0, len(p) * p.min()))
 
 
 # ---- a run among others -------------------------------------------------------

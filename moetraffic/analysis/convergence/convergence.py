@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
+from moetraffic.analysis.skew.measures import shares as shares_of
 from moetraffic.errors import AnalysisError
 
 from .change_points import ChangePoints, change_points
@@ -244,9 +245,7 @@ def course(
     count: Float64 = x.sum(axis=1) / copy_size
     if copies is not None:
         count = np.asarray(copies, np.float64)
-    total = x.sum(axis=1, keepdims=True)
-    shares: Float64 = np.full(x.shape, np.nan)
-    np.divide(x, total, out=shares, where=np.isfinite(total) & (total > 0))
+    shares = shares_of(x)
     # Step 1: the stable part, and the distance from its mean shares.
     begin = 2 * len(x) // 3
     for _ in range(2):

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, ive
 
+from moetraffic.analysis.distances import total_variation
+from moetraffic.analysis.skew.measures import shares
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -45,11 +47,8 @@ def distance_curve(values: npt.ArrayLike, reference: npt.ArrayLike) -> Float64:
     [0.0, 0.75]
     """
     x = np.asarray(values, dtype=np.float64)
-    end = _shares(np.asarray(reference, dtype=np.float64)[None])[0]
-    found = np.empty(len(x))
-    for rows in _row_blocks(x):
-        found[rows] = np.abs(_shares(x[rows]) - end).sum(axis=1) / 2
-    return found
+    parts = [total_variation(x[rows], reference) for rows in _row_blocks(x)]
+    return np.concatenate([*parts, np.zeros(0)])
 
 
 def step_change(values: npt.ArrayLike) -> Float64:
@@ -73,10 +72,8 @@ def step_change(values: npt.ArrayLike) -> Float64:
     x = np.asarray(values, dtype=np.float64)
     found: Float64 = np.full(len(x), np.nan)
     for rows in _row_blocks(x[1:]):
-        before = slice(rows.start, rows.stop)
         after = slice(rows.start + 1, rows.stop + 1)
-        moved = np.abs(_shares(x[after]) - _shares(x[before])).sum(axis=1) / 2
-        found[after] = moved
+        found[after] = total_variation(x[after], x[rows])
     return found
 
 
@@ -116,8 +113,7 @@ def distance_floor(
     """
     k = _positive(experts_per_token)
     number = np.asarray(copies, dtype=np.float64)
-    p = np.asarray(reference, dtype=np.float64)
-    p = _shares(p[None])[0]
+    p = shares(reference)
     tokens = np.rint(number / k)
     found: Float64 = np.full(number.shape, np.nan)
     usable: Bool = np.isfinite(tokens) & (tokens >= 1) & bool(np.isfinite(p).all())
@@ -185,7 +181,7 @@ def step_change_floor(
     for rows in _row_blocks(x[1:]):
         first = max(rows.start - reach, 0)
         last = min(rows.stop + 1 + reach, len(x))
-        part = _shares(x[first:last])
+        part = shares(x[first:last])
         known: Bool = np.isfinite(np.asarray(part.sum(axis=1)))
         zero = np.zeros((1, part.shape[1]))
         passed = np.cumsum(np.where(known[:, None], part, 0.0), axis=0)
@@ -217,14 +213,6 @@ def _mean_difference(v: Float64) -> Float64:
     with_many = np.sqrt(4 * v / np.pi) * (1 - 1 / (16 * np.maximum(v, 1.0)))
     found: Float64 = np.where(v < 100, few, with_many)
     return found
-
-
-def _shares(x: Float64) -> Float64:
-    """Rows over their sums; NaN where there is none."""
-    total = x.sum(axis=1, keepdims=True)
-    shares: Float64 = np.full(x.shape, np.nan)
-    np.divide(x, total, out=shares, where=np.isfinite(total) & (total > 0))
-    return shares
 
 
 def _row_blocks(x: Float64) -> list[slice]:

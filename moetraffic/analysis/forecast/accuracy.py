@@ -42,38 +42,6 @@ def cosine(forecast: Floating, target: Floating) -> Float64:
     return out
 
 
-def total_variation(forecast: Floating, target: Floating) -> Float64:
-    r"""Share that lies in another cell than forecast: :math:`\frac12 \sum |p - q|`.
-
-    p and q are the shares of the target and of the forecast; what is forecast below
-    zero is taken for zero.
-
-    Parameters
-    ----------
-    forecast, target
-        ``[n, C]``.
-
-    Returns
-    -------
-    float64 array ``[n]``
-        0 ... 1; NaN where one of them has no amount.
-
-    Examples
-    --------
-    >>> total_variation(np.array([[2.0, 2.0]]), np.array([[4.0, 0.0]])).tolist()
-    [0.5]
-    """
-    f = np.maximum(forecast.astype(np.float64), 0.0)
-    x = target.astype(np.float64)
-    whole_f, whole_x = f.sum(axis=1), x.sum(axis=1)
-    usable = (whole_f > 0) & (whole_x > 0)
-    out: Float64 = np.full(len(f), np.nan)
-    f, x = f[usable], x[usable]
-    apart = np.abs(f / whole_f[usable, None] - x / whole_x[usable, None])
-    out[usable] = 0.5 * apart.sum(axis=1)
-    return out
-
-
 def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
     """Share of the K cells with most that are among the K forecast to have most.
 
@@ -100,6 +68,12 @@ def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
     shared = (_hot(forecast, hot) * _hot(target, hot)).sum(axis=1) / hot
     alike = target.max(axis=1) == target.min(axis=1)
     return np.where(alike, np.nan, shared)
+
+
+def mean_of_known(values: Float64) -> float:
+    """Mean of the finite values; NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 def _hot(values: Floating, hot: int) -> Float64:

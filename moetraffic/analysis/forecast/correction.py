@@ -34,7 +34,8 @@ EARLY = 1 - 1e-9
 MAP_RIDGES = (0.01, 0.3, 10.0)
 """The same, of maps."""
 
-PAST = "the past"
+PAST = "history"
+"""Name of the forecast from earlier iterations alone."""
 
 
 def past_forecast(

@@ -1,4 +1,4 @@
-"""Judging: how the chosen forecasters do at one horizon on what they never saw."""
+"""Scores of the tuned forecasters on the test part, at one horizon."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.noise.sampling_noise import count_floors
 
-from .accuracy import cosine, hot_recall, total_variation
+from .accuracy import cosine, hot_recall, mean_of_known
 from .candidates import FAMILIES, Candidate, SeriesBlock
 from .origins import Split, gain
-from .usefulness import Verdict, unknown_verdict
+from .usefulness import NAN, Verdict, unknown_verdict
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -21,11 +22,11 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScore:
-    """How good one forecaster was at one horizon, over the test part; NaN if unknown.
+    """Errors of one forecaster at one horizon over the test part; NaN if unknown.
 
     Errors are of bytes (the series times its weights).  ``nmse`` is relative to each
-    cell's variance about its own mean in the test part: 0 exact, 1 as good as knowing
-    that mean.
+    cell's variance about its own mean in the test part: 0 is exact, 1 the error of
+    forecasting that mean.
     """
 
     forecaster: str
@@ -49,12 +50,12 @@ class HorizonScores:
     """All forecasters at one horizon, and the verdict on the best."""
 
     horizon: int  # iterations ahead
-    origins: int  # forecasts of all cells that were judged
-    values: int  # cells times origins that were known
-    scores: tuple[ForecastScore, ...]  # persistence first; empty where it is too short
-    best: str  # chosen on the validation part
-    nmse_floor: float  # of who knows the gate, from counting noise; NaN: not known
-    mape_floor: float
+    origins: int = 0  # number of forecasts of all cells
+    values: int = 0  # cells times origins that were known
+    scores: tuple[ForecastScore, ...] = ()  # persistence first; empty if too short
+    best: str = ""  # chosen on the validation part
+    nmse_floor: float = NAN  # lower bound on the error: sampling noise of the tokens
+    mape_floor: float = NAN
     verdict: Verdict
     reason: str = ""  # why there are no scores
     made: Float64 | None = field(default=None, repr=False)  # [n, C] by the best
@@ -68,7 +69,7 @@ class HorizonScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What cells that count token copies count, for the floors."""
+    """Token counts behind the cells, for the noise floors."""
 
     tokens: npt.NDArray[np.generic]  # that can choose a cell: scalar, [T] or [T, C]
     k: int = 1  # experts of a token
@@ -85,7 +86,7 @@ class Counts:
 
 
 class Judge:
-    """Adds up, block by block, how the chosen forecasters do at one horizon.
+    """Accumulator of errors of the tuned forecasters at one horizon, block by block.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ class Judge:
     def add(
         self, block: SeriesBlock, part: slice, scale: Float64, counts: Counts | None
     ) -> None:
-        """Count a block of cells ``part`` in."""
+        """Add the errors of a block of cells ``part``."""
         targets = self.origins + self.horizon
         x = block.series[:, targets]
         known = np.isfinite(x) & np.isfinite(block.held[:, self.origins])
@@ -186,7 +187,7 @@ class Judge:
             self.ceiling[:] = np.nan
 
     def finish(self, of: str, hot: int, seconds: float) -> HorizonScores:
-        """The scores, once all blocks are counted in."""
+        """The scores of all blocks added so far."""
         nothing = float("nan")
         if not self.values:
             why = "no value of the test part is known"
@@ -243,9 +244,9 @@ class Judge:
             mse=squares / self.values,
             nmse=squares / self.spread if self.spread > 0 else nothing,
             mape=self.relative[row] / self.positive if self.positive else nothing,
-            cosine=_mean_of(cosine(f, x)),
-            total_variation=_mean_of(total_variation(f, x)),
-            hot_recall=_mean_of(hot_recall(f, x, hot)),
+            cosine=mean_of_known(cosine(f, x)),
+            total_variation=mean_of_known(total_variation(np.maximum(f, 0), x)),
+            hot_recall=mean_of_known(hot_recall(f, x, hot)),
             skill=skill.value,
             skill_error=skill.error,
             skill_low=skill.low,
@@ -259,7 +260,7 @@ class Judge:
 def nothing_known(
     of: str, horizon: int, why: str, tolerances: tuple[float, ...]
 ) -> HorizonScores:
-    """Scores that say why there are none.
+    """Scores that are unavailable, with the reason.
 
     Parameters
     ----------
@@ -272,20 +273,8 @@ def nothing_known(
     -------
     HorizonScores
     """
-    nothing = float("nan")
-    return HorizonScores(
-        horizon=horizon,
-        origins=0,
-        values=0,
-        scores=(),
-        best="",
-        nmse_floor=nothing,
-        mape_floor=nothing,
-        verdict=unknown_verdict(
-            of=of, horizon=horizon, reason=why, tolerances=tolerances
-        ),
-        reason=why,
-    )
+    verdict = unknown_verdict(of=of, horizon=horizon, reason=why, tolerances=tolerances)
+    return HorizonScores(horizon=horizon, verdict=verdict, reason=why)
 
 
 def _mean(total: npt.ArrayLike, count: npt.ArrayLike) -> Float64:
@@ -294,9 +283,3 @@ def _mean(total: npt.ArrayLike, count: npt.ArrayLike) -> Float64:
     out: Float64 = np.full(above.shape, np.nan)
     np.divide(above, below, out=out, where=below > 0)
     return out
-
-
-def _mean_of(values: Float64) -> float:
-    """The mean of what is known."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")

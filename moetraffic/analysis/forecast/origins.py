@@ -48,7 +48,7 @@ class Split:
         return np.concatenate((validation, test)).astype(np.int64)
 
     def too_short(self, horizon: int) -> str:
-        """Why nothing can be said at a horizon; empty where it can."""
+        """Why no forecast can be evaluated at a horizon; empty where one can."""
         shortest = min(
             self.validation_end - self.train_end, self.steps - self.validation_end
         )
@@ -56,9 +56,8 @@ class Split:
         if self.train_end >= 2 and shortest >= need:
             return ""
         return (
-            f"{horizon} {'iteration' if horizon == 1 else 'iterations'} ahead needs "
-            f"parts of {need} to choose and to judge on, but of {self.steps} "
-            f"iterations there are {max(shortest, 0)}"
+            f"run too short (needs validation and test parts of {need} iterations, "
+            f"has {max(shortest, 0)} of {self.steps})"
         )
 
     def _origins(self, begin: int, end: int, horizon: int) -> Int64:

@@ -1,4 +1,4 @@
-"""Verdict: what a scheduler can count on, and how long before the transfer."""
+"""Verdicts: forecast quality at a horizon and its lead time, in one sentence."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCES = (0.05, 0.1, 0.2, 0.5)
-"""Relative errors that are asked about."""
+"""Relative errors for which the share of bytes forecast to within each is reported."""
+
+NAN = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is known at one distance before a transfer; NaN and a reason where nothing.
+    """Forecast quality at one horizon; NaN and a reason where it is unavailable.
 
-    Shares are of bytes, 0 ... 1, over the steps that no forecaster was tuned on.  A
-    cell that is forecast 0 and stays 0 has no bytes and counts nowhere.
+    Shares are of bytes, 0 ... 1, over the test part, which no forecaster was tuned on.
+    A cell whose forecast and true values are 0 has no bytes and does not count.
     """
 
-    of: str  # what was forecast, in words: "expert load", "cells of the matrix"
+    of: str  # what was forecast: "expert load", "cells of the matrix"
     horizon: int  # iterations ahead; 0: later in the same iteration
-    forecaster: str  # the best on the validation part
-    setting: str  # its settings, in words; empty where there are none
+    forecaster: str = ""  # the best on the validation part
+    setting: str = ""  # its settings; empty where there are none
     tolerances: tuple[float, ...]  # relative errors |x - f|/x
-    within: tuple[float, ...]  # share of bytes in cells forecast within each
-    unchanged: tuple[float, ...]  # the same, if the last value known is taken
-    ceiling: tuple[float, ...]  # the same by who knows the gate; NaN: not known
-    misplaced: float  # share of bytes in another cell than forecast, mean of steps
-    skill: float  # 1 - MSE/MSE of the last value (of the best from the past, horizon 0)
-    skill_low: float  # 95 % interval
-    skill_high: float
-    lead_iterations: float  # from when it is known to the transfer
-    lead_s: float  # the same in seconds; NaN where times are not known
-    origins: int  # forecasts that this is from
-    reason: str = ""  # why nothing is known
+    within: tuple[float, ...]  # share of bytes in cells forecast to within each
+    unchanged: tuple[float, ...]  # the same of the persistence baseline
+    ceiling: tuple[float, ...]  # the same of the oracle (true gate probabilities)
+    misplaced: float = NAN  # mean total variation distance of forecast and truth
+    skill: float = NAN  # 1 - MSE / MSE of persistence (horizon 0: best from history)
+    skill_low: float = NAN  # 95% confidence interval
+    skill_high: float = NAN
+    lead_iterations: float = NAN  # from when the forecast can be made to the transfer
+    lead_s: float = NAN  # the same in seconds; NaN without times
+    origins: int = 0  # number of forecasts
+    reason: str = ""  # why it is unavailable
 
 
 def lead_s(
@@ -43,7 +45,7 @@ def lead_s(
     known_s: float = 0.0,
     transfer_s: float = 0.0,
 ) -> float:
-    """Seconds from when a forecast can be made to when its transfer starts.
+    """Lead time from when a forecast can be made to the start of its transfer.
 
     Parameters
     ----------
@@ -52,14 +54,14 @@ def lead_s(
     iteration_s
         Length of an iteration.
     known_s
-        When, after the start of an iteration, what is forecast from is known.
+        When the forecast's input is known, s after the start of an iteration.
     transfer_s
-        When, after the start of an iteration, the transfer starts.
+        When the transfer starts, s after the start of an iteration.
 
     Returns
     -------
     float
-        Negative where the transfer starts before; NaN where a time is not known.
+        Seconds; negative where the transfer starts first, NaN where a time is unknown.
 
     Examples
     --------
@@ -73,7 +75,7 @@ def lead_s(
 def unknown_verdict(
     *, of: str, horizon: int, reason: str, tolerances: tuple[float, ...] = TOLERANCES
 ) -> Verdict:
-    """A verdict that says why there is none.
+    """A verdict that is unavailable, with the reason.
 
     Parameters
     ----------
@@ -86,37 +88,27 @@ def unknown_verdict(
     -------
     Verdict
     """
-    nothing = float("nan")
-    none = (nothing,) * len(tolerances)
+    none = (NAN,) * len(tolerances)
     return Verdict(
         of=of,
         horizon=horizon,
-        forecaster="",
-        setting="",
         tolerances=tolerances,
         within=none,
         unchanged=none,
         ceiling=none,
-        misplaced=nothing,
-        skill=nothing,
-        skill_low=nothing,
-        skill_high=nothing,
-        lead_iterations=nothing,
-        lead_s=nothing,
-        origins=0,
         reason=reason,
     )
 
 
 def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
-    """Say a verdict in one plain sentence.
+    """Summarize a verdict in one sentence.
 
     Parameters
     ----------
     verdict
-        Of one horizon.
+        Verdict at one horizon.
     tolerance
-        Which of its tolerances is told; the nearest is taken.
+        Relative error to report; the nearest of the verdict's tolerances is taken.
 
     Returns
     -------
@@ -124,8 +116,8 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
 
     Examples
     --------
-    >>> sentence(unknown_verdict(of="expert load", horizon=10, reason="too short"))
-    'Expert load 10 iterations ahead: not known, for too short.'
+    >>> sentence(unknown_verdict(of="expert load", horizon=10, reason="run too short"))
+    'Expert load 10 iterations ahead: unavailable: run too short.'
     """
     subject = verdict.of[:1].upper() + verdict.of[1:]
     if verdict.horizon == 0:
@@ -134,26 +126,28 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
         many = "iteration" if verdict.horizon == 1 else "iterations"
         when = f"{verdict.horizon} {many} ahead"
     if verdict.reason:
-        return f"{subject} {when}: not known, for {verdict.reason}."
-    lead = _lead(verdict.lead_s)
+        return f"{subject} {when}: unavailable: {verdict.reason}."
     at = int(np.argmin([abs(t - tolerance) for t in verdict.tolerances]))
     how = f" ({verdict.setting})" if verdict.setting else ""
-    against = "the best from the past" if verdict.horizon == 0 else "the last value"
-    share, before = verdict.within[at], verdict.unchanged[at]
-    placed = (
-        "there are no bytes to place"
-        if np.isnan(share)
-        else f"{_percent(share)} of the bytes are placed within "
-        f"{_percent(verdict.tolerances[at])} by {verdict.forecaster}{how}, "
-        f"{_percent(before)} by {against}"
-    )
+    baseline = "persistence" if verdict.horizon else "best history-based forecaster"
+    share = verdict.within[at]
+    forecast = "no bytes to forecast"
+    if not np.isnan(share):
+        forecast = (
+            f"{_percent(share)} of the bytes forecast to within "
+            f"±{_percent(verdict.tolerances[at])} by {verdict.forecaster}{how}, "
+            f"{baseline} {_percent(verdict.unchanged[at])}"
+        )
     if np.isfinite(verdict.ceiling[at]):
-        placed += f" and {_percent(verdict.ceiling[at])} by who knows the gate"
-    return f"{subject} {when}{lead}: {placed}; {_worth(verdict, against)}."
+        forecast += f", oracle bound {_percent(verdict.ceiling[at])}"
+    return (
+        f"{subject} {when}{_lead(verdict.lead_s)}: {forecast}; "
+        f"{_improvement(verdict, baseline)}."
+    )
 
 
 def _percent(share: float) -> str:
-    """A share in percent, with a digit where it is needed; never rounded to all."""
+    """A share in percent with one decimal where needed; never rounded to 100%."""
     percent = 100 * share
     if percent in (0, 100) or abs(percent - round(percent)) < 1e-9:
         return f"{percent:.0f}%"
@@ -165,7 +159,7 @@ def _percent(share: float) -> str:
 
 
 def _lead(seconds: float) -> str:
-    """The lead time in a unit that suits it; empty where it is not known."""
+    """The lead time with a suitable unit; empty where it is unknown."""
     if not np.isfinite(seconds):
         return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -174,17 +168,17 @@ def _lead(seconds: float) -> str:
     return ""
 
 
-def _worth(verdict: Verdict, against: str) -> str:
-    """Whether it is better than what costs nothing, as far as the interval says."""
+def _improvement(verdict: Verdict, baseline: str) -> str:
+    """The error relative to the baseline's, with its confidence interval."""
     if np.isnan(verdict.skill):
-        return f"{against} misses nothing, so that there is no skill to have"
-    if verdict.forecaster in ("persistence", "the past"):
-        return f"nothing was better than {against}"
-    told = f"squared error {_percent(abs(verdict.skill))} "
-    told += ("less" if verdict.skill >= 0 else "more") + f" than of {against}"
+        return f"{baseline} has no error to improve on"
+    if verdict.forecaster in ("persistence", "history"):
+        return f"no forecaster was better than {baseline}"
+    way = "below" if verdict.skill >= 0 else "above"
+    error = f"MSE {_percent(abs(verdict.skill))} {way} {baseline}"
     if np.isnan(verdict.skill_low):
-        return f"{told}, from too few forecasts to be sure"
-    interval = f"skill {verdict.skill_low:.2g} to {verdict.skill_high:.2g}"
-    if verdict.skill_low <= 0 <= verdict.skill_high:
-        return f"{told}, which may be chance ({interval})"
-    return f"{told} ({interval})"
+        return f"{error} (too few forecasts for a confidence interval)"
+    low, high = verdict.skill_low, verdict.skill_high
+    unsure = ", not significant" if low <= 0 <= high else ""
+    interval = f"95% CI of the reduction {100 * low:.2g} to {100 * high:.2g}%"
+    return f"{error} ({interval}{unsure})"

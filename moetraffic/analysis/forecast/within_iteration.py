@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.distances import total_variation
 from moetraffic.errors import AnalysisError
 
-from .accuracy import hot_recall, total_variation
+from .accuracy import hot_recall, mean_of_known
 from .candidates import candidates, find_period
 from .correction import (
     EARLY,
@@ -28,7 +29,7 @@ from .correction import (
     validation_error,
 )
 from .origins import Split, gain, split
-from .usefulness import TOLERANCES, Verdict, unknown_verdict
+from .usefulness import NAN, TOLERANCES, Verdict, unknown_verdict
 
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -45,20 +46,20 @@ class WithinIteration:
     """What the first dispatch tells of one later target, over the test part."""
 
     target: str
-    steps: int  # iterations that were looked at
-    origins: int  # of the test part
-    cells: int  # of the target that were forecast
-    same: float  # share of iterations in which the target is the first, exactly
+    steps: int  # iterations that were used
+    origins: int = 0  # forecasts of the test part
+    cells: int = 0  # cells of the target that were forecast
+    same: float  # share of iterations in which the target equals the first dispatch
     transposed: float  # or its transpose; NaN where the shapes do not allow it
-    best: str  # chosen on the validation part: "same", "transposed", "map", ...
-    past: str  # the best from the past alone, chosen there too
-    mse: float  # mean squared error
-    past_mse: float
-    skill: float  # 1 - MSE / MSE of the past
-    skill_low: float  # 95 % interval
-    skill_high: float
-    hot_recall: float
-    past_hot_recall: float
+    best: str = ""  # chosen on the validation part: "same", "transposed", "map", ...
+    past: str = ""  # best history-based forecaster, chosen there too
+    mse: float = NAN  # mean squared error
+    past_mse: float = NAN
+    skill: float = NAN  # 1 - MSE / MSE of the best history-based forecaster
+    skill_low: float = NAN  # 95% confidence interval
+    skill_high: float = NAN
+    hot_recall: float = NAN
+    past_hot_recall: float = NAN
     verdict: Verdict
     reason: str = ""
 
@@ -282,8 +283,6 @@ def _judged(
     skill = gain(square, base, stride=cut.stride)
     cells = x.shape[1]
     amount = hot if hot is not None else max(1, round(cells / 8))
-    nothing = float("nan")
-    apart = total_variation(f, x)
     verdict = Verdict(
         of=name,
         horizon=0,
@@ -292,8 +291,8 @@ def _judged(
         tolerances=tolerances,
         within=_within(f, x, known, tolerances),
         unchanged=_within(past, x, known, tolerances),
-        ceiling=(nothing,) * len(tolerances),
-        misplaced=_mean(apart),
+        ceiling=(NAN,) * len(tolerances),
+        misplaced=mean_of_known(total_variation(np.maximum(f, 0.0), x)),
         skill=skill.value,
         skill_low=skill.low,
         skill_high=skill.high,
@@ -315,8 +314,8 @@ def _judged(
         skill=skill.value,
         skill_low=skill.low,
         skill_high=skill.high,
-        hot_recall=_mean(hot_recall(f, x, amount)),
-        past_hot_recall=_mean(hot_recall(past, x, amount)),
+        hot_recall=mean_of_known(hot_recall(f, x, amount)),
+        past_hot_recall=mean_of_known(hot_recall(past, x, amount)),
         verdict=verdict,
     )
 
@@ -336,11 +335,6 @@ def _within(
     )
 
 
-def _mean(values: Float64) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")
-
-
 def _unseen(
     name: str,
     steps: int,
@@ -349,23 +343,11 @@ def _unseen(
     why: str,
     tolerances: tuple[float, ...],
 ) -> WithinIteration:
-    nothing = float("nan")
     return WithinIteration(
         target=name,
         steps=steps,
-        origins=0,
-        cells=0,
         same=same,
         transposed=transposed,
-        best="",
-        past="",
-        mse=nothing,
-        past_mse=nothing,
-        skill=nothing,
-        skill_low=nothing,
-        skill_high=nothing,
-        hot_recall=nothing,
-        past_hot_recall=nothing,
         verdict=unknown_verdict(of=name, horizon=0, reason=why, tolerances=tolerances),
         reason=why,
     )

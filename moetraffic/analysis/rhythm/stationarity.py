@@ -15,6 +15,7 @@ change of level in the middle, or a slow trend, shows there with its size.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +26,8 @@ from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 
-LEVELS = (0.10, 0.05, 0.025, 0.01)
-"""Of the published critical values."""
-
-CRITICAL = {
-    "level": (0.347, 0.463, 0.574, 0.739),
-    "trend": (0.119, 0.146, 0.176, 0.216),
-}
-"""KPSS 1992, table 1, for stationarity around a level, and around a line."""
+REGRESSIONS = {"level": "c", "trend": "ct"}
+"""What a series is stationary around: statsmodels' ``regression``."""
 
 FEWEST = 16
 """Steps below which nothing is said."""
@@ -74,10 +69,10 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
         If the series is none, or ``around`` is another word.
     """
     x = np.asarray(series, np.float64)
-    if x.ndim != 1 or around not in CRITICAL:
+    if x.ndim != 1 or around not in REGRESSIONS:
         raise AnalysisError(
             f"stationarity is tested of one series [T], around one of "
-            f"{', '.join(CRITICAL)}, but the shape is {x.shape} and around is "
+            f"{', '.join(REGRESSIONS)}, but the shape is {x.shape} and around is "
             f"{around!r}: give one series"
         )
     x = x[np.isfinite(x)]
@@ -93,48 +88,32 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
     # rounding is no variation
     if np.ptp(x) <= 1e-12 * np.abs(x).max():
         return Stationarity(
-            steps=steps, kpss=0.0, p=LEVELS[0], lags=0, change=change, change_p=1.0
+            steps=steps, kpss=0.0, p=0.1, lags=0, change=change, change_p=1.0
         )
-    at = np.arange(steps) - (steps - 1) / 2
-    residual = x - x.mean()
-    if around == "trend":
-        residual = residual - at * (at @ residual) / (at @ at)
-    lags = _lags(residual)
-    sums = np.cumsum(residual)
-    variance = _long_run(residual, lags)
-    eta = float((sums**2).sum()) / steps**2 / variance if variance > 0 else _NAN
+    statistic, p, lags = _kpss(x, REGRESSIONS[around])
     within = np.concatenate((first - before, second - after))
-    spread = _long_run(within, _lags(within))
+    spread = 0.0
+    if within.any():
+        # the statistic is the partial sums' mean square over the long-run variance
+        sums = float((np.cumsum(within) ** 2).sum()) / len(within) ** 2
+        spread = sums / _kpss(within, "c")[0]
     apart = abs(after - before)
     z = apart / (2 * spread / half) ** 0.5 if spread > 0 else np.inf if apart else 0.0
     return Stationarity(
         steps=steps,
-        kpss=eta,
-        p=float(np.interp(eta, CRITICAL[around], LEVELS)) if eta == eta else _NAN,
+        kpss=statistic,
+        p=p,
         lags=lags,
         change=change,
         change_p=float(erfc(z / 2**0.5)),
     )
 
 
-def _covariance(residual: Float64, lag: int) -> float:
-    return float(residual[lag:] @ residual[: len(residual) - lag]) / len(residual)
+def _kpss(series: Float64, regression: str) -> tuple[float, float, int]:
+    """KPSS statistic, p-value, and lags chosen after Hobijn et al."""
+    from statsmodels.tsa.stattools import kpss
 
-
-def _lags(residual: Float64) -> int:
-    """Lags for Bartlett's weights: 1.1447 ((s1/s0)^2)^(1/3) T^(1/3)."""
-    steps = len(residual)
-    near = [_covariance(residual, j) for j in range(int(steps ** (2 / 9)) + 1)]
-    s0 = near[0] + 2 * sum(near[1:])
-    s1 = 2 * sum(j * c for j, c in enumerate(near))
-    if not s0 > 0:
-        return 0
-    return min(int(1.1447 * ((s1 / s0) ** 2) ** (1 / 3) * steps ** (1 / 3)), steps // 2)
-
-
-def _long_run(residual: Float64, lags: int) -> float:
-    """Long-run variance with Bartlett's weights 1 - j/(l+1)."""
-    total = _covariance(residual, 0)
-    for j in range(1, lags + 1):
-        total += 2 * (1 - j / (lags + 1)) * _covariance(residual, j)
-    return total
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a p beyond the table is given as its end
+        statistic, p, lags, _ = kpss(series, regression=regression, nlags="auto")
+    return float(statistic), float(p), int(lags)

@@ -6,7 +6,7 @@ waits (``Work.wait``) and where a functional collective's result is waited for
 being complete and unawaited; the calls of its kind after it tell of their end
 themselves.  On CUDA a wait orders streams and returns at once: there, events before
 the call and after the wait are read when the device has passed them
-(:mod:`.device`).  Nothing here synchronizes with a device.
+(:mod:`.device_clock`).  Nothing here synchronizes with a device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from moetraffic.capture.pipe import END
+from moetraffic.capture.pipe_format import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .device import DeviceClock
-from .python import KEY, Waiting, now_ns
+from .device_clock import DeviceClock
+from .python import KEY, SynchronousCall, now_ns
 
 if TYPE_CHECKING:
     from .native import Native
@@ -33,7 +33,7 @@ _unbox = dist.Work.unbox
 Put = Callable[[tuple[Any, ...]], None]
 
 
-class Completion:
+class CompletionTracker:
     """Watches works until somebody has waited for them.
 
     Parameters
@@ -50,7 +50,7 @@ class Completion:
         self, put: Put, device: DeviceClock, native: Native | None = None
     ) -> None:
         self._put, self._device, self._native = put, device, native
-        self.waiting = Waiting()
+        self.waiting = SynchronousCall()
         # a work is held until it is waited for: so is it by whoever waits
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}

@@ -55,9 +55,9 @@ class Native(Protocol):
         Parameters
         ----------
         operators
-            Name, index into :data:`moetraffic.capture.pipe.OPERATIONS`, position of the
-            process group and of this rank's input (-1 for none) among the operator's
-            arguments.
+            Name, index into :data:`moetraffic.capture.pipe_format.OPERATIONS`, and the
+            positions of the process group and of this rank's input (-1 for none) among
+            the operator's arguments.
         arrive
             Numbers of the calling thread and of the place where it stands; asked once
             a thread.

@@ -24,7 +24,7 @@ import torch
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import here
-from moetraffic.capture.pipe import CALL, OPERATIONS
+from moetraffic.capture.pipe_format import CALL, OPERATIONS
 from moetraffic.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ link, node, source, destination, bytes, shape, rows_received, sent, received)``:
 group's name, the shape of the input, and the splits as the call was given them."""
 
 
-class Waiting(threading.local):
+class SynchronousCall(threading.local):
     """What a thread calls and, being synchronous, waits for next."""
 
     number: int | None = None
 
 
-class Sink(Protocol):
+class CallSink(Protocol):
     """Whoever is told of collectives; it must not raise."""
 
     def put(self, record: Record) -> None:
@@ -66,7 +66,7 @@ class Sink(Protocol):
         """A group calls for the first time."""
         ...
 
-    waiting: Waiting
+    waiting: SynchronousCall
 
     def before(self, tensor: torch.Tensor | None) -> Any:
         """A device's event before a call with an output on that device."""
@@ -124,7 +124,7 @@ def installed() -> bool:
     return bool(_installed)
 
 
-def give_way_by(step_back: Callable[[], None] | None) -> None:
+def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
     """Have a recorder that nobody asked for by name end when another one starts.
 
     Parameters
@@ -136,13 +136,13 @@ def give_way_by(step_back: Callable[[], None] | None) -> None:
     _gives_way = step_back
 
 
-def make_way() -> None:
+def stop_attached_recorder() -> None:
     """End the recorder that gives way, if there is one."""
     if _gives_way is not None:
         _gives_way()
 
 
-def install(sink: Sink, native: Native | None = None) -> Callable[[], None]:
+def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
     """Tell ``sink`` of every c10d collective from now on.
 
     Parameters
@@ -197,8 +197,8 @@ def uninstall() -> None:
         _installed.pop()()
 
 
-def _install_native(sink: Sink, native: Native) -> None:
-    def stand(place: annotate.Place) -> None:
+def _install_native(sink: CallSink, native: Native) -> None:
+    def stand(place: annotate.CallContext) -> None:
         native.stand(sink.number("place", place))
 
     def arrive() -> tuple[int, int]:
@@ -232,7 +232,7 @@ def _install_native(sink: Sink, native: Native) -> None:
 
 
 def _kernel(
-    name: str, redispatch: Callable[..., Any], sink: Sink
+    name: str, redispatch: Callable[..., Any], sink: CallSink
 ) -> Callable[..., Any]:
     after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
     if name == "alltoall_base_":
@@ -268,7 +268,7 @@ _unbox = torch.distributed.ProcessGroup.unbox
 
 
 def _all_to_all_single(
-    redispatch: Callable[..., Any], after: Any, sink: Sink
+    redispatch: Callable[..., Any], after: Any, sink: CallSink
 ) -> Callable[..., Any]:
     """The kernel of the commonest form; written out, for it runs in every layer."""
     put, meet, launched = sink.put, sink.meet, sink.launched
@@ -347,7 +347,7 @@ def _flat(given: Any) -> Iterator[torch.Tensor]:
             yield from _flat(part)
 
 
-Note = Callable[[Sink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
+Note = Callable[[CallSink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
 
 
 def _noter(name: str) -> Note:
@@ -355,7 +355,7 @@ def _noter(name: str) -> Note:
     index = OPERATIONS.index(operation)
 
     def note(
-        sink: Sink, met: set[str], args: Sequence[Any]
+        sink: CallSink, met: set[str], args: Sequence[Any]
     ) -> tuple[int, torch.Tensor | None]:
         tensors = list(_flat(args[given])) if given >= 0 else []
         group = unboxed(args[position])
@@ -381,7 +381,7 @@ def _noter(name: str) -> Note:
 
 
 def _note_all_to_all_list(
-    sink: Sink, met: set[str], args: Sequence[Any]
+    sink: CallSink, met: set[str], args: Sequence[Any]
 ) -> tuple[int, torch.Tensor | None]:
     outputs, inputs, boxed = args[:3]
     # the parts may have any shapes: an element is the only row they share
@@ -405,7 +405,7 @@ def _note_all_to_all_list(
 
 
 def _put(
-    sink: Sink,
+    sink: CallSink,
     met: set[str],
     operation: int,
     group: dist.ProcessGroup,

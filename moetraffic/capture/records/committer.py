@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.capture.boundaries import Boundaries
-from moetraffic.capture.pipe import (
+from moetraffic.capture.iteration_boundaries import IterationBoundaries
+from moetraffic.capture.pipe_format import (
     CALL,
     CALL_HEAD,
     END,
@@ -44,9 +44,9 @@ from moetraffic.trace.model import (
 from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
 
-from .direction import Directions
-from .sites import SiteTable
-from .window import CallEvent, Window, placements
+from .call_direction import Directions
+from .record_window import CallEvent, RecordWindow, placements
+from .site_table import SiteTable
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
@@ -78,8 +78,8 @@ class Committer:
         }
         self._window_steps = max(1, int(about["window"]) // 2)
         self._report = report
-        self._window, self._sites = Window(), SiteTable()
-        self._boundaries = Boundaries(begun=int(about["begun"]))
+        self._window, self._sites = RecordWindow(), SiteTable()
+        self._boundaries = IterationBoundaries(begun=int(about["begun"]))
         self._directions = Directions()
         self._names: dict[str, list[Any]] = {}
         self._groups: dict[str, int] = {}
@@ -292,7 +292,7 @@ class Committer:
             Whether nothing follows.
         """
         self._settle(self._boundaries.settle())
-        window, self._window = self._window, Window()
+        window, self._window = self._window, RecordWindow()
         known = self._boundaries.known
         try:
             self._writer.write(self._segment(window, known, final=final, last=last))
@@ -309,7 +309,7 @@ class Committer:
         self._full, self._last_commit = False, time.monotonic()
 
     def _segment(
-        self, window: Window, known: bool, *, final: bool, last: bool
+        self, window: RecordWindow, known: bool, *, final: bool, last: bool
     ) -> Segment:
         table = window.event_table()
         if not known:
@@ -337,7 +337,7 @@ class Committer:
             continued=self._continued,
         )
 
-    def _at_risk(self, window: Window, *, last: bool) -> int:
+    def _at_risk(self, window: RecordWindow, *, last: bool) -> int:
         """Steps after this window that are lost if all is killed now.
 
         After the last, it is only what the training had not handed over.

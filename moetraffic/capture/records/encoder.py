@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from moetraffic.capture.annotate import Place
-from moetraffic.capture.pipe import (
+from moetraffic.capture.annotate import CallContext
+from moetraffic.capture.pipe_format import (
     CALL,
     CALL_HEAD,
     END,
@@ -64,7 +64,7 @@ class Encoder:
             length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
             words += (
                 *(ROUTED, length, issue, self.number("group", group), layer),
-                *(self.number("place", Place(label=label)),),
+                *(self.number("place", CallContext(label=label)),),
                 *(self.number("thread", thread), again, int(grad), experts),
                 int(dropped is not None),
             )
@@ -108,7 +108,7 @@ class Encoder:
 
 def _told(name: Any) -> Any:
     """A name as JSON can say it."""
-    if isinstance(name, Place):
+    if isinstance(name, CallContext):
         return [name.layer, name.phase, name.label]
     if isinstance(name, torch.dtype):
         return str(name).removeprefix("torch.")

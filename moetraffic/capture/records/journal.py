@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moetraffic.capture.pipe import CALL, GAP, ROUTED, STEP, WORDS, frame, told
+from moetraffic.capture.pipe_format import CALL, GAP, ROUTED, STEP, WORDS, frame, told
 from moetraffic.errors import CaptureError
 
 from .encoder import Encoder

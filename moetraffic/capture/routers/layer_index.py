@@ -24,7 +24,7 @@ STACKS = frozenset(
 
 LONGEST_PATH = 64
 
-Holders = Mapping[int, Sequence[tuple[nn.Module, str]]]
+ParentModules = Mapping[int, Sequence[tuple[nn.Module, str]]]
 """By ``id`` of a module, who holds it and under which name."""
 
 
@@ -42,7 +42,7 @@ def modules_alive() -> list[nn.Module]:
     return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
 
 
-def holders(modules: Iterable[nn.Module]) -> Holders:
+def holders(modules: Iterable[nn.Module]) -> ParentModules:
     """Who holds each module."""
     found: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in modules:
@@ -52,7 +52,7 @@ def holders(modules: Iterable[nn.Module]) -> Holders:
     return found
 
 
-def path_of(module: nn.Module, held: Holders) -> list[tuple[nn.Module, str]]:
+def path_of(module: nn.Module, held: ParentModules) -> list[tuple[nn.Module, str]]:
     """Holders of a module and the names in them, from its root down to it."""
     path: list[tuple[nn.Module, str]] = []
     at, seen = module, {id(module)}
@@ -66,7 +66,7 @@ def path_of(module: nn.Module, held: Holders) -> list[tuple[nn.Module, str]]:
     return path[::-1]
 
 
-def position_of(module: nn.Module, held: Holders) -> Position | None:
+def position_of(module: nn.Module, held: ParentModules) -> Position | None:
     """Where a router stands, or None if neither a name nor an attribute tells it."""
     path = path_of(module, held)
     root = id(path[0][0]) if path else id(module)
@@ -88,7 +88,7 @@ def position_of(module: nn.Module, held: Holders) -> Position | None:
     return None
 
 
-class Numbering:
+class LayerNumbering:
     """Numbers the layers of a process so that no two routers share one.
 
     The stacks of a model that has several (an encoder and a decoder) follow each other

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import NOWHERE, Place
+from moetraffic.capture.annotate import NO_CONTEXT, CallContext
 
-from . import compiled
+from . import graph_operator
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from .decisions import Reader
+    from .router_readers import Reader
 
 GROUPS = (
     *("ep_group", "group", "moe_group", "expert_parallel_group"),
@@ -33,12 +33,12 @@ GROUPS = (
 """Where a router or its layer keeps the expert-parallel group (or mesh)."""
 
 
-class Watch(Protocol):
+class RouterObserver(Protocol):
     """Whoever the hooks belong to."""
 
     def routed(
         self,
-        entry: Router,
+        entry: ObservedRouter,
         module: nn.Module | None,
         inputs: Sequence[Any],
         output: Any,
@@ -46,7 +46,7 @@ class Watch(Protocol):
         """A router has decided."""
         ...
 
-    def layer(self, entry: Router) -> int:
+    def layer(self, entry: ObservedRouter) -> int:
         """The layer of a router."""
         ...
 
@@ -56,7 +56,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPlace(Place):
+class InferredContext(CallContext):
     """A place that a hook found, not one that the program told."""
 
 
@@ -64,21 +64,23 @@ def _nothing(*_: Any, **__: Any) -> None:
     """What is left of a hook in a pickle."""
 
 
-class Router:
+class ObservedRouter:
     """The forward hook of one router."""
 
-    def __init__(self, watch: Watch, reader: Reader, module: nn.Module) -> None:
+    def __init__(
+        self, watch: RouterObserver, reader: Reader, module: nn.Module
+    ) -> None:
         self.watch, self.reader = watch, reader
         self.module = ref(module)
         self.holder: Callable[[], nn.Module | None] = _nothing
         self.layer = -1
         self._group: ReferenceType[Any] | None = None
-        self.key = compiled.remember(self)
+        self.key = graph_operator.register_router(self)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Tell the output, or leave an operator in the graph that tells it."""
         if torch.compiler.is_compiling():
-            compiled.emit(self.key, output)
+            graph_operator.emit(self.key, output)
         else:
             self.watch.routed(self, module, inputs, output)
 
@@ -91,20 +93,20 @@ class Router:
                 self._group = ref(known)
         return cast("dist.ProcessGroup | None", known)
 
-    def __deepcopy__(self, _memo: Any) -> Router:
+    def __deepcopy__(self, _memo: Any) -> ObservedRouter:
         return self
 
     def __reduce__(self) -> Any:
         return _gone, ()
 
 
-class Holder:
+class LayerHooks:
     """The hooks of the module that holds a router: inside it is that layer."""
 
-    def __init__(self, watch: Watch, router: Router) -> None:
+    def __init__(self, watch: RouterObserver, router: ObservedRouter) -> None:
         self.watch, self.router = watch, router
         self._thread = threading.local()
-        self._place = FoundPlace()
+        self._place = InferredContext()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
         """Stand in this layer, unless the program says where it is."""
@@ -113,10 +115,10 @@ class Holder:
         left = self._thread.__dict__.setdefault("left", [])
         try:
             here = annotate.place()
-            if here == NOWHERE or isinstance(here, FoundPlace):
+            if here == NO_CONTEXT or isinstance(here, InferredContext):
                 if self._place.layer < 0:
-                    self._place = FoundPlace(self.watch.layer(self.router))
-                left.append(annotate.move_to(self._place))
+                    self._place = InferredContext(self.watch.layer(self.router))
+                left.append(annotate.set_context(self._place))
             else:
                 left.append(None)
         except Exception as error:
@@ -131,9 +133,9 @@ class Holder:
         if left:
             before = left.pop()
             if before is not None:
-                annotate.move_to(before)
+                annotate.set_context(before)
 
-    def __deepcopy__(self, _memo: Any) -> Holder:
+    def __deepcopy__(self, _memo: Any) -> LayerHooks:
         return self
 
     def __reduce__(self) -> Any:

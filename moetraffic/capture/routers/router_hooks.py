@@ -1,9 +1,9 @@
-"""Hooks on the routers of anyone's model: demand, and the layer of what is sent.
+"""Forward hooks on the routers of a model, which record their expert choices.
 
-Routers are known by the names of their classes (:mod:`.decisions`), those made before
-and those made afterwards.  Other modules pay nothing while they run.  The module that
-holds a router is the MoE layer: while it runs, collectives without a place of their
-own belong to its layer.
+Routers are recognized by the names of their classes (:mod:`.router_readers`), whether
+they are created before or after the hooks are installed.  Other modules have no
+overhead.  The module that contains a router is the MoE layer: while it runs,
+collectives without an annotation of their own are assigned to its layer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import Place, RoutingSink
+from moetraffic.capture.annotate import CallContext, RoutingSink
 from moetraffic.errors import CaptureError
 
-from . import compiled, decisions, layer_index, observed_router
+from . import graph_operator, layer_index, observed_router, router_readers
 
 log = logging.getLogger("moetraffic")
 
@@ -85,8 +85,8 @@ def router(
         raise CaptureError(
             f"a router has a number of experts from 1 on, not {experts!r}: change it"
         )
-    name = kind if isinstance(kind, str) else decisions.full_name(kind)
-    undo = decisions.register(name, decisions.reader_of_ids(ids, experts))
+    name = kind if isinstance(kind, str) else router_readers.full_name(kind)
+    undo = router_readers.register(name, router_readers.reader_of_ids(ids, experts))
     for watch in _watches:
         watch.scan()
     return undo
@@ -121,7 +121,7 @@ def watch_routers(
     -----
     Nothing is told where tensors are fake, a CUDA graph is being captured, or a layer's
     own program reports its routing through :func:`moetraffic.capture.annotate.routing`.
-    In a compiled module, an operator in the graph tells (see :mod:`.compiled`).
+    In a compiled module, an operator in the graph tells (see :mod:`.graph_operator`).
     """
     watch = _Watch(on_routing, on_failure, model)
     watch.scan()
@@ -136,16 +136,16 @@ class _Watch:
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
         self._lock = threading.RLock()
-        self._routers: WeakKeyDictionary[nn.Module, observed_router.Router] = (
+        self._routers: WeakKeyDictionary[nn.Module, observed_router.ObservedRouter] = (
             WeakKeyDictionary()
         )
-        self._holders: WeakKeyDictionary[nn.Module, observed_router.Holder] = (
+        self._holders: WeakKeyDictionary[nn.Module, observed_router.LayerHooks] = (
             WeakKeyDictionary()
         )
-        self._kinds: WeakKeyDictionary[type, decisions.Reader | None] = (
+        self._kinds: WeakKeyDictionary[type, router_readers.Reader | None] = (
             WeakKeyDictionary()
         )
-        self._numbering = layer_index.Numbering()
+        self._numbering = layer_index.LayerNumbering()
         self._own_program: set[int] = set()  # layers whose program reports by itself
         self._reporting = threading.local()
         self._complained: set[str] = set()
@@ -180,9 +180,9 @@ class _Watch:
             return list(self._model.modules())
         return layer_index.modules_alive()
 
-    def _reader(self, kind: type) -> decisions.Reader | None:
+    def _reader(self, kind: type) -> router_readers.Reader | None:
         if kind not in self._kinds:
-            self._kinds[kind] = decisions.reader_for(kind)
+            self._kinds[kind] = router_readers.reader_for(kind)
         return self._kinds[kind]
 
     def _attached(self, holder: nn.Module, _name: str, child: nn.Module | None) -> None:
@@ -212,7 +212,7 @@ class _Watch:
         if entry is None:
             reader = self._reader(type(module))
             assert reader is not None
-            entry = observed_router.Router(self, reader, module)
+            entry = observed_router.ObservedRouter(self, reader, module)
             self._routers[module] = entry
             # before other hooks, which may change what the router says
             handle = module.register_forward_hook(entry, prepend=True)
@@ -221,7 +221,7 @@ class _Watch:
             return
         entry.holder = ref(holder)
         if holder not in self._holders:
-            around = self._holders[holder] = observed_router.Holder(self, entry)
+            around = self._holders[holder] = observed_router.LayerHooks(self, entry)
             before = holder.register_forward_pre_hook(around.enter, prepend=True)
             after = holder.register_forward_hook(around.leave, always_call=True)
             self._undo += [before.remove, after.remove]
@@ -230,21 +230,21 @@ class _Watch:
 
     def routed(
         self,
-        entry: observed_router.Router,
+        entry: observed_router.ObservedRouter,
         module: nn.Module | None,
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
         """Read what a router decided, and tell it."""
-        if self._closed or module is None or compiled.untellable(output):
+        if self._closed or module is None or graph_operator.has_no_values(output):
             return
         try:
-            with torch.no_grad(), compiled.no_modes():
-                decision = entry.reader(module, inputs, compiled.local(output))
+            with torch.no_grad(), graph_operator.no_modes():
+                decision = entry.reader(module, inputs, graph_operator.local(output))
             if decision is None:
                 return
             here = annotate.place()
-            own = isinstance(here, observed_router.FoundPlace) or here.layer < 0
+            own = isinstance(here, observed_router.InferredContext) or here.layer < 0
             layer = self.layer(self._first_of_layer(entry)) if own else here.layer
             if layer in self._own_program:
                 return
@@ -254,16 +254,16 @@ class _Watch:
             self.failed(error)
             return
         self._reporting.on = True
-        before = annotate.move_to(Place(layer, "", LABEL))
+        before = annotate.set_context(CallContext(layer, "", LABEL))
         try:
             self._sink(layer, decision.demand, decision.dropped, group)
         except Exception as error:
             self.failed(error)
         finally:
-            annotate.move_to(before)
+            annotate.set_context(before)
             self._reporting.on = False
 
-    def layer(self, entry: observed_router.Router) -> int:
+    def layer(self, entry: observed_router.ObservedRouter) -> int:
         """The layer of a router, found when it is first asked for."""
         if entry.layer < 0:
             with self._lock:
@@ -272,13 +272,15 @@ class _Watch:
                     entry.layer = self._numbering.next()
         return entry.layer
 
-    def _first_of_layer(self, entry: observed_router.Router) -> observed_router.Router:
+    def _first_of_layer(
+        self, entry: observed_router.ObservedRouter
+    ) -> observed_router.ObservedRouter:
         """The router that names the layer: Tutel's layers hold several gates."""
         holder = entry.holder()
         around = None if holder is None else self._holders.get(holder)
         return entry if around is None else around.router
 
-    def _place_model(self, called: observed_router.Router) -> None:
+    def _place_model(self, called: observed_router.ObservedRouter) -> None:
         """Number all routers of the model of one, in the order of their definition.
 
         Models of which nothing was called stay out: their layers would shift others'.
@@ -324,7 +326,7 @@ class _Watch:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        ours = (observed_router.Router, observed_router.Holder)
+        ours = (observed_router.ObservedRouter, observed_router.LayerHooks)
         for module in layer_index.modules_alive():  # copies have hooks without a handle
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):

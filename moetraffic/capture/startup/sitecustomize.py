@@ -1,14 +1,14 @@
-"""Start-up hook of ``moetraffic run``: waits in a Python process for torch.distributed.
+"""Start-up hook of ``moetraffic run``: record processes that use torch.distributed.
 
 ``moetraffic run`` puts this folder at the front of PYTHONPATH, so that every Python
-process of the command, on whatever way it was started, imports this file first.  It
-imports nothing: a finder waits for the module that has ``init_process_group``, and
-wraps that.  Once a process group is there, :mod:`moetraffic.capture.attachment`
-records.  Then it steps aside for the ``sitecustomize`` that would have been imported
-without it.
+process of the command, however it is started, imports this file first.  It imports
+nothing: an import finder waits for the module that defines ``init_process_group`` and
+wraps that function.  Once a process group exists,
+:mod:`moetraffic.capture.attachment` records it.  This module then imports the
+``sitecustomize`` that Python would have found without it.
 
-The environment tells what to do; :mod:`moetraffic.launch.hooked` writes it, and
-docs/run.md describes it.
+Environment variables configure the hook; :mod:`moetraffic.launch.hook_environment`
+sets them, and docs/run.md describes them.
 """
 
 from __future__ import annotations

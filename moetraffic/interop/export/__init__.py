@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from .conformance import check_exporter
 from .exporter import Exporter
-from .exporting import EXPORTERS, export_trace, exporter_named, known_exporters
-from .options import Exported, Options
+from .options import Exported, ExportOptions
+from .registry import EXPORTERS, export_trace, exporter_named, known_exporters
 
 __all__ = [
     "EXPORTERS",
+    "ExportOptions",
     "Exported",
     "Exporter",
-    "Options",
     "check_exporter",
     "export_trace",
     "exporter_named",

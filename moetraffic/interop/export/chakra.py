@@ -20,11 +20,11 @@ from pathlib import Path
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, must_be_timed, site_name
+from .call_selection import check_times_known, select_calls, site_name
 from .exporter import Exporter
-from .options import Options
-from .programs import MESSAGE, ProgramCall, lasts, programs
+from .options import ExportOptions
 from .protocol_buffers import content, delimited, number, packed, text
+from .rank_programs import MESSAGE, ProgramCall, lasts, programs
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {  # CollectiveCommType
@@ -50,7 +50,7 @@ class _Program:
     end_ns: int = UNKNOWN_TIME  # of the last call
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write a file a rank, and the groups of collectives.
 
     At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
@@ -63,8 +63,8 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
         If nothing fits the options, times are needed and not known, or there are more
         calls than tags.
     """
-    chosen = choose(trace, options)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options)
+    check_times_known(trace, chosen, options)
     if len(chosen.occurrences) > MOST_TAGS:
         raise TraceError(
             f"messages have {MOST_TAGS} tags, but there are {len(chosen.occurrences)} "
@@ -100,7 +100,7 @@ def _nodes(
     rank: int,
     state: _Program,
     groups: dict[tuple[int, ...], int],
-    options: Options,
+    options: ExportOptions,
     lost: Counter[str],
 ) -> list[bytes]:
     site = call.site
@@ -151,7 +151,7 @@ def _nodes(
     return made + [n.finish() for n in own]
 
 
-def _gap(call: ProgramCall, state: _Program, options: Options) -> int:
+def _gap(call: ProgramCall, state: _Program, options: ExportOptions) -> int:
     if options.every_ns:
         return options.every_ns
     known = UNKNOWN_TIME not in (state.end_ns, call.issue_ns)

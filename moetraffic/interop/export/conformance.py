@@ -19,7 +19,7 @@ from moetraffic.trace import Trace
 
 from . import exporter as writing
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 NOWHERE = range(1 << 39, (1 << 39) + 1)  # iterations that no run has
 
@@ -29,7 +29,7 @@ def check_exporter(
     trace: Trace,
     folder: Path,
     *,
-    options: Options | None = None,
+    options: ExportOptions | None = None,
 ) -> None:
     """Try an exporter and say what is wrong with it.
 
@@ -49,7 +49,7 @@ def check_exporter(
     AssertionError
         With a sentence, at the first thing that does not hold.
     """
-    options = options or Options()
+    options = options or ExportOptions()
     for what in ("name", "what", "readers", "limits"):
         assert getattr(exporter, what).strip(), f"an exporter says its {what}"
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", exporter.name), (
@@ -80,7 +80,9 @@ def check_exporter(
     _refuses(exporter, trace, folder, options)
 
 
-def _refuses(exporter: Exporter, trace: Trace, folder: Path, options: Options) -> None:
+def _refuses(
+    exporter: Exporter, trace: Trace, folder: Path, options: ExportOptions
+) -> None:
     output = folder / f"nothing{exporter.suffix}"
     nothing = replace(options, iterations=NOWHERE)
     there = folder / f"1{exporter.suffix}"
@@ -97,7 +99,7 @@ def _refuses(exporter: Exporter, trace: Trace, folder: Path, options: Options) -
 
 
 def _refusal(
-    exporter: Exporter, trace: Trace, output: Path, options: Options
+    exporter: Exporter, trace: Trace, output: Path, options: ExportOptions
 ) -> str | None:
     try:
         writing.write(exporter, trace, output, options, force=False)

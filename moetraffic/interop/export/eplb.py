@@ -15,15 +15,15 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, Trace
 
-from .calls import find
+from .call_selection import find
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 EXACT = 2**24  # the largest float32 up to which all whole numbers are exact
 AT_ONCE = 256
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write ``[layers, experts]`` int64 token copies, summed over all else.
 
     Raises

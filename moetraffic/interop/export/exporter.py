@@ -28,9 +28,9 @@ from moetraffic.trace.hdf5.durable import (
     validate_output,
 )
 
-from .options import Options
+from .options import ExportOptions
 
-Write = Callable[[Trace, Path, Options], Sequence[str]]
+Write = Callable[[Trace, Path, ExportOptions], Sequence[str]]
 """Writes a trace to a file that is not there yet, or into an empty folder.
 
 Returns what the format cannot hold or was left out, a sentence each.
@@ -89,7 +89,12 @@ def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
 
 
 def write(
-    exporter: Exporter, trace: Trace, output: Path, options: Options, *, force: bool
+    exporter: Exporter,
+    trace: Trace,
+    output: Path,
+    options: ExportOptions,
+    *,
+    force: bool,
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """Write a trace; the output appears whole or not at all.
 

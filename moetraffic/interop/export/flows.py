@@ -9,8 +9,8 @@ import numpy as np
 
 from moetraffic.trace import UNKNOWN_TIME, Trace
 
-from .calls import Chosen, ExportedExchange, Int64, exchanges, moments
-from .options import Options
+from .call_selection import CallSelection, ExportedExchange, Int64, exchanges, moments
+from .options import ExportOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class Tally:
 
 
 def bursts(
-    trace: Trace, options: Options, chosen: Chosen, most: int, tally: Tally
+    trace: Trace, options: ExportOptions, chosen: CallSelection, most: int, tally: Tally
 ) -> Iterator[Burst]:
     """The flows of the chosen all-to-alls, burst by burst in the order of calls.
 
@@ -56,7 +56,7 @@ def bursts(
     Parameters
     ----------
     trace, options, chosen
-        As :func:`.calls.exchanges` has them.
+        As :func:`.call_selection.exchanges` has them.
     most
         Bytes of a flow that the reader can count.
     tally
@@ -95,7 +95,7 @@ def bursts(
             )
 
 
-def _first(trace: Trace, options: Options, chosen: Chosen) -> int:
+def _first(trace: Trace, options: ExportOptions, chosen: CallSelection) -> int:
     """When the first call began, ns of rank 0's clock; no flow begins before it."""
     if options.every_ns or options.pace == "asap":
         return 0

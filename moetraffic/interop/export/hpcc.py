@@ -17,10 +17,10 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import Int64, choose, must_be_timed
+from .call_selection import Int64, check_times_known, select_calls
 from .exporter import Exporter
 from .flows import Tally, bursts
-from .options import Options
+from .options import ExportOptions
 
 MOST = 2**32 - 1
 MOST_HOSTS = 1 << 16
@@ -30,7 +30,7 @@ PORT = 100
 BEGIN_NS = 2 * 10**9
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write all flows, a host a rank: rank 0 is node 0.
 
     Raises
@@ -49,8 +49,8 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
             f"the simulator has up to {MOST_HOSTS} hosts, but there are "
             f"{trace.meta.world} ranks: place the traffic on fewer"
         )
-    chosen = choose(trace, options, only=ALL_TO_ALL)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
+    check_times_known(trace, chosen, options)
     tally = Tally()
     parts: list[Int64] = [
         np.stack([b.begin_ns + BEGIN_NS, b.source, b.destination, b.bytes], axis=1)

@@ -17,15 +17,15 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import Int64, choose, must_be_timed
+from .call_selection import Int64, check_times_known, select_calls
 from .exporter import Exporter
 from .flows import Burst, Tally, bursts
-from .options import Options
+from .options import ExportOptions
 
 MOST = 2**31 - 1
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write all flows, a node a rank.
 
     At the pace "asap" an exchange of a group begins when all flows of its exchange
@@ -37,8 +37,8 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
         If nothing fits the options, times are needed and not known, or there are more
         flows than the simulator can number.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
+    check_times_known(trace, chosen, options)
     tally = Tally()
     found = bursts(trace, options, chosen, MOST, tally)
     head = [f"Nodes {trace.meta.world}"]

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 ALIGNMENT = 16  # bytes; AlltoAllvReadTrafficMatrix: & ~15
 MOST_RANKS = 1 << 15
@@ -28,7 +28,7 @@ UNITS = {"B": (1, ALIGNMENT), "KiB": (1024, 1024)}
 INDEX = "matrices.csv"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write a matrix a call, and a table that says what each is.
 
     Numbers are rounded to the nearest that the program keeps.
@@ -44,7 +44,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
             f"{options.unit[:40]!r}: change --unit"
         )
     unit, least = UNITS[options.unit]
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     lost = list(chosen.lost)
     told, kept, changed = 0, 0, 0
     with (folder / INDEX).open("w", newline="") as table:

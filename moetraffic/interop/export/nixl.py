@@ -14,15 +14,21 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import ExportedExchange, Int64, choose, exchanges, must_be_timed
+from .call_selection import (
+    ExportedExchange,
+    Int64,
+    check_times_known,
+    exchanges,
+    select_calls,
+)
 from .exporter import Exporter
 from .nccl_tests import as_text
-from .options import Options
+from .options import ExportOptions
 
 PATTERNS = "traffic_patterns.yaml"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write the patterns in order, and a matrix file each.
 
     Before a pattern all ranks sleep alike, as long as the one that was away from
@@ -34,8 +40,8 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or times are needed and not known.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
-    must_be_timed(trace, chosen, options)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
+    check_times_known(trace, chosen, options)
     before, overlapped, kept, idle = None, 0, 0, 0
     with (folder / PATTERNS).open("w") as file:
         file.write("traffic_patterns:\n")

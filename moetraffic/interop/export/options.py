@@ -13,7 +13,7 @@ PACES = ("captured", "asap")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ExportOptions:
     """What of a trace is exported, and at what pace.
 
     Raises

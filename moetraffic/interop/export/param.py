@@ -22,10 +22,10 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, moments
+from .call_selection import moments, select_calls
 from .exporter import Exporter
-from .options import Options
-from .programs import MESSAGE, ProgramCall, programs
+from .options import ExportOptions
+from .rank_programs import MESSAGE, ProgramCall, programs
 
 TYPES = {  # torch's name: PARAM's, bytes
     "float32": ("float32", 4),
@@ -57,7 +57,7 @@ ROOT = "calls with a root, which a trace does not tell, have the group's first r
 UNKNOWN = "messages whose ends are not known are left out"
 
 
-def write(trace: Trace, folder: Path, options: Options) -> list[str]:
+def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write ``rank-<n>.json`` for each rank.
 
     Raises
@@ -65,7 +65,7 @@ def write(trace: Trace, folder: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options.
     """
-    chosen = choose(trace, options)
+    chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
     begin, _ = moments(trace, chosen.occurrences)
     timed = options.pace == "captured" and not (begin == UNKNOWN_TIME).any()

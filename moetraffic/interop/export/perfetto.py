@@ -27,10 +27,10 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 
-from .calls import Chosen, Int64, by_width, choose
+from .call_selection import CallSelection, Int64, by_width, select_calls
 from .exporter import Exporter
-from .options import Options
-from .programs import MESSAGE, ProgramCall, programs
+from .options import ExportOptions
+from .rank_programs import MESSAGE, ProgramCall, programs
 
 STEPS = 0  # the thread of a rank's steps
 COLORS = {  # chrome://tracing's names of reserved colors, by phase
@@ -41,7 +41,7 @@ COLORS = {  # chrome://tracing's names of reserved colors, by phase
 }
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write all calls whose times are known, on rank 0's clock, from 0 on.
 
     A name that ends in .gz is packed, which Perfetto reads too.
@@ -51,7 +51,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or no call has times.
     """
-    chosen = choose(trace, options)
+    chosen = select_calls(trace, options)
     on = _wire_on(trace, chosen)
     steps = _training(trace, options)
     base = _first(trace, chosen, steps)
@@ -128,7 +128,7 @@ class _Steps:
     loss: npt.NDArray[np.float64]  # [S, R]
 
 
-def _training(trace: Trace, options: Options) -> _Steps:
+def _training(trace: Trace, options: ExportOptions) -> _Steps:
     steps = trace.steps
     keep = np.array([kind == "train" for kind in steps.kind], bool)
     if options.iterations is not None:
@@ -144,7 +144,7 @@ def _training(trace: Trace, options: Options) -> _Steps:
     )
 
 
-def _wire_on(trace: Trace, chosen: Chosen) -> Int64:
+def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
     """When each call is on: when the last of its members has issued it, ``[n]`` ns."""
     on = np.full(len(chosen.occurrences), UNKNOWN_TIME, np.int64)
     for at in by_width(trace, chosen.occurrences):
@@ -154,7 +154,7 @@ def _wire_on(trace: Trace, chosen: Chosen) -> Int64:
     return on
 
 
-def _first(trace: Trace, chosen: Chosen, steps: _Steps) -> int:
+def _first(trace: Trace, chosen: CallSelection, steps: _Steps) -> int:
     """The first of all times, ns of rank 0's clock."""
     seen = [steps.start[steps.start != UNKNOWN_TIME]]
     called = False

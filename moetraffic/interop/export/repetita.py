@@ -15,12 +15,12 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write the mean rate of each pair over the chosen iterations, a node a rank.
 
     An iteration lasts as long as its step on the rank where that is longest; with
@@ -31,7 +31,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or no step has times and no length is given.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])
     lasted = options.every_ns * len(iterations) or _length_ns(trace, iterations)
     total = np.zeros((trace.meta.world,) * 2, np.int64)

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .calls import choose, exchanges
+from .call_selection import exchanges, select_calls
 from .exporter import Exporter
-from .options import Options
+from .options import ExportOptions
 
 MOST = 2**32 - 1
 MOST_CHARACTERS = 4000  # of a line of counts; a row may go over several
 DATATYPES = (("INT8", 1), ("INT32", 4), ("INT64", 8))
 
 
-def write(trace: Trace, path: Path, options: Options) -> list[str]:
+def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write all calls into one file, in order.
 
     Raises
@@ -35,7 +35,7 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     TraceError
         If nothing fits the options, or a pair sends more than 2^32 - 1 elements.
     """
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     # one type for all: a benchmark is run with one
     name, size = _datatype(trace, options)
     with path.open("w") as file:
@@ -67,9 +67,9 @@ def write(trace: Trace, path: Path, options: Options) -> list[str]:
     ]
 
 
-def _datatype(trace: Trace, options: Options) -> tuple[str, int]:
+def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
     """The largest element type that divides the bytes of every pair."""
-    chosen = choose(trace, options, only=ALL_TO_ALL)
+    chosen = select_calls(trace, options, only=ALL_TO_ALL)
     every = (one.bytes for one in exchanges(trace, options, chosen))
     common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
     return next((n, s) for n, s in reversed(DATATYPES) if common % s == 0)

@@ -38,8 +38,8 @@ def test_parts_follow_each_other(steps, horizon, most, every):
 
 def test_a_reason_is_given():
     assert split(60).too_short(10) == ""
-    assert "of 60 iterations there are 15" in split(60).too_short(100)
-    assert "of 0 iterations" in split(0).too_short(1)
+    assert "has 15 of 60" in split(60).too_short(100)
+    assert "has 0 of 0" in split(0).too_short(1)
 
 
 def test_the_interval_of_a_skill_covers_it():

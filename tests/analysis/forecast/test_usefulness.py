@@ -36,31 +36,33 @@ VERDICT = Verdict(
 def test_a_sentence():
     assert sentence(VERDICT) == (
         "Expert load 10 iterations ahead, 2.5 s before the transfer: 75% of the bytes "
-        "are placed within 20% by ema (alpha 0.1), 50% by the last value; squared "
-        "error 25% less than of the last value (skill 0.1 to 0.4)."
+        "forecast to within ±20% by ema (alpha 0.1), persistence 50%; MSE 25% below "
+        "persistence (95% CI of the reduction 10 to 40%)."
     )
-    assert "40% of the bytes are placed within 10%" in sentence(VERDICT, tolerance=0.1)
+    assert "40% of the bytes forecast to within ±10%" in sentence(
+        VERDICT, tolerance=0.1
+    )
     assert ">99.9% of the bytes" in sentence(VERDICT, tolerance=0.5)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"skill_low": -0.1}, "which may be chance (skill -0.1 to 0.4)"),
-        ({"skill_low": np.nan}, "from too few forecasts to be sure"),
-        ({"skill": -0.5, "skill_low": -0.6, "skill_high": -0.4}, "50% more than"),
-        ({"skill": np.nan}, "misses nothing"),
-        ({"forecaster": "persistence"}, "nothing was better than the last value"),
+        ({"skill_low": -0.1}, "reduction -10 to 40%, not significant)"),
+        ({"skill_low": np.nan}, "too few forecasts for a confidence interval"),
+        ({"skill": -0.5, "skill_low": -0.6, "skill_high": -0.4}, "50% above"),
+        ({"skill": np.nan}, "has no error"),
+        ({"forecaster": "persistence"}, "no forecaster was better than persistence"),
         ({"lead_s": np.nan}, "Expert load 10 iterations ahead: "),
         ({"lead_s": 2e-5}, "20 us before"),
         ({"lead_s": 0.0}, "0 us before"),
-        ({"ceiling": (0.3, 0.5, 0.8, 1.0)}, "80% by who knows the gate"),
-        ({"within": (np.nan,) * 4}, "there are no bytes to place"),
+        ({"ceiling": (0.3, 0.5, 0.8, 1.0)}, "oracle bound 80%"),
+        ({"within": (np.nan,) * 4}, "no bytes to forecast"),
         ({"horizon": 1}, "1 iteration ahead"),
         ({"horizon": 0}, "later in the same iteration"),
         (
-            {"horizon": 0, "forecaster": "the past"},
-            "better than the best from the past",
+            {"horizon": 0, "forecaster": "history"},
+            "better than best history-based forecaster",
         ),
         ({"within": (0.0, 0.0001, 0.0, 0.0)}, "0% of the bytes"),
     ],
@@ -76,7 +78,7 @@ def test_what_is_so_is_said(change, said):
 def test_what_is_not_known_is_said():
     none = unknown_verdict(of="load", horizon=1000, reason="there are 60 iterations")
     assert sentence(none) == (
-        "Load 1000 iterations ahead: not known, for there are 60 iterations."
+        "Load 1000 iterations ahead: unavailable: there are 60 iterations."
     )
     assert np.isnan(none.within).all()
     assert len(none.within) == len(none.tolerances) == 4

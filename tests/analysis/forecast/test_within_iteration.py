@@ -121,7 +121,7 @@ def test_edges():
     for shape in ((0, 2, 2), (1, 2, 2), (6, 2, 2), (40, 0)):
         (found,) = within_iteration(np.ones(shape), {"a": np.ones(shape)})
         assert found.reason
-        assert "not known" in sentence(found.verdict)
+        assert "unavailable" in sentence(found.verdict)
     (still,) = within_iteration(np.ones((40, 2, 2)), {"a": np.ones((40, 2, 2))})
     assert still.best == PAST
     assert np.isnan(still.skill)

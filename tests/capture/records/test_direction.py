@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moetraffic.capture.records.direction import Directions
+from moetraffic.capture.records.call_direction import Directions
 
 
 def of(directions: Directions, operation: str = "all_to_all", **given: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moetraffic import capture
-from moetraffic.capture.routers.bypass import DirectExchange, watch_bypasses
+from moetraffic.capture.routers.direct_exchanges import DirectExchange, watch_bypasses
 from moetraffic.errors import CaptureError
 
 IDS = torch.tensor([[0, 1], [1, 3], [3, -1]])

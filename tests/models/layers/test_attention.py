@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moetraffic.models.layers.attention import Attention, LatentAttention
-from moetraffic.models.layers.feedforward import Experts, FeedForward
+from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
 from moetraffic.models.layers.positions import RelativeBias, buckets, rotated, sinusoids
 from moetraffic.patterns import ModelShape
 
@@ -155,7 +155,7 @@ def test_a_relative_bias_hides_what_is_behind_a_causal_query() -> None:
 def test_an_expert_is_a_feed_forward(gated: bool, activation: str) -> None:
     torch.manual_seed(0)
     kind = {"activation": activation, "gated": gated}
-    experts = Experts(3, 6, 10, **kind).double()
+    experts = LocalExperts(3, 6, 10, **kind).double()
     networks = [FeedForward(6, 10, **kind).double() for _ in range(3)]
     with torch.no_grad():
         for i, network in enumerate(networks):

@@ -11,7 +11,7 @@ import torch
 from moetraffic.errors import LayoutError
 from moetraffic.models.corpus import load
 from moetraffic.models.layers.lossy_network import LossyNetwork
-from moetraffic.models.virtual import VirtualTraining
+from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import (
     Dropping,
     Gating,

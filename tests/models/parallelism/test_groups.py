@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.models import GradientBucket, Shares, connect
-from moetraffic.models.parallelism.gradients import Replicated, gradient_norm
+from moetraffic.models import GradientBucket, ParameterSets, connect
+from moetraffic.models.parallelism.gradients import ReplicatedUpdate, gradient_norm
 from moetraffic.patterns import ParallelLayout, Training
 
 
@@ -70,9 +70,9 @@ def test_a_bucket_collects_gradients_without_copies() -> None:
 
 def test_norm_of_one_process() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    shares = Shares(replicated=[a], split=[], experts=[b])
+    shares = ParameterSets(replicated=[a], split=[], experts=[b])
     groups = connect(ParallelLayout())
-    updates = Replicated(nn.Module(), shares, groups, Training())
+    updates = ReplicatedUpdate(nn.Module(), shares, groups, Training())
     updates.dense.flat.fill_(3)
     updates.experts.flat.fill_(4)
     assert gradient_norm(updates, groups).item() == 5

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Seat
+from moetraffic.launch import RankEnvironment
 from moetraffic.replay.backend_conformance import conform
 from moetraffic.replay.backends import backend, process_groups
 from moetraffic.replay.backends.backend import Call, run
@@ -37,8 +37,8 @@ BACKENDS = [
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_it_conforms(name, forked):
-    def work(seat: Seat):
-        return conform(backend.backend(name), seat)
+    def work(rank_env: RankEnvironment):
+        return conform(backend.backend(name), rank_env)
 
     assert forked(3, work) == [[], [], []]
 
@@ -61,8 +61,8 @@ class Careless(process_groups.Gloo):
 
 
 def test_what_does_not_conform_is_told(forked):
-    def work(seat: Seat):
-        return conform(Careless(), seat)
+    def work(rank_env: RankEnvironment):
+        return conform(Careless(), rank_env)
 
     found = forked(3, work)
     said = "\n".join(line for wrong in found for line in wrong)
@@ -76,14 +76,14 @@ def test_what_does_not_conform_is_told(forked):
 
 def test_two_ranks_are_too_few_for_a_trial():
     with pytest.raises(ReplayError, match="3 ranks or more, but there are 2"):
-        conform(process_groups.Gloo(), Seat(0, 2, 0))
+        conform(process_groups.Gloo(), RankEnvironment(0, 2, 0))
 
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
-    def work(seat: Seat):
+    def work(rank_env: RankEnvironment):
         moves = backend.backend("gloo")
-        moves.start(seat, [(0, 1, 2)], 1.0)
-        if seat.rank == 2:
+        moves.start(rank_env, [(0, 1, 2)], 1.0)
+        if rank_env.rank == 2:
             time.sleep(2.5)
             return "late"
         call = Call(
@@ -105,9 +105,9 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
 @pytest.mark.parametrize("registered", [False, True])
 def test_nccl_runs_on_one_device(forked, registered):
-    def work(seat: Seat):
+    def work(rank_env: RankEnvironment):
         moves = backend.backend("nccl", registered=registered)
-        moves.start(seat, [(0,)], 60.0)
+        moves.start(rank_env, [(0,)], 60.0)
         call = Call(
             kind="all_to_all",
             group=0,
@@ -124,9 +124,9 @@ def test_nccl_runs_on_one_device(forked, registered):
 
 
 def test_nccl_without_enough_devices_says_so():
-    seat = Seat(0, 1, torch.cuda.device_count())
+    rank_env = RankEnvironment(0, 1, torch.cuda.device_count())
     with pytest.raises(ReplayError, match=r"needs a CUDA device .* --backend gloo"):
-        process_groups.Nccl().start(seat, [(0,)], 1.0)
+        process_groups.Nccl().start(rank_env, [(0,)], 1.0)
 
 
 @pytest.mark.parametrize("name", ["mpi", "ucc"])
@@ -135,7 +135,7 @@ def test_what_torch_was_built_without_is_refused(name):
     if there:
         pytest.skip(f"this torch has {name}")
     with pytest.raises(ReplayError, match="built without it"):
-        backend.backend(name).start(Seat(0, 1, 0), [(0,)], 1.0)
+        backend.backend(name).start(RankEnvironment(0, 1, 0), [(0,)], 1.0)
 
 
 def test_only_nccl_registers_buffers():

@@ -43,15 +43,15 @@ def test_the_timed_pass_moves_exactly_the_traces_bytes_in_order(
 ):
     plan = make_plan(toy(world=world, groups=groups))
 
-    def work(seat):
+    def work(rank_env):
         moves = Counting()
-        moves.start(seat, (*plan.groups, tuple(range(world))), 30.0)
-        engine = Engine(plan, seat.rank, moves)
+        moves.start(rank_env, (*plan.groups, tuple(range(world))), 30.0)
+        engine = Engine(plan, rank_env.rank, moves)
         engine.verify(np.ones(len(plan), bool))
         moves.asked.clear()
         timing = engine.run()
         asked = moves.asked[1:]  # the first is the ranks' meeting
-        times = gather(plan, seat.rank, moves, timing)
+        times = gather(plan, rank_env.rank, moves, timing)
         moves.stop()
         return asked, timing, times
 

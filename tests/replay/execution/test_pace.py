@@ -56,11 +56,11 @@ def beside(site, iteration):
 
 
 def run(forked, plan, how, world=2, backend=Gloo):
-    def work(seat):
+    def work(rank_env):
         moves = backend()
-        moves.start(seat, (*plan.groups, tuple(range(world))), 30.0)
+        moves.start(rank_env, (*plan.groups, tuple(range(world))), 30.0)
         begin = time.monotonic_ns()
-        timing = Engine(plan, seat.rank, moves, pace=how).run()
+        timing = Engine(plan, rank_env.rank, moves, pace=how).run()
         moves.stop()
         return begin, timing
 

@@ -114,10 +114,10 @@ def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
             self.bound.append((call.kind, call.send_bytes, call.receive_bytes))
             return super().bind(call)
 
-    def work(seat):
+    def work(rank_env):
         moves = Noting()
-        moves.start(seat, (*plan.groups, (0, 1)), 30.0)
-        timing = Engine(plan, seat.rank, moves).run()
+        moves.start(rank_env, (*plan.groups, (0, 1)), 30.0)
+        timing = Engine(plan, rank_env.rank, moves).run()
         moves.stop()
         return moves.bound, timing
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.results.audit import audit
@@ -131,7 +131,7 @@ def test_every_metric_has_help_type_and_its_unit_in_its_name(toy, tmp_path):
 def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
     path = tmp_path / "run.prom"
     seen: list[dict] = []
-    done = threading.Event()
+    done = threading.Heartbeat()
 
     def read() -> None:
         while not done.is_set():
@@ -165,9 +165,11 @@ def test_what_is_not_finite_is_left_out():
     assert "a\\nb\\\\" in exposition([counter], {})
 
 
-def beat(rank: int, done: int, of: int = 100, stage: str = "replay", **more) -> Event:
+def beat(
+    rank: int, done: int, of: int = 100, stage: str = "replay", **more
+) -> Heartbeat:
     fields = {"stage": stage, "done": done, "of": of, **more}
-    return Event(rank=rank, event="step", operation="", fields=fields)
+    return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
 def test_while_it_runs_the_file_says_how_far_each_rank_is(toy, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from moetraffic.launch import Event
+from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
 from moetraffic.replay.results.console import (
     ProgressDisplay,
@@ -19,9 +19,9 @@ from moetraffic.replay.results.progress import Progress
 
 def beat(
     rank: int, done: object, of: int = 100, stage: str = "replay", **more
-) -> Event:
+) -> Heartbeat:
     fields = {"stage": stage, "done": done, "of": of, **more}
-    return Event(rank=rank, event="step", operation="", fields=fields)
+    return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
 class Clock:
@@ -84,7 +84,7 @@ def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
 @pytest.mark.parametrize(
     "wrong",
     [
-        Event(rank=0, event="step", operation="", fields={}),
+        Heartbeat(rank=0, event="step", operation="", fields={}),
         beat(0, "many"),
         beat(0, 1, stage="dance"),
         beat(7, 1),

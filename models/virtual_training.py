@@ -1,0 +1,244 @@
+"""Virtual expert parallelism: one process trains the shards of all ranks.
+
+A rank's shard of the batch, its capacity and its load-balancing loss are those that it
+has in a parallel run, so the routing is the same up to rounding: in which order a
+gradient's terms are added is the one difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moetraffic.gating import Routing
+from moetraffic.models.layers.lossy_network import LossyNetwork
+from moetraffic.models.layers.moe import Shards
+from moetraffic.models.parallelism.gradients import (
+    ParameterSets,
+    ReplicatedUpdate,
+    clip,
+)
+from moetraffic.models.parallelism.groups import connect
+from moetraffic.models.parallelism.optimizer import learning_rate
+from moetraffic.patterns import ParallelLayout, Workload
+
+from .adaptation import adapt
+from .corpus import Corpus
+from .gpt import GPT, IGNORED
+from .objective import batch, text
+from .random_streams import Stream, seed_of
+from .train import DTYPES, placed
+
+PASS_TOKENS = 16_384
+"""A forward pass takes the shards of as many ranks as have this many tokens together,
+of one rank at least: memory stays bounded however many ranks there are."""
+
+
+GRADIENT_SYNC = "gradient_sync"
+
+EVALUATION = 1 << 31
+"""Stands for the iteration in the key of batches that are never trained on."""
+
+
+class ShardRecorder(Protocol):
+    """What the loop tells whoever records: where a step ends."""
+
+    def step(self, *, loss: Sequence[float], tokens: int) -> None:
+        """One training step is done, with a loss for each rank."""
+        ...
+
+
+def train_virtually(
+    workload: Workload,
+    recorder: ShardRecorder | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+    *,
+    corpus: Corpus | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[list[float]]:
+    """Train all ranks of a data-parallel layout in this process.
+
+    Parameters
+    ----------
+    workload
+        What to train; its layout has data and expert parallelism alone.
+    recorder
+        Told the losses and tokens of each step; None: nobody is.
+    on_step
+        Called with (iteration, mean loss) after each step.
+    corpus
+        The text; None reads ``workload.training.corpus``.
+    stop
+        Asked after each step; true ends training.
+
+    Returns
+    -------
+    list of list of float
+        ``[iteration][rank]`` cross-entropy, nats a token: the mean over the rank's
+        micro-batches.
+
+    Raises
+    ------
+    LayoutError
+        If the corpus, device or dtype cannot be used.
+    """
+    shape, plan = workload.model, workload.training
+    corpus = corpus or text(shape, plan)
+    loop = VirtualTraining(workload, corpus)
+    losses = []
+    for iteration in range(plan.iterations):
+        losses.append(loop.iterate(iteration))
+        if recorder is not None:
+            recorder.step(loss=losses[-1], tokens=loop.tokens)
+        if on_step is not None:
+            on_step(iteration, sum(losses[-1]) / len(losses[-1]))
+        if stop is not None and stop():
+            break
+    return losses
+
+
+class VirtualTraining:
+    """A model with its optimizer, advanced an iteration at a time."""
+
+    def __init__(self, workload: Workload, corpus: Corpus) -> None:
+        plan = workload.training
+        self.workload, self.corpus = workload, corpus
+        self.ranks = workload.layout.world
+        self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
+        self.alone = connect(ParallelLayout())
+        groups = workload.layout.groups("ep")
+        member = {r: at for group in groups for at, r in enumerate(group)}
+        self.members = tuple(member[rank] for rank in range(self.ranks))
+        lossy = workload.dropping.share > 0
+        self.network = LossyNetwork(workload.dropping, plan.seed) if lossy else None
+        model = GPT(
+            workload.model,
+            workload.gating,
+            seed=plan.seed,
+            recompute=plan.recompute,
+            precision=DTYPES.get(plan.precision),
+        )
+        self.model, self.device = placed(model, plan)
+        for mixture in self.model.mixtures:
+            mixture.balance_over(workload.gating.balance_scope, None)
+        shares = ParameterSets.of(self.model, self.alone)
+        self.updates = ReplicatedUpdate(self.model, shares, self.alone, plan)
+
+    def iterate(self, iteration: int) -> list[float]:
+        """One optimizer step; returns each rank's cross-entropy."""
+        plan = self.workload.training
+        torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
+        self.updates.begin()
+        if self.network is not None:
+            self.network.iteration = iteration
+        if self.network is not None and self.network.dropping.site == GRADIENT_SYNC:
+            losses = self._rank_by_rank(iteration, self.network)
+        else:
+            losses = self._together(iteration)
+        if plan.clip > 0:
+            clip(self.updates, self.alone, plan.clip)
+        self.updates.step(learning_rate(plan, iteration))
+        adapt(self.model.mixtures, None)
+        mean: list[float] = (losses / plan.accumulation).tolist()
+        return mean
+
+    @torch.no_grad()
+    def evaluate(self, batches: int) -> float:
+        """Cross-entropy of so many batches that no rank trains on, nothing lost."""
+        network, self.network = self.network, None
+        losses = []
+        try:
+            for batch in range(batches):
+                shards = self._shards(self.ranks + batch, 1, 0)
+                losses.append(self._entropy(EVALUATION, shards)[0])
+        finally:
+            self.network = network
+        return float(torch.cat(losses).double().mean())
+
+    def _together(self, iteration: int) -> Tensor:
+        """The passes of all ranks, as many in one as fit; summed losses ``[R]``."""
+        plan = self.workload.training
+        a_rank = plan.micro_batch * self.workload.model.window
+        stride = max(1, PASS_TOKENS // a_rank)
+        if self.workload.gating.balance_scope == "global":
+            stride = self.ranks  # a loss over all ranks' tokens needs them in one pass
+        losses = torch.zeros(self.ranks, dtype=torch.float64)
+        for slot in range(plan.accumulation):
+            for first in range(0, self.ranks, stride):
+                count = min(stride, self.ranks - first)
+                shards = self._shards(first, count, slot)
+                losses[first : first + count] += self._pass(iteration, shards)
+        return losses
+
+    def _rank_by_rank(self, iteration: int, network: LossyNetwork) -> Tensor:
+        """The same, but each rank's gradient loses its part before they are summed."""
+        losses = torch.zeros(self.ranks, dtype=torch.float64)
+        total = torch.zeros_like(self.updates.dense.flat)
+        for rank in range(self.ranks):
+            self.updates.dense.zero()
+            for slot in range(self.workload.training.accumulation):
+                losses[rank] += self._pass(iteration, self._shards(rank, 1, slot))[0]
+            network.thin(self.updates.dense.flat, rank)
+            total += self.updates.dense.flat
+        self.updates.dense.flat.copy_(total)
+        return losses
+
+    def _shards(self, first: int, count: int, slot: int) -> Shards:
+        ranks = range(first, first + count)
+        return Shards(
+            count=count,
+            first=first,
+            slot=slot,
+            members=tuple(self.members[rank % self.ranks] for rank in ranks),
+            width=self.workload.layout.ep,
+        )
+
+    def _pass(self, iteration: int, shards: Shards) -> Tensor:
+        """Forward and backward of some ranks' shards; their cross-entropy ``[n]``."""
+        gating = self.workload.gating
+        entropy, routings = self._entropy(iteration, shards)
+        total = (
+            entropy.mean()
+            + gating.balance * sum(r.auxiliary_loss for r in routings)
+            + gating.z_loss * sum(r.z_loss for r in routings)
+        )
+        # each rank's loss has the weight 1/R in the mean over ranks
+        share = shards.count / self.ranks / self.workload.training.accumulation
+        torch.autograd.backward([total * share])
+        return entropy.detach().double().cpu()
+
+    def _entropy(self, iteration: int, shards: Shards) -> tuple[Tensor, list[Routing]]:
+        """Cross-entropy ``[n]`` of some ranks' shards, and the layers' routings."""
+        plan = self.workload.training
+        drawn = [
+            batch(
+                self.corpus,
+                self.workload.model,
+                sequences=plan.micro_batch,
+                seed=plan.seed,
+                iteration=iteration,
+                micro_batch=shards.slot,
+                rank=rank,
+            )
+            for rank in range(shards.first, shards.first + shards.count)
+        ]
+        tokens = torch.cat([t for t, _ in drawn]).to(self.device)
+        targets = torch.cat([t for _, t in drawn]).to(self.device)
+        for mixture in self.model.mixtures:
+            mixture.shards, mixture.network = shards, self.network
+        if self.network is not None:
+            self.network.slot = shards.slot
+        logits, routings = self.model.logits(tokens)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        each = F.cross_entropy(
+            logits.flatten(0, 1).to(dtype),
+            targets.flatten(),
+            reduction="none",
+            ignore_index=IGNORED,
+        )
+        counted = (targets != IGNORED).view(shards.count, -1).sum(1)
+        return each.view(shards.count, -1).sum(1) / counted, routings

@@ -1,0 +1,104 @@
+"""How far a rank's clock is from rank 0's, without a collective.
+
+Processes under one kernel share its monotonic clock, so their offset is zero exactly.
+Others measure it through the key-value store that torch.distributed is started with:
+ask, have rank 0 answer with its time, and take the fastest of several round trips
+(Cristian's algorithm); the error is half that round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.capture.hook.python import now_ns
+from moetraffic.trace.model import CLOCK
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+ROUND_TRIPS = 16
+TIMEOUT = timedelta(seconds=10)
+
+
+def identity() -> str:
+    """The clock that this process reads: the boot it belongs to, and its namespace."""
+    parts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/timens_offsets"):
+        try:
+            parts.append(" ".join(Path(path).read_text().split()))
+        except OSError:
+            parts.append("")
+    return "|".join(parts)
+
+
+def measure_offset(
+    store: Store, rank: int, world: int, moment: str, own: str | None = None
+) -> npt.NDArray[Any]:
+    """Measure this rank's clock offset now; every rank must call it.
+
+    Parameters
+    ----------
+    store
+        A store that all ranks reach.
+    moment
+        A name for this measurement, the same on all ranks and used once.
+    own
+        What this rank's clock is called, :func:`identity` if not given.
+
+    Returns
+    -------
+    ndarray
+        ``[n]`` of type CLOCK: this rank's knot, or none where rank 0 did not answer.
+    """
+    key = f"moetraffic/clock/{moment}"
+    own = identity() if own is None else own
+    try:
+        store.set(f"{key}/identity/{rank}", own or "?")
+        if rank == 0:
+            names = [_get(store, f"{key}/identity/{r}") for r in range(world)]
+            _answer(store, key, [r for r in range(1, world) if names[r] != names[0]])
+            return _knot(rank, 0, 0)
+        if _get(store, f"{key}/identity/0") == own:
+            return _knot(rank, 0, 0)
+        return _ask(store, key, rank)
+    except (
+        RuntimeError
+    ):  # torch's DistError: a rank did not come in time, or the store is gone
+        return np.zeros(0, CLOCK)
+
+
+def _ask(store: Store, key: str, rank: int) -> npt.NDArray[Any]:
+    best: tuple[int, int] | None = None
+    for trip in range(ROUND_TRIPS):
+        sent = now_ns()
+        store.set(f"{key}/ask/{rank}/{trip}", "1")
+        answer = int(_get(store, f"{key}/answer/{rank}/{trip}"))
+        back = now_ns()
+        error = (back - sent + 1) // 2
+        if best is None or error < best[1]:
+            best = (answer - (sent + back) // 2, error)
+    assert best is not None
+    return _knot(rank, *best)
+
+
+def _answer(store: Store, key: str, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        for trip in range(ROUND_TRIPS):
+            _get(store, f"{key}/ask/{rank}/{trip}")
+            store.set(f"{key}/answer/{rank}/{trip}", str(now_ns()))
+
+
+def _get(store: Store, key: str) -> str:
+    store.wait([key], TIMEOUT)
+    raw: bytes = store.get(key)
+    return raw.decode()
+
+
+def _knot(rank: int, offset: int, error: int) -> npt.NDArray[Any]:
+    return np.array([(rank, now_ns(), offset, error)], CLOCK)

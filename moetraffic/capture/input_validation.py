@@ -1,0 +1,132 @@
+"""What a program says while it is recorded: taken where it can be true, else left out.
+
+Nothing here raises into a training, but for :func:`counts_of`, whose caller notes it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from moetraffic.trace.model import Int32
+
+LARGEST_COUNT = 2**31 - 1
+MOST_KINDS = 20
+
+
+class OmittedRecords:
+    """Counts the records that could not be taken, by kind.
+
+    Parameters
+    ----------
+    warn
+        Told of the first of each kind.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, kind: str, why: str) -> None:
+        """One more record of a kind is left out."""
+        self._counts[kind] += 1
+        if kind not in self._first and len(self._first) < MOST_KINDS:
+            self._first[kind] = " ".join(why.split())[:200]
+            self._warn(f"a {kind} could not be recorded: {self._first[kind]}")
+
+    @property
+    def words(self) -> str:
+        """What was left out so far, and why the first of each kind; "" for nothing."""
+        return ", ".join(
+            f"{self._counts[kind]} x {kind} ({why})"
+            for kind, why in list(self._first.items())
+        )
+
+    @property
+    def summary(self) -> str:
+        """The same as a sentence for the end of a run."""
+        return f"left out in all: {self.words}" if self._first else ""
+
+
+def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
+    """A loss that a window can hold: a number, or a tensor of one; NaN if unknown."""
+    if loss is None:
+        return math.nan
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() == 1 and not loss.is_complex():
+            if loss.is_cpu:
+                return loss.item()
+            # read later, for a GPU shall not be waited for: by then it may be changed
+            return loss.detach().clone()
+        left_out.add("loss", f"it is one number, not a tensor of {tuple(loss.shape)}")
+        return math.nan
+    try:
+        if isinstance(loss, str | bytes):
+            raise TypeError
+        return float(loss)
+    except Exception:
+        # whatever a foreign object does when it is asked for its value
+        left_out.add("loss", f"it is a number, not {_shown(loss)}")
+        return math.nan
+
+
+def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
+    """A token count, -1 if unknown."""
+    if tokens is None:
+        return -1
+    try:
+        count = operator.index(tokens)
+    except Exception:
+        count = -1
+    if 0 <= count < 2**63:
+        return count
+    left_out.add("token count", f"it is a whole number from 0 on, not {_shown(tokens)}")
+    return -1
+
+
+def counts_of(values: Any, name: str) -> Int32:
+    """Token copies by expert, ``[E]`` int32, a copy on the host.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no whole numbers from 0 on, or no row of them.
+    """
+    try:
+        tensor = torch.as_tensor(values)
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(f"{name} is no row of counts, but {_shown(values)}") from None
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} counts token copies, but is of {tensor.dtype}")
+    if tensor.dim() != 1 or not len(tensor):
+        raise ValueError(
+            f"{name} has one count an expert, but its shape is {tuple(tensor.shape)}"
+        )
+    counts = tensor.detach().to("cpu", torch.int64).numpy()
+    if counts.min() < 0 or counts.max() > LARGEST_COUNT:
+        raise ValueError(
+            f"{name} is counted from 0 on, but is {counts.min()} to {counts.max()}"
+        )
+    return counts.astype(np.int32)
+
+
+def cause(error: BaseException | None) -> str:
+    """What ended a capture, to complete "rank 2 was ..."."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    said = next(iter(str(error).splitlines()), "")[:120]
+    return f"ended by {type(error).__name__}" + (f" ({said})" if said else "")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except Exception:
+        return f"a {type(value).__name__}"

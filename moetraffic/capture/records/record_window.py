@@ -1,0 +1,118 @@
+"""What a rank recorded since its last commit, and how it becomes a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.trace.model import PLACEMENT, ROUTING, UNKNOWN_TIME, Group, Int64, Site
+from moetraffic.trace.segments.segment import EVENT, STEP
+
+
+@dataclass(slots=True)
+class CallEvent:
+    """One call."""
+
+    site: int
+    iteration: int
+    sequence: int
+    issue: int
+    payload: int
+    transposed: int = 0
+    thread: int = 0
+    grad: int = -1
+    link: int = -1
+    start: int = UNKNOWN_TIME
+    end: int = UNKNOWN_TIME
+
+
+@dataclass
+class RecordWindow:
+    """Events and steps that wait for their commit."""
+
+    events: list[CallEvent] = field(default_factory=list)
+    steps: list[tuple[int, float, int, int, int]] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    splits: dict[int, SplitRows] = field(default_factory=dict)
+    demand: dict[int, list[Any]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def put_splits(self, sent: Int64, received: Int64) -> tuple[int, int]:
+        """Row number of an all-to-all's bytes, and 1 if it is that row swapped."""
+        self.bytes += 16 * len(sent)
+        return self.splits.setdefault(len(sent), SplitRows()).put(sent, received)
+
+    def put_demand(self, counts: Int64, dropped: Int64 | None) -> int:
+        """Row number of a routing's counts."""
+        self.bytes += 8 * len(counts)
+        rows = self.demand.setdefault(len(counts), [])
+        rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
+        return len(rows) - 1
+
+    def event_table(self) -> npt.NDArray[Any]:
+        """The events, ``[n]`` EVENT."""
+        table = np.zeros(len(self.events), EVENT)
+        for name in EVENT.names or ():
+            table[name] = [getattr(event, name) for event in self.events]
+        return table
+
+    def step_table(self) -> npt.NDArray[Any]:
+        """The steps, ``[s]`` STEP."""
+        table = np.zeros(len(self.steps), STEP)
+        for at, step in enumerate(self.steps):
+            table[at] = step
+        return table
+
+
+class SplitRows:
+    """Split rows, each kept once: the four all-to-alls of a layer share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], int] = {}
+        self._rows: list[tuple[Int64, Int64]] = []
+
+    def put(self, sent: Int64, received: Int64) -> tuple[int, int]:
+        """Row number of bytes to and from each member, and 1 if they are swapped."""
+        key = (sent.tobytes(), received.tobytes())
+        if key in self._known:
+            return self._known[key], 0
+        if key[::-1] in self._known:
+            return self._known[key[::-1]], 1
+        self._known[key] = len(self._rows)
+        self._rows.append((sent, received))
+        return self._known[key], 0
+
+    def array(self, width: int) -> Int64:
+        """All rows, ``[m, 2, W]`` int64 bytes."""
+        return np.asarray(self._rows, np.int64).reshape(-1, 2, width)
+
+
+def placements(
+    sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
+) -> npt.NDArray[Any]:
+    """Where the experts of each routed layer are: as told, or contiguous.
+
+    Returns
+    -------
+    ndarray
+        ``[n]`` PLACEMENT.
+    """
+    rows = []
+    routed = {(s.group, s.layer, s.experts) for s in sites if s.operation == ROUTING}
+    for group, layer, experts in sorted(routed):
+        ranks = groups[group].ranks
+        if layer in told:
+            holders = [int(member) for member in told[layer]]
+            if len(holders) != experts or max(holders) >= len(ranks):
+                continue  # it is no placement of this layer: none is known
+        elif experts % len(ranks) == 0:
+            holders = [e * len(ranks) // experts for e in range(experts)]
+        else:
+            continue  # unknown: no matrix between ranks can be told from the demand
+        for expert, member in enumerate(holders):
+            rows.append((group, layer, expert, 0, ranks[member], 0))
+    return np.array(rows, PLACEMENT)

@@ -1,0 +1,107 @@
+"""Routers where Python does not run as written: compiled, traced or captured.
+
+In a module that torch compiles, a router's hook becomes one operator of the graph,
+``moetraffic::routed``: it breaks no graph, and when the graph runs it hands the
+router's output to the hook.  The operator says that it changes a tensor, so that no
+pass takes it for dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from .observed_router import ObservedRouter
+
+_entries: WeakValueDictionary[int, ObservedRouter] = WeakValueDictionary()
+_numbers = itertools.count(1)
+_ledger = torch.zeros(1, dtype=torch.int8)
+"""What the operator claims to change; a temporary tensor's change would be dead."""
+
+
+def register_router(entry: ObservedRouter) -> int:
+    """A number by which a graph knows a router."""
+    number = next(_numbers)
+    _entries[number] = entry
+    return number
+
+
+def emit(key: int, output: Any) -> None:
+    """Put the operator into the graph that is being traced."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    tensors, at = [], []
+    for position, value in enumerate(values):
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+            at.append(position)
+    if tensors:
+        single = not isinstance(output, (tuple, list))
+        length = -1 if single else len(values)
+        torch.ops.moetraffic.routed(tensors, at, length, key, _ledger)
+
+
+@torch.library.custom_op(
+    "moetraffic::routed",
+    mutates_args=("ledger",),
+    schema="(Tensor[] tensors, int[] at, int length, int key, Tensor(a!) ledger) -> ()",
+)
+def routed(
+    tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
+) -> None:
+    """Hand on a router's output: its tensors, their positions, and its length."""
+    entry = _entries.get(key)
+    if entry is None:
+        return
+    output: Any = tensors[0]
+    if length >= 0:
+        values: list[Any] = [None] * length
+        for position, tensor in zip(at, tensors, strict=True):
+            values[position] = tensor
+        output = tuple(values)
+    entry.watch.routed(entry, entry.module(), (), output)
+
+
+@routed.register_fake
+def _(
+    tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
+) -> None:
+    return None
+
+
+def has_no_values(output: Any) -> bool:
+    """Whether an output has no values now: fake tensors, or a CUDA graph's."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    for value in values:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor) or value.is_meta:
+                return True
+            return value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return False
+
+
+def local(output: Any) -> Any:
+    """The output with this rank's part of distributed tensors."""
+    if isinstance(output, tuple):
+        return tuple(local(value) for value in output)
+    if isinstance(output, Tensor) and hasattr(output, "to_local"):
+        return output.to_local()
+    return output
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """Without dispatch modes: selective checkpointing would count our operators."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        yield
+        return
+    with _disable_current_modes():
+        yield

@@ -1,0 +1,138 @@
+"""SIGTERM: how launchers end ranks, often ranks that wait in a collective for ever.
+
+Python runs a signal's handler between two instructions of the main thread, which a rank
+that waits inside a collective never reaches; a signal without a handler ends it at
+once.  So a thread of its own hears of the signal from the interpreter's wake-up
+descriptor, closes what there is to close, and has the signal end the process as it
+would have: by its default action.
+
+Programs see none of this.  One that has a handler of its own keeps it, and is not
+listened for; one that looks for a handler, or sets one, finds the default action.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+PATIENCE_S = 10.0
+"""What closing may take; launchers kill a rank some 30 s after they have asked."""
+
+
+class SigtermListener:
+    """Calls a function when SIGTERM comes, and then ends the process by it.
+
+    Parameters
+    ----------
+    closing
+        Called in a thread; after 10 s it is not waited for.
+    """
+
+    def __init__(self, closing: Callable[[], None]) -> None:
+        self._closing = closing
+        self._pid = os.getpid()
+        self._pipe: tuple[int, int] | None = None
+        self._own_wakeup = False
+        self.holds = True
+        """Whether the main thread, once it hears of the signal, does nothing more: it
+        would meet the end of its peers, and end by that.  Not while it closes itself.
+        """
+        self._seen: tuple[Any, Any] = (signal.signal, signal.getsignal)
+
+    def start(self) -> bool:
+        """Listen; False where a handler of the program's own is in place.
+
+        Only the main thread can: in another this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return False
+        reader, writer = self._pipe = os.pipe()
+        os.set_blocking(writer, False)
+        earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._own_wakeup = earlier == -1
+        if not self._own_wakeup:
+            signal.set_wakeup_fd(earlier)  # an event loop's: the handler must do
+        signal.signal(signal.SIGTERM, self._handle)
+        self._hide()
+        threading.Thread(
+            target=self._listen, args=(reader,), name="moetraffic-sigterm", daemon=True
+        ).start()
+        return True
+
+    def stop(self) -> None:
+        """Listen no more; from another thread than the main one this does nothing."""
+        if self._pipe is None or (
+            threading.current_thread() is not threading.main_thread()
+        ):
+            return
+        pipe, self._pipe = self._pipe, None
+        set_signal, get_signal = self._seen
+        signal.signal, signal.getsignal = set_signal, get_signal
+        if get_signal(signal.SIGTERM) == self._handle:
+            set_signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._own_wakeup:
+            current = signal.set_wakeup_fd(-1)
+            if current not in (-1, pipe[1]):
+                signal.set_wakeup_fd(current)
+        os.close(pipe[1])  # the thread reads its end, and ends
+        if os.getpid() != self._pid:
+            os.close(pipe[0])  # a forked child has no such thread
+
+    # ---- inside ----------------------------------------------------------------
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._pipe is not None and not self._own_wakeup:
+            os.write(self._pipe[1], bytes([number]))
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while self.holds and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _hide(self) -> None:
+        """Show the default action where programs look for a handler of SIGTERM."""
+        set_signal, get_signal = self._seen
+
+        def shown(handler: Any) -> Any:
+            return signal.SIG_DFL if handler == self._handle else handler
+
+        def signal_(signalnum: int, handler: Any) -> Any:
+            if signalnum == signal.SIGTERM and handler == signal.SIG_DFL:
+                handler = self._handle
+            return shown(set_signal(signalnum, handler))
+
+        def getsignal(signalnum: int) -> Any:
+            return shown(get_signal(signalnum))
+
+        signal_.__name__ = "signal"
+        signal.signal, signal.getsignal = signal_, getsignal
+
+    def _listen(self, reader: int) -> None:
+        while heard := os.read(reader, 64):
+            # also told of: Ctrl-C, and any other signal that has a handler
+            if signal.SIGTERM in heard and self._listens():
+                closing = threading.Thread(target=self._closing, daemon=True)
+                closing.start()
+                closing.join(PATIENCE_S)
+                die_of(signal.SIGTERM)
+        os.close(reader)
+
+    def _listens(self) -> bool:
+        """Whether the signal would end the process, were we not here."""
+        handler: Any = self._seen[1](signal.SIGTERM)
+        return self._pipe is not None and bool(handler == self._handle)
+
+
+def die_of(number: int) -> None:
+    """End this process by a signal's default action, from any thread."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(number, None)  # SIG_DFL; Python lets the main thread alone do this
+    os.kill(os.getpid(), number)

@@ -1,0 +1,239 @@
+"""Virtual expert parallelism: record the traffic of R ranks from one process.
+
+The training has the shards of all ranks in one process and reports what the routers
+decided for each (:func:`.annotate.shard_routing`).  No byte is sent; the matrices that
+expert parallelism over R ranks sends follow from the routing and the placement.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from moetraffic.patterns import Workload
+from moetraffic.trace.merge.merging import Merged, merge_into
+from moetraffic.trace.model import Group, Int32
+from moetraffic.trace.placement import contiguous_placement
+from moetraffic.trace.segments.segment import STEP, Segment
+from moetraffic.trace.segments.shards import ShardWindow, segment_of_shards
+from moetraffic.trace.segments.store import SegmentStore, segments_folder
+
+from .annotate import ShardRouting, subscribe_shards
+from .input_validation import cause
+from .metadata import describe
+from .output_check import check_output
+
+log = logging.getLogger("moetraffic")
+
+WINDOW_STEPS = 32
+WINDOW_BYTES = 32 << 20
+SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded rows
+
+
+class VirtualRecorder:
+    """Records the routing of all ranks of a layout that one process trains.
+
+    It is used as :class:`.Recorder` is, with one loss a rank.
+
+    Parameters
+    ----------
+    path
+        The trace to write.  Until the end, segments lie in ``<path>.segments``.
+    workload
+        Its layout says how many ranks there are, and which form expert-parallel groups.
+    window
+        Steps that a killed process can lose: twice in so many, they are written out.
+    force
+        Overwrite ``path`` and what an earlier capture left.
+
+    Raises
+    ------
+    CaptureError
+        If the output cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        workload: Workload,
+        window: int = WINDOW_STEPS,
+        force: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.iteration = 0
+        self.warnings: list[str] = []
+        self.spent_s = 0.0  # of the training thread's time, on recording
+        self._workload, self._force = workload, force
+        self._window_steps = max(1, window // 2)
+        self._ranks = workload.layout.world
+        self._groups = [
+            Group(kind="ep", ranks=ranks) for ranks in workload.layout.groups("ep")
+        ]
+        model = workload.model
+        self._placements = contiguous_placement(
+            self._groups, model.moe_layers, model.experts
+        )
+        self._sites: dict[SITE, int] = {}
+        self._step: dict[int, Int32] = {}  # of this step: site -> [2, R, E]
+        self._routed: list[tuple[int, int, Int32]] = []  # site, iteration, rows
+        self._steps: list[Any] = []
+        self._kinds: list[str] = []
+        self._segments, self._bytes, self._step_start = 0, 0, 0
+        self._spool: SegmentStore | None = None
+        self._ended = ""
+
+    def __enter__(self) -> VirtualRecorder:
+        check_output(self.path, None, 0, 0, force=self._force)
+        spool = SegmentStore(segments_folder(self.path), 0, force=self._force)
+        try:
+            self._meta = replace(
+                describe(self._workload, self._ranks, model="", router="", k=0),
+                virtual=True,
+                backend="",  # whatever it is, nothing goes over it
+            )
+            self._unsubscribe = subscribe_shards(self._shards)
+        except BaseException:
+            spool.close()
+            raise
+        self._spool = spool
+        self._step_start = time.perf_counter_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.end_early(cause(error))
+        self.close(merged=kind is None)
+
+    def end_early(self, why: str) -> None:
+        """Note what ends the capture before its time; the trace tells it."""
+        self._ended = self._ended or " ".join(why.split())[:200]
+
+    def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:
+        """End a step.
+
+        Parameters
+        ----------
+        loss
+            ``[R]`` the loss of each rank's tokens.
+        tokens
+            How many tokens each rank trained on.
+        kind
+            "train", "evaluation" or "skipped".
+        """
+        now = time.perf_counter_ns()
+        rows = np.zeros(self._ranks, STEP)
+        rows["iteration"], rows["loss"], rows["tokens"] = self.iteration, loss, tokens
+        rows["start"], rows["end"] = self._step_start, now
+        self._steps.append(rows)
+        self._kinds += [kind] * self._ranks
+        for site, routed in self._step.items():
+            self._routed.append((site, self.iteration, routed))
+            self._bytes += routed.nbytes
+        self._step = {}
+        self.iteration += 1
+        if len(self._steps) >= self._window_steps or self._bytes >= WINDOW_BYTES:
+            self._commit(final=False)
+        self._step_start = time.perf_counter_ns()
+        self.spent_s += (self._step_start - now) / 1e9
+
+    def close(self, *, merged: bool = True) -> Merged | None:
+        """End the recording, and merge what was written into the trace."""
+        if self._spool is None:
+            return None
+        self._unsubscribe()
+        if self.iteration or (merged and not self._ended):
+            self._commit(final=True)
+        spool, self._spool = self._spool, None
+        unclosed = spool.close()
+        if unclosed:
+            self._warn(unclosed)
+        if spool.writer.error:
+            self._warn(
+                f"{spool.writer.lost_windows} windows are lost: {spool.writer.error}"
+            )
+        if not merged:
+            return None
+        done = merge_into(spool.folder, self.path, force=self._force)
+        for said in (*done.missing, *done.remarks, *done.contradictions):
+            self._warn(said)
+        return done
+
+    def _shards(self, decided: ShardRouting) -> None:
+        began = time.perf_counter_ns()
+        counts = decided.demand.detach().cpu().numpy()
+        key = (
+            *(decided.layer, decided.slot, decided.row_bytes),
+            *(decided.dtype, decided.padded),
+        )
+        site = self._sites.setdefault(key, len(self._sites))
+        rows = self._step.get(site)
+        if rows is None:
+            shape = (2, self._ranks, counts.shape[1])
+            rows = self._step[site] = np.zeros(shape, np.int32)
+        # a recomputed forward pass reports the same once more
+        mine = slice(decided.first, decided.first + len(counts))
+        rows[0, mine] = counts
+        if decided.dropped is not None:
+            rows[1, mine] = decided.dropped.detach().cpu().numpy()
+        self.spent_s += (time.perf_counter_ns() - began) / 1e9
+
+    def _commit(self, *, final: bool) -> None:
+        routed, self._routed = self._routed, []
+        steps, self._steps = self._steps, []
+        kinds, self._kinds = self._kinds, []
+        index, self._segments = self._segments, self._segments + 1
+        sites, self._bytes = tuple(self._sites), 0
+        assert self._spool is not None
+        self._spool.commit(
+            lambda: self._build(routed, sites, steps, kinds, index, final)
+        )
+
+    def _build(
+        self,
+        routed: list[tuple[int, int, Int32]],
+        sites: tuple[SITE, ...],
+        steps: list[Any],
+        kinds: list[str],
+        index: int,
+        final: bool,
+    ) -> Segment:
+        experts = self._workload.model.experts
+        rows = [r for _, _, r in routed]
+        window = ShardWindow(
+            sites=sites,
+            site=np.array([s for s, _, _ in routed], np.int64),
+            iteration=np.array([i for _, i, _ in routed], np.int64),
+            rows=np.array(rows, np.int32).reshape(-1, 2, self._ranks, experts),
+        )
+        segment = segment_of_shards(
+            window,
+            index=index,
+            final=final,
+            node=socket.gethostname(),
+            meta=self._meta,
+            groups=self._groups,
+            placements=self._placements,
+            steps=np.concatenate(steps) if steps else np.zeros(0, STEP),
+            kinds=kinds,
+        )
+        if final:
+            return replace(segment, ended=self._ended)
+        return replace(segment, window=2 * self._window_steps)
+
+    def _warn(self, message: str) -> None:
+        self.warnings.append(message)
+        log.warning("%s", message)

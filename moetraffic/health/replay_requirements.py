@@ -1,0 +1,170 @@
+"""What is to be known before a long replay starts: meeting, ports, disk, memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+from moetraffic.launch.machine_resources import available_bytes
+from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
+
+from .finding import Finding, State
+from .machine import room
+
+AREA = "replay"
+RANK_BYTES = 300_000_000
+"""Of a process that has imported torch, resident."""
+AT_ONCE = 4096
+CONNECT_S = 5.0
+
+
+def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Finding]:
+    """Look at what a replay of a trace needs.
+
+    Parameters
+    ----------
+    trace
+        The trace file.
+    nproc
+        Ranks to start here; the trace's if not given.
+    folder
+        Where the replayed trace will be written.
+
+    Returns
+    -------
+    list of Finding
+        The trace itself, its ranks, the rendezvous, ports, memory and disk.
+    """
+    try:
+        with Trace.open(trace) as opened:
+            world = opened.meta.world
+            largest = largest_bytes(opened)
+            said = (
+                f"{len(opened.occurrences)} operations of {world} ranks, "
+                f"{len(opened.iterations)} iterations"
+            )
+            whole = opened.meta.complete
+    except TraceError as error:
+        return [_finding("trace", State.STOP, str(error))]
+    ranks = world if nproc is None else nproc
+    found = [
+        _finding(
+            "trace",
+            State.OK if whole else State.NOTE,
+            said + ("" if whole else ", of which some are missing"),
+            "give --complete-missing peers or mean",
+        ),
+        _ranks(world, ranks),
+        *_rendezvous(),
+        _ports(ranks),
+        _memory(ranks, largest),
+        # the same operations with other times: about the same size
+        room(folder, 2 * trace.stat().st_size, AREA, "disk"),
+    ]
+    return found
+
+
+def largest_bytes(trace: Trace) -> int:
+    """Bytes that a rank's buffers must hold: its largest all-to-all, out and in."""
+    most = 0
+    for number, site in enumerate(trace.sites):
+        if site.operation != ALL_TO_ALL or site.wire == WireForm.UNKNOWN:
+            continue
+        of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
+        if site.wire == WireForm.CONSTANT:
+            of = of[:1]
+        for first in range(0, len(of), AT_ONCE):
+            wire = trace.wire(of[first : first + AT_ONCE])  # [n, W, W]
+            most = max(most, int((wire.sum(axis=2) + wire.sum(axis=1)).max()))
+    return most
+
+
+def _finding(name: str, state: State, said: str, remedy: str = "") -> Finding:
+    kept = "" if state is State.OK else remedy
+    return Finding(area=AREA, name=name, state=state, said=said, remedy=kept)
+
+
+def _ranks(world: int, ranks: int) -> Finding:
+    if ranks < 1:
+        return _finding("ranks", State.STOP, f"{ranks} ranks", "raise --nproc")
+    if ranks == world:
+        return _finding("ranks", State.OK, f"{ranks}, as in the trace")
+    way = f"--fold {ranks}" if ranks < world else f"--expand {ranks}"
+    return _finding(
+        "ranks",
+        State.STOP,
+        f"{ranks}, but the trace has {world}",
+        f"give replay {way}, or change --nproc",
+    )
+
+
+def _rendezvous() -> Iterator[Finding]:
+    """Whether the address at which ranks of several hosts meet can be reached."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host and not port:
+        said = "a file: the ranks of this host need no address"
+        yield _finding("rendezvous", State.OK, said)
+        return
+    where = f"{host or '(no MASTER_ADDR)'}:{port or '(no MASTER_PORT)'}"
+    if not host or not port or not port.isdecimal() or not 0 < int(port) < 65_536:
+        yield _finding(
+            "rendezvous",
+            State.STOP,
+            f"ranks cannot meet at {where}",
+            "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there",
+        )
+        return
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_S):
+            said = f"{where} answers: rank 0, or another program, listens there"
+    except ConnectionRefusedError:
+        said = f"{where} can be reached, and nothing listens there yet"
+    except OSError as error:
+        yield _finding(
+            "rendezvous",
+            State.STOP,
+            f"{where} cannot be reached ({error})",
+            "let the ports between the hosts through, or change MASTER_ADDR",
+        )
+        return
+    yield _finding("rendezvous", State.OK, said)
+
+
+def _ports(ranks: int) -> Finding:
+    """Whether every rank gets a port of its own to listen at, as gloo's pairs do."""
+    held: list[socket.socket] = []
+    try:
+        for _ in range(ranks):
+            one = socket.socket()
+            held.append(one)
+            one.bind(("", 0))
+    except OSError as error:
+        return _finding(
+            "ports",
+            State.STOP,
+            f"only {len(held) - 1} of {ranks} ports are free ({error.strerror})",
+            "end what holds them, or raise ulimit -n",
+        )
+    finally:
+        for one in held:
+            one.close()
+    return _finding("ports", State.OK, f"{ranks} are free at once")
+
+
+def _memory(ranks: int, largest: int) -> Finding:
+    needed = ranks * (RANK_BYTES + largest)
+    there = available_bytes()
+    if there is None:
+        return _finding("memory", State.OK, f"about {needed / 1e9:.1f} GB are needed")
+    enough = needed <= there
+    return _finding(
+        "memory",
+        State.OK if enough else State.STOP,
+        f"about {needed / 1e9:.1f} GB are needed, {there / 1e9:.1f} GB are available",
+        "start fewer ranks with --fold, or send less with --bytes x0.1",
+    )

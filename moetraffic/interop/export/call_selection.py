@@ -1,0 +1,338 @@
+"""The calls of a trace that are exported, in order, and their bytes.
+
+An all-to-all of a MoE layer is made by every expert-parallel group; those of one
+iteration, layer, phase and micro-batch are one :class:`ExportedExchange` between all
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import (
+    ALL_TO_ALL,
+    ROUTING,
+    UNKNOWN_TIME,
+    Site,
+    Trace,
+    WireForm,
+)
+
+from .options import ExportOptions
+
+Int64 = npt.NDArray[np.int64]
+
+AT_ONCE = 1 << 23  # cells of matrices that are read at once: 64 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSelection:
+    """The calls that are exported."""
+
+    occurrences: Int64  # [n] in the trace's order
+    lost: tuple[str, ...]  # what was left out, a sentence each
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExportedExchange:
+    """One all-to-all of all groups that make it at the same place of the program."""
+
+    iteration: int
+    site: Site  # that of the first group
+    groups: tuple[tuple[int, ...], ...]  # world ranks of each group that makes it
+    bytes: Int64  # [R, R] row sends, column receives; diagonal: kept for oneself
+    begins: Int64  # [R] start, or where unknown issue, ns of rank 0's clock
+    ends: Int64  # [R]; both UNKNOWN_TIME where it is, or a rank takes no part
+
+    @property
+    def begin_ns(self) -> int:
+        """When its first rank begins, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        mine = self.begins[list(self.ranks)]
+        return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.min())
+
+    @property
+    def end_ns(self) -> int:
+        """When its last rank ends, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        mine = self.ends[list(self.ranks)]
+        return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.max())
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """World ranks that take part, ascending."""
+        return tuple(sorted({r for group in self.groups for r in group}))
+
+    @property
+    def name(self) -> str:
+        """Iteration, layer, phase and micro-batch, as a file may be called."""
+        return f"iteration-{self.iteration:06d}-{site_name(self.site)}"
+
+
+def site_name(site: Site) -> str:
+    """What a call is, in letters, digits, ``-`` and ``_``."""
+    layer = f"layer-{site.layer:03d}-" if site.layer >= 0 else ""
+    what = site.phase or site.label or site.operation
+    plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in what)
+    again = f"-{site.direction}" if site.direction == "recompute" else ""
+    return f"{layer}{plain}{again}-slot-{site.slot}"
+
+
+def select_calls(
+    trace: Trace, options: ExportOptions, *, only: str | None = None
+) -> CallSelection:
+    """The calls that fit the options and whose bytes are known.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    options
+        Iterations, layer and phase.
+    only
+        An operation such as ALL_TO_ALL; None: every collective and message.
+
+    Raises
+    ------
+    TraceError
+        If there is none.
+    """
+    every = find(trace, options, operation=only, phase=options.phase or None)
+    sites = trace.occurrences.site
+    routes = np.array([s.operation == ROUTING for s in trace.sites], bool)
+    every = every[~routes[sites[every]]] if len(every) else every
+    lost: list[str] = []
+    if only == ALL_TO_ALL and not (options.phase or options.unnamed):
+        every = _with_a_phase(trace, every, lost)
+    unseen = np.array([s.wire == WireForm.UNKNOWN for s in trace.sites], bool)
+    if len(every) and unseen[sites[every]].any():
+        gone = int(unseen[sites[every]].sum())
+        lost.append(f"{gone} calls whose bytes were not seen are left out")
+        every = every[~unseen[sites[every]]]
+    whole = np.sort(trace.complete(every))
+    if len(whole) < len(every):
+        lost.append(
+            f"{len(every) - len(whole)} calls of which a rank's record is missing are "
+            "left out"
+        )
+    if not len(whole):
+        what = "all-to-all" if only == ALL_TO_ALL else "call"
+        raise TraceError(
+            f"an export needs at least one {what} with known bytes, but none of "
+            f"{trace.name} fits: its MoE layers are {list(trace.layers)}, "
+            f"{len(trace.iterations)} iterations; widen iterations, layer or phase"
+        )
+    return CallSelection(occurrences=whole, lost=tuple(lost))
+
+
+def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
+    """What :meth:`Trace.find` finds in the chosen layers and iterations."""
+    found = trace.find(iterations=options.iterations, kind=step_kind(trace), **what)
+    if options.layers is None:
+        return found
+    chosen = np.isin([s.layer for s in trace.sites], options.layers)
+    kept: Int64 = found[chosen[trace.occurrences.site[found]]]
+    return kept
+
+
+def step_kind(trace: Trace) -> str | None:
+    """Training steps, or all where nobody said which are: what is exported."""
+    return "train" if len(trace.iterations) else None
+
+
+def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
+    phased = np.array([bool(s.phase) for s in trace.sites], bool)
+    named = phased[trace.occurrences.site[every]]
+    if not named.any() or named.all():
+        return every
+    labels = {
+        trace.sites[s].label or "unnamed"
+        for s in np.unique(trace.occurrences.site[every[~named]])
+    }
+    lost.append(
+        f"{int((~named).sum())} all-to-alls without a phase "
+        f"({', '.join(sorted(labels))}) are left out; --unnamed takes them"
+    )
+    return np.asarray(every[named], np.int64)
+
+
+# ---- in order -------------------------------------------------------------------
+
+
+def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
+    """First issue and last end of calls, ``[n]`` each, ns of rank 0's clock.
+
+    UNKNOWN_TIME where a member's is not known.
+    """
+    first = np.full(len(occurrences), UNKNOWN_TIME, np.int64)
+    last = first.copy()
+    for at in by_width(trace, occurrences):
+        issue, _, end = trace.times(occurrences[at])
+        first[at] = np.where(
+            (issue == UNKNOWN_TIME).any(axis=1), UNKNOWN_TIME, issue.min(axis=1)
+        )
+        last[at] = np.where(
+            (end == UNKNOWN_TIME).any(axis=1), UNKNOWN_TIME, end.max(axis=1)
+        )
+    return first, last
+
+
+def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
+    """Indices of the occurrences whose groups have one size, size by size.
+
+    Each in the trace's order, in which panels are read a chunk once.
+    """
+    order = np.argsort(occurrences, kind="stable")
+    widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
+    group = np.array([s.group for s in trace.sites], np.int64)
+    mine = widths[group[trace.occurrences.site[occurrences]]]
+    for width in np.unique(mine):
+        yield order[mine[order] == width]
+
+
+def in_order(trace: Trace, occurrences: Int64) -> Int64:
+    """The same calls, sorted by iteration and first issue.
+
+    Where a time is not known, by where the call stands in its members' programs.
+    """
+    when, _ = moments(trace, occurrences)
+    if (when == UNKNOWN_TIME).any():
+        # the program of any member says it, and that of its first is enough
+        first = {g: trace.groups[g].ranks[0] for g in {s.group for s in trace.sites}}
+        group = np.array([s.group for s in trace.sites], np.int64)
+        mine = group[trace.occurrences.site[occurrences]]
+        when = np.zeros(len(occurrences), np.int64)
+        for rank in sorted({first[g] for g in np.unique(mine).tolist()}):
+            order = trace.order(rank)
+            place = np.zeros(len(trace.occurrences), np.int64)
+            place[order] = np.arange(len(order))
+            here = np.isin(mine, [g for g, r in first.items() if r == rank])
+            when[here] = place[occurrences[here]]
+    iteration = trace.occurrences.iteration[occurrences]
+    return occurrences[np.lexsort((occurrences, when, iteration))]
+
+
+def exchanges(
+    trace: Trace, options: ExportOptions, chosen: CallSelection
+) -> Iterator[ExportedExchange]:
+    """The chosen all-to-alls, those of all groups together, in order.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    options
+        Whose ``of`` says whether bytes are those sent, or wanted.
+    chosen
+        All-to-alls.
+
+    Raises
+    ------
+    TraceError
+        If the demand in bytes is asked for where none was seen.
+    """
+    order = in_order(trace, chosen.occurrences)
+    together: dict[tuple[int, Site], list[int]] = {}
+    for occurrence in order.tolist():
+        site = trace.sites[trace.occurrences.site[occurrence]]
+        key = (int(trace.occurrences.iteration[occurrence]), _place(site))
+        together.setdefault(key, []).append(occurrence)
+    world = trace.meta.world
+    waiting = list(together.items())
+    step = max(1, AT_ONCE // (world * world))
+    for begin in range(0, len(waiting), step):
+        part = waiting[begin : begin + step]
+        members = np.array([o for _, every in part for o in every], np.int64)
+        slot = np.repeat(np.arange(len(part)), [len(every) for _, every in part])
+        cells = np.zeros((len(part), world, world), np.int64)
+        if options.of == "wire":
+            _add_wire(trace, members, slot, cells)
+        begins = np.full((len(part), world), UNKNOWN_TIME, np.int64)
+        ends = begins.copy()
+        _add_times(trace, members, slot, begins, ends)
+        for number, ((iteration, _), every) in enumerate(part):
+            sites = [trace.sites[trace.occurrences.site[o]] for o in every]
+            if options.of == "demand":
+                cells[number] = _wanted(trace, iteration, sites[0])
+            yield ExportedExchange(
+                iteration=iteration,
+                site=sites[0],
+                groups=tuple(trace.groups[s.group].ranks for s in sites),
+                bytes=cells[number],
+                begins=begins[number],
+                ends=ends[number],
+            )
+
+
+def _add_times(
+    trace: Trace, members: Int64, slot: Int64, begins: Int64, ends: Int64
+) -> None:
+    for at in by_width(trace, members):
+        ranks = trace.members(members[at])
+        issue, start, end = trace.times(members[at])
+        begins[slot[at][:, None], ranks] = np.where(start == UNKNOWN_TIME, issue, start)
+        ends[slot[at][:, None], ranks] = end
+
+
+def _place(site: Site) -> Site:
+    """A site without what differs between groups that make the same call."""
+    return Site(
+        group=0,
+        operation=site.operation,
+        phase=site.phase,
+        layer=site.layer,
+        direction=site.direction,
+        slot=site.slot,
+        label=site.label,
+    )
+
+
+def _add_wire(trace: Trace, members: Int64, slot: Int64, cells: Int64) -> None:
+    for at in by_width(trace, members):
+        ranks = trace.members(members[at])
+        sent = trace.wire(members[at])
+        np.add.at(
+            cells, (slot[at][:, None, None], ranks[:, :, None], ranks[:, None, :]), sent
+        )
+
+
+def _wanted(trace: Trace, iteration: int, site: Site) -> Int64:
+    if not site.phase:
+        raise TraceError(
+            "demand is of exchanges between experts, but "
+            f"{site.label or site.operation} has no phase: leave out --unnamed, or "
+            "export what was sent"
+        )
+    return trace.matrix(
+        iteration,
+        site.layer,
+        site.phase,
+        micro_batch=site.slot,
+        space="world",
+        of="demand",
+    ).values
+
+
+def check_times_known(
+    trace: Trace, chosen: CallSelection, options: ExportOptions
+) -> None:
+    """Refuse the captured pace where a call's time is not known.
+
+    Raises
+    ------
+    TraceError
+        Naming the other paces.
+    """
+    if options.every_ns or options.pace == "asap":
+        return
+    begin, _ = moments(trace, chosen.occurrences)
+    unknown = int((begin == UNKNOWN_TIME).sum())
+    if unknown:
+        raise TraceError(
+            f"the captured pace needs the time of each call, but {unknown} of "
+            f"{len(begin)} have none: choose --pace asap, or a distance with --every"
+        )

@@ -1,0 +1,135 @@
+"""The formats, and writing a trace in one of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from moetraffic.errors import TraceError
+from moetraffic.trace import Trace
+
+from . import (
+    chakra,
+    eplb,
+    exporter,
+    hpcc,
+    htsim,
+    long_table,
+    nccl_tests,
+    nixl,
+    numpy_arrays,
+    param,
+    perfetto,
+    repetita,
+    ucc_perftest,
+)
+from .exporter import Exporter
+from .options import Exported, ExportOptions
+
+ENTRY_POINTS = "moetraffic.exporters"
+
+EXPORTERS: dict[str, Exporter] = {
+    one.name: one
+    for one in (
+        perfetto.EXPORTER,
+        param.EXPORTER,
+        nccl_tests.EXPORTER,
+        ucc_perftest.EXPORTER,
+        nixl.EXPORTER,
+        chakra.EXPORTER,
+        htsim.EXPORTER,
+        hpcc.EXPORTER,
+        repetita.EXPORTER,
+        eplb.EXPORTER,
+        long_table.CSV,
+        long_table.PARQUET,
+        numpy_arrays.EXPORTER,
+    )
+}
+"""The built-in formats by name."""
+
+
+def known_exporters() -> tuple[str, ...]:
+    """The names of all formats, built-in ones first."""
+    others = set(entry_points(group=ENTRY_POINTS).names) - EXPORTERS.keys()
+    return (*EXPORTERS, *sorted(others))
+
+
+def exporter_named(name: str) -> Exporter:
+    """A format by its name, a built-in one or that of an installed package.
+
+    Raises
+    ------
+    TraceError
+        If there is none, or the package's is no :class:`.exporter.Exporter`.
+    """
+    if name in EXPORTERS:
+        return EXPORTERS[name]
+    for point in entry_points(group=ENTRY_POINTS).select(name=name):
+        found = point.load()
+        if not isinstance(found, Exporter):
+            raise TraceError(
+                f"an entry point in {ENTRY_POINTS!r} is an Exporter, but {point.value} "
+                f"is a {type(found).__name__}: mend or remove that package"
+            )
+        return found
+    raise TraceError(
+        f"a format is one of {', '.join(known_exporters())}, not {name[:40]!r}: choose "
+        "one with --to"
+    )
+
+
+def export_trace(
+    trace: Trace,
+    output: str | Path,
+    format: str,
+    *,
+    options: ExportOptions | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write a trace in another tool's format.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    output
+        A file, or, for formats of many files, a folder that is made.
+    format
+        One of :func:`known_exporters`.
+    options
+        What of the trace, and at what pace.
+    force
+        Replace what is there.
+
+    Returns
+    -------
+    Exported
+        The files, and what was lost.
+
+    Raises
+    ------
+    TraceError
+        If the trace cannot be written so; nothing is written then.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from moetraffic.data import path
+    >>> with TemporaryDirectory() as folder, Trace.open(path("golden-v1.h5")) as trace:
+    ...     one = Options(iterations=range(5, 6), layers=(3,), phase="dispatch")
+    ...     done = export_trace(trace, f"{folder}/run.cm", "htsim", options=one)
+    ...     print(done.files[0].read_text().splitlines()[0], len(done.lost) > 0)
+    Nodes 2 True
+    """
+    chosen = exporter_named(format)
+    output = Path(output)
+    files, lost = exporter.write(
+        chosen, trace, output, options or ExportOptions(), force=force
+    )
+    return Exported(
+        format=format,
+        files=files,
+        bytes=sum(f.stat().st_size for f in files),
+        lost=lost,
+    )

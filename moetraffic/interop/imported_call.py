@@ -1,0 +1,242 @@
+"""Imported calls, and their conversion into trace segments.
+
+An importer makes a :class:`RankRecord` of each file: the calls of one rank in order.  A
+value that the file lacks is -1, "" or UNKNOWN_TIME; merging infers it (steps, layers,
+phases, byte counts recorded by a peer) or leaves it unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from moetraffic.errors import TraceError
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    PLACEMENT,
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Int32,
+    Int64,
+    Meta,
+    Site,
+)
+from moetraffic.trace.segments.segment import EVENT, STEP, Segment
+
+from .json_reader import MOST_BYTES
+
+Numbers = Sequence[int] | Int64 | Int32
+
+
+@dataclass(kw_only=True, slots=True)
+class ImportedCall:
+    """One call of one rank, in bytes; below 0 is not known."""
+
+    operation: str
+    group: Group
+    dtype: str = ""
+    row_bytes: int = -1
+    sent: Numbers = ()  # all-to-all: to each member; routing: copies by expert
+    received: Numbers = ()  # all-to-all: from each member; routing: dropped
+    volume: int = -1  # of the input buffer, of other collectives
+    peers: tuple[int, int] = (-1, -1)
+    phase: str = ""
+    layer: int = -1
+    label: str = ""
+    direction: str = "forward"
+    iteration: int = -1
+    sequence: int = -1  # n-th collective of its group; -1: counted by order
+    issue: int = UNKNOWN_TIME
+    start: int = UNKNOWN_TIME
+    end: int = UNKNOWN_TIME
+    thread: int = 0
+    link: int = -1
+
+
+@dataclass(kw_only=True)
+class RankRecord:
+    """What one file tells of one rank."""
+
+    rank: int
+    source: str  # name of the file
+    calls: list[ImportedCall] = field(default_factory=list)
+    steps: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, times
+    node: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)
+    contradictions: list[str] = field(default_factory=list)
+
+    def add(self, call: ImportedCall) -> None:
+        """Take a call, if its bytes are such as can be."""
+        sizes = [call.volume, call.row_bytes, *call.sent, *call.received]
+        if max(sizes) > MOST_BYTES:
+            self.left_out[f"{call.operation} of more than {MOST_BYTES} bytes"] += 1
+            return
+        self.calls.append(call)
+
+    def contradict(self, number: int, operation: str, what: str) -> None:
+        """Note that a call contradicts itself."""
+        self.contradictions.append(
+            f"{self.source}: call {number} of rank {self.rank} ({operation}): {what}"
+        )
+
+    def begins(self) -> tuple[int, int]:
+        """When it begins, to put the files of a rank in order."""
+        iterations = [c.iteration for c in self.calls if c.iteration >= 0]
+        times = [c.issue for c in self.calls if c.issue != UNKNOWN_TIME]
+        return min(iterations, default=-1), min(times, default=UNKNOWN_TIME)
+
+
+Placed = Mapping[tuple[int, Group], Sequence[int]]
+"""By layer and group: the world rank that holds each expert."""
+
+
+def segments(
+    records: Iterable[RankRecord], meta: Meta, placed: Placed | None = None
+) -> list[Segment]:
+    """The segments of a trace, a record each, by rank and time.
+
+    Parameters
+    ----------
+    records
+        At least one.
+    meta
+        Its world says how many ranks there are.
+    placed
+        Where experts are, as far as it is told.
+
+    Raises
+    ------
+    TraceError
+        If a rank is outside the world.
+    """
+    ordered = sorted(records, key=lambda r: (r.rank, r.begins()))
+    _settle_rows(ordered)
+    counts: dict[tuple[int, Group], int] = {}
+    found: list[Segment] = []
+    for record in ordered:
+        if not 0 <= record.rank < meta.world:
+            raise TraceError(
+                f"{record.source} is of rank {record.rank}, but the run has "
+                f"{meta.world} ranks: leave it out"
+            )
+        before = found[-1] if found and found[-1].rank == record.rank else None
+        if before:
+            found[-1] = replace(before, final=False)
+        index = before.index + 1 if before else 0
+        found.append(_segment(record, index, meta, counts, placed or {}))
+    return found
+
+
+def _segment(
+    record: RankRecord,
+    index: int,
+    meta: Meta,
+    counts: dict[tuple[int, Group], int],
+    placed: Placed,
+) -> Segment:
+    groups: dict[Group, int] = {}
+    sites: dict[Site, int] = {}
+    splits: dict[int, list[Any]] = {}
+    demand: dict[int, list[Any]] = {}
+    events = np.zeros(len(record.calls), EVENT)
+    for row, call in zip(events, record.calls, strict=True):
+        group = groups.setdefault(call.group, len(groups))
+        site = _site(call, group)
+        row["site"] = sites.setdefault(site, len(sites))
+        if call.operation in (ROUTING, ALL_TO_ALL):
+            rows = demand if call.operation == ROUTING else splits
+            mine = rows.setdefault(len(call.sent), [])
+            row["payload"] = len(mine)
+            mine.append((call.sent, call.received))
+        else:
+            row["payload"] = call.volume
+        for name in ("iteration", "issue", "start", "end", "thread", "link"):
+            row[name] = getattr(call, name)
+        row["sequence"] = _sequence(call, record.rank, counts)
+    steps = np.zeros(len(record.steps), STEP)
+    for number, (iteration, start, end) in enumerate(record.steps):
+        steps[number] = (iteration, np.nan, -1, start, end)
+    return Segment(
+        rank=record.rank,
+        index=index,
+        final=True,
+        node=record.node,
+        meta=meta,
+        groups=tuple(groups),
+        sites=tuple(sites),
+        events=events,
+        steps=steps,
+        kinds=("train",) * len(steps),
+        splits={w: np.array(r, np.int64) for w, r in splits.items()},
+        demand={e: np.array(r, np.int32) for e, r in demand.items()},
+        placements=_placements(groups, placed),
+        left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
+    )
+
+
+def _site(call: ImportedCall, group: int) -> Site:
+    routes = call.operation == ROUTING
+    return Site(
+        group=group,
+        operation=call.operation,
+        phase=call.phase,
+        layer=call.layer,
+        direction=call.direction,
+        dtype=call.dtype,
+        row_bytes=max(0, call.row_bytes),
+        label=call.label,
+        peers=call.peers,
+        experts=len(call.sent) if routes else 0,
+    )
+
+
+def _sequence(
+    call: ImportedCall, rank: int, counts: dict[tuple[int, Group], int]
+) -> int:
+    """The call's count among the collectives of its group, -1 where it is none."""
+    if call.operation == ROUTING or call.peers != (-1, -1):
+        return -1
+    if call.sequence >= 0:
+        return call.sequence
+    key = (rank, call.group)
+    counts[key] = counts.get(key, -1) + 1
+    return counts[key]
+
+
+def _placements(groups: Mapping[Group, int], placed: Placed) -> Any:
+    rows = [
+        (groups[group], layer, expert, 0, rank, 0)
+        for (layer, group), holders in placed.items()
+        if group in groups
+        for expert, rank in enumerate(holders)
+    ]
+    return np.array(rows, PLACEMENT)
+
+
+def _settle_rows(records: Sequence[RankRecord]) -> None:
+    """Give a rank that sent and received nothing the row size of its peers.
+
+    Such a call tells no size of a row, and would not be found to be the same.
+    """
+    told: dict[tuple[Group, int], tuple[str, int]] = {}
+    waiting = []
+    for record in records:
+        counts: Counter[Group] = Counter()
+        for call in record.calls:
+            if call.operation != ALL_TO_ALL:
+                continue
+            key = (call.group, counts[call.group])
+            counts[call.group] += 1
+            if call.row_bytes > 0:
+                told[key] = (call.dtype, call.row_bytes)
+            else:
+                waiting.append((key, call))
+    for key, call in waiting:
+        if key in told:
+            dtype, call.row_bytes = told[key]
+            call.dtype = call.dtype or dtype

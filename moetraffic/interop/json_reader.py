@@ -1,0 +1,281 @@
+"""Read text and JSON that others wrote, in pieces, however large or wrong.
+
+A profile of one rank may have gigabytes.  Its events are read one at a time from a
+buffer that holds little more than one of them; nothing but what an importer keeps stays
+in memory.  Whatever is wrong with a file ends in one sentence that names it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moetraffic.errors import TraceError
+
+PIECE = 1 << 20  # characters read at a time
+LARGEST_VALUE = 1 << 26  # characters of one event, line or field
+GZIP = b"\x1f\x8b"
+AFTER = ",]}: \t\r\n"  # what may stand behind a value
+SPACE = re.compile(r"[ \t\r\n]*")
+LARGEST = 2**62  # of a number that is taken over
+MOST_BYTES = 2**50  # of one call
+MOST_TOKENS = 2**31 - 1  # of one rank for one expert
+MOST_RANKS = 1 << 16
+MOST_LAYERS = 1 << 20
+MOST_ITERATIONS = 1 << 40
+
+
+class UnreadableFile(TraceError):
+    """A file that is not what it should be."""
+
+
+def wrong(
+    path: Path, what: str, remedy: str = "take a whole copy of it"
+) -> UnreadableFile:
+    """The error of a file, to be raised: what is wrong with it, and what to do."""
+    return UnreadableFile(f"{path.name} cannot be imported, for {what}: {remedy}")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.TextIOBase]:
+    """A file as text; .gz is known by its content, whatever it is called.
+
+    Raises
+    ------
+    UnreadableFile
+        If the system refuses it, or it is cut or damaged; also from within the block.
+    """
+    try:
+        if not path.is_file():
+            there = "it is no file" if path.exists() else "there is no such file"
+            raise wrong(path, there, "name a file that exists")
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP
+            raw.seek(0)
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            # names of events may hold anything; what is read here is plain ASCII
+            yield io.TextIOWrapper(stream, "utf-8-sig", errors="replace")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise wrong(path, f"its compression is damaged ({error})") from None
+    except OSError as error:
+        raise wrong(path, f"the system says: {error.strerror or error}") from None
+
+
+class JsonStream:
+    """One JSON document, of which some arrays are read an element at a time.
+
+    Parameters
+    ----------
+    path
+        For messages.
+    text
+        The opened file.
+    """
+
+    def __init__(self, path: Path, text: io.TextIOBase) -> None:
+        self._path, self._text = path, text
+        self._buffer, self._at, self._ended = "", 0, False
+        self._decode = json.JSONDecoder().raw_decode
+
+    def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
+        """The members of the object that the document is, in the file's order.
+
+        Parameters
+        ----------
+        streamed
+            The member whose elements are given one by one, each with this name.
+
+        Yields
+        ------
+        tuple
+            Name and value.  A document that is an array is taken for that member.
+
+        Raises
+        ------
+        UnreadableFile
+            If it is no JSON, or cut.
+        """
+        if self._next("[{") == "[":
+            yield from ((streamed, element) for element in self._elements())
+            return
+        if self._peek() == "}":
+            return
+        while True:
+            name = self.value()
+            if not isinstance(name, str):
+                raise self._bad("a name that is no text")
+            self._next(":")
+            if name == streamed and self._peek() == "[":
+                self._next("[")
+                yield from ((name, element) for element in self._elements())
+            else:
+                yield name, self.value()
+            if self._next(",}") == "}":
+                return
+
+    def ends(self) -> bool:
+        """Whether nothing follows."""
+        return not self._skip()
+
+    def _elements(self) -> Iterator[Any]:
+        if self._peek() == "]":
+            self._at += 1
+            return
+        while True:
+            if self._peek() == "]":  # some profilers leave a comma at the end
+                self._at += 1
+                return
+            yield self.value()
+            if self._next(",]") == "]":
+                return
+
+    def _more(self) -> bool:
+        """Read on; whether there was more."""
+        piece = self._text.read(max(PIECE, len(self._buffer) - self._at))
+        self._buffer, self._at = self._buffer[self._at :] + piece, 0
+        self._ended = not piece
+        return bool(piece)
+
+    def _skip(self) -> str:
+        """The next character that is no space, "" at the end."""
+        while True:
+            found = SPACE.match(self._buffer, self._at)
+            assert found is not None
+            self._at = found.end()
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._more():
+                return ""
+
+    def _peek(self) -> str:
+        found = self._skip()
+        if not found:
+            raise self._bad("it ends too early")
+        return found
+
+    def _next(self, allowed: str) -> str:
+        found = self._peek()
+        if found not in allowed:
+            raise self._bad(f"there is {found!r} where one of {allowed!r} is due")
+        self._at += 1
+        return found
+
+    def value(self) -> Any:
+        """The next value.
+
+        Raises
+        ------
+        UnreadableFile
+            If it is no JSON, or cut.
+        """
+        self._peek()
+        while True:
+            try:
+                value, end = self._decode(self._buffer, self._at)
+            except RecursionError:
+                raise self._bad("it is nested too deeply") from None
+            except ValueError as error:
+                value, end, why = None, -1, str(error).split(":")[0]
+            # a number at the very end may go on, and 0.5 in two pieces is 0 and .5
+            rest = self._buffer[end : end + 1] if end >= 0 else ""
+            if rest and (rest in AFTER or not isinstance(value, int | float)):
+                self._at = end
+                return value
+            if len(self._buffer) - self._at > LARGEST_VALUE:
+                raise self._bad(f"one value has more than {LARGEST_VALUE} characters")
+            if not self._more():
+                if end >= 0:
+                    self._at = end
+                    return value
+                raise self._bad(why)
+
+    def _bad(self, why: str) -> UnreadableFile:
+        return wrong(self._path, f"it is no JSON ({why})")
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file with one JSON object after another.
+
+    They may stand on a line each or over several.
+
+    Raises
+    ------
+    UnreadableFile
+        If one of them is no JSON object, or cut.
+    """
+    with opened(path) as text:
+        stream = JsonStream(path, text)
+        while not stream.ends():
+            value = stream.value()
+            if not isinstance(value, dict):
+                raise wrong(path, f"it holds {str(value)[:40]!r}, which is no object")
+            yield value
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, without their ends."""
+    with opened(path) as text:
+        while line := text.readline(LARGEST_VALUE):
+            if len(line) == LARGEST_VALUE:
+                raise wrong(path, f"a line has more than {LARGEST_VALUE} characters")
+            yield line.rstrip("\r\n")
+
+
+def whole(value: Any, least: int = 0) -> int | None:
+    """A value as a whole number from ``least`` on; None if it is none."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if least <= value <= LARGEST else None
+
+
+def words(value: Any, most: int = 200) -> str:
+    """A text that a trace can hold, "" for what is none."""
+    if not isinstance(value, str):
+        return ""
+    return value[:most].encode("utf-8", "replace").decode().replace("\0", "")
+
+
+def number(value: Any) -> float | None:
+    """A value as a finite number; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < LARGEST else None
+
+
+def integers(value: Any) -> tuple[list[int], bool] | None:
+    """A list of whole numbers from 0 on, and whether it was cut.
+
+    Parameters
+    ----------
+    value
+        A list, or its text: ``"[3, 1, ...]"``, which torch cuts after 30 entries.
+
+    Returns
+    -------
+    tuple or None
+        None where it is no such list.
+    """
+    cut = False
+    if isinstance(value, str):
+        inner = value.strip()
+        if not (inner.startswith("[") and inner.endswith("]")):
+            return None
+        parts = [p.strip() for p in inner[1:-1].split(",") if p.strip()]
+        if parts and parts[-1] == "...":
+            parts, cut = parts[:-1], True
+        value = [whole(p) for p in parts]
+    if not isinstance(value, list):
+        return None
+    found = [whole(v) for v in value]
+    if any(v is None for v in found):
+        return None
+    return [v for v in found if v is not None], cut

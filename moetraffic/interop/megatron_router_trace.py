@@ -1,0 +1,144 @@
+"""Megatron-Core's router traces: ``router_trace_rank{r}.jsonl``, a decision a line.
+
+``{"step", "stage", "block", "layer", "rank", "num_tokens", "topk", "top_indices"}``,
+and ``mtp_idx`` for layers that predict further tokens (``megatron/core/transformer/
+moe/router_trace.py``).  ``top_indices`` is ``[num_tokens, topk]``: the experts of each
+token before any is dropped.  A layer comes again in a step for each micro-batch.  How
+many experts there are, and where they lie, no file says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moetraffic.trace.model import ROUTING, UNKNOWN_TIME, Group
+
+from .imported_call import ImportedCall, RankRecord
+from .json_reader import (
+    MOST_ITERATIONS,
+    MOST_LAYERS,
+    MOST_RANKS,
+    json_lines,
+    whole,
+    words,
+    wrong,
+)
+
+LARGEST_EXPERT = 1 << 16
+
+
+@dataclass(kw_only=True)
+class Decisions:
+    """What one rank's file tells; experts of a decision are counted from 0."""
+
+    rank: int
+    source: str
+    # step, block and number of its kind, layer, token copies by expert up to the last
+    made: list[tuple[int, tuple[str, int], int, Any]] = field(default_factory=list)
+    topk: set[int] = field(default_factory=set)
+
+
+def read(path: Path, rank: int | None) -> Decisions:
+    """The decisions of a rank's routers.
+
+    Raises
+    ------
+    UnreadableFile
+        If a line is no such decision.
+    """
+    found: Decisions | None = None
+    for number, line in enumerate(json_lines(path)):
+        step, layer = whole(line.get("step")), whole(line.get("layer"))
+        tokens, topk = whole(line.get("num_tokens")), whole(line.get("topk"), 1)
+        own = whole(line.get("rank", rank))
+        if (
+            (step is None or step >= MOST_ITERATIONS)
+            or (layer is None or layer >= MOST_LAYERS)
+            or (own is None or own >= MOST_RANKS)
+        ):
+            raise wrong(path, f"record {number} tells no step, layer or rank")
+        if found is None:
+            found = Decisions(rank=own, source=path.name)
+        if own != found.rank:
+            raise wrong(path, f"record {number} is of rank {own}, not {found.rank}")
+        try:
+            experts = np.array(line.get("top_indices"), np.int64)
+        except (TypeError, ValueError, OverflowError):
+            experts = np.zeros((0, 0, 0), np.int64)
+        shape = (tokens, topk) if tokens else experts.shape
+        if experts.size == 0 and tokens == 0:
+            experts = np.zeros((0, topk or 1), np.int64)
+            shape = experts.shape
+        if experts.ndim != 2 or experts.shape != shape:
+            raise wrong(
+                path,
+                f"record {number} has {tokens} tokens of {topk} experts, and its "
+                f"top_indices the shape {list(experts.shape)}",
+            )
+        if experts.size and not 0 <= experts.min() <= experts.max() < LARGEST_EXPERT:
+            raise wrong(path, f"record {number} chooses an expert outside 0 to 65535")
+        block = (
+            words(line.get("block", "decoder"), 50),
+            whole(line.get("mtp_idx")) or 0,
+        )
+        counts = np.bincount(experts.ravel()).astype(np.int32)
+        found.made.append((step, block, layer, counts))
+        found.topk.add(topk or 0)
+    if found is None:
+        raise wrong(path, "it holds no decision")
+    return found
+
+
+def experts_of(every: list[Decisions]) -> int:
+    """The number of experts that the decisions show: one more than the largest."""
+    return max((len(c) for d in every for *_, c in d.made), default=0)
+
+
+def records(
+    every: list[Decisions], experts: int, groups: list[Group]
+) -> list[RankRecord]:
+    """The routings of all ranks.
+
+    Parameters
+    ----------
+    every
+        Of each rank.
+    experts
+        How many there are.
+    groups
+        Of which each rank is in one.
+
+    Returns
+    -------
+    list of RankRecord
+        Layers that predict further tokens are numbered after the decoder's last.
+    """
+    blocks = {(block, layer) for d in every for _, block, layer, _ in d.made}
+    plain = [layer for (name, _), layer in blocks if name == "decoder"]
+    others = sorted(b for b in blocks if b[0][0] != "decoder")
+    after = {b: max(plain, default=-1) + 1 + at for at, b in enumerate(others)}
+    unknown = np.full(experts, -1, np.int32)  # what was dropped later
+    found = []
+    for decisions in every:
+        record = RankRecord(rank=decisions.rank, source=decisions.source)
+        group = next(g for g in groups if decisions.rank in g.ranks)
+        for step, block, layer, counts in decisions.made:
+            record.calls.append(
+                ImportedCall(
+                    operation=ROUTING,
+                    group=group,
+                    layer=after.get((block, layer), layer),
+                    label="" if block[0] == "decoder" else f"{block[0]}{block[1]}",
+                    iteration=step,
+                    sent=np.pad(counts, (0, experts - len(counts))),
+                    received=unknown,
+                )
+            )
+        steps = sorted({step for step, *_ in decisions.made})
+        record.steps += [(step, UNKNOWN_TIME, UNKNOWN_TIME) for step in steps]
+        found.append(record)
+    return found

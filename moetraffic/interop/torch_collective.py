@@ -1,0 +1,313 @@
+"""What torch's profiles tell of a collective, and the call that it was.
+
+Two kinds of rows tell of one: the operator (``c10d::alltoall_base_``, with the shapes
+of its inputs, and the output first) and, on NCCL, ``record_param_comms`` inside it,
+with the group and the numbers of elements (torch ``ParamCommsUtils.hpp``).  Splits are
+rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from moetraffic.trace.model import ALL_TO_ALL, Group
+
+from .imported_call import ImportedCall, RankRecord
+from .process_group import ProfileGroups
+
+OPERATORS = {  # c10d operator: (operation, index of this rank's input)
+    "alltoall_base_": (ALL_TO_ALL, 1),
+    "alltoall_": (ALL_TO_ALL, 1),
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "allgather_": ("all_gather", 1),
+    "_allgather_base_": ("all_gather", 1),
+    "allgather_coalesced_": ("all_gather", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "reduce_": ("reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 1),
+    "barrier": ("barrier", -1),
+    "send": ("send_recv", 0),
+    "recv_": ("send_recv", 0),
+    "recv_any_source_": ("send_recv", 0),
+}
+
+RECORDED = {  # names in record_param_comms
+    "all_to_all": ALL_TO_ALL,
+    "all_to_allv": ALL_TO_ALL,
+    "alltoall": ALL_TO_ALL,
+    "alltoall_base": ALL_TO_ALL,
+    "all_to_all_single": ALL_TO_ALL,
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "allreduce_sparse": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce": "reduce",
+    "_reduce_oop": "reduce",
+    "broadcast": "broadcast",
+    "_broadcast_oop": "broadcast",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send_recv",
+    "recv": "send_recv",
+}
+
+TruncatedList = tuple[
+    list[int], bool
+]  # numbers of a list, and whether its end was cut off
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputTensors:
+    """An input: one tensor, or a list of them."""
+
+    shapes: Sequence[tuple[int, ...]]
+    dtype: str = ""
+    element_bytes: int = 0  # 0: the file does not say the type
+
+    @property
+    def elements(self) -> int:
+        """Elements of all of them."""
+        return sum(prod(s) for s in self.shapes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class C10dOperator:
+    """A c10d operator as a profile shows it; what it does not show is None."""
+
+    name: str  # without "c10d::"
+    output: InputTensors | None = None
+    input: InputTensors | None = None
+    output_rows: TruncatedList | None = (
+        None  # an empty list: equal parts, says the operator
+    )
+    input_rows: TruncatedList | None = None
+    peer: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCollective:
+    """A ``record_param_comms``; what it does not say is None."""
+
+    name: str
+    group: Group | None = None
+    dtype: str = ""
+    element_bytes: int = 0
+    input_elements: int | None = None
+    output_elements: int | None = None
+    input_rows: TruncatedList | None = (
+        None  # empty: not told, for lists of tensors have none
+    )
+    output_rows: TruncatedList | None = None
+    sequence: int = -1
+    peer: int | None = None
+
+
+def call_of(
+    operator: C10dOperator | None,
+    recorded: RecordedCollective | None,
+    groups: ProfileGroups,
+    record: RankRecord,
+    known: Group | None = None,
+) -> ImportedCall | None:
+    """The call that the two rows tell of together; None where its group is not told.
+
+    What is wrong, or is left out, is noted in the record.
+
+    Parameters
+    ----------
+    operator, recorded
+        The rows, at least one of them.
+    groups, record
+        Of the file.
+    known
+        The group, where something else tells it.
+    """
+    operation = _operation(operator, recorded)
+    if operation is None:
+        return None
+    group = recorded.group if recorded else None
+    if group is None and operator:
+        group = groups.of_width(width_of(operator), record.rank)
+    group = group or known
+    if group is None or record.rank not in group.ranks:
+        record.left_out[f"{operation} on a group that the file does not tell"] += 1
+        return None
+    call = ImportedCall(operation=operation, group=group)
+    told = (operator.input or operator.output) if operator else None
+    if told and told.element_bytes:
+        call.dtype, size = told.dtype, told.element_bytes
+    elif recorded and recorded.element_bytes:
+        call.dtype, size = recorded.dtype, recorded.element_bytes
+    else:
+        size = 0
+    if recorded and recorded.sequence >= 0:
+        call.sequence = recorded.sequence
+    if operation == "barrier":
+        call.dtype, call.row_bytes, call.volume = "", 0, 0
+    elif operation == ALL_TO_ALL:
+        _exchange(call, operator, recorded, size, record)
+    else:
+        call.row_bytes = 0  # a buffer has no rows
+        elements = recorded.input_elements if recorded else None
+        if operator and operator.input:
+            elements = operator.input.elements
+        if elements is not None and size:
+            call.volume = elements * size
+        if operation == "send_recv":
+            return _message(call, operator, recorded, record)
+    return call
+
+
+def _operation(
+    operator: C10dOperator | None, recorded: RecordedCollective | None
+) -> str | None:
+    if operator:
+        return OPERATORS[operator.name][0] if operator.name in OPERATORS else None
+    return RECORDED.get(recorded.name) if recorded else None
+
+
+def width_of(operator: C10dOperator) -> int:
+    """Ranks of the group as the operator's inputs show it, 0 where they do not."""
+    for rows in (operator.input_rows, operator.output_rows):
+        if rows and rows[0] and not rows[1]:
+            return len(rows[0])
+    into, out = operator.input, operator.output
+    if operator.name == "alltoall_" and into:
+        return len(into.shapes)
+    if into and out and into.elements and out.elements:
+        if operator.name == "_allgather_base_":
+            return out.elements // into.elements
+        if operator.name == "_reduce_scatter_base_":
+            return into.elements // out.elements
+    return 0
+
+
+def _message(
+    call: ImportedCall,
+    operator: C10dOperator | None,
+    recorded: RecordedCollective | None,
+    record: RankRecord,
+) -> ImportedCall | None:
+    name = operator.name if operator else recorded.name if recorded else ""
+    peer = operator.peer if operator else None
+    if peer is None and recorded:
+        peer = recorded.peer
+    width, me = len(call.group.ranks), call.group.ranks.index(record.rank)
+    if peer is None or not 0 <= peer < width:
+        record.left_out["send_recv of which the file does not tell the peer"] += 1
+        return None
+    call.peers = (me, peer) if name == "send" else (peer, me)
+    call.sequence = -1
+    return call
+
+
+def _exchange(
+    call: ImportedCall,
+    operator: C10dOperator | None,
+    recorded: RecordedCollective | None,
+    size: int,
+    record: RankRecord,
+) -> None:
+    """Fill in what an all-to-all sent and received."""
+    width = len(call.group.ranks)
+    into, out = _sides(operator, recorded, width)
+    call.row_bytes = _row_bytes(operator, into, out, size)
+    for side, (rows, elements) in (("sent", into), ("received", out)):
+        counts, cut = rows or ([], True)
+        row_bytes = call.row_bytes
+        if not any(counts) and not cut:
+            row_bytes = 0  # nothing: whatever a row has
+        parts = [n * row_bytes if row_bytes >= 0 else -1 for n in counts]
+        wrong = ""
+        if len(counts) > width or (len(counts) < width and not cut):
+            wrong = f"it has {len(counts)} splits in a group of {width}"
+        elif len(counts) == width and elements is not None and size:
+            # the rows must make up the buffer
+            if min(parts) >= 0 and sum(parts) != elements * size:
+                wrong = (
+                    f"its splits make {sum(parts)} bytes {side}, but its buffer has "
+                    f"{elements * size}"
+                )
+        elif elements is not None and size and sum(parts) > elements * size:
+            wrong = f"a part of its splits is more than its {elements} elements"
+        if wrong:
+            record.contradict(len(record.calls), ALL_TO_ALL, wrong)
+            parts = []
+        setattr(call, side, [*parts, *[-1] * (width - len(parts))])
+
+
+Side = tuple[
+    "TruncatedList | None", "int | None"
+]  # rows to or from each member, elements in all
+
+
+def _sides(
+    operator: C10dOperator | None, recorded: RecordedCollective | None, width: int
+) -> tuple[Side, Side]:
+    """What is told of the two sides; the operator tells more where it is seen."""
+    into: Side = (None, None)
+    out: Side = (None, None)
+    if recorded:
+        # an empty list may stand for a list of tensors of any sizes
+        into = (_or_none(recorded.input_rows), recorded.input_elements)
+        out = (_or_none(recorded.output_rows), recorded.output_elements)
+    if operator is None:
+        return into, out
+    sides = []
+    for tensors, rows, before in (
+        (operator.input, operator.input_rows, into),
+        (operator.output, operator.output_rows, out),
+    ):
+        if tensors is None:
+            sides.append(before)
+        elif operator.name == "alltoall_":
+            # the parts may have any shape: an element is the row that they share
+            sides.append((([prod(s) for s in tensors.shapes], False), tensors.elements))
+        elif rows is not None and not rows[0] and not rows[1]:
+            # the operator takes no splits for equal parts
+            first = tensors.shapes[0][0] if tensors.shapes and tensors.shapes[0] else 0
+            sides.append((([first // width] * width, False), tensors.elements))
+        else:
+            sides.append((rows or before[0], tensors.elements))
+    return sides[0], sides[1]
+
+
+def _or_none(rows: TruncatedList | None) -> TruncatedList | None:
+    return rows if rows and (rows[0] or rows[1]) else None
+
+
+def _row_bytes(operator: C10dOperator | None, into: Side, out: Side, size: int) -> int:
+    """Bytes of a row, -1 where nothing tells."""
+    if not size:
+        return -1
+    if operator and operator.name == "alltoall_":
+        return size
+    tensors = operator and (operator.input or operator.output)
+    if tensors and tensors.shapes and tensors.shapes[0]:
+        return size * prod(tensors.shapes[0][1:])
+    for rows, elements in (into, out):
+        if rows and not rows[1] and sum(rows[0]) and elements:
+            each, rest = divmod(elements, sum(rows[0]))
+            if not rest:
+                return size * each
+    return -1

@@ -1,0 +1,153 @@
+"""What this machine has, so that what cannot run here is refused before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import Workload
+from moetraffic.patterns.footprint import least_bytes
+from moetraffic.patterns.text import check as check_text
+
+MOST_RANKS = 4096
+"""Of one host: more processes are a slip of the finger."""
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def check_workload(workload: Workload, *, ranks: int) -> None:
+    """Refuse a workload that this machine cannot train, before any rank starts.
+
+    Parameters
+    ----------
+    workload
+        What is to be trained.
+    ranks
+        Ranks of it on this host; of a virtual run, those that its process stands for.
+
+    Raises
+    ------
+    LayoutError
+        If its text cannot be used, the device is not there, or the memory certainly
+        does not suffice.
+    """
+    shape, training = workload.model, workload.training
+    if training.device == "cuda":
+        _refuse_no_gpu()
+    else:
+        # a virtual run is one process, whatever ranks it stands for
+        share = 1.0 if training.virtual else ranks / workload.layout.world
+        _refuse_no_memory(least_bytes(workload) * share)
+    check_text(
+        training.corpus,
+        sequence=shape.window,
+        vocabulary=shape.vocabulary - int(shape.masked),
+    )
+
+
+def available_bytes() -> int | None:
+    """Memory that processes can still get here; None where the system does not tell.
+
+    The least of what the kernel calls available, with swap, and of the control group's
+    limit (version 2 or 1), of which the page cache can be given back.
+    """
+    known = [found for found in (_system(), _control_group()) if found is not None]
+    return min(known, default=None)
+
+
+def _system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        told = {name: int(rest.split()[0]) for name, _, rest in _parted(lines)}
+        return (told["MemAvailable"] + told.get("SwapFree", 0)) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _parted(lines: list[str]) -> list[tuple[str, str, str]]:
+    return [line.partition(":") for line in lines]
+
+
+def _control_group() -> int | None:
+    """The least that this process's control group and those around it leave."""
+    known = []
+    for folder, limit, used in _groups():
+        try:
+            most = int((folder / limit).read_text())
+            now = int((folder / used).read_text())
+            stat = (folder / "memory.stat").read_text().split()
+        except (OSError, ValueError):
+            continue  # no limit ("max"), or no such version
+        told = dict(zip(stat[::2], map(int, stat[1::2]), strict=False))
+        cache = told.get("file", told.get("total_cache", 0))
+        known.append(max(0, most - now + cache))
+    return min(known, default=None)
+
+
+def _groups() -> Iterator[tuple[Path, str, str]]:
+    """Folders of the control groups that hold this process, with their files' names.
+
+    A container sees its own group as the root, whatever its path says.
+    """
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            root, names = _ROOT, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root = _ROOT / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *names
+            if folder == root:
+                break
+
+
+def _refuse_no_memory(needed: float) -> None:
+    there = available_bytes()
+    if there is not None and needed > there:
+        raise LayoutError(
+            f"the model, its gradients and the optimizer's moments need at least "
+            f"{needed / 1e9:.3g} GB on this machine, but {there / 1e9:.3g} GB are "
+            "available: lower --layers, --hidden, --experts, --micro-batch or --nproc"
+        )
+
+
+def _refuse_no_gpu() -> None:
+    # seconds, but only where a GPU is asked for
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LayoutError(
+            "device cuda needs a CUDA GPU and a torch built for it, but torch "
+            f"{torch.__version__} sees none: use --device cpu"
+        )
+
+
+def check_rank_count(ranks: int) -> None:
+    """Refuse a number of ranks that no host can have.
+
+    Raises
+    ------
+    LayoutError
+        If there are none, or more than 4096.
+    """
+    if ranks < 1:
+        raise LayoutError(
+            f"at least one rank trains, but nproc is {ranks}: raise --nproc"
+        )
+    if ranks > MOST_RANKS:
+        raise LayoutError(
+            f"one host starts at most {MOST_RANKS} ranks, but nproc is {ranks}: lower "
+            f"--nproc (this machine has {os.cpu_count()} processors)"
+        )

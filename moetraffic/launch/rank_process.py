@@ -1,0 +1,187 @@
+"""One rank's process: started in a session of its own, read, signalled, ended whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_WRAPPER = str(Path(__file__).with_name("parent_death_signal.py"))
+_LAST_LINES = 60
+_LONGEST_LINE = 2000  # characters
+_CHUNK = 1 << 16
+_LOOK_S = 0.005
+
+
+class RankProcess:
+    """A running rank and the last lines that it wrote to stderr.
+
+    A session of its own keeps the terminal's Ctrl-C away (the supervisor forwards
+    it), and makes everything that the rank starts end with it.
+
+    Raises
+    ------
+    OSError
+        If the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        inherited: Sequence[int],
+    ) -> None:
+        # -I -S: the guard needs no site-packages, and starts in half the time
+        guarded = [
+            sys.executable,
+            "-I",
+            "-S",
+            _WRAPPER,
+            str(os.getpid()),
+            *command,
+        ]
+        self._process = subprocess.Popen(
+            guarded,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self.stderr: IO[bytes] = self._process.stderr
+        os.set_blocking(self.stderr.fileno(), False)
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._unfinished = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """The exit code once the process has ended; ends what it left behind."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if os.waitid(os.P_PID, self.pid, flags) is None:
+            return None
+        # not reaped yet, so its process group still has this number and no other has
+        self._signal_group(signal.SIGKILL)
+        return self._process.wait()
+
+    def stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped it (Linux; else False)."""
+        return state_of(self.pid) == "stopped"
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank itself."""
+        if self.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and everything it started, at once."""
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+
+    def outlast(self, until: float) -> None:
+        """Wait until what the rank had started is gone too, after its kill.
+
+        A process that was killed lives until it is its turn on a core, and nobody but
+        its own parent, the ended rank, is told of its end.
+
+        Parameters
+        ----------
+        until
+            Of the monotonic clock: when to leave it to the kernel.
+        """
+        while _group_lives(self.pid) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    def read(self) -> bool:
+        """Take in what stderr holds; False when it has ended."""
+        while True:
+            try:
+                chunk = os.read(self.stderr.fileno(), _CHUNK)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            *lines, rest = (self._unfinished + chunk).split(b"\n")
+            self._lines.extend(_text(line) for line in lines if line.strip())
+            self._unfinished = rest[-_LONGEST_LINE * 4 :]
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of stderr, blank ones left out."""
+        rest = (_text(self._unfinished),) if self._unfinished.strip() else ()
+        return (*self._lines, *rest)
+
+    def close(self) -> None:
+        """Let go of stderr; a process that outlived the rank must not keep us."""
+        self.stderr.close()
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # nothing of the group is left
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of the group runs; one that waits to be reaped does not."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = process.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended, or is somebody else's
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            return True
+    return not Path("/proc/self/stat").exists()  # it may, where that is not told
+
+
+def state_of(pid: int) -> str:
+    """What a process of this host does: "running", "stopped" or "ended".
+
+    Where the system does not tell (no /proc), "running".
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended" if Path("/proc/self/stat").exists() else "running"
+    except OSError:
+        return "running"
+    letter = text.rpartition(")")[2].split()[0]
+    return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "ended"}.get(
+        letter, "running"
+    )
+
+
+def pid_namespace() -> str:
+    """In which process ids count; "" where the system does not tell.
+
+    Containers of one host may have the same host's name and other processes.
+    """
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _text(line: bytes) -> str:
+    return line[:_LONGEST_LINE].decode(errors="replace").rstrip()

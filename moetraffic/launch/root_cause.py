@@ -1,0 +1,187 @@
+"""Which rank, of all that failed together, failed first and why.
+
+One rank's fault makes the others fail: gloo tells them "Connection closed by peer" or
+"Timed out" and names nobody.  So the causes are tried from the surest to the vaguest:
+
+1. a rank that received what contradicts its plan, and says so;
+2. a rank that a signal ended which was not ours;
+3. a rank that gave up for a reason of its own, and says so;
+4. a rank that a signal has stopped;
+5. a rank that ended with an error which is no mere consequence of another's;
+6. a rank that ended early, without an error;
+7. a rank that did not answer: the one that came least far;
+8. of ranks that only report each other's absence, the one that came last.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+AFTERMATH = re.compile(
+    r"timed?[ _-]?out|connection (was )?(likely )?(closed|reset|refused)|closed by peer"
+    r"|broken pipe|pair closure|got 0 bytes|IoException|DistNetworkError"
+    r"|watchdog|ncclRemoteError",
+    re.IGNORECASE,
+)
+"""What torch.distributed says on a rank whose peer has failed."""
+
+_SAME_MOMENT_S = 1.0
+"""Ranks that end within this time may be seen to end in another order."""
+
+
+@dataclass(kw_only=True)
+class RankState:
+    """What the supervisor knows of one rank."""
+
+    rank: int
+    last_event: str = ""  # "" before the first heartbeat
+    operation: str = ""  # what the last heartbeat named
+    entered: int = 0  # operations entered and left: 2 n + 1 inside the n-th
+    changed_s: float = 0.0  # last sign of life: time.monotonic()
+    within_s: float = 0.0  # silence that it announced then
+    error: dict[str, Any] = field(default_factory=dict)  # fields of its "error" event
+    ready: bool = False
+    done: bool = False
+    exit_code: int | None = None  # negative: the signal that ended it
+    ended_s: float = float("inf")  # when it was seen to have ended
+    killed: bool = False  # by the supervisor
+    stopped: bool = False  # by a signal, when the supervisor last looked
+    stderr: tuple[str, ...] = ()
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal ended it that the supervisor did not send."""
+        return not self.killed and self.exit_code is not None and self.exit_code < 0
+
+    @property
+    def complaint(self) -> str:
+        """Why it gave up, in its own words."""
+        told = str(self.error.get("message", ""))
+        return told or (self.stderr[-1] if self.stderr else "")
+
+    @property
+    def aftermath(self) -> bool:
+        """Whether its complaint only says that another rank was missing."""
+        if "cause" in self.error:
+            return bool(self.error["cause"] == "peer")
+        return bool(AFTERMATH.search("\n".join((self.complaint, *self.stderr[-5:]))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootCause:
+    """The rank that failed first, where, and why."""
+
+    rank: int
+    operation: str  # "" where it is not known
+    reason: str  # completes the sentence "rank 2 ..."
+
+
+OperationNamer = Callable[[int, int], str]
+"""Name of a rank's n-th operation; "" where it is past its last."""
+
+
+def first_failure(
+    states: Sequence[RankState], namer: OperationNamer | None = None, patience: str = ""
+) -> RootCause | None:
+    """The rank to blame, or None where no rank failed.
+
+    Parameters
+    ----------
+    states
+        All ranks, after all of them have ended.
+    namer
+        Names a rank's n-th operation, for ranks that died without naming it.
+    patience
+        The deadline that ran out, in words, for ranks that had to be killed.
+    """
+    found = _find(states, patience)
+    if found is None:
+        return None
+    state, reason = found
+    rank = state.error.get("blames", state.rank)
+    return RootCause(
+        rank=rank if rank in [s.rank for s in states] else state.rank,
+        operation=_operation(state, namer),
+        reason=reason,
+    )
+
+
+def _operation(state: RankState, namer: OperationNamer | None) -> str:
+    """What a rank was doing, or what it failed to begin."""
+    if state.error.get("operation"):
+        return str(state.error["operation"])
+    if namer is None:
+        return state.operation
+    if not state.ready:
+        return state.operation or "start-up"
+    return namer(state.rank, state.entered // 2) or state.operation
+
+
+def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] | None:
+    failed = _by_time(s for s in states if s.exit_code != 0)
+    # Step 1: a contradiction that a rank saw
+    for s in failed:
+        if s.error.get("cause") == "mismatch":
+            return s, s.complaint
+    # Step 2: another's signal.  After a report it is only the interpreter's end, and
+    # NCCL's watchdog aborts a rank because another did not answer.
+    for s in failed:
+        abort = s.exit_code == -signal.SIGABRT and s.aftermath
+        if s.signalled and not s.error and not abort:
+            return s, f"was ended by {_signal_name(s)}" + _said(s)
+    # Step 3: an error of its own
+    for s in failed:
+        if s.error.get("cause") == "own":
+            return s, f"failed: {s.complaint}"
+    # Step 4: stopped
+    silent = [s for s in failed if s.killed and not s.error]
+    for s in silent:
+        if s.stopped:
+            return s, "was stopped by a signal and did not go on"
+    # Step 5: an error that no other rank explains
+    ended = [s for s in failed if not s.killed]
+    for s in ended:
+        if not s.aftermath:
+            return s, f"ended with exit code {s.exit_code}" + _said(s)
+    # Step 6: left without a word, and the others waited for it
+    first = min((s.ended_s for s in failed), default=0.0)
+    for s in _by_time(s for s in states if s.exit_code == 0):
+        if not s.done and s.ended_s <= first + _SAME_MOMENT_S:
+            return s, "ended early, without an error"
+    # Step 7: silent
+    for s in sorted(silent, key=lambda s: (s.done, _progress(s), s.changed_s)):
+        if s.done:
+            return s, f"did not end{patience}, though it had reported to be done"
+        return s, f"did not answer{patience}"
+    # Step 8: only complaints about others; the last to enter made them wait
+    for s in sorted(ended, key=lambda s: (_progress(s), -s.changed_s)):
+        return s, f"ended with exit code {s.exit_code}" + _said(s)
+    for s in failed:
+        return s, "had to be ended: " + s.complaint
+    return None
+
+
+def _progress(state: RankState) -> tuple[int, int]:
+    """How far a rank has come: its stage, then the operations it has entered."""
+    stage = 2 if state.ready else 1 if state.last_event else 0
+    return stage, state.entered
+
+
+def _by_time(states: Iterable[RankState]) -> list[RankState]:
+    return sorted(states, key=lambda s: s.ended_s)
+
+
+def _said(state: RankState) -> str:
+    return f": {state.complaint}" if state.complaint else ""
+
+
+def _signal_name(state: RankState) -> str:
+    number = -(state.exit_code or 0)
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

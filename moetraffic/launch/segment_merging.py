@@ -1,0 +1,161 @@
+"""What a command's ranks have left, made into traces when the command has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moetraffic.errors import CaptureError
+from moetraffic.trace.hdf5.durable import remove_folder
+from moetraffic.trace.merge.merging import NothingRecorded, merge
+from moetraffic.trace.segments.segment import PATTERN
+from moetraffic.trace.segments.series import alone, clear, members
+from moetraffic.trace.segments.store import RANKS, recording, segments_folder
+
+from . import hook_environment
+from .environment import current_rank
+
+PATIENCE_S = 5.0
+"""How long ranks that outlive the command are waited for."""
+
+
+class SegmentMerger:
+    """Makes traces of what the ranks of a command have left.
+
+    Several launchers may share one output, each with some of the ranks: on several
+    hosts, or one a rank under srun.  Whoever ends last finds no rank that still
+    records, and merges.
+
+    Parameters
+    ----------
+    output
+        The trace that was asked for.
+    began
+        When the command began, in seconds since the epoch: what was written since
+        then is another launcher's, and made from fewer segments.
+    force
+        What is there may be replaced.
+    say
+        Told, in a sentence each, what a user should know.
+    """
+
+    def __init__(
+        self, output: Path, began: float, *, force: bool, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._output, self._began, self._force = output, began, force
+        self._fellows = current_rank() is not None
+
+    def gather(self, notes: Path) -> list[Path]:
+        """Merge every capture of the command.
+
+        Parameters
+        ----------
+        notes
+            What the command's processes have left a word in.
+
+        Returns
+        -------
+        list of Path
+            The traces that were made, in the order of the captures.
+
+        Raises
+        ------
+        MoetrafficError
+            If a trace cannot be written, or its segments are damaged.
+        """
+        made: list[Path] = []
+        quiet = self._fellows
+        self._wait()
+        with alone(self._output):
+            # the first holds the list of the others: it goes last
+            for name in reversed(members(self._output)):
+                folder = segments_folder(name)
+                if not any(folder.glob(f"{RANKS}/*")):
+                    quiet |= self._is_fresh(name)  # another launcher was faster
+                    continue
+                if still := recording(folder):
+                    quiet = True
+                    if not self._fellows:
+                        self._say(
+                            f"ranks {still} still record into {folder}: "
+                            "what runs them makes the trace; where nothing does, run "
+                            f"moetraffic merge {folder}"
+                        )
+                elif self._merge(folder, name):
+                    made.insert(0, name)
+            if not quiet and not made:
+                clear(self._output)
+        if not made and not quiet:
+            self._say(f"nothing was recorded: {explain_nothing_recorded(notes)}")
+        return made
+
+    def _merge(self, folder: Path, path: Path) -> bool:
+        """Make a trace of a folder of segments; False where nothing is in them."""
+        if self._is_fresh(path) and path.stat().st_mtime >= _newest(folder):
+            return True  # another launcher has done it, and something was missing
+        if not any(folder.glob(f"{RANKS}/{PATTERN}")):
+            remove_folder(folder)
+            return False
+        try:
+            merged = merge(folder)
+        except NothingRecorded:
+            remove_folder(folder)
+            return False
+        if path.exists() and not (self._force or self._is_fresh(path)):
+            raise CaptureError(
+                f"{path} was written by something else while the command ran, and is "
+                f"not overwritten: run moetraffic merge {folder} -o another output"
+            )
+        merged.trace.save(path, force=True)
+        if not merged.missing and not merged.contradictions:
+            remove_folder(folder)
+        for sentence in merged.contradictions:
+            self._say(f"contradiction: {sentence}")
+        return True
+
+    def _is_fresh(self, path: Path) -> bool:
+        """Whether a trace was written since the command began."""
+        return path.exists() and path.stat().st_mtime >= self._began
+
+    def _wait(self) -> None:
+        """Wait until no rank records: what a killed one left is still being written."""
+        folders = [segments_folder(name) for name in members(self._output)]
+        deadline = time.monotonic() + PATIENCE_S
+        while any(map(recording, folders)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _newest(folder: Path) -> float:
+    """When the last of a folder's segments was written."""
+    return max(
+        (p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")), default=0.0
+    )
+
+
+def explain_nothing_recorded(notes: Path) -> str:
+    """Why no process of a command recorded, by the words that its hooks have left."""
+    told = {note.name: note.read_text() for note in notes.iterdir()}
+    if "own" in told:
+        return "the program records by itself, see the output of its own recorder"
+    if "refused" in told:
+        return "a rank said why above"
+    if "begun" in told:
+        return "its ranks ended before a collective was on the disk"
+    if "initialized" in told:
+        return "its process group sends nothing (backend fake)"
+    if "distributed" in told:
+        return (
+            "torch.distributed was imported, but no process got through "
+            "init_process_group"
+        )
+    if "python" in told:
+        return "no process of the command imported torch.distributed"
+    return (
+        "no Python process of the command ran the start-up hook: the command is not "
+        "Python, Python's options -I, -E or -S disable the hook, a script replaces "
+        f"PYTHONPATH, which must contain {hook_environment.hook_folder()}, or the "
+        "command runs in a container or on a host without that folder (see moetraffic "
+        "run --env)"
+    )

@@ -1,0 +1,98 @@
+"""Programs that answer a line with a line, several beside each other.
+
+A sweep hands its tasks to whichever program is free; answers come as they are done.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+
+from moetraffic.errors import MoetrafficError
+
+LAST_WORDS = 2000  # characters of a program's standard error that are kept
+
+
+def answer_tasks(
+    command: Sequence[str], tasks: Sequence[str], *, workers: int
+) -> Iterator[tuple[int, str]]:
+    """Have programs answer tasks, and yield (number of the task, its answer).
+
+    Parameters
+    ----------
+    command
+        Program that reads a line and prints a line, until its input ends.
+    tasks
+        Lines without their end.
+    workers
+        How many programs run beside each other, 1 or more.
+
+    Raises
+    ------
+    MoetrafficError
+        If a program ends before it has answered; the others are ended as well, as
+        they are when the caller stops asking.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    done: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
+    # a terminal's Ctrl-C is for the caller, who ends them
+    programs = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for _ in range(min(workers, len(tasks)))
+    ]
+    for program in programs:
+        threading.Thread(
+            target=_feed, args=(program, tasks, waiting, done), daemon=True
+        ).start()
+    try:
+        for _ in tasks:
+            number, answer, error = done.get()
+            if error:
+                raise MoetrafficError(error)
+            yield number, answer
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def _feed(
+    program: subprocess.Popen[str],
+    tasks: Sequence[str],
+    waiting: queue.SimpleQueue[int],
+    done: queue.SimpleQueue[tuple[int, str, str]],
+) -> None:
+    """Hand one program task after task."""
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stderr is not None
+    while True:
+        try:
+            number = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            program.stdin.write(tasks[number] + "\n")
+            program.stdin.flush()
+            answer = program.stdout.readline()
+        except OSError:
+            answer = ""
+        if not answer.strip():
+            said = program.stderr.read()[-LAST_WORDS:].strip().splitlines()
+            why = said[-1] if said else f"exit code {program.poll()}"
+            done.put((number, "", f"run {number} of {len(tasks)} ended early: {why}"))
+            return
+        done.put((number, answer, ""))

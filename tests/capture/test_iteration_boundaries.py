@@ -1,0 +1,85 @@
+"""Iterations end where the program says, or where its optimizers are through."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetraffic.capture.iteration_boundaries import IterationBoundaries
+
+
+def numbered(program: str) -> tuple[list[int], list[int]]:
+    """Iterations of the calls of a program, and the times at which iterations end.
+
+    ``f`` and ``b`` are calls of a pass, ``c`` any other collective, ``o`` a step of an
+    optimizer and ``s`` one that the program marks.
+    """
+    boundaries, calls, ends = IterationBoundaries(), [], []
+    for time, letter in enumerate(program):
+        if letter == "o":
+            boundaries.optimizer(time)
+        elif letter == "s":
+            boundaries.step()
+            ends.append(time)
+        else:
+            found = boundaries.call(settles=letter in "fb")
+            if found is not None:
+                after, when = found
+                ends.append(when)
+                for at in range(len(calls) - after, len(calls)):
+                    calls[at] += 1
+            calls.append(boundaries.iteration)
+    found = boundaries.settle()
+    if found is not None:
+        ends.append(found[1])
+        for at in range(len(calls) - found[0], len(calls)):
+            calls[at] += 1
+    return calls, ends
+
+
+def test_an_optimizer_ends_an_iteration() -> None:
+    assert numbered("fbofbofb") == ([0, 0, 1, 1, 2, 2], [2, 5])
+
+
+def test_several_optimizers_end_one() -> None:
+    # the gathering of parameters between them and after them is told apart
+    assert numbered("fbocofbocoof") == ([0, 0, 0, 1, 1, 1, 2], [4, 10])
+    assert numbered("fbocf") == ([0, 0, 1, 1], [2])
+
+
+def test_marks_come_before_optimizers() -> None:
+    assert numbered("fbosfbos") == ([0, 0, 1, 1], [3, 7])
+    # a program that steps its optimizer twice in what it calls one step
+    assert numbered("fbosfbofbos") == ([0, 0, 1, 1, 1, 1], [3, 10])
+
+
+def test_nothing_is_known_without_either() -> None:
+    boundaries = IterationBoundaries()
+    for _ in range(9):
+        assert boundaries.call(settles=True) is None
+    assert not boundaries.known
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    iterations=st.integers(1, 6),
+    layers=st.integers(1, 3),
+    optimizers=st.integers(1, 3),
+    gathers=st.integers(0, 2),
+    marked=st.booleans(),
+)
+def test_regular_programs_are_numbered_exactly(
+    iterations: int, layers: int, optimizers: int, gathers: int, marked: bool
+) -> None:
+    end = "s" if marked else ""
+    one = "f" * layers + "b" * layers + "c" + ("o" + "c" * gathers) * optimizers + end
+    calls, ends = numbered(one * iterations)
+    inside = sum(letter in "fbc" for letter in one)
+    want = [i for i in range(iterations) for _ in range(inside)]
+    if not marked and gathers:
+        # what follows the last optimizer is told to the next iteration
+        want = want[gathers:] + [iterations] * gathers
+        head = [0] * (inside - gathers)
+        want = head + want[len(head) :]
+    assert calls == want
+    assert len(ends) == iterations
