@@ -35,7 +35,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.pace import pace
+from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import (
     PHASES,
@@ -182,7 +182,7 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
             rows.append(both.tolist())
         found = {"pairs": rows, "operations": len(plan.programs[rank_env.rank])}
     elif options.rank_task == "pace":
-        engine = Engine(plan, rank_env.rank, moves, pace=pace("captured"))
+        engine = Engine(plan, rank_env.rank, moves, pace=parse_pace("captured"))
         timing = engine.run()
         found = {"late_us": ((timing.issue - timing.due) / 1e3).tolist()}
     else:

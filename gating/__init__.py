@@ -1,4 +1,4 @@
-"""Routers: how tokens choose experts, and what becomes of those that do not fit."""
+"""Routers of mixture-of-experts layers: expert choice, capacity and balance losses."""
 
 from __future__ import annotations
 

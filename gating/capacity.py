@@ -1,4 +1,4 @@
-"""Expert capacity: how many token copies an expert takes, and which ones.
+"""Expert capacity: the number of token copies that an expert processes.
 
 References
 ----------
@@ -47,7 +47,7 @@ def limit(factor: float | None, k: int, tokens: int, experts: int) -> int | None
 
 
 def keep(expert: Tensor, experts: int, limit: int) -> Tensor:
-    """Which token copies find room: the first ``limit`` of each expert, in list order.
+    """Select the token copies within capacity: the first ``limit`` of each expert.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""What every router keeps: a check that built-in and third parties' routers pass.
+"""Conformance checks for routers, built-in and third-party.
 
-Call it in a test of your own, for all sizes that your router is meant for::
+Call :func:`check_router` in a test, for all sizes that the router supports::
 
     from moetraffic.gating import check_router
 
@@ -31,7 +31,7 @@ def check_router(
     vocabulary: int = 256,
     seed: int = 0,
 ) -> None:
-    """Try a router and say what is wrong with it.
+    """Check that a router follows the protocol of :class:`~.protocols.Router`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def check_router(
     Raises
     ------
     AssertionError
-        With a sentence, at the first thing that does not hold.
+        At the first violated requirement, with a sentence that describes it.
     """
     trial = _RouterTrial(build, hidden, experts, tokens, vocabulary, seed)
     for training in (True, False):
@@ -71,7 +71,7 @@ def check_router(
 
 
 class _RouterTrial:
-    """Equal tokens and equal routers, as often as wanted."""
+    """Build identically seeded routers and route identical tokens."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _RouterTrial:
 
 
 def check_shapes(routing: Routing, *, tokens: int, experts: int) -> None:
-    """Lists of one length, of the right types, with indices in range."""
+    """Check lengths, dtypes and index ranges of a routing."""
     r = routing
     copies = len(r.token)
     dtypes = {"token": torch.int64, "expert": torch.int64, "kept": torch.bool}
@@ -137,7 +137,7 @@ def check_shapes(routing: Routing, *, tokens: int, experts: int) -> None:
 
 
 def check_choices(routing: Routing, *, k: int | None) -> None:
-    """No token goes to an expert twice; under token choice each goes to k experts."""
+    """Check that a token's experts are distinct, and k of them under token choice."""
     r = routing
     pairs = r.token * r.experts + r.expert
     _require(
@@ -165,7 +165,7 @@ def check_choices(routing: Routing, *, k: int | None) -> None:
 
 
 def check_capacity(routing: Routing, *, capacity: int | None) -> None:
-    """No expert takes more than its capacity; without one nothing is dropped."""
+    """Check that loads respect the capacity, and that only full experts drop copies."""
     r = routing
     _require(
         r.capacity == capacity,
@@ -191,7 +191,7 @@ def check_capacity(routing: Routing, *, capacity: int | None) -> None:
 
 
 def check_weights(routing: Routing, *, largest: float) -> None:
-    """Weights are finite and in their range."""
+    """Check that weights are finite and within their range."""
     weight = routing.weight.detach()
     _require(bool(weight.isfinite().all()), "weights must be finite, but are not")
     inside = bool(((weight >= 0) & (weight <= largest * (1 + 1e-5))).all())
@@ -205,7 +205,7 @@ def check_weights(routing: Routing, *, largest: float) -> None:
 
 
 def check_losses(routing: Routing) -> None:
-    """Losses are finite scalars, and what they are computed from is a distribution."""
+    """Check that losses are finite scalars and probabilities are distributions."""
     r = routing
     for name in ("auxiliary_loss", "z_loss"):
         loss: Tensor = getattr(r, name).detach()
@@ -242,7 +242,7 @@ def check_losses(routing: Routing) -> None:
 
 
 def check_equal(first: Routing, second: Routing) -> None:
-    """Two routings decide alike, bit for bit."""
+    """Check that two routings are bitwise equal."""
     for name in ("token", "expert", "kept", "weight"):
         _require(
             torch.equal(getattr(first, name), getattr(second, name)),
@@ -251,7 +251,7 @@ def check_equal(first: Routing, second: Routing) -> None:
 
 
 def _check_gradients(trial: _RouterTrial) -> None:
-    """What is learned, is learned: the gate's weights get a finite gradient."""
+    """Check that trainable parameters get a finite, nonzero gradient."""
     router = trial.router()
     learned = {n: p for n, p in router.named_parameters() if p.requires_grad}
     if not learned:
@@ -278,7 +278,7 @@ def _check_gradients(trial: _RouterTrial) -> None:
 
 
 def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> None:
-    """What a step and a seed change is changed alike everywhere, and stays valid."""
+    """Check that reseeding and optimizer steps keep equal routers equal and valid."""
     routers = [trial.router(), trial.router()]
     for router in routers:
         if isinstance(router, Seeded):
@@ -294,7 +294,7 @@ def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> No
 
 
 def _seed(seed: int) -> None:
-    # torch.manual_seed also tells every kind of device, which takes a millisecond
+    # torch.manual_seed also seeds every kind of device, which takes a millisecond
     torch.default_generator.manual_seed(seed)
 
 

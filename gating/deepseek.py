@@ -1,4 +1,4 @@
-"""DeepSeek's router: scores, a bias for the selection alone, and groups of experts."""
+"""DeepSeek's router: group-limited top-k with a loss-free balancing bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP_SCORES = ("top2", "max")
 
 
 class DeepSeekRouter(LinearGate):
-    """The k best experts of the best groups, by biased scores, weighed without bias.
+    """Top-k experts of the top groups by biased score; weights without the bias.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class DeepSeekRouter(LinearGate):
 
     @torch.no_grad()
     def after_step(self, load_e: Tensor) -> None:
-        """Raise the bias of experts below the mean load, lower it of those above.
+        """Raise the bias of experts below the mean load, and lower it above.
 
         Parameters
         ----------

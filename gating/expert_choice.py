@@ -14,7 +14,7 @@ from .routing import Routing
 
 
 class ExpertChoiceRouter(LinearGate):
-    """Every expert takes as many tokens; a token may have any number of experts.
+    """Each expert chooses equally many tokens; a token may have any number of experts.
 
     Loads are equal by construction: nothing is dropped and there is no balance loss.
     An expert sees all tokens of the micro-batch, later ones too.

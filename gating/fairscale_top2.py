@@ -1,4 +1,4 @@
-"""fairscale's Top2Gate as a router: its decisions, read from what it returns."""
+"""Router around fairscale's ``Top2Gate``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .routing import Routing
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GateOutput:
-    """What ``Top2Gate`` returns, for T tokens, E experts and capacity C."""
+    """Output of ``Top2Gate`` for T tokens, E experts and capacity C."""
 
     auxiliary_loss: Tensor  # scalar
     combine: Tensor  # [T, E, C] float, weight of each copy at its place
@@ -66,7 +66,7 @@ class FairscaleTop2Router(nn.Module):
         nn.init.normal_(self.gate.wg.weight, std=0.02)
 
     def decide(self, x: Tensor) -> GateOutput:
-        """What the gate returns for ``[T, h]`` token vectors."""
+        """Run the gate on ``[T, h]`` token vectors."""
         if len(x) % self.experts:
             raise LayoutError(
                 "fairscale's Top2Gate wants the tokens of a micro-batch to divide by "
@@ -83,7 +83,7 @@ class FairscaleTop2Router(nn.Module):
         return GateOutput(auxiliary_loss=auxiliary, combine=combine, dispatch=dispatch)
 
     def routing(self, x: Tensor, output: GateOutput) -> Routing:
-        """The gate's decisions as a list of copies, token by token."""
+        """Convert the gate's output into a :class:`Routing`."""
         token, expert, place = output.dispatch.nonzero(as_tuple=True)
         dtype = _precise(x)
         with torch.autocast(x.device.type, enabled=False):

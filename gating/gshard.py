@@ -1,4 +1,4 @@
-"""The GShard router: the best expert, and a second one at random."""
+"""GShard's router: top-2 with a randomized second expert."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS = ("chosen", "kept")
 
 
 class GShardRouter(LinearGate):
-    """Top-2 routing in which the second expert is left out, or drawn, at random.
+    """Top-2 routing in which the second expert is randomly omitted or sampled.
 
     All first choices find room before any second choice; within each, earlier tokens
     come first.
@@ -133,7 +133,7 @@ class GShardRouter(LinearGate):
 
 
 def _gumbel(like: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise; equal seeds give the noise of ``torch.distributions``."""
+    """Sample Gumbel(0, 1) noise as ``torch.distributions.Gumbel`` does."""
     # its ends are left out as torch.distributions.Gumbel does, which fairscale draws
     # from: importing that takes seconds
     ends = torch.finfo(like.dtype)

@@ -1,4 +1,4 @@
-"""The hash router: a token's id alone decides its experts."""
+"""Hash router: a token's id determines its experts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HashRouter(nn.Module):
         self.reseed(0, 0)
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw the assignment anew from the run's seed and the layer's index."""
+        """Draw a new assignment from the run's seed and the layer's index."""
         self.key = (self.seed, seed, layer)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:

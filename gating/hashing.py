@@ -1,4 +1,4 @@
-"""Random numbers that are a function of integers: equal on every rank and device.
+"""Counter-based random numbers: a hash of integers, equal on every rank and device.
 
 A router that draws from them needs no generator and no state, and a recomputed forward
 pass draws the same.
@@ -20,7 +20,7 @@ _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def mixed(*keys: int | Tensor) -> Tensor:
-    """A hash of integers: all 64 bits depend on every key and on their order.
+    """Hash integers to 64 bits that depend on every key and on their order.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def mixed(*keys: int | Tensor) -> Tensor:
 
 
 def uniform(*keys: int | Tensor) -> Tensor:
-    """The same as numbers above 0 and below 1, float64: 52 bits of the hash."""
+    """Hash integers to float64 numbers in (0, 1), with 52 random bits."""
     bits = _shifted(mixed(*keys), 12)
     return (bits.double() + 0.5) * 2.0**-52
 
@@ -53,5 +53,5 @@ def _finalized(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """The logical shift: torch's is arithmetic and brings the sign along."""
+    """Shift right logically; torch's shift is arithmetic and extends the sign."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

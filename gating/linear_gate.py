@@ -1,4 +1,4 @@
-"""The linear gate: one logit an expert, in single precision or better."""
+"""Linear gate: one logit per expert, computed in single precision or better."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The losses that keep a router healthy, and the step of the loss-free bias.
+"""Load-balancing losses, the router z-loss and the update of the loss-free bias.
 
 A balance loss is ``E sum_i f_i P_i``: ``f_i`` is the share of token copies that chose
 expert i, ``P_i`` the mean probability of expert i over the tokens of this rank's
 micro-batch.  It is 1 for a uniform router and at most E; its gradient flows through
-``P`` alone.  Copies over capacity count: a loss sees what the router wanted.  The
+``P`` alone.  Copies over capacity count, as they are part of the demand.  The
 losses differ in whose copies ``f`` counts: those of the micro-batch, of each sequence,
 or of the global batch.
 """
@@ -19,7 +19,7 @@ from .routing import Routing
 
 
 def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
-    """The auxiliary loss over a micro-batch.
+    """Load-balancing loss of a micro-batch.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
 def sequence_balance_loss(
     probabilities: Tensor, expert: Tensor, sequences: int
 ) -> Tensor:
-    """The mean over sequences of each sequence's own auxiliary loss.
+    """Load-balancing loss of each sequence, averaged over sequences.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def sequence_balance_loss(
 
 
 def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
-    """The auxiliary loss whose shares are those of a larger batch.
+    """Load-balancing loss with expert shares of a larger (global) batch.
 
     The mean of it over ranks of as many tokens is the loss of all their tokens
     together.
@@ -123,7 +123,7 @@ def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
 
 
 def balance_counts(routing: Routing) -> Tensor:
-    """``[E]`` int64, what the balance losses count of a routing."""
+    """Expert counts ``[E]`` int64 that the balance losses use."""
     chosen = routing.expert if routing.balanced is None else routing.balanced
     return torch.bincount(chosen.reshape(-1), minlength=routing.experts)
 
@@ -131,7 +131,7 @@ def balance_counts(routing: Routing) -> Tensor:
 def balance_loss(
     routing: Routing, scope: str, *, sequences: int = 1, counts: Tensor | None = None
 ) -> Tensor:
-    """The auxiliary loss of a routing for one of ``BALANCE_SCOPES``.
+    """Load-balancing loss of a routing for one of ``BALANCE_SCOPES``.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def balance_loss(
 
 
 def router_z_loss(logits: Tensor) -> Tensor:
-    """The mean over tokens of ``logsumexp(logits)^2``: it keeps logits small.
+    """Router z-loss: the mean of ``logsumexp(logits)^2`` over tokens.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def router_z_loss(logits: Tensor) -> Tensor:
 
 
 def load_error_sign(load: Tensor) -> Tensor:
-    """The step of the loss-free bias: up below the mean load, down above it.
+    """Update direction of the loss-free bias: up below the mean load, down above it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a MoE layer and a training loop ask of a router."""
+"""Protocols that routers implement for MoE layers and training loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .routing import Routing
 
 
 class Router(Protocol):
-    """What a MoE layer asks of a router, which is an ``nn.Module`` besides.
+    """Interface of a router, which is also an ``nn.Module``.
 
     What a router draws at random it takes from torch's default generator, as dropout
     does: ``torch.manual_seed`` repeats it, and activation checkpointing restores it.
@@ -35,7 +35,7 @@ class Adaptive(Protocol):
     """A router with state that changes from step to step."""
 
     def after_step(self, load_e: Tensor) -> None:
-        """One optimizer step is done.
+        """Update the state after an optimizer step.
 
         Every rank calls it with the same values, so that routers stay equal.
 
@@ -53,5 +53,5 @@ class Seeded(Protocol):
     """A router that holds a random assignment, drawn once."""
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw it anew from the run's seed and the layer's global index."""
+        """Draw a new assignment from the run's seed and the layer's global index."""
         ...

@@ -1,4 +1,4 @@
-"""Routers by name: the built-in ones and those of installed third parties.
+"""Registry of routers by name: built-in ones and those of installed packages.
 
 A third party registers a factory under the entry-point group ``moetraffic.routers``::
 
@@ -39,7 +39,7 @@ RouterFactory = Callable[[Gating, int, int], nn.Module]
 def build(
     gating: Gating, hidden: int, experts: int, *, seed: int = 0, layer: int = 0
 ) -> nn.Module:
-    """The router that ``gating.router`` names, as a module that is a :class:`Router`.
+    """Build the router module that ``gating.router`` names.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The one type that every router returns: a list of token copies and their experts."""
+"""Routing: the expert of each token copy, as every router returns it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .capacity import keep
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Routing:
-    """Which token goes to which expert, with which weight, and whether it has room.
+    """Expert assignment, weight and capacity status of every token copy.
 
     A copy is one token sent to one expert; copies beyond an expert's capacity stay in
     the list with ``kept`` false.  Token choice gives ``N = k T`` copies, token by
@@ -51,7 +51,7 @@ class Routing:
         probabilities: Tensor | None = None,
         balanced: Tensor | None = None,
     ) -> Routing:
-        """The routing in which each token names its k experts.
+        """Create a routing in which each token chooses k experts.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Routing:
 
     @classmethod
     def joined(cls, shards: Sequence[Routing]) -> Routing:
-        """One routing of the tokens of several shards, each routed by itself.
+        """Concatenate the routings of several shards.
 
         Capacities were kept shard by shard; losses are the shards' means.
 

@@ -1,4 +1,4 @@
-"""The Sinkhorn router: training assigns tokens so that loads are about equal."""
+"""Sinkhorn router: near-balanced assignment during training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORES = ("auto", "sigmoid", "softmax")
 
 
 class SinkhornRouter(LinearGate):
-    """Selection by the normalized transport plan in training, by score otherwise.
+    """Top-k selection by an optimal-transport plan in training, by score in evaluation.
 
     The plan decides who is chosen and carries no gradient; the weight is the score of
     the chosen expert.  Balance comes from the plan: there is no balance loss.
@@ -104,7 +104,7 @@ class SinkhornRouter(LinearGate):
 def sinkhorn_plan(
     logits: Tensor, tolerance: float = 1e-4, rounds: int = 1000
 ) -> Tensor:
-    """The logarithm of the transport plan between tokens and experts.
+    """Logarithm of the Sinkhorn transport plan between tokens and experts.
 
     Rows and columns of ``exp(logits)`` are scaled in turn until rows sum to 1/T and
     columns to 1/E.  It is computed in logarithms, so that no logit is too large.

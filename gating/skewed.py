@@ -1,4 +1,4 @@
-"""A synthetic router: Zipf's popularity of experts, whatever the tokens are."""
+"""Synthetic router with Zipf-distributed expert popularity."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .routing import Routing
 
 
 class SkewedRouter(LinearGate):
-    """A stress source: skewed demand whose hot experts move on with time.
+    """Stress-test router: skewed demand whose hot experts drift over time.
 
     A token's k experts are drawn without replacement, expert i with a probability in
     proportion to ``rank_i^-exponent``.  Ranks are a permutation of the experts; after
     every ``period`` steps the hot set moves on by one place of it.  The draw is a
     function of (seed, layer, step, place in the micro-batch, token id): it is repeated
-    exactly by a recomputed forward pass, by another run and on another device, and no
-    weight of the model has a say in it.
+    exactly by a recomputed forward pass, by another run and on another device, and does
+    not depend on the model's weights.
 
     The weight of a choice is the gate's softmax, over the chosen experts where k > 1,
     so that the gate trains like another; no loss can balance the load.
@@ -84,11 +84,11 @@ class SkewedRouter(LinearGate):
         self.reseed(0, 0)
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw permutation and choices anew from the run's seed and the layer."""
+        """Draw a new permutation and new choices from the run's seed and the layer."""
         self.key = (self.seed, seed, layer)
 
     def after_step(self, load_e: Tensor) -> None:
-        """Another step is done; the load, ``[E]`` int64, has no say."""
+        """Advance the step counter; the load ``[E]`` int64 is ignored."""
         self.step += 1
 
     def popularity(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Switch router: a token goes to its most probable expert."""
+"""Switch router: each token goes to its most probable expert."""
 
 from __future__ import annotations
 

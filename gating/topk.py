@@ -1,4 +1,4 @@
-"""The top-k router: the k most probable experts, weighed by a softmax."""
+"""Top-k router: the k most probable experts, weighted by a softmax."""
 
 from __future__ import annotations
 

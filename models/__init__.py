@@ -1,4 +1,4 @@
-"""Mixture-of-experts models, their parallelism, and the loop that trains them."""
+"""Mixture-of-experts models, their parallelism and training loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routers learn from a whole step, on all ranks together."""
+"""Update adaptive routers with the expert load of all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moetraffic.models.layers.moe import MixtureOfExperts
 def adapt(
     mixtures: Sequence[MixtureOfExperts], replicas: dist.ProcessGroup | None
 ) -> None:
-    """Tell each adaptive router the load of the step that has just been taken.
+    """Pass the global expert load of the finished step to each adaptive router.
 
     Parameters
     ----------

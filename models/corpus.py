@@ -1,4 +1,4 @@
-"""Byte-level text to train on, as a tensor from which batches are drawn."""
+"""Byte-level text corpus from which training batches are sampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .random_streams import Stream, generator
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
-    """A text as bytes, and where it comes from."""
+    """A text as a byte tensor, and its source."""
 
     text: Tensor  # [N] uint8
     source: str  # "a file", "a folder" ... in words
@@ -29,7 +29,7 @@ class Corpus:
         micro_batch: int,
         rank: int,
     ) -> tuple[Tensor, Tensor]:
-        """Sequences from random places, decided by the last four arguments alone.
+        """Sample sequences at random positions, determined by the last four arguments.
 
         Parameters
         ----------

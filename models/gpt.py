@@ -1,4 +1,4 @@
-"""A language model whose feed-forward is a mixture of experts in some of its layers.
+"""Transformer language model with mixture-of-experts layers.
 
 By its shape it is a decoder (GPT-2, Llama, Mixtral, Qwen, DeepSeek), an encoder that
 fills in masked tokens (BERT), or an encoder and a decoder (T5, Switch, GShard).  None
@@ -36,14 +36,14 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """The parts of a micro-batch's loss, scalars with gradient."""
+    """Terms of a micro-batch's loss, scalars with gradient."""
 
     cross_entropy: Tensor  # mean over tokens, nats
     auxiliary: Tensor  # load balancing, summed over the MoE layers
     z: Tensor  # router z-loss, summed over the MoE layers
 
     def total(self, gating: Gating) -> Tensor:
-        """What is minimized, with the weights of ``gating``."""
+        """The training loss, with the loss weights of ``gating``."""
         return (
             self.cross_entropy
             + gating.balance * self.auxiliary
@@ -52,7 +52,7 @@ class Losses:
 
 
 class GPT(nn.Module):
-    """The model; one instance a rank, holding that rank's layers and experts.
+    """The model of one rank, with that rank's layers and experts.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Draw the parameters as GPT-2 does, from ``seed`` alone.
+        """Initialize the parameters as GPT-2 does, from ``seed``.
 
         Matrices are N(0, 0.02^2), those that end a residual branch divided by
         sqrt(2 layers); norms are 1 and biases 0.  A dense parameter depends on (seed,
@@ -183,7 +183,7 @@ class GPT(nn.Module):
     def run(
         self, x: Tensor, *, ids: Tensor | None = None
     ) -> tuple[Tensor, list[Routing]]:
-        """Through the blocks held here, of one stack.
+        """Apply this rank's blocks of one stack.
 
         Parameters
         ----------

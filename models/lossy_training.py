@@ -1,4 +1,4 @@
-"""Trainings on a lossy network, one after another.
+"""Worker process of ``moetraffic tolerance``: train on a simulated lossy network.
 
 ``python -m moetraffic.models.lossy_training`` serves ``moetraffic tolerance``.
 
@@ -25,7 +25,7 @@ EVALUATIONS = 32
 
 
 def run(workload: Workload) -> dict[str, float]:
-    """Train a workload and evaluate it.
+    """Train a workload on virtual ranks and evaluate it.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def run(workload: Workload) -> dict[str, float]:
 
 
 def main() -> int:
-    """Train every workload that is asked for; returns the exit code."""
+    """Train every workload read from standard input; return the exit code."""
     torch.set_num_threads(
         1
     )  # as many programs run beside each other as there are cores

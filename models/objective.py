@@ -1,4 +1,4 @@
-"""What a model learns from text: the next token, the rest of a passage, masked tokens.
+"""Training objectives: next-token, prefix and masked language modeling.
 
 A decoder predicts the token that follows.  An encoder and a decoder read a passage and
 write what follows it: the prefix language model of T5 (Raffel et al., arXiv 1910.10683,
@@ -24,7 +24,7 @@ HIDDEN, WRONG = 0.8, 0.1
 
 
 def text(shape: ModelShape, plan: Training) -> Corpus:
-    """The corpus of a plan, long enough for a shape and within its vocabulary."""
+    """Load the corpus of a training plan, validated against the model shape."""
     return load(
         plan.corpus,
         sequence=shape.window,
@@ -42,7 +42,7 @@ def batch(
     micro_batch: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and targets for a shape; the last four arguments decide them.
+    """Sample tokens and targets, determined by the last four arguments.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def batch(
 def masked(
     tokens: Tensor, vocabulary: int, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Hide some of the tokens; as many in each sequence, one at least.
+    """Mask an equal number of tokens in each sequence, at least one.
 
     Parameters
     ----------

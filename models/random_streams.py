@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, not on when they are drawn.
+"""Random streams keyed by purpose and position.
 
 Ranks, layouts and restarts then agree without exchanging any state.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class Stream(enum.IntEnum):
-    """What numbers are for; each purpose has streams of its own."""
+    """Purpose of a random stream."""
 
     DENSE = 1  # key: seed, CRC-32 of the parameter's name
     EXPERT = 2  # key: seed, layer, expert
@@ -23,12 +23,12 @@ class Stream(enum.IntEnum):
 
 
 def generator(stream: Stream, seed: int, *key: int) -> torch.Generator:
-    """A CPU generator for this purpose, seed and key of non-negative integers."""
+    """Create a CPU generator for a purpose, a seed and a key."""
     return torch.Generator().manual_seed(seed_of(stream, seed, *key))
 
 
 def seed_of(stream: Stream, seed: int, *key: int) -> int:
-    """The seed for this purpose, seed and key, for a generator that is there."""
+    """Derive the seed of a generator from a purpose, a seed and a key."""
     # SeedSequence takes no negative seed
     words = (int(stream), seed & (2**64 - 1), *key)
     state = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]

@@ -1,4 +1,4 @@
-"""Train until the load over experts has become steady."""
+"""Stop criterion: end training once the expert load is stationary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_STEPS = 50
 
 
 class SteadyLoad:
-    """Says when the uniformity of every MoE layer has left its transient behind.
+    """Detect that the load uniformity of every MoE layer is stationary.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
     micro-batches of a step together; where its transient ends is
@@ -45,7 +45,7 @@ class SteadyLoad:
             self._end()
 
     def __call__(self) -> bool:
-        """Whether training has gone on for long enough."""
+        """Whether the load of every layer is stationary."""
         for layer, load in self._loads.items():
             curve = self.curves.setdefault(layer, [])
             curve.append(float(normalized_entropy(load)))

@@ -1,4 +1,4 @@
-"""The training loop: one call trains one rank's share of a workload."""
+"""Training loop of one rank."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ DTYPES = {
 
 
 class StepRecorder(Protocol):
-    """What the loop tells whoever records: where a step ends."""
+    """Interface of a recorder to the training loop."""
 
     def step(self, *, loss: float, tokens: int) -> None:
-        """One training step is done."""
+        """Record the end of a training step."""
         ...
 
 
@@ -53,7 +53,7 @@ def train(
     corpus: Corpus | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[float]:
-    """Train a workload on this rank; all ranks of its layout call this together.
+    """Train a workload on this rank; all ranks of its layout must call this.
 
     The result depends on the workload, the corpus and the kind of machine alone: not on
     recording, and on how replicas are spread over ranks (ep, tp, pp, their order, ZeRO)
@@ -158,7 +158,7 @@ class _Loop:
             self.pipeline = Pipeline(model, workload, groups)
 
     def iterate(self, iteration: int) -> float:
-        """One optimizer step; returns this rank's cross-entropy."""
+        """Run one optimizer step; return this rank's cross-entropy."""
         plan = self.workload.training
         # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
         torch.manual_seed(
@@ -206,7 +206,7 @@ class _Loop:
 
 
 def placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
-    """The model on the device and of the dtype that the plan names.
+    """Move a model to the device and dtype of the training plan.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Virtual expert parallelism: one process trains the shards of all ranks.
+"""Virtual expert parallelism: train the shards of all ranks in one process.
 
 A rank's shard of the batch, its capacity and its load-balancing loss are those that it
 has in a parallel run, so the routing is the same up to rounding: in which order a
@@ -45,10 +45,10 @@ EVALUATION = 1 << 31
 
 
 class ShardRecorder(Protocol):
-    """What the loop tells whoever records: where a step ends."""
+    """Interface of a recorder to the training loop."""
 
     def step(self, *, loss: Sequence[float], tokens: int) -> None:
-        """One training step is done, with a loss for each rank."""
+        """Record the end of a training step, with a loss for each rank."""
         ...
 
 
@@ -129,7 +129,7 @@ class VirtualTraining:
         self.updates = ReplicatedUpdate(self.model, shares, self.alone, plan)
 
     def iterate(self, iteration: int) -> list[float]:
-        """One optimizer step; returns each rank's cross-entropy."""
+        """Run one optimizer step; return each rank's cross-entropy."""
         plan = self.workload.training
         torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
         self.updates.begin()
@@ -148,7 +148,7 @@ class VirtualTraining:
 
     @torch.no_grad()
     def evaluate(self, batches: int) -> float:
-        """Cross-entropy of so many batches that no rank trains on, nothing lost."""
+        """Mean cross-entropy of held-out batches, without packet loss."""
         network, self.network = self.network, None
         losses = []
         try:
@@ -160,7 +160,7 @@ class VirtualTraining:
         return float(torch.cat(losses).double().mean())
 
     def _together(self, iteration: int) -> Tensor:
-        """The passes of all ranks, as many in one as fit; summed losses ``[R]``."""
+        """Run the passes of all ranks in chunks; return their summed losses ``[R]``."""
         plan = self.workload.training
         a_rank = plan.micro_batch * self.workload.model.window
         stride = max(1, PASS_TOKENS // a_rank)
@@ -175,7 +175,7 @@ class VirtualTraining:
         return losses
 
     def _rank_by_rank(self, iteration: int, network: LossyNetwork) -> Tensor:
-        """The same, but each rank's gradient loses its part before they are summed."""
+        """Run rank by rank, with packet loss applied to each rank's gradient."""
         losses = torch.zeros(self.ranks, dtype=torch.float64)
         total = torch.zeros_like(self.updates.dense.flat)
         for rank in range(self.ranks):
@@ -198,7 +198,7 @@ class VirtualTraining:
         )
 
     def _pass(self, iteration: int, shards: Shards) -> Tensor:
-        """Forward and backward of some ranks' shards; their cross-entropy ``[n]``."""
+        """Run some ranks' shards forward and backward; return their losses ``[n]``."""
         gating = self.workload.gating
         entropy, routings = self._entropy(iteration, shards)
         total = (

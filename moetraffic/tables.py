@@ -167,13 +167,15 @@ class Table:
                 Text(visible(name)),
                 justify="right" if right and self.columns else "left",
                 overflow="fold",
+                min_width=max(map(len, name.split()), default=0),
             )
         for row in self.texts():
             grid.add_row(*(Text(c, style=self.styles.get(c, "")) for c in row))
         return Group(
             *([Text(self.heading(), style="bold")] if self.title else []),
             grid,
-            *(Text(visible(note), style="dim") for note in self.notes),
+            *(Text(visible(note)) for note in self.notes),
+            "",
         )
 
 

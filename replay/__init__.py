@@ -1,8 +1,9 @@
-"""Put a trace's traffic on a network again: plan, backends, engine, result."""
+"""Replay of the traffic of a trace on a network."""
 
 from __future__ import annotations
 
+from .local import replay_trace
 from .plan.planning import make_plan
 from .plan.program import Plan, Program
 
-__all__ = ["Plan", "Program", "make_plan"]
+__all__ = ["Plan", "Program", "make_plan", "replay_trace"]

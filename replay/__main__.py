@@ -16,12 +16,12 @@ import typer
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import current_rank
-from moetraffic.replay.execution.pace import Gaps, pace
+from moetraffic.replay.execution.pace import Gaps, parse_pace
 from moetraffic.replay.plan.background_pattern import parse_background
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.replay.results.console import progress_display, show
-from moetraffic.replay.results.reports import write_reports
-from moetraffic.replay.results.result import Summary
+from moetraffic.replay.results.metrics import write_reports
+from moetraffic.replay.results.result import Replay
 from moetraffic.replay.scale.byte_factor import factor_of
 from moetraffic.replay.scale.rank_map import numbers
 from moetraffic.replay.scale.rescaling import Scaling
@@ -209,7 +209,7 @@ def command(
     """
     rank_env = current_rank()
 
-    def work() -> Summary | None:
+    def work() -> Replay | None:
         request = Request(
             trace=trace,
             out=out,
@@ -232,7 +232,7 @@ def command(
             start_timeout_s=start_timeout,
             force=force,
             dense=dense,
-            pace=pace(pace_name, gaps),
+            pace=parse_pace(pace_name, gaps),
             dtype=dtype,
             warm_up=warm_up,
             graphs=graphs,
@@ -246,7 +246,7 @@ def command(
         only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
             # what a network is made of takes long to import
-            from moetraffic.replay.results.dry_run import DryRunOptions, tell
+            from moetraffic.replay.results.dry_run import DryRunOptions, print_dry_run
 
             options = DryRunOptions(
                 capacity=request.capacity,
@@ -258,7 +258,7 @@ def command(
                 force=force,
             )
             if rank_env is None or rank_env.rank == 0:
-                tell(request, options, nproc=nproc, as_json=as_json)
+                print_dry_run(request, options, nproc=nproc, as_json=as_json)
             return None
         if any(only_dry.values()):
             named = " and ".join(name for name, given in only_dry.items() if given)
@@ -266,7 +266,7 @@ def command(
                 f"{named} is of a dry run: add --dry-run, or leave it out"
             )
         if rank_env is None:
-            told: Summary | None = _start_ranks(request, nproc, live)
+            told: Replay | None = _start_ranks(request, nproc, live)
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
     return run(app, arguments, "moetraffic replay", verb="replay")
 
 
-def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Summary:
+def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Replay:
     with progress_display(live=live, metrics=request.metrics) as display:
         return replay(
             request, nproc=nproc, on_plan=display.plan, on_event=display.event

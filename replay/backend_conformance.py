@@ -1,8 +1,7 @@
-"""What every backend must do; one that passes this can be used.
+"""Conformance test of a backend.
 
-A third party runs it on three ranks or more, as
-``tests/replay/backends/test_backend.py`` does, or
-from the command line::
+It runs on three ranks or more, in a test suite such as
+``tests/replay/backends/test_backend.py``, or from the command line::
 
     torchrun --nproc-per-node 3 -m moetraffic.replay.backend_conformance NAME
 """
@@ -14,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from threading import Thread
 
+import numpy as np
 import torch
 
 from moetraffic.errors import ReplayError
@@ -21,17 +21,18 @@ from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.replay.backends.backend import Backend, Call, backend, run
 from moetraffic.replay.execution.checking import compare, fill
 from moetraffic.replay.plan.program import KINDS
+from moetraffic.replay.plan.sizes import CUT, buffers
 from moetraffic.trace.model import ALL_TO_ALL
 
 LEAST_RANKS = 3
 
-_SIZES = (0, 4, 60, 4096, 200_004)  # bytes S, before they are made to suit the members
-_UNEVEN = (0, 1, 7, 250_000, 64)  # of pairs of ranks, in turn
+_SIZES = (0, 4, 60, 4096, 200_004)  # bytes S, before rounding to equal parts
+_UNEVEN = (0, 1, 7, 250_000, 64)  # bytes of pairs of ranks, in turn
 _AGAIN = 3  # how often each binding is started
 
 
 def groups(world: int) -> list[tuple[int, ...]]:
-    """Groups to try: all, all again, some, a pair, one alone."""
+    """Groups to test: all ranks, all again, some, a pair, a single rank."""
     everyone = tuple(range(world))
     return [everyone, everyone, everyone[1:], (0, world - 1), (1,)]
 
@@ -39,21 +40,21 @@ def groups(world: int) -> list[tuple[int, ...]]:
 def conform(
     moves: Backend, rank_env: RankEnvironment, *, timeout_s: float = 30.0
 ) -> list[str]:
-    """Be one rank of the trial of a backend.
+    """Run one rank of the conformance test.
 
     Parameters
     ----------
     moves
         Not yet started; it is stopped when this returns.
     rank_env
-        Which rank this is, of three or more.
+        Rank of this process, of three or more.
     timeout_s
         How long an operation may take.
 
     Returns
     -------
     list of str
-        What this rank saw that a backend must not do; empty if it conforms.
+        Violations found by this rank; empty if the backend conforms.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def conform(
     """
     if rank_env.world < LEAST_RANKS:
         raise ReplayError(
-            f"a backend is tried on {LEAST_RANKS} ranks or more, but there are "
+            f"a backend is tested on {LEAST_RANKS} ranks or more, but there are "
             f"{rank_env.world}: start more"
         )
     unknown = set(moves.kinds) - set(KINDS)
@@ -70,16 +71,16 @@ def conform(
         return [f"kinds are some of {KINDS}, all_to_all among them: {moves.kinds}"]
     made = groups(rank_env.world)
     moves.start(rank_env, made, timeout_s)
-    trial = _BackendTrial(moves, rank_env, made)
+    test = _BackendTrial(moves, rank_env, made)
     for number in range(len(made)):
-        trial.every_kind(number)
-    trial.overlapping(0, 1)
+        test.every_kind(number)
+    test.overlapping(0, 1)
     moves.stop()
-    return trial.wrong
+    return test.wrong
 
 
 class _BackendTrial:
-    """One rank's part, and what it saw."""
+    """One rank of the conformance test, and the violations it found."""
 
     def __init__(
         self, moves: Backend, rank_env: RankEnvironment, made: Sequence[tuple[int, ...]]
@@ -88,10 +89,10 @@ class _BackendTrial:
         self._moves = moves
         self._rank = rank_env.rank
         self._groups = made
-        self._number = 0  # of operations so far: all ranks count alike
+        self._number = 0  # of operations so far, the same on all ranks
 
     def every_kind(self, group: int) -> None:
-        """Each kind in a group, at each size, from and to each member."""
+        """Test each kind in a group, at each size, from and to each member."""
         members = self._groups[group]
         for kind in KINDS:
             if kind not in self._moves.kinds:
@@ -106,9 +107,9 @@ class _BackendTrial:
                         self._try(call, f"{kind} of {size} bytes in {members}")
 
     def overlapping(self, one: int, other: int) -> None:
-        """Two groups of the same ranks at once: neither waits for the other.
+        """Test that operations of two groups with the same ranks overlap.
 
-        Rank 0 comes late to the first; the second must end before.
+        Rank 0 is late in the first; the second must end before.
         """
         first, second = (
             self._call(ALL_TO_ALL, group, 64, -1, -1) for group in (one, other)
@@ -156,22 +157,21 @@ class _BackendTrial:
         width, me = len(members), members.index(rank)
         send_bytes: list[int] = []
         receive_bytes: list[int] = []
-        part = size // width
-        sends = gets = 0
         if kind == ALL_TO_ALL:
             send_bytes = [_pair(size, me, other) for other in range(width)]
             receive_bytes = [_pair(size, other, me) for other in range(width)]
             sends, gets = sum(send_bytes), sum(receive_bytes)
-        elif kind in ("all_reduce", "reduce", "broadcast"):
-            gets = size
-        elif kind in ("all_gather", "gather"):
-            sends = size
-            gets = width * size if kind == "all_gather" or rank == receiver else 0
-        elif kind in ("reduce_scatter", "scatter"):
-            gets = part
-            sends = width * part if kind == "reduce_scatter" or rank == sender else 0
-        elif kind == "send_recv":
-            sends, gets = size * (rank == sender), size * (rank == receiver)
+        else:
+            whole = size // width * width if kind in CUT else size
+            send, receive = buffers(
+                kind,
+                np.array([whole]),
+                np.array([width]),
+                rank,
+                np.array([sender], np.int32),
+                np.array([receiver], np.int32),
+            )
+            sends, gets = int(send[0]), int(receive[0])
         return Call(
             kind=kind,
             group=group,
@@ -185,7 +185,7 @@ class _BackendTrial:
 
 
 def _ends(kind: str, members: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Sender and receiver to try for a kind."""
+    """Senders and receivers to test for a kind."""
     if kind in ("broadcast", "scatter"):
         yield from ((m, -1) for m in members)
     elif kind in ("reduce", "gather"):
@@ -202,19 +202,19 @@ def _takes_part(kind: str, rank: int, sender: int, receiver: int) -> bool:
 
 
 def _pair(size: int, source: int, destination: int) -> int:
-    """Bytes of a pair: as many for all, or, at the largest size, all kinds of."""
+    """Bytes of a pair: equal for all, or uneven at the largest size."""
     if size < _SIZES[-1]:
         return size
     return _UNEVEN[(3 * source + destination) % len(_UNEVEN)]
 
 
 def main(name: str) -> int:
-    """Be one rank of the trial of a named backend; returns the exit code."""
+    """Run one rank of the conformance test of a named backend."""
     rank_env = current_rank()
     if rank_env is None:
         raise ReplayError(
-            "the trial of a backend needs ranks, but this process is none: start it "
-            "with torchrun or srun"
+            "a conformance test of a backend runs on ranks, but this process is none: "
+            "start it with torchrun or srun"
         )
     wrong = conform(backend(name), rank_env)
     for line in wrong:

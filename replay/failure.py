@@ -1,4 +1,4 @@
-"""A rank that cannot go on: which, where, and whether the fault is its own."""
+"""Errors that name the rank and operation at fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moetraffic.errors import ReplayError
 from moetraffic.launch.root_cause import AFTERMATH
 
 _LONGEST = 300  # characters of another library's message
-_ORNAMENT = re.compile(r"^\[[^\]]*\.cc:\d+\] |[.] This is typically caused by .*$")
-"""What gloo puts around its message: a source line and general advice."""
+_DECORATION = re.compile(r"^\[[^\]]*\.cc:\d+\] |[.] This is typically caused by .*$")
+"""Source line and general advice that gloo adds to its messages."""
 
 
 class RankError(ReplayError):
@@ -27,10 +27,10 @@ class RankError(ReplayError):
         reporter: int = 0,
     ) -> None:
         super().__init__(message)
-        self.rank = rank  # to blame: this rank, or the one that sent what is wrong
+        self.rank = rank  # at fault: this rank, or the sender of wrong bytes
         self.operation = operation
         self.cause = cause  # "mismatch", "own" or "peer", as in heartbeat.send
-        self.reporter = reporter  # the rank that says what all of them know
+        self.reporter = reporter  # rank that prints an error known to all of them
 
     @property
     def reason(self) -> str:
@@ -43,13 +43,13 @@ class RankError(ReplayError):
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line."""
+    """First line of an error's message."""
     text = str(error).strip() or type(error).__name__
-    return _ORNAMENT.sub("", text.splitlines()[0])[:_LONGEST]
+    return _DECORATION.sub("", text.splitlines()[0])[:_LONGEST]
 
 
-def lost(rank: int, operation: str, error: RuntimeError) -> RankError:
-    """What a backend's error means: mostly that another rank is gone."""
+def backend_error(rank: int, operation: str, error: RuntimeError) -> RankError:
+    """An error of the backend as a RankError: usually another rank is lost."""
     line = first_line(error)
     peer = AFTERMATH.search(line) is not None
     return RankError(
@@ -61,9 +61,9 @@ def lost(rank: int, operation: str, error: RuntimeError) -> RankError:
 
 
 @contextmanager
-def at(rank: int, operation: str) -> Iterator[None]:
-    """Inside, an error of the backend becomes one that names rank and operation."""
+def backend_errors(rank: int, operation: str) -> Iterator[None]:
+    """Raise errors of the backend as errors that name rank and operation."""
     try:
         yield
     except RuntimeError as error:
-        raise lost(rank, operation, error) from error
+        raise backend_error(rank, operation, error) from error

@@ -1,6 +1,6 @@
-"""Replay on this host: start the ranks, watch them, bring back the summary.
+"""Replay on this host: start the ranks, supervise them, return the result.
 
-Nothing here imports torch, which takes seconds: only the ranks do.
+This process does not import torch, which takes seconds: only the ranks do.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Heartbeat, Outcome, launch
+from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.output import check_disk_space
 from moetraffic.replay.results.records import from_json
-from moetraffic.replay.results.result import Summary
+from moetraffic.replay.results.result import Replay
 from moetraffic.trace.trace import Trace
 
 from .request import Request
@@ -27,15 +30,15 @@ def replay(
     nproc: int | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     on_event: Callable[[Heartbeat], None] | None = None,
-) -> Summary:
-    """Replay a trace on ranks that are started here, on this host.
+) -> Replay:
+    """Replay a trace on ranks that are started on this host.
 
     Parameters
     ----------
     request
-        What to replay, and how.
+        Options of the replay.
     nproc
-        Ranks to start; None is as many as the trace has.
+        Number of ranks to start; None for that of the trace.
     on_plan, on_event
         Called with the plan before the ranks start, and with each of their heartbeats.
 
@@ -58,68 +61,101 @@ def replay(
             check_disk_space(request.trace, planned, ranks, request.out)
         if on_plan is not None:
             on_plan(planned)
-        told = Path(folder) / "summary.json"
+        result = Path(folder) / "summary.json"
 
         def name(rank: int, n: int) -> str:
-            """A rank's n-th operation, counted over its passes."""
+            """Name of a rank's n-th operation, counted over its passes."""
             own = request.plan(trace, ranks=(rank,)).programs[rank]
             if n >= len(own) * request.passes:
-                # done with them: the heartbeat names what it does then
-                return "a pass that is compared" if request.pairs else ""
+                # after the timed pass, heartbeats name the place
+                return "a pass of a pair" if request.pairs else ""
             return planned.name(int(own.operation[n % len(own)]))
 
         outcome = launch(
-            [sys.executable, "-m", "moetraffic.replay", *arguments(request, told)],
+            [
+                sys.executable,
+                "-m",
+                "moetraffic.replay",
+                *request.arguments(),
+                "--summary",
+                str(result),
+            ],
             ranks=planned.world,
             start_deadline_s=request.start_timeout_s,
-            # the ranks themselves time out first, and then say where
+            # the ranks themselves time out earlier, and name the operation
             operation_deadline_s=request.silence_s,
             grace_s=request.grace_s,
             on_event=on_event,
             namer=name,
         )
         raise_failure(outcome)
-        return read_summary(told)
+        return from_json(Replay, result.read_text())
 
 
-def arguments(request: Request, summary: Path) -> list[str]:
-    """The command line of a rank; rank 0 writes its summary into the file."""
-    line = [str(request.trace), "--backend", request.backend]
-    if request.out is not None:
-        line += ["-o", str(request.out)]
-    if request.iterations is not None:
-        line += [
-            "--iterations",
-            f"{request.iterations.start}:{request.iterations.stop}",
-        ]
-    line += request.changes()
-    if request.force:
-        line += ["--force"]
-    line += request.driving()
-    for option, value in (
-        ("--capacity", request.capacity),
-        ("--topology", request.topology),
-        ("--bandwidth", request.bandwidth),
-    ):
-        if value is not None:
-            line += [option, str(value)]
-    checks = request.verify
-    line += ["--verify", checks.depth.value, "--sample", str(checks.share)]
-    line += ["--sample-seed", str(checks.seed)]
-    line += ["--timeout", str(request.timeout_s)]
-    line += ["--start-timeout", str(request.start_timeout_s)]
-    return [*line, "--summary", str(summary)]
+def replay_trace(
+    trace: Trace | str | Path,
+    *,
+    ranks: int | None = None,
+    pace: str | Pace = "asap",
+    **options: Any,
+) -> Replay:
+    """Replay a trace on ranks that are started on this host.
+
+    Parameters
+    ----------
+    trace
+        The trace, or its file.
+    ranks
+        Number of ranks to start; None for that of the trace.
+    pace
+        When operations are issued: ``"asap"``, ``"captured"``, ``"scaled:0.5"`` or
+        ``"open-loop"``.
+    **options
+        Other fields of :class:`~moetraffic.replay.request.Request`, such as ``out``,
+        ``backend``, ``iterations``, ``layers``, ``verify``, ``capacity``,
+        ``topology`` and ``force``.
+
+    Returns
+    -------
+    Replay
+        Bytes, times, bandwidths and the comparison with the captured run;
+        :meth:`~moetraffic.replay.results.result.Replay.to_frame` tabulates it.
+
+    Raises
+    ------
+    MoetrafficError
+        If the replay cannot start; or naming the rank and the operation that failed.
+
+    Examples
+    --------
+    >>> result = replay_trace("run.h5", out="replayed.h5")  # doctest: +SKIP
+    >>> result.to_frame().loc[:, ["part", "label", "time_p50_s"]]  # doctest: +SKIP
+    """
+    for name in ("out", "bandwidth", "fidelity", "metrics"):
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
+    made = parse_pace(pace) if isinstance(pace, str) else pace
+    with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
+        path = Path(folder) / "trace.h5"
+        if isinstance(trace, Trace):
+            trace.save(path)
+        else:
+            path = Path(trace)
+        request = Request(trace=path, pace=made, **options)
+        result = replay(request, nproc=ranks)
+        write_reports(request, result)
+    return result
 
 
 def raise_failure(outcome: Outcome) -> None:
-    """Raise what a failed outcome says.
+    """Raise the error of a failed outcome.
 
     Raises
     ------
     ReplayError
         Naming the rank and the operation.
     Interrupted
-        If this process was asked to end.
+        If this process was interrupted.
     """
     if outcome.interrupted:
         raise Interrupted(
@@ -128,8 +164,3 @@ def raise_failure(outcome: Outcome) -> None:
         )
     if not outcome.ok:
         raise ReplayError(outcome.sentence)
-
-
-def read_summary(path: Path) -> Summary:
-    """The summary that rank 0 wrote."""
-    return from_json(Summary, path.read_text())

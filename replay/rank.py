@@ -1,8 +1,8 @@
-"""A process that is one rank of a replay, whoever started it."""
+"""Run one rank of a replay, under any launcher."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import torch
 
@@ -10,25 +10,28 @@ import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
-from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.background_pairs import without
-from moetraffic.replay.execution.background_passes import compare
+from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.clocks import knots
-from moetraffic.replay.execution.control import agree_on_sizes, gather
+from moetraffic.replay.execution.control import agree_on_sizes, gather_times
 from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.plan.background_pairs import expert_exchanges, pass_order
+from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.output import WRITING, WRITING_S
-from moetraffic.replay.results.result import Summary
+from moetraffic.replay.results.result import Replay
 from moetraffic.trace.file_format import VERSION
 from moetraffic.trace.trace import Trace
 
-from .failure import at
+from .failure import backend_errors
 from .request import Request
 
+Times = dict[int, Timing]
 
-def run_rank(request: Request, rank_env: RankEnvironment) -> Summary | None:
-    """Be one rank; the summary is on rank 0, None on the others.
+
+def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
+    """Run one rank; the summary is returned on rank 0, None on the others.
 
     Raises
     ------
@@ -46,21 +49,24 @@ def run_rank(request: Request, rank_env: RankEnvironment) -> Summary | None:
     if not heartbeat.supervised():
         watchdog.start()
     heartbeat.send("start", PLACE)
-    meeting = Rendezvous(rank_env, request.start_timeout_s)
+    rendezvous = Rendezvous(rank_env, request.start_timeout_s)
     heartbeat.send("start", "start-up")
-    with meeting.reporting(
+    with rendezvous.reporting(
         lambda: heartbeat.latest().counted,
         lambda n: watchdog.namer(n) if watchdog.namer else "",
     ):
-        summary = _replay(request, rank_env, meeting, watchdog)
+        summary = _replay(request, rank_env, rendezvous, watchdog)
     watchdog.stop()
     heartbeat.send("done")
     return summary
 
 
 def _replay(
-    request: Request, rank_env: RankEnvironment, meeting: Rendezvous, watchdog: Watchdog
-) -> Summary | None:
+    request: Request,
+    rank_env: RankEnvironment,
+    rendezvous: Rendezvous,
+    watchdog: Watchdog,
+) -> Replay | None:
     if rank_env.rank == 0:
         request.validate_outputs()
     moves = backend(request.backend, registered=request.registered)
@@ -70,17 +76,17 @@ def _replay(
         watchdog.namer = lambda n: planned.name(
             int(program.operation[n % len(program)])
         )
-        nodes = meeting.agree(
+        nodes = rendezvous.agree(
             planned,
             {
                 "moetraffic": moetraffic.__version__,
                 "format": str(VERSION),
                 "torch": torch.__version__,
-                **request.terms(),
+                **request.common_settings(),
             },
         )
         everyone = tuple(range(rank_env.world))
-        with at(rank_env.rank, PLACE):
+        with backend_errors(rank_env.rank, PLACE):
             moves.start(rank_env, (*planned.groups, everyone), request.timeout_s)
         request.pace.validate(
             planned,
@@ -90,44 +96,39 @@ def _replay(
         )
         agree_on_sizes(planned, rank_env.rank, moves)
         on_host = moves.device.type == "cpu"
-        meeting.announce(
+        rendezvous.announce(
             pool="host" if on_host else str(moves.device),
             needs=sum(program.buffer_bytes),
             free=available_bytes()
             if on_host
             else torch.cuda.mem_get_info(moves.device)[0],
         )
-        drive = partial(
-            Engine,
-            rank=rank_env.rank,
-            backend=moves,
-            pace=request.pace,
-            dtype=getattr(torch, request.dtype),
-            graphs=request.graphs,
-        )
-        engine = drive(planned)
+
+        def engine_of(plan: Plan, passed: int = 0) -> Engine:
+            return Engine(
+                plan,
+                rank_env.rank,
+                moves,
+                pace=request.pace,
+                dtype=getattr(torch, request.dtype),
+                graphs=request.graphs,
+                passed=passed,
+            )
+
+        engine = engine_of(planned)
         heartbeat.send("ready")
         if request.passes > 1:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         timing = engine.run()
         heartbeat.send("step", "the gathering of times")
-        times = gather(planned, rank_env.rank, moves, timing)
-        pairs = []
-        if request.pairs:
-            counted = request.passes * len(program)
-            alone = drive(without(planned), passed=counted)
-            pairs = compare(
-                *(planned, rank_env.rank, moves),
-                beside=engine,
-                alone=alone,
-                pairs=request.pairs,
-            )
+        times = gather_times(planned, rank_env.rank, moves, timing)
+        pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
         clocks = knots(planned, rank_env.rank, moves)
         summary = None
         if rank_env.rank == 0:
             heartbeat.send("step", WRITING, within_s=WRITING_S)
-            # its imports take long, and the other ranks need none of it
+            # slow imports that the other ranks do not need
             from moetraffic.replay.results.conclusion import conclude
 
             summary = conclude(
@@ -138,9 +139,27 @@ def _replay(
                 nodes=nodes,
                 torch_version=torch.__version__,
                 clocks=clocks,
-                scale=request.scaling.scale(trace),
-                pace=str(request.pace),
-                alone=pairs,
+                pairs=pairs,
             )
     moves.stop()
     return summary
+
+
+def _run_pairs(
+    request: Request,
+    plan: Plan,
+    rank: int,
+    backend: Backend,
+    engine: Engine,
+    engine_of: Callable[[Plan, int], Engine],
+) -> list[tuple[Times, Times]]:
+    """Times of passes without and with background traffic, on rank 0."""
+    if not request.pairs:
+        return []
+    counted = request.passes * len(plan.programs[rank])
+    engines = {True: engine, False: engine_of(expert_exchanges(plan), counted)}
+    found: dict[bool, list[Times]] = {True: [], False: []}
+    for background in pass_order(request.pairs):
+        timing = engines[background].run()
+        found[background].append(gather_times(plan, rank, backend, timing))
+    return [] if rank else list(zip(found[False], found[True], strict=True))

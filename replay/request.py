@@ -1,4 +1,4 @@
-"""What to replay, and how."""
+"""Options of a replay."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.execution.background_pairs import schedule, without
 from moetraffic.replay.execution.pace import ASAP, Pace
+from moetraffic.replay.plan.background_pairs import expert_exchanges, pass_order
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
@@ -19,10 +19,10 @@ from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
-"""What sums may be of, as torch names them."""
+"""Element types of reductions, as torch names them."""
 
 LONGEST_S = 7 * 86_400.0
-"""A week: what is longer is no deadline."""
+"""Longest timeout: a week."""
 
 _OWN = frozenset(
     {
@@ -30,12 +30,12 @@ _OWN = frozenset(
         *("capacity", "topology", "bandwidth", "fidelity", "metrics"),
     }
 )
-"""Of a request: what ranks need not have in common."""
+"""Options in which ranks may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to replay, and how."""
+    """Options of a replay."""
 
     trace: Path
     out: Path | None = None  # trace to write; None for none
@@ -45,29 +45,31 @@ class Request:
     timeout_s: float = 60.0  # longest time of an operation
     start_timeout_s: float = 300.0  # longest time until all ranks are ready
     force: bool = False  # overwrite ``out``
-    # how it is driven
-    dense: bool = True  # also what the trace holds beside all-to-alls
+    # execution
+    dense: bool = True  # also replay operations other than all-to-alls
     pace: Pace = ASAP
-    dtype: str = "float32"  # in which is added up
-    warm_up: int = 0  # iterations that go before, untimed
+    dtype: str = "float32"  # in which reductions compute
+    warm_up: int = 0  # iterations that run before, untimed
     graphs: bool = False  # an iteration as one CUDA graph
     registered: bool = False  # buffers that NCCL reads and writes in place
-    # what the times are held against, and where that is said
+    # baselines, and files of results
     capacity: str | None = None  # of a rank's link: "400Gbps"
     topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
     bandwidth: Path | None = None  # a table that moetraffic bench wrote
     fidelity: Path | None = None  # JSON to write
-    metrics: Path | None = None  # Prometheus text file, replaced again and again
+    metrics: Path | None = None  # Prometheus text file, updated during the replay
 
-    # on which ranks, with which bytes, beside what
+    # ranks, bytes and background traffic
     scaling: Scaling = field(default_factory=Scaling)
-    layers: tuple[int, ...] | None = None  # beside what belongs to none; None for all
-    alongside: BackgroundPattern | None = None  # dense background of every iteration
-    pairs: int = 0  # of passes with and without dense traffic; 0: not compared
+    layers: tuple[int, ...] | None = (
+        None  # operations without a layer are always replayed; None for all
+    )
+    alongside: BackgroundPattern | None = None  # background traffic of every iteration
+    pairs: int = 0  # of passes with and without background traffic
 
     def __post_init__(self) -> None:
         if self.pairs:
-            schedule(self.pairs)
+            pass_order(self.pairs)
         for option, seconds in (
             ("--timeout", self.timeout_s),
             ("--start-timeout", self.start_timeout_s),
@@ -81,31 +83,30 @@ class Request:
 
         if self.dtype not in DTYPES or self.warm_up < 0:
             raise ReplayError(
-                f"sums are of {', '.join(DTYPES)} and warmed up for 0 or more "
-                f"iterations, but are of {self.dtype[:40]!r} and for {self.warm_up}: "
+                f"reductions are in {', '.join(DTYPES)} after 0 or more iterations "
+                f"of warm-up, but are given {self.dtype[:40]!r} and {self.warm_up}: "
                 "change --dtype or --warm-up"
             )
 
     @property
     def silence_s(self) -> float:
-        """Longest silence of a rank; its own timeouts come first, and say where."""
+        """Longest silence of a rank; its own timeouts expire earlier."""
         return 1.5 * self.timeout_s + 2.0
 
     @property
     def grace_s(self) -> float:
-        """Time that the other ranks have to end after one has failed."""
+        """Time for the other ranks to end after one has failed."""
         return min(3.0, self.timeout_s)
 
     @property
     def passes(self) -> int:
-        """How often a rank goes through its program."""
+        """Number of passes of a rank through its program."""
         return 1 if self.verify.depth is Depth.NONE else 2
 
-    def terms(self) -> Mapping[str, str]:
-        """What must be the same on all ranks, by name.
+    def common_settings(self) -> Mapping[str, str]:
+        """Options that must be the same on all ranks, by name.
 
-        Files may have other names on each host, and what is made of the times is rank
-        0's alone.
+        File names may differ between hosts, and only rank 0 evaluates the times.
         """
         return {
             f.name: str(getattr(self, f.name))
@@ -113,13 +114,38 @@ class Request:
             if f.name not in _OWN
         }
 
-    def driving(self) -> list[str]:
-        """The options of the command line that say how it is driven."""
-        line = ["--pace", str(self.pace), "--gaps", self.pace.gaps.value]
-        line += ["--dtype", self.dtype, "--warm-up", str(self.warm_up)]
-        line += [f"--{'' if self.dense else 'no-'}dense"]
-        line += ["--graphs"] if self.graphs else []
-        return [*line, "--registered"] if self.registered else line
+    def arguments(self) -> list[str]:
+        """Command-line arguments of a rank of this replay."""
+        span, checks = self.iterations, self.verify
+        line = [str(self.trace), *self.scaling.arguments()]
+        if self.alongside is not None:
+            line += self.alongside.arguments()
+        flags = ("force", "graphs", "registered")
+        line += [f"--{name}" for name in flags if getattr(self, name)]
+        line.append("--dense" if self.dense else "--no-dense")
+        values = {
+            "backend": self.backend,
+            "output": self.out,
+            "iterations": f"{span.start}:{span.stop}" if span is not None else None,
+            "layers": None if self.layers is None else ",".join(map(str, self.layers)),
+            "pairs": self.pairs or None,
+            "pace": self.pace,
+            "gaps": self.pace.gaps.value,
+            "dtype": self.dtype,
+            "warm-up": self.warm_up,
+            "capacity": self.capacity,
+            "topology": self.topology,
+            "bandwidth": self.bandwidth,
+            "verify": checks.depth.value,
+            "sample": checks.share,
+            "sample-seed": checks.seed,
+            "timeout": self.timeout_s,
+            "start-timeout": self.start_timeout_s,
+        }
+        for option, value in values.items():
+            if value is not None:
+                line += [f"--{option}", str(value)]
+        return line
 
     def plan(
         self,
@@ -128,19 +154,19 @@ class Request:
         world: int | None = None,
         ranks: Collection[int] | None = None,
     ) -> Plan:
-        """The plan of what was asked for.
+        """Plan the replay.
 
         Parameters
         ----------
         trace
-            That of the request, opened.
+            The trace of the request, opened.
         world, ranks
             As :func:`moetraffic.replay.plan.planning.make_plan` takes them.
 
         Raises
         ------
         MoetrafficError
-            If there is none.
+            If it cannot be planned.
         """
         scale = self.scaling.scale(trace)
         replayed_on = trace.meta.world if scale is None else scale.world
@@ -158,49 +184,38 @@ class Request:
             background=background,
         )
         if self.pairs:
-            without(made)
+            expert_exchanges(made)
         return made
 
-    def changes(self) -> list[str]:
-        """Options of the command line that say which ranks, bytes and background."""
-        line = self.scaling.arguments()
-        if self.layers is not None:
-            line += ["--layers", ",".join(map(str, self.layers))]
-        if self.alongside is not None:
-            line += self.alongside.arguments()
-        if self.pairs:
-            line += ["--pairs", str(self.pairs)]
-        return line
-
     def validate_outputs(self) -> None:
-        """Refuse, before any work, an output that could not be written after it.
+        """Check, before any work, that the outputs can be written.
 
         Raises
         ------
         ReplayError
-            If the file exists and ``force`` is not set, it is the trace that is
-            replayed, or nothing can be written there.
+            If a file exists and ``force`` is not set, it is the trace that is
+            replayed, or it cannot be written.
         """
         for path, force in (
             (self.out, self.force),
             (self.fidelity, self.force),
-            (self.metrics, True),  # whoever reads it reads it again and again
+            (self.metrics, True),  # replaced during the replay
         ):
             if path is not None:
                 validate_other_than_input(self.trace, path, error=ReplayError)
                 validate_output(path, force=force, error=ReplayError)
 
     def validate_baselines(self, ranks: int) -> None:
-        """Refuse, before any work, what the times could not be held against.
+        """Check, before any work, that the baselines can be read.
 
         Raises
         ------
         MoetrafficError
-            If a rate, a network or a table is none.
+            If a rate, a network or a table is invalid.
         """
         if self.capacity is not None:
             bytes_per_second(self.capacity)
-        # these take long to import, and are rarely needed
+        # slow imports that are rarely needed
         if self.topology is not None:
             from moetraffic.fabric.named import load_fabric
 

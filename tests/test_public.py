@@ -15,7 +15,7 @@ from typer.main import get_command
 import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
-from moetraffic.replay.results.result import Spread, Summary
+from moetraffic.replay.results.result import Replay, Spread
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
@@ -118,8 +118,8 @@ def test_a_trace_and_its_matrix(golden: Trace) -> None:
 def test_results(golden: Trace) -> None:
     analysis = moetraffic.analyze(golden, parts=["skew"], layers=[golden.layers[0]])
     texts = Cells(analysis._repr_html_()).texts
-    measures = {m for e in analysis.exchanges for s in e.subjects for m in s.curves}
-    assert measures & set(texts)
+    subjects = {s.name for e in analysis.exchanges for s in e.subjects}
+    assert {name.replace("_", " ") for name in subjects} & set(texts)
     comparison = moetraffic.compare(golden, golden)
     texts = Cells(comparison._repr_html_()).texts
     assert {d.of for d in comparison.distances} <= set(texts)
@@ -128,7 +128,7 @@ def test_results(golden: Trace) -> None:
 
 def test_a_replay_s_summary() -> None:
     spread = Spread(min=1, p50=2.5, mean=3, p90=4, p99=5, max=6)
-    summary = Summary(
+    summary = Replay(
         **{
             "source": "a<b>.h5",
             "out": "",
@@ -142,7 +142,7 @@ def test_a_replay_s_summary() -> None:
             "kinds": {"all_to_all": 8},
             "streams": ("main",),
             "left_out": {},
-            "verified": True,
+            "verified": "full",
             "digest": "",
             "total_bytes": 20_000,
             "network_bytes": 10_000,
@@ -160,7 +160,8 @@ def test_a_replay_s_summary() -> None:
     )
     texts = Cells(summary._repr_html_()).texts
     assert texts[0] == "replay of a<b>.h5"
-    assert {"10,000", "2.5", "every size and byte"} <= set(texts)
+    assert {"operations", "2.5", "0.500 s"} <= set(texts)
+    assert any("10.00 kB of them between ranks" in text for text in texts)
 
 
 def test_texts_are_escaped_and_numbers_are_numbers() -> None:

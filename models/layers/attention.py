@@ -1,4 +1,4 @@
-"""Attention: of one or several query heads a key, to itself or across, and latent."""
+"""Attention layers: multi-head, grouped-query, cross and latent attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .positions import rotated
 
 
 class Attention(nn.Module):
-    """Multi-head attention; several query heads may share a key and value head.
+    """Multi-head attention with optional grouped query heads.
 
     The number of heads here is what the width of the projections says, so that a slice
     of the matrices by heads is this rank's share of the layer.  T5 leaves out the
@@ -83,7 +83,7 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """DeepSeek's attention: keys and values come from one short vector a token.
+    """DeepSeek's multi-head latent attention.
 
     A head's query and key have a part that knows no position and a rotated part; the
     key's rotated part is the same for all heads.  No matrix has a bias.

@@ -1,4 +1,4 @@
-"""fairscale's own mixture-of-experts layer, with our experts in it.
+"""Mixture-of-experts layer that runs fairscale's ``MOELayer``.
 
 ``fairscale.nn.MOELayer`` runs as it is: its einsums, its padding to ``[E, C, h]`` and
 its all-to-alls, which send as much whatever is routed.  It does not say where its
@@ -32,7 +32,7 @@ from .moe import MixtureOfExperts
 
 
 class FairscaleMixture(MixtureOfExperts):
-    """A :class:`MixtureOfExperts` whose work fairscale's ``MOELayer`` does.
+    """A :class:`MixtureOfExperts` computed by fairscale's ``MOELayer``.
 
     Rows travel in float32, which is what MOELayer's dispatch computes in.  The routing
     tells of the copies that are sent: see
@@ -115,7 +115,7 @@ class FairscaleMixture(MixtureOfExperts):
 
     @property
     def call(self) -> _Call:
-        """The forward pass that is going on."""
+        """The running forward pass."""
         if self._call is None:
             raise LayoutError(
                 "parts of a FairscaleMixture run within its forward pass only: call "
@@ -125,7 +125,7 @@ class FairscaleMixture(MixtureOfExperts):
 
 
 class _Call:
-    """One forward pass, its routing, and where it or its gradient stands."""
+    """State of one forward pass: its routing and its current phase."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -133,20 +133,20 @@ class _Call:
         self._place: AbstractContextManager[None] | None = None
 
     def enter(self, phase: str) -> None:
-        """From here on, what is sent belongs to this phase."""
+        """Annotate the following collectives with this phase."""
         self.leave()
         self._place = at(layer=self.layer, phase=phase)
         self._place.__enter__()
 
     def leave(self) -> None:
-        """What is sent belongs to no phase of this layer."""
+        """End the annotation of collectives."""
         place, self._place = self._place, None
         if place is not None:
             place.__exit__(None, None, None)
 
 
 class _Gate(nn.Module):
-    """fairscale's gate; when it is done, the dispatch follows."""
+    """fairscale's gate, followed by the start of the dispatch phase."""
 
     def __init__(self, owner: FairscaleMixture) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class _Gate(nn.Module):
 
 
 class _Expert(nn.Module):
-    """One of this rank's experts; the last one is followed by the combine."""
+    """One local expert, followed by the start of the combine phase."""
 
     def __init__(self, owner: FairscaleMixture, index: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def _dtype(experts: LocalExperts) -> torch.dtype:
 
 
 def _mark(x: Tensor, on_backward: Callable[[], None]) -> Tensor:
-    """``x``; once its gradient has come, ``on_backward`` runs, before all that follows.
+    """Return ``x`` and call ``on_backward`` when its gradient is computed.
 
     The gradient's thread, which is the one that sends, runs it.
     """

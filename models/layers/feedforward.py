@@ -1,4 +1,4 @@
-"""Feed-forward networks: the dense one of a layer, and those of its experts."""
+"""Feed-forward networks: dense, and of the local experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The dense feed-forward of a layer without experts, or its shared experts.
+    """Dense feed-forward network of a layer, or its shared experts.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
 
 
 class LocalExperts(nn.Module):
-    """The feed-forward networks of the experts that one rank holds.
+    """Feed-forward networks of one rank's experts.
 
     Their matrices have no biases, as in every published mixture of experts here.
 

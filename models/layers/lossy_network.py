@@ -1,4 +1,4 @@
-"""A network that loses data on the way: what arrives in its place is zeros.
+"""Simulated packet loss: lost data is replaced by zeros.
 
 The idea of the experiment is MLT's (Wang et al., "Towards Domain-Specific Network
 Transport for Distributed DNN Training", NSDI 2024): training bears some loss.
@@ -19,7 +19,7 @@ BACKWARD = "_grad"
 
 
 class LossyNetwork:
-    """Drops parts of what one site sends, decided by seed, step, layer and site alone.
+    """Drop data at one communication site, determined by seed, step, layer and site.
 
     The training loop sets ``iteration`` and ``slot``; a recomputed forward pass loses
     the same again.
@@ -43,7 +43,7 @@ class LossyNetwork:
         crosses: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """What arrives of an exchange's rows, and of their gradient on its way back.
+        """Apply packet loss to the rows of an exchange or to their gradient.
 
         A loss on the way forth does not change what is sent back: the backward
         exchange is another transmission, with the loss of its own site.
@@ -74,7 +74,7 @@ class LossyNetwork:
         return apply(rows, factor, site.endswith(BACKWARD))
 
     def thin(self, gradient: Tensor, rank: int) -> None:
-        """Drop parts of one rank's contribution to the sum of gradients, in place.
+        """Apply packet loss to one rank's gradient contribution, in place.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class LossyNetwork:
         crosses: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """What each element is multiplied by, ``[N, h]``: 0 where it is lost."""
+        """The factor of each element, ``[N, h]``: 0 where it is lost."""
         plan = self.dropping
         draws = generator(
             Stream.DROPPING, self.seed, self.iteration, self.slot, number % (1 << 32)
@@ -120,7 +120,7 @@ class LossyNetwork:
 
 
 class _Scaled(torch.autograd.Function):
-    """Multiply on the way forth or on the way back, and not on the other."""
+    """Multiply by a factor either in the forward or in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, factor: Tensor, backward: bool) -> Tensor:
@@ -140,7 +140,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
-    """Number of the packet, or of the message, that each element travels in.
+    """Index of the packet or message that contains each element.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
 
 
 def _draw(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
-    """Which of so many units are lost, ``[count]`` bool."""
+    """Sample which of ``count`` units are lost, ``[count]`` bool."""
     if plan.pattern != "bursts":
         return torch.rand(count, generator=draws) < plan.share
     # Gilbert's chain: runs of lost and of arriving packets, both of geometric length
@@ -193,7 +193,7 @@ def _draw(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
 
 
 def _geometric(mean: float, count: int, draws: torch.Generator) -> Tensor:
-    """Lengths of at least 1 with this mean, ``[count]`` int64."""
+    """Sample geometric lengths of at least 1 with a mean, ``[count]`` int64."""
     if mean <= 1:
         return torch.ones(count, dtype=torch.int64)
     uniform = torch.rand(count, generator=draws, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer, with its experts spread over ranks.
+"""Expert-parallel mixture-of-experts layer.
 
 Shape suffixes: T tokens of this rank, N kept copies of them, A copies that arrive at
 this rank, E experts, L = E/W local experts, W ranks of the expert-parallel group, C
@@ -27,7 +27,7 @@ from .token_exchange import exchange, exchange_counts
 
 @dataclass(frozen=True)
 class Shards:
-    """Which ranks' tokens a forward pass of this process has, one after another."""
+    """The ranks whose tokens a forward pass of virtual parallelism contains."""
 
     count: int  # ranks
     first: int  # number of the first
@@ -55,7 +55,7 @@ class MixtureOfExperts(nn.Module):
         ``"padded"`` sends ``[E, C, h]`` whatever is routed, ``"dropped"`` the copies
         that have room, ``"dropless"`` all copies.
     layer
-        Global layer index, for whoever records.
+        Global layer index, for recording.
     group
         The expert-parallel process group, or None.
     activation, gated
@@ -109,7 +109,7 @@ class MixtureOfExperts(nn.Module):
         return rank * (self.experts_all // self.ranks)
 
     def balance_over(self, scope: str, replicas: dist.ProcessGroup | None) -> None:
-        """Choose whose load the balance loss sees.
+        """Set the scope of the balance loss.
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class MixtureOfExperts(nn.Module):
         self.balance_scope, self.replicas = scope, replicas
 
     def take_load(self) -> Tensor:
-        """Copies that chose each expert since the last call, ``[E]`` int64."""
+        """Return and reset the token copies per expert, ``[E]`` int64."""
         load, self._load = self._load, torch.zeros_like(self._load)
         return load
 
@@ -153,7 +153,7 @@ class MixtureOfExperts(nn.Module):
         return through(x_th, routing).view_as(x), routing
 
     def _balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
-        """The routings with the balance loss of this layer's scope; their load counts.
+        """Set the balance loss of this layer's scope, and count the expert load.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class MixtureOfExperts(nn.Module):
     def _route_shards(
         self, x_th: Tensor, ids_t: Tensor | None, sequences: int, shards: Shards
     ) -> Routing:
-        """Route each rank's tokens as that rank does, and report it."""
+        """Route each virtual rank's tokens, and record the routing."""
         router, count = cast("Router", self.router), shards.count
         ids = [None] * count if ids_t is None else ids_t.chunk(count)
         routings = [
@@ -212,7 +212,7 @@ class MixtureOfExperts(nn.Module):
         return Routing.joined(routings)
 
     def _ragged(self, x_th: Tensor, routing: Routing) -> Tensor:
-        """Variable splits: what is sent is what is kept."""
+        """Exchange the kept copies, with variable split sizes."""
         # Step 1: the kept copies, by expert and then by token.
         kept_n = routing.kept.nonzero().squeeze(1)
         order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
@@ -233,7 +233,7 @@ class MixtureOfExperts(nn.Module):
     def _carried(
         self, rows_nh: Tensor, phase: str, routing: Routing, order_n: Tensor
     ) -> Tensor:
-        """What a lossy network delivers of the rows; all of them where it is none."""
+        """Apply the lossy network to the rows, if there is one."""
         if self.network is None or self.shards is None:
             return rows_nh
         expert_n, token_n = routing.expert[order_n], routing.token[order_n]
@@ -278,7 +278,7 @@ class MixtureOfExperts(nn.Module):
         )
 
     def _padded(self, x_th: Tensor, routing: Routing) -> Tensor:
-        """Even splits: ``[E, C, h]`` buffers, empty slots are zeros."""
+        """Exchange ``[E, C, h]`` buffers padded with zeros, with equal split sizes."""
         if routing.capacity is None:
             raise LayoutError(
                 "a padded dispatch needs a capacity, but the router gives none: set "

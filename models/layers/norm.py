@@ -1,4 +1,4 @@
-"""Norms of token vectors and of heads."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rms(width: int) -> nn.RMSNorm:
 
 
 def norm(shape: ModelShape) -> nn.Module:
-    """A norm of token vectors, of the shape's kind."""
+    """The normalization layer that the model shape selects."""
     if shape.norm == "rms":
         return rms(shape.hidden)
     return nn.LayerNorm(shape.hidden, bias=shape.norm_bias)

@@ -1,4 +1,4 @@
-"""Where in a sequence a token stands: sinusoids, rotations and relative distances."""
+"""Position encodings: sinusoidal, rotary and relative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FARTHEST = 128
 
 
 def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
-    """Position vectors of sines and cosines.
+    """Sinusoidal position encoding.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
-    """Rotary positions: pairs of each head's numbers, turned by their place's angle.
+    """Apply rotary position embeddings.
 
     Number i of a head is paired with number i + d/2, as in transformers' Llama; pairing
     neighbors instead is the same model with its rows in another order.
@@ -69,7 +69,7 @@ def _angles(length: int, width: int, base: float, device: torch.device) -> Tenso
 
 
 class RelativeBias(nn.Module):
-    """T5's relative positions: a number a head and bucket of distances.
+    """T5's relative position bias: one value per head and distance bucket.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class RelativeBias(nn.Module):
 
 
 def buckets(distance: Tensor, *, causal: bool) -> Tensor:
-    """The bucket of each distance: one each when near, growing ranges when far.
+    """Map distances to T5's buckets, of logarithmically growing size.
 
     Parameters
     ----------

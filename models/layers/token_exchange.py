@@ -1,4 +1,4 @@
-"""The expert-parallel exchange: an all-to-all of token vectors with a gradient.
+"""Differentiable all-to-all of token vectors between expert-parallel ranks.
 
 Its backward pass is the all-to-all the other way round: what a rank had received in
 the forward pass, it sends back as a gradient.
@@ -25,7 +25,7 @@ def exchange(
     layer: int,
     phase: str,
 ) -> Tensor:
-    """Send each rank of a group its rows and return what they sent.
+    """Exchange rows with all ranks of a group by a differentiable all-to-all.
 
     The forward call stands at ``phase``, the backward call at ``phase + "_grad"``.
 
@@ -38,7 +38,7 @@ def exchange(
     group
         The expert-parallel group.
     layer
-        Global layer index, for whoever records.
+        Global layer index, for recording.
     phase
         ``"dispatch"`` or ``"combine"``.
 
@@ -52,7 +52,7 @@ def exchange(
 
 
 def exchange_counts(counts: Tensor, *, group: dist.ProcessGroup, layer: int) -> Tensor:
-    """Tell each rank how many rows it will get for each of its experts.
+    """Exchange the number of rows per expert before the dispatch.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def exchange_counts(counts: Tensor, *, group: dist.ProcessGroup, layer: int) -> 
     group
         The expert-parallel group, of W ranks.
     layer
-        Global layer index, for whoever records.
+        Global layer index, for recording.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A transformer block: attention, then a dense or a mixture-of-experts feed-forward."""
+"""Transformer block: attention and a dense or mixture-of-experts feed-forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .norm import norm
 
 
 class TransformerBlock(nn.Module):
-    """One layer; what it consists of follows from its place in the model.
+    """One transformer layer, dense or with experts according to its index.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Gradients kept equal over the ranks that hold copies of a parameter, and clipped.
+"""Gradient synchronization over parameter replicas, and gradient clipping.
 
 The loss of a run is the mean of its data-parallel replicas' losses.  A dense parameter
 lives on every replica: its gradient is the mean over them.  An expert's gradient on the
@@ -27,7 +27,7 @@ from .optimizer import AdamW, local
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterSets:
-    """The parameters of a rank, by who else holds them."""
+    """A rank's parameters by how they are replicated over ranks."""
 
     replicated: Sequence[nn.Parameter]  # whole on each tensor-parallel rank
     split: Sequence[nn.Parameter]  # a slice for each tensor-parallel rank
@@ -38,7 +38,7 @@ class ParameterSets:
     def of(
         cls, model: GPT, groups: ParallelGroups, split: Sequence[nn.Parameter] = ()
     ) -> ParameterSets:
-        """A model's parameters; ``split`` are the dense ones that tp has sliced."""
+        """Group a model's parameters; ``split`` lists the tensor-parallel slices."""
         slices = {id(p) for p in split}
         dense = model.dense_parameters()
         return cls(
@@ -57,39 +57,39 @@ class ParameterSets:
 
 
 class Optimizer(Protocol):
-    """What moves parameters against their gradients."""
+    """Interface of an optimizer."""
 
     def step(self, rate: float) -> None:
-        """Move them at this learning rate."""
+        """Update the parameters at this learning rate."""
         ...
 
 
 class ParameterUpdate(Protocol):
-    """How a step's gradients are reduced, and the parameters moved."""
+    """Interface of gradient reduction and parameter update of a step."""
 
     module: nn.Module  # what computes the losses
     shares: ParameterSets  # the parameters as they are now
     sharded: bool  # whether ranks hold gradients that others do not
 
     def begin(self) -> None:
-        """Forget the gradients of the step before."""
+        """Reset the gradients."""
         ...
 
     def micro_batch(self) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of a micro-batch."""
+        """Context of a micro-batch's forward and backward pass."""
         ...
 
     def reduce(self) -> None:
-        """After the last micro-batch: gradients are those of the mean loss."""
+        """Reduce the gradients after the last micro-batch."""
         ...
 
     def step(self, rate: float) -> None:
-        """Move the parameters at this learning rate."""
+        """Update the parameters at this learning rate."""
         ...
 
 
 class GradientBucket:
-    """The gradients of some parameters as views of one flat tensor.
+    """Gradients as views of one flat tensor.
 
     One collective then reduces them all, without copies.  Nobody may set a ``grad`` to
     None afterwards: it would drop the view.
@@ -109,12 +109,12 @@ class GradientBucket:
             p.grad = part.view_as(p)
 
     def zero(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.flat.zero_()
 
 
 class ReplicatedUpdate:
-    """Every replica holds all gradients and optimizer states (no ZeRO)."""
+    """Replicated gradients and optimizer states (no ZeRO)."""
 
     sharded = False
 
@@ -128,21 +128,21 @@ class ReplicatedUpdate:
         self.optimizer = self.make_optimizer(plan)
 
     def make_optimizer(self, plan: Training) -> Optimizer:
-        """What moves the parameters."""
+        """Create the optimizer."""
         parameters = [*self.shares.dense, *self.shares.experts]
         return AdamW(parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
-        """Forget the gradients of the step before."""
+        """Reset the gradients."""
         self.dense.zero()
         self.experts.zero()
 
     def micro_batch(self) -> AbstractContextManager[None]:
-        """Gradients add up; nothing is sent."""
+        """Accumulate gradients without communication."""
         return nullcontext()
 
     def reduce(self) -> None:
-        """All-reduce, of dense parameters over dp, of experts over their copies."""
+        """All-reduce dense gradients over dp and expert gradients over edp."""
         layout = self.groups.layout
         if layout.dp > 1:
             with at(label="gradient_sync"):
@@ -155,12 +155,12 @@ class ReplicatedUpdate:
         synchronize_tied(self.shares, self.groups)
 
     def step(self, rate: float) -> None:
-        """Move the parameters at this learning rate."""
+        """Update the parameters at this learning rate."""
         self.optimizer.step(rate)
 
 
 def synchronize_tied(shares: ParameterSets, groups: ParallelGroups) -> None:
-    """Add the gradients of the tied embedding's two copies, after the gradient sync.
+    """Sum the gradients of the tied embedding's two copies.
 
     The first stage looks tokens up in it and the last one makes logits of it, as in
     Megatron-LM (``allreduce_word_embedding_grads`` of its finalize_model_grads.py).
@@ -171,7 +171,7 @@ def synchronize_tied(shares: ParameterSets, groups: ParallelGroups) -> None:
 
 
 def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:
-    """The 2-norm of the whole model's gradient, the same on every rank.
+    """Compute the 2-norm of the whole model's gradient, equal on every rank.
 
     Each dense parameter and each expert counts once.  Call it on reduced gradients.
 
@@ -206,7 +206,7 @@ def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:
 
 
 def clip(updates: ParameterUpdate, groups: ParallelGroups, largest: float) -> None:
-    """Scale the gradients down to a norm of ``largest``, by one factor everywhere."""
+    """Clip the gradients to a global norm of ``largest``."""
     norm = gradient_norm(updates, groups)
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for gradient in _gradients([*updates.shares.dense, *updates.shares.experts]):

@@ -1,4 +1,4 @@
-"""Process groups of a parallel layout: this rank's place in the world."""
+"""Process groups of a parallel layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("dp", "ep", "edp", "tp", "pp", "embedding")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParallelGroups:
-    """This rank's process groups and its place in them.
+    """This rank's process groups and its rank in them.
 
     Without ``torch.distributed`` all groups are None and the world is this process.
     """
@@ -39,7 +39,7 @@ class ParallelGroups:
     embedding: dist.ProcessGroup | None = None
 
     def by_kind(self) -> Mapping[str, dist.ProcessGroup | None]:
-        """The groups by their kind, as a recorder wants them."""
+        """The process groups by kind, as a recorder expects them."""
         return {kind: getattr(self, kind) for kind in ("world", *KINDS)}
 
     def layers(self, layers: int) -> range:
@@ -55,7 +55,7 @@ class ParallelGroups:
 def connect(
     layout: ParallelLayout, *, timeout: timedelta | None = None
 ) -> ParallelGroups:
-    """Make the layout's process groups; every rank of the world must call this.
+    """Create the layout's process groups; every rank must call this.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""AdamW and its learning rate over a run."""
+"""AdamW and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class _States:
-    """Parameters and what Adam remembers of each."""
+    """Parameters and their Adam states."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters

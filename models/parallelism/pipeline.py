@@ -25,7 +25,7 @@ from .groups import ParallelGroups
 
 
 class Pipeline:
-    """This rank's stage, run with the others of its pipeline.
+    """This rank's pipeline stage.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Pipeline:
         self._begun = False
 
     def run(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """All micro-batches forward and backward; gradients add up.
+        """Run all micro-batches forward and backward, and accumulate gradients.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Pipeline:
         return float(total)
 
     def _begin(self, inputs: tuple[Tensor, ...], targets: Tensor) -> None:
-        """Let stages agree that all know their sizes, under a name of its own.
+        """Initialize the stages before the first step, under a label of its own.
 
         The first ``step`` would do it, among the sends of the first iteration.
         """
@@ -130,7 +130,7 @@ class Pipeline:
 
 
 class _StageModule(nn.Module):
-    """Tokens or activations of the stage before, to activations or logits."""
+    """A pipeline stage as a module: tokens or activations to activations or logits."""
 
     def __init__(self, model: GPT, workload: Workload, first: bool, last: bool) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _StageModule(nn.Module):
 
 
 def with_loss(x: Tensor, loss: Tensor) -> Tensor:
-    """``x``; when it gets a gradient, so does ``loss``, of 1.
+    """Attach an auxiliary loss to an activation: its gradient is 1.
 
     A stage hands on activations alone, but the losses of its routers count too.  The
     idea is Megatron-LM's ``MoEAuxLossAutoScaler`` (moe_utils.py).

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the matrices of a layer spread over ranks, by fairscale's layers.
+"""Tensor parallelism with fairscale's column- and row-parallel layers.
 
 Attention and feed-forward multiply first by matrices split by output (columns), then by
 one split by input (rows), so that a layer has two all-reduces of its activations in the
@@ -38,7 +38,7 @@ LABEL = "tensor_parallel"
 
 
 def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
-    """Keep of a model's matrices this rank's slices, and connect them.
+    """Replace a model's matrices by this rank's slices.
 
     A module names the ``nn.Linear`` to split by output in its class attribute
     ``column_parallel`` and those to split by input in ``row_parallel``.
@@ -70,7 +70,7 @@ def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
 
 
 class SplitExperts(nn.Module):
-    """A rank's slices of its experts: each network's width over tensor ranks.
+    """Tensor-parallel experts: slices of each network along its width.
 
     The region begins after the dispatch and ends before the combine, so what the
     router's weights are multiplied with is whole and their gradient too.
@@ -98,7 +98,7 @@ class SplitExperts(nn.Module):
 
 
 class _Column(ColumnParallelLinear):  # type: ignore[misc]
-    """fairscale's layer without its own gradient all-reduce.
+    """fairscale's column-parallel layer without its gradient all-reduce.
 
     Query, key and value share their input: the module copies it into the region once,
     for all of them.
@@ -109,7 +109,7 @@ class _Column(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class _Row(RowParallelLinear):  # type: ignore[misc]
-    """fairscale's layer, whose all-reduce says where it stands."""
+    """fairscale's row-parallel layer with an annotated all-reduce."""
 
     layer = -1
 
@@ -120,7 +120,7 @@ class _Row(RowParallelLinear):  # type: ignore[misc]
 
 
 def _hand_over(groups: ParallelGroups) -> None:
-    """Give fairscale our groups: its own would put data parallelism outermost."""
+    """Set fairscale's process groups; its defaults put data parallelism outermost."""
     initialize._MODEL_PARALLEL_GROUP = groups.tp
     initialize._DATA_PARALLEL_GROUP = groups.dp
     initialize._PIPELINE_PARALLEL_GROUP = groups.pp
@@ -160,7 +160,7 @@ def _split_linears(
 
 
 def _from(linear: nn.Linear) -> dict[str, Any]:
-    """What makes fairscale's layer of ours: it slices the weight that it is given."""
+    """Constructor arguments of fairscale's layer; it slices the given weight."""
     return {
         "in_features": linear.in_features,
         "out_features": linear.out_features,
@@ -175,7 +175,7 @@ def _slice(whole: Tensor, dim: int, groups: ParallelGroups) -> Tensor:
 
 
 def _copied(x: Tensor, layer: int) -> Tensor:
-    """``x``; its gradient is all-reduced over the tensor-parallel ranks."""
+    """Return ``x``, whose gradient is all-reduced over the tensor-parallel ranks."""
     y: Tensor = copy_to_model_parallel_region(x)
     if y.grad_fn is not None:
         # the backward pass runs on a thread of autograd's own choice: say there, and
@@ -194,7 +194,7 @@ def _copied(x: Tensor, layer: int) -> Tensor:
 
 
 def _reduced(y: Tensor, layer: int) -> Tensor:
-    """The sum of ``y`` over the tensor-parallel ranks; its gradient passes."""
+    """All-reduce ``y`` over the tensor-parallel ranks; identity in backward."""
     with at(layer=layer, label=LABEL):
         whole: Tensor = reduce_from_model_parallel_region(y)
     return whole

@@ -1,4 +1,4 @@
-"""ZeRO: optimizer states, gradients and parameters sharded over replicas.
+"""ZeRO stages 1 to 3: sharded optimizer states, gradients and parameters.
 
 Stages 1 and 2 are fairscale's: ``OSS`` gives each whole parameter to one rank, which
 keeps its optimizer state and broadcasts it after the step; ``ShardedDataParallel``
@@ -38,14 +38,14 @@ LABEL = "zero"
 def updates(
     model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
 ) -> ParameterUpdate:
-    """How the layout's ZeRO stage reduces gradients and moves parameters."""
+    """Create the parameter update of the layout's ZeRO stage."""
     stages: tuple[Callable[..., ParameterUpdate], ...]
     stages = (ReplicatedUpdate, ShardedStates, ShardedGradients, ShardedParameters)
     return stages[groups.layout.zero](model, shares, groups, plan)
 
 
 class ShardedOptimizer:
-    """Each parameter's optimizer state on one of the ranks that hold the parameter."""
+    """Optimizer whose states are sharded over the replicas of each parameter."""
 
     def __init__(
         self, shares: ParameterSets, groups: ParallelGroups, plan: Training
@@ -64,7 +64,7 @@ class ShardedOptimizer:
         self.optimizer = AdamW(self.alone, weight_decay=plan.weight_decay)
 
     def step(self, rate: float) -> None:
-        """Move what this rank owns, and broadcast it."""
+        """Update this rank's shard of the parameters, and broadcast it."""
         self.optimizer.step(rate)
         with at(label=LABEL):
             for owner in self.sharded:
@@ -74,15 +74,15 @@ class ShardedOptimizer:
 
 
 class ShardedStates(ReplicatedUpdate):
-    """Stage 1: gradients are all-reduced, each rank moves the parameters it owns."""
+    """ZeRO stage 1: all-reduced gradients, sharded optimizer states."""
 
     def make_optimizer(self, plan: Training) -> ShardedOptimizer:
-        """What moves the parameters."""
+        """Create the optimizer."""
         return ShardedOptimizer(self.shares, self.groups, plan)
 
 
 class ShardedGradients:
-    """Stage 2: a micro-batch's gradients are reduced to their owners, and added there.
+    """ZeRO stage 2: gradients are reduced to their owners in each micro-batch.
 
     fairscale would wait for the last micro-batch and hold all gradients until then.
     """
@@ -115,7 +115,7 @@ class ShardedGradients:
             self.reducers.append(self.module)
 
     def begin(self) -> None:
-        """Forget the gradients of the step before."""
+        """Reset the gradients."""
         self.alone.zero()
         for gradient in self.owned.values():
             gradient.zero_()
@@ -123,7 +123,7 @@ class ShardedGradients:
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Reduce in the backward pass; add up what this rank owns."""
+        """Reduce gradients in the backward pass; accumulate this rank's shard."""
         with at(label=LABEL):
             yield
         for p, gradient in self.owned.items():
@@ -132,7 +132,7 @@ class ShardedGradients:
         self._forget()
 
     def reduce(self) -> None:
-        """Give the parameters that this rank owns their gradients, all others none."""
+        """Set the accumulated gradients of this rank's parameters."""
         for p, gradient in self.owned.items():
             if p.grad is None:
                 p.grad = gradient
@@ -141,7 +141,7 @@ class ShardedGradients:
         _share_out(self.shares.experts, self.groups)
 
     def step(self, rate: float) -> None:
-        """Move what this rank owns, and broadcast it."""
+        """Update this rank's shard of the parameters, and broadcast it."""
         self.optimizer.step(rate)
 
     def _forget(self) -> None:
@@ -150,7 +150,7 @@ class ShardedGradients:
 
 
 class ShardedParameters:
-    """Stage 3: each rank holds a part of every parameter, gradient and state.
+    """ZeRO stage 3: sharded parameters, gradients and optimizer states.
 
     A block's parameters are gathered for its forward pass and again for its backward
     pass; gradients are reduce-scattered in each micro-batch.  What stands outside the
@@ -183,29 +183,29 @@ class ShardedParameters:
         self.optimizer = AdamW(self.parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
-        """Forget the gradients of the step before."""
+        """Reset the gradients."""
         for p in self.parameters:
             p.grad = None
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Gathers and reduce-scatters say what they are for."""
+        """Annotate the all-gathers and reduce-scatters of the micro-batch."""
         with at(label=LABEL), _quietly():
             yield
 
     def reduce(self) -> None:
-        """Gradients are reduced already."""
+        """Rescale expert gradients; FSDP has already reduced all gradients."""
         _share_out(self.shares.experts, self.groups)
 
     def step(self, rate: float) -> None:
-        """Move this rank's parts."""
+        """Update this rank's shards."""
         self.optimizer.step(rate)
 
 
 def _owner(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, plan: Training
 ) -> Any:
-    """fairscale's OSS over torch's AdamW, which is what stage 0 computes."""
+    """fairscale's OSS over torch's AdamW, numerically equal to stage 0."""
     from fairscale.optim import OSS
 
     matrices = [p for p in parameters if p.dim() > 1]
@@ -229,7 +229,7 @@ def _shard(
     besides: Sequence[nn.Parameter] = (),
     methods: Sequence[str] = (),
 ) -> None:
-    """Shard a module's parameters that are not sharded yet, but these."""
+    """Shard a module's remaining parameters except ``besides``."""
     try:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -248,7 +248,7 @@ def _shard(
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what fairscale and torch warn of, which is as it should be here."""
+    """Suppress expected warnings of fairscale and torch."""
     with warnings.catch_warnings():
         # fairscale asks for a rank by a name that torch has given up
         warnings.filterwarnings("ignore", ".*_get_global_rank", FutureWarning)
@@ -258,7 +258,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _share_out(experts: Sequence[nn.Parameter], groups: ParallelGroups) -> None:
-    """From the mean over an expert's copies to the sum of them over all replicas."""
+    """Rescale expert gradients from a mean over copies to a mean over all replicas."""
     for p in experts:
         if p.grad is not None:
             gradient = local(p.grad)

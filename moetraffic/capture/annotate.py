@@ -1,4 +1,4 @@
-"""Say where in a model the next collective stands, and what a router decided.
+"""Annotations of a model: the context of collectives, and routing decisions.
 
 A model calls these two functions whether or not anybody records: without a recorder
 they cost a global look-up.  They change nothing in the training.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Where a call stands in the model: layer, phase, and a name for the rest."""
+    """Layer, phase and label of a call in the model."""
 
     layer: int = -1
     phase: str = ""
@@ -51,7 +51,7 @@ _routing_sinks: list[RoutingSink] = []
 
 
 def place() -> CallContext:
-    """The place that this thread is at."""
+    """Return the current thread's context."""
     return here.place
 
 
@@ -69,7 +69,7 @@ def is_label(label: object) -> bool:
 
 
 def set_context(there: CallContext) -> CallContext:
-    """Let this thread stand at a place from here on; returns where it stood.
+    """Set the current thread's context; return the previous one.
 
     For hooks, which cannot hold a ``with`` open: whoever moves puts back what it got.
     """
@@ -81,14 +81,14 @@ def set_context(there: CallContext) -> CallContext:
 
 
 def mirror(tell: Callable[[CallContext], None] | None) -> None:
-    """Have every move told, as the compiled hook needs it; None ends it."""
+    """Set the callback for context changes (compiled hook); None removes it."""
     global _mirror
     _mirror = tell
 
 
 @contextmanager
 def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
-    """Collectives called inside belong to this layer and phase.
+    """Annotate the collectives called within the context with a layer and phase.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def routing(
     dropped: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Report what this rank's router decided for one micro-batch.
+    """Record this rank's routing of one micro-batch.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ def routing(
 
 
 def subscribe(sink: RoutingSink) -> Callable[[], Any]:
-    """Hand every routing to ``sink``; returns the function that ends it."""
+    """Subscribe to routings; return the function that ends the subscription."""
     _routing_sinks.append(sink)
     return lambda: _routing_sinks.remove(sink)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRouting:
-    """What routers decided for the shards of several ranks in one process."""
+    """Routing of the shards of several virtual ranks in one process."""
 
     layer: int  # global layer
     slot: int  # micro-batch of the step
@@ -181,12 +181,12 @@ _shard_sinks: list[ShardSink] = []
 
 
 def shard_routing(decided: ShardRouting) -> None:
-    """Report what routers decided for ranks that are simulated in this process."""
+    """Record the routing of virtual ranks in this process."""
     for sink in _shard_sinks:
         sink(decided)
 
 
 def subscribe_shards(sink: ShardSink) -> Callable[[], Any]:
-    """Hand every shard routing to ``sink``; returns the function that ends it."""
+    """Subscribe to shard routings; return the function that ends the subscription."""
     _shard_sinks.append(sink)
     return lambda: _shard_sinks.remove(sink)

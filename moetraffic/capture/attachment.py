@@ -1,4 +1,4 @@
-"""The recorder that ``moetraffic run`` attaches to a program which knows nothing of it.
+"""Recorder that ``moetraffic run`` attaches to an unmodified program.
 
 The start-up hook (``startup/sitecustomize.py``) calls :func:`begin` once a process
 group is there and :func:`end` before it goes.  A program may never come to that: so the
@@ -37,7 +37,7 @@ from .recorder import Recorder
 from .sigterm import SigtermListener
 
 PATIENCE = timedelta(seconds=30)
-"""How long a rank waits for rank 0 to say where the capture goes."""
+"""How long a rank waits for rank 0 to publish the capture's output."""
 
 Say = Callable[[str, str], None]
 _times = itertools.count()
@@ -47,7 +47,7 @@ _mask = threading.local()  # of signals, before a fork
 
 
 class Attachment:
-    """A running recorder, and what closes it.
+    """A running recorder and its termination handlers.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Attachment:
         hook.set_attached_recorder(self.step_back)
 
     def close(self, why: str) -> None:
-        """Write what is left."""
+        """Close the recorder and write its remaining data."""
         if threading.current_thread() is threading.main_thread():
             self.listener.holds = False  # the end must not wait for itself
         try:
@@ -81,7 +81,7 @@ class Attachment:
             self._withdraw()
 
     def step_back(self) -> None:
-        """Leave the capture to a recorder of the program's own."""
+        """Stop recording in favor of a recorder of the program."""
         global _attached
         with _ending:
             if _attached is not self:
@@ -96,7 +96,7 @@ class Attachment:
         _step_back(self.say)
 
     def abandon(self) -> None:
-        """Leave the record to the parent of this process, as the recorder does."""
+        """Detach a forked child from its parent's recorder."""
         self._withdraw()
 
     def _withdraw(self) -> None:
@@ -115,7 +115,7 @@ def begin(
     say: Say,
     note: Callable[[str], object],
 ) -> None:
-    """Record the process group that has just been made; never raises.
+    """Start to record the new default process group; never raises.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def begin(
 
 
 def end(error: BaseException | None = None, *, why: str = "") -> None:
-    """Close the record, if there is one; never raises.
+    """Close the recorder, if there is one; never raises.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def end(error: BaseException | None = None, *, why: str = "") -> None:
 
 
 def _early(error: BaseException | None) -> str:
-    """What ends a program early, in words; "" for nothing."""
+    """Describe the cause of an early end; "" for a normal exit."""
     if isinstance(error, SystemExit):
         if error.code in (0, None):
             return ""
@@ -190,12 +190,12 @@ def _early(error: BaseException | None) -> str:
 
 
 def _end_of_process() -> None:
-    """Close at the end of the interpreter, or of a multiprocessing child."""
+    """Close the recorder at interpreter exit, or in a multiprocessing child."""
     end(sys.exc_info()[1] or getattr(sys, "last_value", None))
 
 
 def _agree(path: Path, *, force: bool) -> Path | None:
-    """Where this capture goes, the same on all ranks; None where it cannot go there.
+    """Agree with all ranks on the output; None if rank 0 refuses it.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def _tell(say: Say, error: Exception) -> None:
 
 
 def _before_fork() -> None:
-    """Keep SIGTERM from a child that is not one yet.
+    """Block SIGTERM during a fork.
 
     Until it has let go of what is the parent's, the signal would wake the parent's
     listener: a data loader that is ended early would end the training.
@@ -253,13 +253,13 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """The parent hears of SIGTERM again."""
+    """Unblock SIGTERM in the parent after a fork."""
     if _mask.earlier is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _mask.earlier)
 
 
 def _forked() -> None:
-    """Let go of what is the parent's, in a child that was forked."""
+    """Detach a forked child from its parent's recorder."""
     global _attached, _ending
     _ending = threading.RLock()  # another thread of the parent may have held it
     attached, _attached = _attached, None

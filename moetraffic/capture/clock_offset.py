@@ -1,4 +1,4 @@
-"""How far a rank's clock is from rank 0's, without a collective.
+"""Measure clock offsets between ranks through the key-value store.
 
 Processes under one kernel share its monotonic clock, so their offset is zero exactly.
 Others measure it through the key-value store that torch.distributed is started with:
@@ -27,7 +27,7 @@ TIMEOUT = timedelta(seconds=10)
 
 
 def identity() -> str:
-    """The clock that this process reads: the boot it belongs to, and its namespace."""
+    """Identify this process's clock by boot and time namespace."""
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/timens_offsets"):
         try:
@@ -40,7 +40,7 @@ def identity() -> str:
 def measure_offset(
     store: Store, rank: int, world: int, moment: str, own: str | None = None
 ) -> npt.NDArray[Any]:
-    """Measure this rank's clock offset now; every rank must call it.
+    """Measure this rank's clock offset from rank 0; every rank must call it.
 
     Parameters
     ----------

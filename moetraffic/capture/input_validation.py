@@ -1,4 +1,4 @@
-"""What a program says while it is recorded: taken where it can be true, else left out.
+"""Validation of losses, token counts and expert counts passed to a recorder.
 
 Nothing here raises into a training, but for :func:`counts_of`, whose caller notes it.
 """
@@ -21,7 +21,7 @@ MOST_KINDS = 20
 
 
 class OmittedRecords:
-    """Counts the records that could not be taken, by kind.
+    """Counts omitted records by kind.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class OmittedRecords:
         self._first: dict[str, str] = {}
 
     def add(self, kind: str, why: str) -> None:
-        """One more record of a kind is left out."""
+        """Count an omitted record of a kind."""
         self._counts[kind] += 1
         if kind not in self._first and len(self._first) < MOST_KINDS:
             self._first[kind] = " ".join(why.split())[:200]
@@ -43,7 +43,7 @@ class OmittedRecords:
 
     @property
     def words(self) -> str:
-        """What was left out so far, and why the first of each kind; "" for nothing."""
+        """Counts of omitted records, and the first reason of each kind; or ""."""
         return ", ".join(
             f"{self._counts[kind]} x {kind} ({why})"
             for kind, why in list(self._first.items())
@@ -51,12 +51,12 @@ class OmittedRecords:
 
     @property
     def summary(self) -> str:
-        """The same as a sentence for the end of a run."""
+        """The omitted records as a sentence for the end of a run."""
         return f"left out in all: {self.words}" if self._first else ""
 
 
 def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
-    """A loss that a window can hold: a number, or a tensor of one; NaN if unknown."""
+    """Validate a loss: a number or a one-element tensor; NaN if unknown."""
     if loss is None:
         return math.nan
     if isinstance(loss, torch.Tensor):
@@ -78,7 +78,7 @@ def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
 
 
 def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
-    """A token count, -1 if unknown."""
+    """Validate a token count; -1 if unknown."""
     if tokens is None:
         return -1
     try:
@@ -92,7 +92,7 @@ def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
 
 
 def counts_of(values: Any, name: str) -> Int32:
-    """Token copies by expert, ``[E]`` int32, a copy on the host.
+    """Validate token copies by expert; return them as ``[E]`` int32 on the host.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def counts_of(values: Any, name: str) -> Int32:
 
 
 def cause(error: BaseException | None) -> str:
-    """What ended a capture, to complete "rank 2 was ..."."""
+    """Describe the cause of an early end, completing "rank 2 was ..."."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return "interrupted"
     said = next(iter(str(error).splitlines()), "")[:120]

@@ -1,4 +1,4 @@
-"""Where iterations end: as the program says, or where its optimizer steps.
+"""Detect iteration boundaries from explicit steps or optimizer steps.
 
 A program that calls ``recorder.step()`` says so.  For others an optimizer's step is
 the end of an iteration, if nothing of that iteration follows: several optimizers may
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class IterationBoundaries:
-    """Numbers the iterations of a rank's calls, in the order in which they come."""
+    """Assigns iteration numbers to a rank's calls, in call order."""
 
     iteration: int = 0
     marked: bool = False  # the program ends its steps itself
@@ -24,16 +24,16 @@ class IterationBoundaries:
 
     @property
     def known(self) -> bool:
-        """Whether any end of an iteration was seen."""
+        """Whether any iteration has ended."""
         return self.iteration > 0 or self._optimizer is not None
 
     @property
     def unsettled(self) -> int:
-        """Calls, counted from the last, that may yet belong to the next iteration."""
+        """Number of latest calls that may belong to the next iteration."""
         return 0 if self._optimizer is None else self._calls - self._optimizer[0]
 
     def call(self, *, settles: bool) -> tuple[int, int] | None:
-        """A call comes.
+        """Process a call.
 
         Parameters
         ----------
@@ -53,7 +53,7 @@ class IterationBoundaries:
         return found
 
     def settle(self) -> tuple[int, int] | None:
-        """End the iteration at the last optimizer's step, if there was one."""
+        """End the iteration at the last optimizer step, if there was one."""
         if self._optimizer is None:
             return None
         after, when = self._calls - self._optimizer[0], self._optimizer[1]
@@ -62,12 +62,12 @@ class IterationBoundaries:
         return after, when
 
     def optimizer(self, when: int) -> None:
-        """An optimizer has stepped."""
+        """Process an optimizer step."""
         if not self.marked:
             self._optimizer = (self._calls, when)
 
     def step(self) -> None:
-        """The program says that the iteration is over."""
+        """Process an explicit end of an iteration."""
         self.marked = True
         self._optimizer = None
         self.iteration += 1

@@ -1,4 +1,4 @@
-"""What a trace says of the run it was captured from."""
+"""Metadata of a captured run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_COUNT = 2**31 - 1
 
 
 def check_names_and_counts(**told: Any) -> None:
-    """Refuse what a trace could not hold, before anything is recorded.
+    """Check that a trace can store names and counts, before recording starts.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def check_names_and_counts(**told: Any) -> None:
 def describe(
     workload: Workload | None, world: int, *, model: str, router: str, k: int
 ) -> Meta:
-    """The meta of a capture that begins now.
+    """Create the metadata of a new capture.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def describe(
 def checked_placement(
     placement: Mapping[int, Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """A placement with whole numbers, by layer.
+    """Validate an expert placement by layer.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def checked_placement(
 def checked_groups(
     groups: Mapping[str, dist.ProcessGroup | None],
 ) -> dict[str, str]:
-    """Kinds of groups by their name in torch.distributed.
+    """Validate process groups; return their kinds by group name.
 
     Raises
     ------

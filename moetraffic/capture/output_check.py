@@ -1,4 +1,4 @@
-"""One rank looks whether a capture can be written, and all ranks hear what it found.
+"""Check on rank 0 that a capture can be written, and share the result.
 
 A rank that refused by itself would leave the others to train, and to wait for it.
 """
@@ -23,7 +23,7 @@ FREE = "free"
 def check_output(
     path: Path, store: Store | None, rank: int, number: int, *, force: bool
 ) -> None:
-    """Make sure that a capture can be written; every rank calls this.
+    """Check that a capture can be written; every rank must call this.
 
     Parameters
     ----------

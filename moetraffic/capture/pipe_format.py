@@ -1,4 +1,4 @@
-"""How a rank's record travels from the training process to its committer.
+"""Binary format of the pipe between a training process and its committer.
 
 The training process writes frames into a pipe: a kind, a length, and so many bytes.
 
@@ -83,25 +83,25 @@ OPERATIONS = (
 
 
 def frame(kind: int, body: bytes) -> bytes:
-    """A frame of the pipe."""
+    """Encode a frame of the pipe."""
     return HEADER.pack(kind, len(body)) + body
 
 
 def told(**words: Any) -> bytes:
-    """A frame that says something in JSON."""
+    """Encode a frame of JSON."""
     return frame(TOLD, json.dumps(words).encode())
 
 
 def loss_word(loss: float) -> int:
-    """The bits of a float64 as a word."""
+    """Encode a float64 as an int64 word."""
     return int(np.float64(loss).view(np.int64))
 
 
 def loss_of_word(word: int) -> float:
-    """The float64 whose bits are a word."""
+    """Decode a float64 from an int64 word."""
     return float(np.int64(word).view(np.float64))
 
 
 def words_of(body: bytes) -> Int64:
-    """The words of a frame."""
+    """Decode the words of a frame."""
     return np.frombuffer(body, "<i8").astype(np.int64, copy=False)

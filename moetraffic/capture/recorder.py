@@ -1,4 +1,4 @@
-"""The Recorder: three lines in anyone's training loop, and there is a trace."""
+"""Recorder of all collectives of a training process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
-    """Records every collective of this process, and every routing it is told of.
+    """Records every collective and reported routing of this process.
 
     Each rank makes one; together they leave one trace.  Where the program does not
     call :meth:`step`, iterations end when its optimizer steps.  Nothing is
@@ -143,7 +143,7 @@ class Recorder:
     # ---- life ------------------------------------------------------------------
 
     def start(self) -> Recorder:
-        """Begin to record.
+        """Start recording.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Recorder:
         self._journal.stepped()
 
     def end_early(self, why: str) -> None:
-        """Note what ends the capture before its time; the trace tells it.
+        """Record the reason for an early end of the capture in the trace.
 
         Parameters
         ----------
@@ -318,7 +318,7 @@ class Recorder:
     # ---- the hook's sink ---------------------------------------------------------
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """Say who is in a group (called by the hook)."""
+        """Register the ranks of a group (called by the hook)."""
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
         kind = self._kinds.get(group.group_name, "world" if everyone else "other")
@@ -327,7 +327,7 @@ class Recorder:
         )
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Remember that a call could not be recorded (called by the hook)."""
+        """Count a call that could not be recorded (called by the hook)."""
         self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
@@ -379,7 +379,7 @@ class Recorder:
             self.failed(ROUTING, error)
 
     def _counted(self, demand: Any, dropped: Any) -> tuple[Any, Any] | None:
-        """Counts that were still on a device; beside the training."""
+        """Read counts from a device, outside the training thread."""
         if isinstance(demand, list):
             return demand, dropped
         try:
@@ -389,13 +389,13 @@ class Recorder:
             return None
 
     def _leave_out(self, message: str) -> None:
-        """The first of its kind is left out."""
+        """Warn about the first omitted record of a kind."""
         self._warn(message)
         if self._folder is not None:
             self._journal.tell(left_out=self._left_out.words)
 
     def _report(self, reports: Sequence[dict[str, Any]]) -> None:
-        """Say what went wrong beside the training."""
+        """Log errors of the journal and the committer."""
         last = reports[-1] if reports else {}
         for said in (
             last.get("unclosed", ""),
@@ -411,7 +411,7 @@ class Recorder:
             )
 
     def _store(self) -> Any:
-        """The store that all ranks reach; None where there is no other rank."""
+        """The key-value store of all ranks; None if there is no other rank."""
         if self._world == 1 or dist.get_backend() == "fake":
             return None  # a fake group stands for ranks that do not exist
         return dist.distributed_c10d._get_default_store()
@@ -468,14 +468,14 @@ class Recorder:
         return merged
 
     def _warn(self, message: str) -> None:
-        """Log a thing once; the training goes on."""
+        """Log a message once."""
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning("%s", message)
 
 
 def _number(loss: Any) -> float:
-    """A loss, which only now leaves the device that computed it."""
+    """Convert a loss to a float, outside the training thread."""
     try:
         return float(loss)
     except Exception:
@@ -492,7 +492,7 @@ def _checked_counts(demand: Any, dropped: Any) -> tuple[list[int], list[int] | N
 
 
 def _forget() -> None:
-    """In a fork's child: what runs here is not the training."""
+    """Abandon running recorders in a forked child."""
     for recorder in list(_running):
         recorder._abandon()
 

@@ -1,4 +1,4 @@
-"""SIGTERM: how launchers end ranks, often ranks that wait in a collective for ever.
+"""SIGTERM handling: close the recorder even if the main thread is blocked.
 
 Python runs a signal's handler between two instructions of the main thread, which a rank
 that waits inside a collective never reaches; a signal without a handler ends it at
@@ -26,7 +26,7 @@ PATIENCE_S = 10.0
 
 
 class SigtermListener:
-    """Calls a function when SIGTERM comes, and then ends the process by it.
+    """Calls a function on SIGTERM, and then ends the process by the signal.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class SigtermListener:
         self._seen: tuple[Any, Any] = (signal.signal, signal.getsignal)
 
     def start(self) -> bool:
-        """Listen; False where a handler of the program's own is in place.
+        """Start listening; return False if the program has a handler of its own.
 
         Only the main thread can: in another this does nothing.
         """
@@ -68,7 +68,7 @@ class SigtermListener:
         return True
 
     def stop(self) -> None:
-        """Listen no more; from another thread than the main one this does nothing."""
+        """Stop listening; only effective in the main thread."""
         if self._pipe is None or (
             threading.current_thread() is not threading.main_thread()
         ):
@@ -96,7 +96,7 @@ class SigtermListener:
             time.sleep(0.05)
 
     def _hide(self) -> None:
-        """Show the default action where programs look for a handler of SIGTERM."""
+        """Report the default action to programs that query the SIGTERM handler."""
         set_signal, get_signal = self._seen
 
         def shown(handler: Any) -> Any:
@@ -124,7 +124,7 @@ class SigtermListener:
         os.close(reader)
 
     def _listens(self) -> bool:
-        """Whether the signal would end the process, were we not here."""
+        """Whether the signal would end the process without this listener."""
         handler: Any = self._seen[1](signal.SIGTERM)
         return self._pipe is not None and bool(handler == self._handle)
 

@@ -1,4 +1,4 @@
-"""Virtual expert parallelism: record the traffic of R ranks from one process.
+"""Recorder of virtual expert parallelism: R ranks in one process.
 
 The training has the shards of all ranks in one process and reports what the routers
 decided for each (:func:`.annotate.shard_routing`).  No byte is sent; the matrices that
@@ -39,7 +39,7 @@ SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded r
 
 
 class VirtualRecorder:
-    """Records the routing of all ranks of a layout that one process trains.
+    """Records the routing of all virtual ranks trained in one process.
 
     It is used as :class:`.Recorder` is, with one loss a rank.
 
@@ -119,7 +119,7 @@ class VirtualRecorder:
         self.close(merged=kind is None)
 
     def end_early(self, why: str) -> None:
-        """Note what ends the capture before its time; the trace tells it."""
+        """Record the reason for an early end of the capture in the trace."""
         self._ended = self._ended or " ".join(why.split())[:200]
 
     def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:

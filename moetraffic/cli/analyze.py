@@ -107,7 +107,7 @@ def analyze(
         plain_data.write_records(rows, output, force=force)
     shown: list[Any] = []
     for path, analysis in found:
-        shown += [f"\n{path}"] * (len(found) > 1) + [summary.tables(analysis)]
+        shown += [f"\n{path}"] * (len(found) > 1) + [*summary.tables(analysis)]
     present(data, *shown, as_json=as_json, written=(output,))
 
 

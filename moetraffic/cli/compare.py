@@ -55,7 +55,7 @@ def compare(
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
-    from moetraffic.report.comparison import table
+    from moetraffic.report.comparison import tables
 
     chosen = selection(layers, iterations, phase) | {"of": subjects(of)}
     thresholds = _thresholds(at_most or [])
@@ -75,7 +75,7 @@ def compare(
         "beyond_threshold": [[d.layer, d.of] for d in beyond],
         "notes": list(found.notes),
     }
-    present(data, table(found, beyond), as_json=as_json)
+    present(data, *tables(found, beyond), as_json=as_json)
     if beyond:
         raise typer.Exit(BEYOND)
 

@@ -93,7 +93,7 @@ def demo(
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
             paper.print(*tables(trace, run))
-            shown = (summary.tables(found), summary.replay_table(replay))
+            shown = (*summary.tables(found), summary.replay_table(replay))
             paper.print(*shown)
     written = [*(output / name for name in WRITES), *drawn]
     present(told, *shown, as_json=as_json, written=written)

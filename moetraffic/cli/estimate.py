@@ -34,9 +34,8 @@ from .assumptions import (
 from .output import json_text, present, write_output
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from moetraffic.patterns.time_model import Conventions
+    from moetraffic.report.chart import Chart
 
 SHOWN = 12
 """Number of best configurations that are shown."""
@@ -322,7 +321,7 @@ def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     return found.config, known, [report.calibration_table(found, str(path))]
 
 
-Shown = tuple[list[Any], "Figure", dict[str, Any]]
+Shown = tuple[list[Any], "Chart", dict[str, Any]]
 """Tables, the figure, and plain data."""
 
 

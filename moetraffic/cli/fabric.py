@@ -170,7 +170,7 @@ def fabric(
         source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
         figures.save(report.figure(found, chosen, source), plot)
     data = {"file": str(trace), **report.as_dict(found, chosen)}
-    present(data, report.tables(found), as_json=as_json, written=(plot,))
+    present(data, *report.tables(found), as_json=as_json, written=(plot,))
 
 
 def _iterations(trace: Trace, chosen: range | None) -> list[int]:

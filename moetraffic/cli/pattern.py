@@ -280,9 +280,7 @@ def _show(
         told,
         f"{made.name} on {g.world} ranks: {layout}\n",
         report.groups_table(made),
-        "",
         report.calls_table(made),
-        "",
         report.traffic_table(matrices),
         f"payload: input bytes of a group member; between ranks: bytes of an iteration "
         f"with {algorithm} collectives",

@@ -57,6 +57,6 @@ def reproduce(
             for name, drawn in (stripes() if one.name == "apnet24" else {}).items():
                 picture = output / f"{one.name}-{name}.png"
                 written.append(figures.save(drawn, picture))
-    texts = [report.text(one) for one in found]
+    texts = [table for one in found for table in report.tables(one)]
     data = told if study == ALL else told[0]
     present(data, *texts, as_json=as_json, written=written)

@@ -1,4 +1,4 @@
-r"""How much the mean over ranks varies: whether ranks read more alike than by chance.
+r"""Estimate the variance of the mean over ranks: similarity of the ranks' documents.
 
 Ranks that never read the same document have a mean that varies less than that of as
 many independent ones; ranks that read neighboring parts of one, more.  In a single
@@ -39,7 +39,7 @@ REACH = (0.25, 4.0)
 
 
 def drawn_apart(look: Seen, load: Float64, *, tokens: int) -> float:
-    """How much the mean over ranks varies, over what independent ranks would give.
+    """Variance of the mean over ranks relative to that of independent ranks.
 
     Parameters
     ----------

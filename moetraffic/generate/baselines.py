@@ -1,4 +1,4 @@
-"""Baselines: what simulators feed today, each a :class:`.generator.Generator`.
+"""Baseline generators, such as uniform or frozen traffic, for comparison.
 
     UNIFORM     every expert as likely as any other
     IID         the run's mean shares, drawn anew for each rank and iteration
@@ -39,7 +39,7 @@ Draw = Callable[[int, np.random.Generator], Int32]
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Counts of one sample, an iteration at a time: the :class:`.generator.Demand`.
+    """Sampled token counts, drawn one iteration at a time.
 
     Each iteration has randomness of its own, so nothing depends on the blocks.
     """
@@ -62,7 +62,7 @@ class Drawn:
 
 
 def copies(shares: Float64, scenario: Scenario, rng: np.random.Generator) -> Int32:
-    """Draw each rank's token copies from shares that all ranks have in common.
+    """Draw each rank's token copies from expert shares common to all ranks.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def whole_numbers(amounts: Float64) -> Int32:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(ABC):
-    """What all baselines know: the scenario and the run's counts."""
+    """Base class of the baselines: the scenario and the token counts of a run."""
 
     scenario: Scenario
     counts: Int32  # [T, X, R, E] of the run
@@ -129,7 +129,7 @@ class Baseline(ABC):
 
     @classmethod
     def fit(cls, trace: Trace) -> Baseline:
-        """Learn from a trace that has its routing."""
+        """Fit to a trace that contains the routing."""
         scenario, layers = scenario_of(trace)
         return cls(
             scenario=scenario, counts=np.stack([each.demand for each in layers], axis=1)
@@ -173,7 +173,7 @@ class Baseline(ABC):
 
 
 class Uniform(Baseline):
-    """Every expert as likely as any other."""
+    """Uniform baseline: all experts are equally likely."""
 
     rescales = True
 
@@ -187,7 +187,7 @@ class Uniform(Baseline):
 
 
 class Iid(Baseline):
-    """The run's mean shares of each exchange, drawn anew for every rank."""
+    """Independent baseline: every rank draws from the run's mean shares."""
 
     def _draw(
         self, scenario: Scenario, iterations: int, rng: np.random.Generator
@@ -197,7 +197,7 @@ class Iid(Baseline):
 
 
 class Frozen(Baseline):
-    """The run's mean matrix in each iteration; of other ranks, the mean row."""
+    """Frozen baseline: the run's mean matrix in each iteration."""
 
     def _draw(
         self, scenario: Scenario, iterations: int, rng: np.random.Generator
@@ -238,7 +238,7 @@ class Zipf(Baseline):
 
 
 class Bootstrap(Baseline):
-    """Blocks of consecutive iterations of the run itself, in random order.
+    """Bootstrap baseline: blocks of consecutive iterations of the run, in random order.
 
     Blocks have :attr:`length` iterations, all exchanges and ranks together, and begin
     anywhere (moving blocks: H. R. Kunsch, Annals of Statistics 17, 1989).  Other ranks
@@ -274,7 +274,7 @@ class Bootstrap(Baseline):
 
 
 class HotSet(Baseline):
-    """A few hot experts share what the hot ones had; now and then one changes.
+    """Hot-set baseline: a few hot experts, one of which is replaced at random times.
 
     Hot is a quarter of the experts (at least one).  They share alike the mean share of
     the busiest quarter of the run, the others share the rest; each iteration each hot

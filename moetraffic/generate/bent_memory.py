@@ -1,4 +1,4 @@
-r"""Memory of states of which loads have a given memory.
+r"""Autocorrelation of latent states whose loads have a given autocorrelation.
 
 A load is a bent image :math:`g(u)` of a normal state u: bounded, then raised to the
 exponent.  Bending shrinks correlations, negative ones most: a load whose logarithm
@@ -37,7 +37,7 @@ GRID = np.tanh(np.linspace(-4.0, 4.0, 201)) / np.tanh(4.0)
 
 
 def state_correlations(dynamics: Dynamics, loads: Float64) -> Float64:
-    """Autocorrelations of states whose loads have these.
+    """Compute the states' autocorrelations from those of the loads.
 
     Parameters
     ----------

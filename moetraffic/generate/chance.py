@@ -1,4 +1,4 @@
-"""Chance that does not depend on the order in which it is asked for.
+"""Random streams that do not depend on the order of their use.
 
 Every draw has an address: the seed, what is drawn, the iteration, the exchange.  A
 Philox generator is a function of its key and counter, so threads and blocks of any size
@@ -21,7 +21,7 @@ MOST_SEED = (1 << 63) - 1
 
 
 class Use(enum.IntEnum):
-    """What chance is asked for; each has draws of its own."""
+    """Purposes of random numbers; each has an independent stream."""
 
     STATE = 0  # innovations of the latent states, an iteration
     ROWS = 1  # documents of the ranks, an iteration
@@ -36,7 +36,7 @@ class Use(enum.IntEnum):
 def generator(
     seed: int, use: Use, iteration: int = 0, exchange: int = 0
 ) -> np.random.Generator:
-    """The generator of one address.
+    """Random generator of one stream.
 
     Parameters
     ----------

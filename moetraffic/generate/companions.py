@@ -1,4 +1,4 @@
-"""Dense collectives beside the experts' of a generated run, computed from patterns."""
+"""Background (dense) traffic of a synthetic run, computed from patterns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EXCHANGES = frozenset({"routing", "all_to_all"})
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Companions:
-    """What a data-parallel model of a preset's shape sends beside its experts."""
+    """Background traffic of a data-parallel model with a preset's shape."""
 
     pattern: Trace  # of one iteration
 
     @classmethod
     def of(cls, model: str, scenario: Scenario) -> Companions:
-        """The companions of a preset trained on the scenario's ranks.
+        """Compute the background traffic of a preset on the scenario's ranks.
 
         Parameters
         ----------
@@ -47,7 +47,7 @@ class Companions:
         found = preset(model)
         if not found.model.experts:
             raise LayoutError(
-                f"companions are those of a model with experts, but {model} has none: "
+                f"background traffic needs a model with experts, but {model} has none: "
                 "choose another of moetraffic models"
             )
         shape = replace(found.model, experts=scenario.experts)

@@ -1,4 +1,4 @@
-r"""How far a layer's states follow those of the layer before.
+r"""Estimate the coupling between the states of consecutive layers.
 
 :math:`d_l = own_l + b d_{l-1}`, so that the cross-spectrum of neighbors is b times the
 spectrum of the layer before, once the chance that counts add to both is taken off.

@@ -1,4 +1,4 @@
-r"""How the logarithms of experts' weights move: trend, memory, coupling of layers.
+r"""Dynamics of the experts' log-weights: trend, autoregression, coupling of layers.
 
 Of layer l with E experts, :math:`x_t = \mu(t) + d_t` is the logarithm of the weights
 (for k = 1 of the shares of load), up to a constant, in iteration t:

@@ -1,4 +1,4 @@
-r"""More or fewer experts than were captured: split and merged, never interpolated.
+r"""Change the number of experts by splitting and merging them.
 
 Every expert is split into m like parts, and every g neighbors of these are merged, so
 that E m / g experts are there.  A merged expert's weight is the sum of its parts'

@@ -1,4 +1,4 @@
-r"""The trend of states that start far off, where most experts get hardly a copy.
+r"""Fit the trend of states that start far from their final level.
 
 The logarithm of no copies is none: there states are told by the counts themselves, as
 generalized linear models are fitted.  With the probability :math:`\pi` that the trend

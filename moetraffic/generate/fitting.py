@@ -1,4 +1,4 @@
-r"""Fit trend, memory, coupling and rows to counts.
+r"""Fit trend, autocorrelation, coupling of layers and rank differences to token counts.
 
 In steps, each by what identifies it without the others: rows' differences within an
 iteration tell the documents and the noise of an iteration's mean; spectra, less that
@@ -67,7 +67,7 @@ ENOUGH = 0.25
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bounds:
-    """95% intervals of what was fitted; NaN where there is none."""
+    """95% intervals of the fitted parameters; NaN if unavailable."""
 
     phi: Float64  # [2, L, J] of the last knot
     tau: Float64  # [2, L]
@@ -79,7 +79,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """What counts tell."""
+    """Parameters fitted to token counts."""
 
     dynamics: Dynamics
     rows: RowSpread
@@ -90,7 +90,7 @@ class Fitted:
 def fit_counts(
     counts: Int32, *, k: int, tokens: int, correct_noise: bool = True
 ) -> Fitted:
-    """Fit all but the rhythm.
+    """Fit all parameters except the rhythm.
 
     Parameters
     ----------

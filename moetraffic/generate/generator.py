@@ -1,4 +1,4 @@
-"""What a generator is: it fits a trace and gives the counts of one that never ran.
+"""Interface of traffic generators: fit a trace, and sample synthetic token counts.
 
 The model and its baselines answer the same two calls, so a comparison of them takes
 any.  What they give is counts alone; :mod:`.twin` makes a trace of any of these.
@@ -27,12 +27,12 @@ class Demand(Protocol):
 
     @property
     def scenario(self) -> Scenario:
-        """What surrounds the counts."""
+        """Scenario of the sample: ranks, experts, tokens."""
         ...
 
     @property
     def iterations(self) -> int:
-        """How many iterations n there are."""
+        """Number of iterations n."""
         ...
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
@@ -59,7 +59,7 @@ class Generator(Protocol):
 
     @classmethod
     def fit(cls, trace: Trace) -> Generator:
-        """Learn from a trace that has its routing.
+        """Fit to a trace that contains the routing.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Generator(Protocol):
         ranks: int | None = None,
         experts: int | None = None,
     ) -> Demand:
-        """Counts of a run that never was; nothing is drawn before it is asked for.
+        """Sample synthetic token counts, which are drawn when they are read.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-r"""A token's k distinct experts: which it holds how often, and counts of many tokens.
+r"""Inclusion probabilities of k distinct experts per token, and sampled counts.
 
 A token takes the set S of k experts with probability proportional to
 :math:`\prod_{e \in S} w_e` (conditional Poisson sampling: of all ways to draw k

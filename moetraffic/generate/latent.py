@@ -1,4 +1,4 @@
-r"""Latent states seen through counts, and how far chance hides them.
+r"""Latent states observed through token counts, with sampling noise.
 
 Of an iteration's counts the mean over rows tells the weights, up to the chance of
 which documents the rows had and of counting.  That chance need not be assumed: rows
@@ -24,7 +24,7 @@ HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """What counts tell of the latent states."""
+    """Observations of the latent states."""
 
     state: Float64  # [n, L, E] logarithms of the mean row's weights, mean 0 by load
     noise: Float64  # [n, L, E] variance of their error, from the rows' differences
@@ -37,7 +37,7 @@ class Seen:
 
 
 def seen(counts: Int32, *, k: int, tokens: int) -> Seen:
-    """Look at counts as states, deviations and noise.
+    """Split token counts into states, deviations and noise.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The memories of one layer in one window: size, time scales, experts' own sizes."""
+"""Fit the autoregressive processes of one layer in one window."""
 
 from __future__ import annotations
 

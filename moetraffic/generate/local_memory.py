@@ -1,4 +1,4 @@
-r"""The memory of states that are still on their way: autocovariances around a time.
+r"""Local autocovariances of states that are not stationary.
 
 Routers that have just begun move in ways that no sum of AR(1) has: smoothly, swinging
 about (a balancing loss under an optimizer with momentum) or back and forth (a bias that

@@ -1,4 +1,4 @@
-r"""Several memories of a series that is seen through noise of known size.
+r"""Fit several AR(1) processes to a series observed with known noise.
 
 A series that is the sum of J independent AR(1) of share :math:`a_j` of its variance and
 of white noise of share :math:`a_0` has the autocorrelation
@@ -32,7 +32,7 @@ FASTEST, SLOWEST = -3.0, 8.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Memories:
-    """Time scales of a series, the fastest first."""
+    """Autoregressive time scales of a series, the fastest first."""
 
     phi: Float64  # [J]
     share: Float64  # [J] of the variance seen; with the noise's they add up to 1
@@ -52,7 +52,7 @@ def fit_memories(
     slowest: float = 0.0,
     confidence: float = 0.95,
 ) -> Memories:
-    """Fit as many memories as the series can tell.
+    """Fit as many AR(1) processes as the series supports.
 
     Parameters
     ----------

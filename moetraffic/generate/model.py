@@ -1,4 +1,4 @@
-"""TrafficModel: fitted to a trace, sampled at any length and scale, kept in a file."""
+"""Traffic model: fit it to a trace, sample it at any size, store it in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ITERATIONS = 10_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrafficModel:
-    """How the experts' load moves, how ranks differ, and what surrounds it.
+    """Traffic model: dynamics of the expert load, rank differences, and scenario.
 
     See :mod:`.dynamics`, :mod:`.rows` and :mod:`.inclusion` for the formulas.
     """
@@ -47,7 +47,7 @@ class TrafficModel:
         iterations: range | None = None,
         correct_noise: bool = True,
     ) -> TrafficModel:
-        """Fit to the routing of a trace.
+        """Fit a traffic model to the routing of a trace.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class TrafficModel:
         knobs: Knobs | None = None,
         threads: int = 0,
     ) -> SampledDemand:
-        """Counts of a run that never was.
+        """Sample synthetic token counts.
 
         Parameters
         ----------

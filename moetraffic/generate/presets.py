@@ -1,4 +1,4 @@
-"""Models that ship with the library, fitted to runs of its own on real text."""
+"""Shipped traffic models, fitted to runs on real text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIX = ".h5"
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the models that ship."""
+    """Names of the shipped models."""
     folder = resources.files("moetraffic.data")
     return tuple(
         sorted(
@@ -25,7 +25,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_model(name: str) -> TrafficModel:
-    """The model of a name.
+    """Load a shipped model by its name.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def preset_model(name: str) -> TrafficModel:
     names = preset_names()
     if name not in names:
         raise LayoutError(
-            f"a model that ships is one of {', '.join(names)}, not {name!r}: choose one"
+            f"a shipped model is one of {', '.join(names)}, not {name!r}: choose one"
         )
     entry = resources.files("moetraffic.data") / f"{PREFIX}{name}{SUFFIX}"
     with resources.as_file(entry) as path:

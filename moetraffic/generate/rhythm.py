@@ -1,4 +1,4 @@
-r"""When the calls of a run are made: gaps of computing between bursts of traffic.
+r"""Times of the calls of a run: compute gaps between bursts of traffic.
 
 In program order each rank computes for a gap, calls, and waits: an exchange begins when
 the last member of its group has called, and takes :math:`a + b\,V`, V the bytes of the
@@ -44,7 +44,7 @@ class Rhythm:
 
     @classmethod
     def fit(cls, trace: Trace, scenario: Scenario) -> Rhythm | None:
-        """Learn from a trace; None where its times are not known.
+        """Fit to the times of a trace; None if they are unknown.
 
         Parameters
         ----------

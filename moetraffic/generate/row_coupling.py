@@ -1,4 +1,4 @@
-r"""How alike two ranks are in one layer if they are so in another.
+r"""Fit the correlation of rank differences between layers.
 
 Ranks that read alike documents resemble each other in all layers.  While routers still
 move, documents favor now these experts, now those, and the covariance of a window

@@ -1,4 +1,4 @@
-"""Fit how rows differ: factors of their deviations, over time."""
+"""Fit the differences between ranks: factors of their deviations, over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""How much less rows differ in experts that hold little.
+r"""Fit the dependence of rank differences on the load of an expert.
 
 An expert that few tokens need is needed by few in most documents.  In captures the
 variance of rows over :math:`p (1 - p)` grows with an expert's share p in the iteration,

@@ -1,4 +1,4 @@
-"""Rows by trial: samples at the moments of a window, and what puts them right."""
+"""Correct the rank differences by comparing samples with the capture."""
 
 from __future__ import annotations
 

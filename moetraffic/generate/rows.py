@@ -1,4 +1,4 @@
-r"""How ranks differ within an iteration: they read other documents.
+r"""Differences between ranks within an iteration, due to their documents.
 
 A rank's tokens come from a few documents, which favor some experts in every layer at
 once.  The probability :math:`\pi` that a token holds an expert is an angle

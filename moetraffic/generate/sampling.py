@@ -1,4 +1,4 @@
-"""Counts of a run that never was, iteration by iteration, on several threads."""
+"""Sample synthetic token counts, iteration by iteration, with several threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledDemand:
-    """What a model's :meth:`~.TrafficModel.sample` gives; nothing is drawn yet."""
+    """Synthetic token counts of a model, which are drawn when they are read."""
 
     model: TrafficModel  # with the knobs turned already
     scenario: Scenario

@@ -1,4 +1,4 @@
-"""What surrounds the counts of a run: ranks, experts, tokens, capacity, bytes.
+"""Scenario of a run: ranks, experts, tokens, capacity, bytes.
 
 Taken from a trace, and scaled: more ranks are more rows like the captured ones, each
 with as many tokens; capacity stays the same multiple of a balanced expert's share.
@@ -39,7 +39,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Everything of a run but its counts and times."""
+    """Properties of a run except its token counts and times."""
 
     exchanges: tuple[Exchange, ...]  # X, by slot, then layer
     ranks: int  # R

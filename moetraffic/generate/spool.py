@@ -1,4 +1,4 @@
-"""Panels that are written block by block, in another order than they are read.
+"""Scratch file for panels that are written and read in different orders.
 
 A run is drawn iteration by iteration, and its file is sorted by site: each site's
 blocks are kept deflated in one scratch file until the trace is put together.
@@ -28,7 +28,7 @@ class _Block:
 
 
 class Spool:
-    """A scratch file of series of rows; a context manager that leaves nothing behind.
+    """Scratch file of series of rows, as a context manager that deletes it.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Series:
         return parts
 
     def forget(self) -> None:
-        """Let go of the block that was read last."""
+        """Release the block that was read last."""
         self._last = None
 
     def _decoded(self, at: int) -> npt.NDArray[Any]:

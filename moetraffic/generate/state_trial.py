@@ -1,4 +1,4 @@
-"""States by trial: what samples of the fitted states do to the load, put right.
+"""Correct the fitted states by comparing samples of the load with the capture.
 
 States move in logarithms, and loads are what was seen: exp bends one into the other,
 the more the farther states move.  So the fitted states are drawn, many paths at once,
@@ -182,7 +182,7 @@ def _goal(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Trial:
-    """Samples of states, held against goals."""
+    """Samples of states, compared with targets."""
 
     kernels: Float64  # [K, n] weights of iterations around knots
     few: Float64  # [K, m] those of the moments that are looked at

@@ -145,7 +145,7 @@ def _arrays(container: Container) -> dict[str, Float64]:
     if len(axes) and not 0 < axes.min() <= axes.max() <= MOST_AXES:
         raise container.damaged("an array has an impossible number of axes")
     if lengths.size and (lengths.min() < 0 or axes.sum() != len(lengths)):
-        raise container.damaged("axes do not add up to what is there")
+        raise container.damaged("the axes do not match the number of values")
     found: dict[str, Float64] = {}
     at = axis = 0
     for name, count in zip(names, axes.tolist(), strict=True):
@@ -176,7 +176,7 @@ def _part(
 def _scenario(container: Container) -> Scenario:
     text = container.attributes.get("scenario")
     if not isinstance(text, str):
-        raise container.damaged("it does not say what surrounds the counts")
+        raise container.damaged("the scenario is missing")
     told = json.loads(text)
     exchanges = tuple(
         Exchange(**{**x, "phases": tuple(x["phases"])}) for x in told.pop("exchanges")
@@ -200,7 +200,7 @@ def _scenario(container: Container) -> Scenario:
         and len({(x.slot, x.layer) for x in exchanges}) == len(exchanges)
     )
     if not sound:
-        raise container.damaged("what surrounds the counts is impossible")
+        raise container.damaged("the scenario is invalid")
     return scenario
 
 
@@ -255,10 +255,10 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         and r.knots[0] >= 0
     )
     if not sound:
-        raise container.damaged("a memory, size or knot is out of its range")
+        raise container.damaged("an autocorrelation, variance or knot is out of range")
     rhythm = model.rhythm
     if rhythm is not None and rhythm.gap.shape != (len(scene.exchanges), len(PLACES)):
-        raise container.damaged("the rhythm is not that of its exchanges")
+        raise container.damaged("the rhythm does not match the exchanges")
 
 
 def _count(container: Container, name: str) -> int:

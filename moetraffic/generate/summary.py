@@ -51,7 +51,7 @@ class Watched:
 
     @property
     def scenario(self) -> Scenario:
-        """What surrounds the counts."""
+        """Scenario of the sample: ranks, experts, tokens."""
         return self.demand.scenario
 
     @property

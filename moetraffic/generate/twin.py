@@ -1,4 +1,4 @@
-"""A trace of generated counts: streamed to disk, in memory that does not grow with it.
+"""Write synthetic traces: streamed to disk with bounded memory.
 
 Counts come iteration by iteration and go, deflated, to a scratch file; when all are
 there, or the user has ended it, the trace of what is complete is written.
@@ -56,7 +56,7 @@ MOST_STEP_CELLS = 1 << 26
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What came of a generation."""
+    """Result of writing a synthetic trace."""
 
     iterations: int  # that are in the file
     asked: int
@@ -64,7 +64,7 @@ class Written:
 
     @property
     def complete(self) -> bool:
-        """Whether these are all that were asked for."""
+        """Whether all requested iterations were written."""
         return self.iterations == self.asked
 
 
@@ -80,7 +80,7 @@ def write_twin(
     tick: Tick | None = None,
     force: bool = False,
 ) -> Written:
-    """Draw a run and write its trace.
+    """Sample a run and write its synthetic trace.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def twin_trace(
     dense: Companions | None = None,
     source: str = "",
 ) -> Trace:
-    """The trace of a run in memory; see :func:`write_twin`.
+    """Sample a synthetic trace in memory; see :func:`write_twin`.
 
     Parameters
     ----------

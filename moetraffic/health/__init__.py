@@ -1,4 +1,4 @@
-"""Whether this machine can capture and replay: what is there, and what would stop."""
+"""Health checks of this machine for capture and replay."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ UNKNOWN = -1
 
 
 def main() -> int:
-    """Meet, exchange, compare; the exit code is 0 if every row came as it should."""
+    """Run the exchange; the exit code is 0 if all rows are correct."""
     rank_env = current_rank()
     if rank_env is None:
         raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")

@@ -1,4 +1,4 @@
-"""Whether ranks that are started here, or by another launcher, can work together."""
+"""Check that ranks can exchange data and synchronize clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEAR_NS = 1_000_000
 
 
 def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Finding]:
-    """Start ranks that exchange rows over gloo and compare their clocks.
+    """Run an all-to-all over gloo and compare the ranks' clocks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What an examination finds: a fact, and whether it would stop a run."""
+"""Findings of a health check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class State(str, enum.Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # something works less well, or is not there and not needed
@@ -17,7 +17,7 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about this machine."""
+    """Result of one check."""
 
     area: str  # software, torch, network, files, machine or replay
     name: str
@@ -27,5 +27,5 @@ class Finding:
 
 
 def stops(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that would stop a run."""
+    """Select the findings that prevent a run."""
     return [f for f in findings if f.state is State.STOP]

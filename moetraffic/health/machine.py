@@ -1,4 +1,4 @@
-"""What this machine has: torch's backends, GPUs, interfaces, files, limits."""
+"""Check torch's backends, GPUs, network interfaces, files and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LITTLE_BYTES = 1 << 30
 
 
 def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
-    """Look at everything that a capture, an analysis or a replay needs here.
+    """Check all requirements of capture, analysis and replay on this machine.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def _network() -> Iterator[Finding]:
 
 
 def _interface(name: str) -> str:
-    """State and speed of an interface, as far as the kernel tells."""
+    """State and speed of a network interface."""
     at = Path("/sys/class/net") / name
     try:
         state = (at / "operstate").read_text().strip()
@@ -219,7 +219,7 @@ def _files(folder: Path) -> Iterator[Finding]:
 
 
 def room(folder: Path, needed: float, area: str, name: str) -> Finding:
-    """Whether a folder's disk has room for so many bytes; ok or a note."""
+    """Check the free disk space of a folder."""
     free = shutil.disk_usage(folder).free
     return _finding(
         *(area, name, State.OK if free >= needed else State.NOTE),

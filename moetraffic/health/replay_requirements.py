@@ -1,4 +1,4 @@
-"""What is to be known before a long replay starts: meeting, ports, disk, memory."""
+"""Check the requirements of a replay: rendezvous, ports, disk space and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONNECT_S = 5.0
 
 
 def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Finding]:
-    """Look at what a replay of a trace needs.
+    """Check the requirements of replaying a trace.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
 
 
 def largest_bytes(trace: Trace) -> int:
-    """Bytes that a rank's buffers must hold: its largest all-to-all, out and in."""
+    """Largest send plus receive buffer of a rank in any all-to-all, bytes."""
     most = 0
     for number, site in enumerate(trace.sites):
         if site.operation != ALL_TO_ALL or site.wire == WireForm.UNKNOWN:
@@ -104,7 +104,7 @@ def _ranks(world: int, ranks: int) -> Finding:
 
 
 def _rendezvous() -> Iterator[Finding]:
-    """Whether the address at which ranks of several hosts meet can be reached."""
+    """Check that the rendezvous address is reachable."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host and not port:
         said = "a file: the ranks of this host need no address"
@@ -136,7 +136,7 @@ def _rendezvous() -> Iterator[Finding]:
 
 
 def _ports(ranks: int) -> Finding:
-    """Whether every rank gets a port of its own to listen at, as gloo's pairs do."""
+    """Check that every rank gets a free port to listen on."""
     held: list[socket.socket] = []
     try:
         for _ in range(ranks):

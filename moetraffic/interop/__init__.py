@@ -1,4 +1,4 @@
-"""Traces from what other tools wrote: an importer a format."""
+"""Importers: traces from the files of other tools."""
 
 from __future__ import annotations
 

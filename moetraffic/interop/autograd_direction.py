@@ -1,4 +1,4 @@
-"""Which of autograd's functions a call stands in.
+"""Infer a call's direction from the autograd functions around it.
 
 A forward function and its backward have one sequence number.  A call is backward where
 the function next around it is, and recomputed where that one is a forward function
@@ -16,7 +16,7 @@ UNNUMBERED = -1
 
 
 def direction_and_link(around: Iterable[tuple[int, bool]]) -> tuple[str, int]:
-    """The direction of a call, and the number that it shares with its counterpart.
+    """Infer the direction of a call and its autograd sequence number.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def direction_and_link(around: Iterable[tuple[int, bool]]) -> tuple[str, int]:
 
 
 class Functions:
-    """Functions by thread and time, of which a long profile has millions."""
+    """Time-ordered index of autograd functions, by thread."""
 
     def __init__(self) -> None:
         self._kept: dict[int, array[int]] = {}
@@ -45,12 +45,12 @@ class Functions:
     def add(
         self, thread: int, start: int, end: int, number: int, backward: bool
     ) -> None:
-        """Keep a function that ran from ``start`` to ``end``."""
+        """Add a function that ran from ``start`` to ``end``."""
         mine = self._kept.setdefault(thread, array("q"))
         mine.extend((start, end, number, int(backward)))
 
     def around(self, thread: int, start: int, end: int) -> list[tuple[int, bool]]:
-        """Number and direction of each function around a time, from the inside."""
+        """Sequence number and direction of each enclosing function, innermost first."""
         if thread not in self._kept:
             return []
         if thread not in self._sorted:
@@ -59,7 +59,7 @@ class Functions:
 
 
 class _Nested:
-    """The functions of a thread by start, each with the one around it."""
+    """Functions of a thread in order of start, with their enclosing functions."""
 
     def __init__(self, kept: array[int]) -> None:
         self._rows = sorted(

@@ -1,4 +1,4 @@
-"""Element types under the names that profiles give them.
+"""Element types by the names used in profiles.
 
 torch writes ``Float`` (c10's ScalarType) in the attributes of a collective, and
 ``float`` or ``c10::BFloat16`` (the C++ type) in the types of an operator's inputs.
@@ -49,7 +49,7 @@ NAMES = {
 
 
 def element_type(name: str) -> tuple[str, int] | None:
-    """torch's name of a type, and the bytes of an element; None where not known.
+    """torch's name and element size of a type, None if unknown.
 
     >>> element_type("Tensor(c10::BFloat16)"), element_type("long int")
     (('bfloat16', 2), ('int64', 8))

@@ -65,7 +65,7 @@ MOST = {
 
 
 class ExchangeKey(NamedTuple):
-    """What a line belongs to; sorted, the order of calls."""
+    """Sort key that identifies the call of a table row."""
 
     iteration: int
     micro_batch: int
@@ -81,7 +81,7 @@ class ExchangeKey(NamedTuple):
 
 @dataclass(kw_only=True)
 class ExchangeTable:
-    """The lines of all files."""
+    """The rows of all files, by call."""
 
     sent: dict[ExchangeKey, dict[tuple[int, int], int]] = field(default_factory=dict)
     routed: dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]] = field(
@@ -90,7 +90,7 @@ class ExchangeTable:
 
 
 def read(path: Path, into: ExchangeTable) -> None:
-    """Add the lines of a file.
+    """Add the rows of a CSV file.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def _add(
 
 
 def world_of(table: ExchangeTable) -> int:
-    """One more than the last rank that a line names."""
+    """The number of ranks: one more than the largest rank in the table."""
     ranks = [r for pairs in table.sent.values() for pair in pairs for r in pair]
     ranks += [r for pairs in table.routed.values() for r, _ in pairs]
     ranks += [r for p in (*table.sent, *table.routed) for r in _members(p.group)[1]]
@@ -182,7 +182,7 @@ def world_of(table: ExchangeTable) -> int:
 def records(
     table: ExchangeTable, world: int, source: str, experts: int = 0
 ) -> list[RankRecord]:
-    """The calls of all ranks.
+    """Convert the table to the calls of all ranks.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _routing(
 
 
 def experts_of(table: ExchangeTable) -> int:
-    """One more than the last expert that a line names."""
+    """The number of experts: one more than the largest expert in the table."""
     return max((e for p in table.routed.values() for _, e in p), default=-1) + 1
 
 
@@ -264,7 +264,7 @@ def _member(group: Group, rank: int) -> int:
 
 
 def _members(text: str) -> tuple[str, tuple[int, ...]]:
-    """Kind and ranks of ``ep 0-3 8``; "" and none for the empty text.
+    """Parse the kind and ranks of a group such as ``ep 0-3 8``.
 
     Raises
     ------

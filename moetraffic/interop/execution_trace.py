@@ -1,4 +1,4 @@
-"""Execution traces of torch's ExecutionTraceObserver (Chakra's host traces).
+"""Import execution traces of torch's ExecutionTraceObserver (Chakra host traces).
 
 ``{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id", "name", "ctrl_deps", "inputs":
 {"values", "shapes", "types"}, "attrs": [{"name", "value"}]}]}``.  Schema 1.0.1 has
@@ -44,7 +44,7 @@ GROUPS = "## process_group:init ##"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node, whatever the schema: inputs and attributes by name."""
+    """A node of an execution trace, independent of the schema version."""
 
     id: int
     parent: int
@@ -70,7 +70,7 @@ class Node:
 
 @dataclass
 class CollectedNodes:
-    """What is kept of a file."""
+    """The relevant content of a file."""
 
     groups: Any = None
     operators: dict[int, Node] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CollectedNodes:
 
 
 def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
-    """The record of one rank's execution trace, and how many ranks there are.
+    """Read one rank's execution trace; return its record and the number of ranks.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def _take(kept: CollectedNodes, node: Node) -> None:
 
 
 def _walk_out(path: Path, kept: CollectedNodes) -> None:
-    """Find the nodes around the calls.
+    """Collect the ancestors of the call nodes.
 
     They are written after what they hold, so that one reading finds all of them; where
     a tool has sorted the nodes, it takes a reading a level.
@@ -228,7 +228,7 @@ def _walk_out(path: Path, kept: CollectedNodes) -> None:
 
 
 def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
-    """Number and direction of each function around a call, from the inside."""
+    """Sequence number and direction of each enclosing function, innermost first."""
     found: list[tuple[int, bool]] = []
     at = node.parent
     while at in kept.around and len(found) < 1000:
@@ -238,7 +238,7 @@ def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
 
 
 def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]:
-    """Operators with the record_param_comms inside them, in the order of calls."""
+    """Pair operators with the record_param_comms inside them, in call order."""
     inner: dict[int, Node] = {}
     alone: dict[int, Node] = {}
     for number in sorted(kept.parameters):
@@ -262,11 +262,11 @@ def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]
             yield operator, inner.get(number)
 
 
-# ---- what a node tells ----------------------------------------------------------
+# ---- conversion of nodes --------------------------------------------------------
 
 
 def _operator(node: Node) -> C10dOperator:
-    """An operator's inputs: ``Tensor output, Tensor input, group, int[], int[]``."""
+    """Parse an operator: ``Tensor output, Tensor input, group, int[], int[]``."""
     name = node.name.removeprefix(C10D)
     operation, source = OPERATORS.get(name, ("", -1))
     splits = name == "alltoall_base_"
@@ -286,7 +286,7 @@ def _has(node: Node, at: int) -> bool:
 
 
 def _tensors(node: Node, at: int) -> InputTensors | None:
-    """An input that is a tensor or a list of tensors (of lists, too)."""
+    """Parse an input that is a tensor or a (nested) list of tensors."""
     if not 0 <= at < min(len(node.values), len(node.shapes), len(node.types)):
         return None
     flat = list(_flat_tensors(node.values[at], node.shapes[at], depth=0))
@@ -303,7 +303,7 @@ def _tensors(node: Node, at: int) -> InputTensors | None:
 def _flat_tensors(
     value: Any, shape: Any, depth: int
 ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Shape and bytes of an element of each tensor of a value."""
+    """Shape and element size of each tensor of a value."""
     if not isinstance(value, list) or depth > 3:
         return
     if len(value) >= 5 and all(whole(v) is not None for v in value[:5]):
@@ -322,7 +322,7 @@ def _flat_tensors(
 
 
 def _name(node: Node) -> str:
-    """The collective of a record_param_comms: an attribute, or a text of its inputs."""
+    """The collective name of a record_param_comms: an attribute or an input."""
     told = node.attributes.get("collective_name")
     if isinstance(told, str):
         return told
@@ -331,7 +331,7 @@ def _name(node: Node) -> str:
 
 
 def _name_at(node: Node) -> int | None:
-    """Where among its inputs the name of the collective is; it differs by release."""
+    """Index of the input with the collective's name; it differs by release."""
     for at, value in enumerate(node.values):
         text = at >= len(node.types) or str(node.types[at]).startswith("String")
         if text and isinstance(value, str) and (value in RECORDED or value == "wait"):
@@ -340,7 +340,7 @@ def _name_at(node: Node) -> int | None:
 
 
 def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
-    """A record_param_comms: its attributes (schema 1.0.3 on), or its inputs by type.
+    """Parse a record_param_comms: its attributes (schema 1.0.3 on) or its inputs.
 
     Inputs are ``[tensors,] sequence, group, rank, name, input splits, output splits,
     first rank, stride, group size`` in most releases.
@@ -371,7 +371,7 @@ def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
 
 
 def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
-    """By its name, an attribute or among the inputs before the collective's name."""
+    """Find the process group by name, size or rank range."""
     told = node.attributes
     described = str(told.get("pg_desc", ""))
     if isinstance(told.get("pg_name"), str):
@@ -399,7 +399,7 @@ def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
 
 
 def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
-    """This rank, which a record_param_comms of all ranks has before its name."""
+    """Find this rank in a record_param_comms of the world group."""
     for node in kept.parameters.values():
         at = _name_at(node)
         group = _group(node, at, groups) if at else None

@@ -1,4 +1,4 @@
-"""Find out what format a file has, by how it begins."""
+"""Detect the format of a file from its beginning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MARKS = (  # format, and what all stands in the beginning of its files
 
 
 def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
-    """The files of one format, and which it is.
+    """List the files to import, and detect their common format.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def detect(path: Path) -> str:
-    """The format of a file, "" where its beginning tells none.
+    """Detect the format of a file, "" if it is unknown.
 
     Raises
     ------

@@ -35,7 +35,7 @@ Numbers = Sequence[int] | Int64 | Int32
 
 @dataclass(kw_only=True, slots=True)
 class ImportedCall:
-    """One call of one rank, in bytes; below 0 is not known."""
+    """One rank's part of a call, in bytes; negative values are unknown."""
 
     operation: str
     group: Group
@@ -60,7 +60,7 @@ class ImportedCall:
 
 @dataclass(kw_only=True)
 class RankRecord:
-    """What one file tells of one rank."""
+    """The imported calls and steps of one rank from one file."""
 
     rank: int
     source: str  # name of the file
@@ -71,7 +71,7 @@ class RankRecord:
     contradictions: list[str] = field(default_factory=list)
 
     def add(self, call: ImportedCall) -> None:
-        """Take a call, if its bytes are such as can be."""
+        """Add a call, unless its byte counts are implausible."""
         sizes = [call.volume, call.row_bytes, *call.sent, *call.received]
         if max(sizes) > MOST_BYTES:
             self.left_out[f"{call.operation} of more than {MOST_BYTES} bytes"] += 1
@@ -79,13 +79,13 @@ class RankRecord:
         self.calls.append(call)
 
     def contradict(self, number: int, operation: str, what: str) -> None:
-        """Note that a call contradicts itself."""
+        """Record that the values of a call are inconsistent."""
         self.contradictions.append(
             f"{self.source}: call {number} of rank {self.rank} ({operation}): {what}"
         )
 
     def begins(self) -> tuple[int, int]:
-        """When it begins, to put the files of a rank in order."""
+        """First iteration and time, by which the files of a rank are sorted."""
         iterations = [c.iteration for c in self.calls if c.iteration >= 0]
         times = [c.issue for c in self.calls if c.issue != UNKNOWN_TIME]
         return min(iterations, default=-1), min(times, default=UNKNOWN_TIME)
@@ -98,7 +98,7 @@ Placed = Mapping[tuple[int, Group], Sequence[int]]
 def segments(
     records: Iterable[RankRecord], meta: Meta, placed: Placed | None = None
 ) -> list[Segment]:
-    """The segments of a trace, a record each, by rank and time.
+    """Convert records to trace segments, sorted by rank and time.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def segments(
     meta
         Its world says how many ranks there are.
     placed
-        Where experts are, as far as it is told.
+        Expert placement, where it is known.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def _site(call: ImportedCall, group: int) -> Site:
 def _sequence(
     call: ImportedCall, rank: int, counts: dict[tuple[int, Group], int]
 ) -> int:
-    """The call's count among the collectives of its group, -1 where it is none."""
+    """Sequence number of the call in its group, -1 unless it is a collective."""
     if call.operation == ROUTING or call.peers != (-1, -1):
         return -1
     if call.sequence >= 0:
@@ -219,9 +219,9 @@ def _placements(groups: Mapping[Group, int], placed: Placed) -> Any:
 
 
 def _settle_rows(records: Sequence[RankRecord]) -> None:
-    """Give a rank that sent and received nothing the row size of its peers.
+    """Copy the row size of an all-to-all to ranks that exchanged no rows.
 
-    Such a call tells no size of a row, and would not be found to be the same.
+    Without it, merging could not match the call to those of its peers.
     """
     told: dict[tuple[Group, int], tuple[str, int]] = {}
     waiting = []

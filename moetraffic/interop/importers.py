@@ -1,4 +1,4 @@
-"""Make a trace of the files that another tool wrote."""
+"""Import the files of other tools into a trace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_CELLS = 1 << 28  # of matrices, in all: 2 GiB
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """What no file says, 0 and "" where the user does not either."""
+    """Properties of the run that files do not contain; 0 and "" are unknown."""
 
     ranks: int = 0
     experts: int = 0
@@ -54,7 +54,7 @@ class ImportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedFiles:
-    """What the files tell together."""
+    """Combined content of all imported files."""
 
     records: list[RankRecord]
     world: int
@@ -210,7 +210,7 @@ def _world(read: ImportedFiles, options: ImportOptions) -> int:
 
 
 def _recovered(merged: Merged, here: set[int]) -> list[str]:
-    """What was recovered of whom, and what was not told, a sentence each."""
+    """Describe the recovered and the unknown byte counts, one sentence each."""
     trace, said = merged.trace, []
     rows: dict[int, int] = {}
     unsized = 0
@@ -240,7 +240,7 @@ def _recovered(merged: Merged, here: set[int]) -> list[str]:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank that a file's name tells: ``rank3``, or a number at its end.
+    """Parse the rank from a file name: ``rank3``, or a number at its end.
 
     >>> rank_in_name(Path("et_rank_3.json.gz")), rank_in_name(Path("trace.json"))
     (3, None)

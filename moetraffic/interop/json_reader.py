@@ -1,4 +1,4 @@
-"""Read text and JSON that others wrote, in pieces, however large or wrong.
+"""Streaming readers for large or damaged JSON and text files.
 
 A profile of one rank may have gigabytes.  Its events are read one at a time from a
 buffer that holds little more than one of them; nothing but what an importer keeps stays
@@ -33,19 +33,19 @@ MOST_ITERATIONS = 1 << 40
 
 
 class UnreadableFile(TraceError):
-    """A file that is not what it should be."""
+    """A file that is damaged or not of the expected format."""
 
 
 def wrong(
     path: Path, what: str, remedy: str = "take a whole copy of it"
 ) -> UnreadableFile:
-    """The error of a file, to be raised: what is wrong with it, and what to do."""
+    """Create the error of an unreadable file: the defect and the remedy."""
     return UnreadableFile(f"{path.name} cannot be imported, for {what}: {remedy}")
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.TextIOBase]:
-    """A file as text; .gz is known by its content, whatever it is called.
+    """Open a text file; gzip compression is detected by content.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
 
 
 class JsonStream:
-    """One JSON document, of which some arrays are read an element at a time.
+    """Incremental reader of a JSON document.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class JsonStream:
         self._decode = json.JSONDecoder().raw_decode
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
-        """The members of the object that the document is, in the file's order.
+        """Iterate over the members of the document's top-level object.
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class JsonStream:
                 return
 
     def ends(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the document has no further values."""
         return not self._skip()
 
     def _elements(self) -> Iterator[Any]:
@@ -137,14 +137,14 @@ class JsonStream:
                 return
 
     def _more(self) -> bool:
-        """Read on; whether there was more."""
+        """Read the next chunk; return whether there was one."""
         piece = self._text.read(max(PIECE, len(self._buffer) - self._at))
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
         self._ended = not piece
         return bool(piece)
 
     def _skip(self) -> str:
-        """The next character that is no space, "" at the end."""
+        """Skip whitespace; return the next character, "" at the end."""
         while True:
             found = SPACE.match(self._buffer, self._at)
             assert found is not None
@@ -168,7 +168,7 @@ class JsonStream:
         return found
 
     def value(self) -> Any:
-        """The next value.
+        """Decode the next value.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class JsonStream:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file with one JSON object after another.
+    """Iterate over the JSON objects of a file.
 
     They may stand on a line each or over several.
 
@@ -220,7 +220,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, without their ends."""
+    """Iterate over the lines of a text file, without line ends."""
     with opened(path) as text:
         while line := text.readline(LARGEST_VALUE):
             if len(line) == LARGEST_VALUE:
@@ -229,7 +229,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def whole(value: Any, least: int = 0) -> int | None:
-    """A value as a whole number from ``least`` on; None if it is none."""
+    """Convert a value to an integer of at least ``least``; None if it is not one."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -238,21 +238,21 @@ def whole(value: Any, least: int = 0) -> int | None:
 
 
 def words(value: Any, most: int = 200) -> str:
-    """A text that a trace can hold, "" for what is none."""
+    """Convert a value to a string that a trace can store, "" if it is not text."""
     if not isinstance(value, str):
         return ""
     return value[:most].encode("utf-8", "replace").decode().replace("\0", "")
 
 
 def number(value: Any) -> float | None:
-    """A value as a finite number; None if it is none."""
+    """Convert a value to a finite number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < LARGEST else None
 
 
 def integers(value: Any) -> tuple[list[int], bool] | None:
-    """A list of whole numbers from 0 on, and whether it was cut.
+    """Convert a value to a list of non-negative integers, and whether it is truncated.
 
     Parameters
     ----------

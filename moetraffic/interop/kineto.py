@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler: Kineto's JSON in Chrome's trace format.
+"""Import torch.profiler profiles: Kineto's JSON in Chrome's trace format.
 
 ``{"traceEvents": [{"ph": "X", "name", "ts", "dur", "args"}], "distributedInfo": ...}``;
 ``ts`` and ``dur`` are microseconds, ``baseTimeNanoseconds`` is added to them.  Lists
@@ -43,7 +43,7 @@ TENSOR_LIST = "TensorList"
 
 @dataclass(slots=True)
 class ProfileRow:
-    """An event that tells of a collective."""
+    """A profiler event related to a collective."""
 
     thread: int
     start: int  # ns
@@ -54,7 +54,7 @@ class ProfileRow:
 
 @dataclass
 class Profile:
-    """What is kept of a file."""
+    """The relevant content of a file."""
 
     groups: Any = None
     rank: int | None = None
@@ -71,7 +71,7 @@ class Profile:
 
 
 def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
-    """The record of one rank's profile, and how many ranks there are, 0 for not told.
+    """Read one rank's profile; return its record and the number of ranks (0: unknown).
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def _scan(path: Path) -> Profile:
 
 
 def _take(profile: Profile, event: dict[str, Any]) -> None:
-    """Keep what an event tells, if it tells of collectives or of where they stand."""
+    """Store an event that describes a collective or its context."""
     name, category, args = event.get("name"), event.get("cat"), event.get("args")
     start, length = number(event.get("ts")), number(event.get("dur"))
     if event.get("ph") != "X" or start is None or length is None:
@@ -192,7 +192,7 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
 def _together(
     profile: Profile,
 ) -> Iterator[tuple[ProfileRow | None, ProfileRow | None]]:
-    """Operators with the record_param_comms inside them, in the order of calls."""
+    """Pair operators with the record_param_comms inside them, in call order."""
     rows = sorted(
         [*profile.operators, *profile.parameters],
         key=lambda r: (r.thread, r.start, r.name == PARAMETERS, -r.end),
@@ -223,12 +223,12 @@ def _together(
 
 
 def _counts(row: ProfileRow) -> bool:
-    """Whether a record_param_comms is a collective, and not a wait or a set-up."""
+    """Whether a record_param_comms is a collective, not a wait or an initialization."""
     return str(row.args.get("Collective name")) in RECORDED
 
 
 def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
-    """An operator's inputs: shapes, types, and the values of lists and numbers.
+    """Parse an operator's input shapes, types and values.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def _tensors(every: Any, named: Any) -> InputTensors | None:
 
 
 def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
-    """Gloo's event of each operator, by the operator's number.
+    """Match Gloo's events to operators, by the operator's number.
 
     torch numbers the functions that it records: the event that an operator makes has
     the next number but those of what it calls before.
@@ -297,7 +297,7 @@ def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
 def _gloo_owners(
     profile: Profile, events: dict[int, ProfileRow], groups: ProfileGroups, rank: int
 ) -> dict[int, Group]:
-    """The group of each of gloo's worker threads, as far as one call tells it.
+    """Infer the process group of each Gloo worker thread.
 
     Each process group of gloo has threads of its own.
     """
@@ -320,7 +320,7 @@ def _number(row: ProfileRow) -> int:
 
 
 def _recorded(row: ProfileRow, groups: ProfileGroups, rank: int) -> RecordedCollective:
-    """A record_param_comms, as torch's saveNcclMeta writes its arguments."""
+    """Parse a record_param_comms with the arguments of torch's saveNcclMeta."""
     args = row.args
     dtype, size = element_type(str(args.get("dtype", ""))) or ("", 0)
     sequence = whole(args.get("Seq"))
@@ -367,7 +367,7 @@ def _times(
     rows: list[ProfileRow | None],
     own: ProfileRow | None,
 ) -> None:
-    """When it was on the network: its kernels on a GPU, or gloo's own event."""
+    """Set the times from the GPU kernels or Gloo's event."""
     known = [whole(row.args.get("External id")) for row in rows if row]
     spans = [profile.kernels[k] for k in known if k in profile.kernels]
     if own:

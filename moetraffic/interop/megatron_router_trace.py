@@ -1,4 +1,4 @@
-"""Megatron-Core's router traces: ``router_trace_rank{r}.jsonl``, a decision a line.
+"""Import Megatron-Core's router traces, ``router_trace_rank{r}.jsonl``.
 
 ``{"step", "stage", "block", "layer", "rank", "num_tokens", "topk", "top_indices"}``,
 and ``mtp_idx`` for layers that predict further tokens (``megatron/core/transformer/
@@ -33,7 +33,7 @@ LARGEST_EXPERT = 1 << 16
 
 @dataclass(kw_only=True)
 class Decisions:
-    """What one rank's file tells; experts of a decision are counted from 0."""
+    """The routing decisions of one rank's file."""
 
     rank: int
     source: str
@@ -43,7 +43,7 @@ class Decisions:
 
 
 def read(path: Path, rank: int | None) -> Decisions:
-    """The decisions of a rank's routers.
+    """Read the routing decisions of one rank.
 
     Raises
     ------
@@ -94,14 +94,14 @@ def read(path: Path, rank: int | None) -> Decisions:
 
 
 def experts_of(every: list[Decisions]) -> int:
-    """The number of experts that the decisions show: one more than the largest."""
+    """The number of experts: one more than the largest chosen expert."""
     return max((len(c) for d in every for *_, c in d.made), default=0)
 
 
 def records(
     every: list[Decisions], experts: int, groups: list[Group]
 ) -> list[RankRecord]:
-    """The routings of all ranks.
+    """Convert the decisions of all ranks to routing calls.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""NCCL Inspector's JSON: an object a collective, or a send or receive.
+"""Import NCCL Inspector's JSON: one object per collective, send or receive.
 
 ``{"header": {"id", "rank", "n_ranks"}, "metadata": {"hostname", "pid"}, "coll_perf":
 {"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "event_trace_ts"}}``, or
@@ -33,7 +33,7 @@ Process = tuple[str, int]  # host and process id
 
 @dataclass(kw_only=True)
 class Operations:
-    """What the files tell of all processes."""
+    """The operations of all processes."""
 
     # communicator -> rank in it -> process
     members: dict[str, dict[int, Process]] = field(
@@ -47,7 +47,7 @@ class Operations:
 
 
 def read(path: Path, into: Operations) -> None:
-    """Add what a file tells.
+    """Add the operations of a file.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def read(path: Path, into: Operations) -> None:
 
 
 def records(every: Operations) -> tuple[list[RankRecord], int]:
-    """The records of all processes, and how many ranks there are.
+    """Convert the operations to the records of all processes, and the number of ranks.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def _call(
 def _times(
     call: ImportedCall, perf: dict[str, Any], kind: str, about: dict[str, Any]
 ) -> None:
-    """Verbose files have microseconds since 1970; others when it had ended, about."""
+    """Set the times, which verbose files contain in microseconds since 1970."""
     trace = perf.get("event_trace_ts")
     trace = trace if isinstance(trace, dict) else {}
     began = whole(trace.get(f"{kind}_start_ts"), 1)

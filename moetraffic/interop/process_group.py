@@ -1,4 +1,4 @@
-"""The process groups that a profile or an execution trace names.
+"""Process groups listed in a profile or an execution trace.
 
 torch writes them as a list of ``{"pg_name", "pg_desc", "ranks", "group_size"}``: in
 ``distributedInfo.pg_config`` of a profile, in the node ``## process_group:init ##`` of
@@ -30,14 +30,14 @@ MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMes
 
 @dataclass(frozen=True, kw_only=True)
 class NamedGroup:
-    """A process group under the names that a file has for it."""
+    """A process group and its names in a file."""
 
     names: frozenset[str]
     group: Group
 
 
 class ProfileGroups:
-    """The groups of one rank.
+    """The process groups of one rank.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class ProfileGroups:
                 )
 
     def group(self, ranks: Sequence[int], described: str = "") -> Group:
-        """The group of these ranks, of the kind that its description says."""
+        """Create the group of these ranks, with the kind of its description."""
         kind = KINDS.get(described, "")
         mesh = MESH.fullmatch(described)
         if mesh:
@@ -89,11 +89,11 @@ class ProfileGroups:
         return Group(kind=kind, ranks=tuple(ranks))
 
     def named(self, name: str) -> Group | None:
-        """The group that the file calls so."""
+        """Look up a group by name."""
         return next((n.group for n in self._named if name in n.names), None)
 
     def of_width(self, width: int, rank: int) -> Group | None:
-        """The only group with so many ranks that a rank is in; 0 fits any.
+        """The only group of this size that contains a rank; 0 matches any size.
 
         None where there is none, or more than one.
         """
@@ -113,7 +113,7 @@ def _is_list(told: Any) -> bool:
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:
-    """The ranks of an entry, () for none; older torch wrote an object of them."""
+    """The ranks of an entry, () for none; older torch wrote an object."""
     told = entry.get("ranks", [])
     if isinstance(told, dict):
         told = sorted(whole(k) if whole(k) is not None else -1 for k in told)

@@ -1,6 +1,6 @@
-"""What torch's profiles tell of a collective, and the call that it was.
+"""Reconstruct a collective call from torch's profiler and execution-trace records.
 
-Two kinds of rows tell of one: the operator (``c10d::alltoall_base_``, with the shapes
+Two kinds of records describe one: the operator (``c10d::alltoall_base_``, with shapes
 of its inputs, and the output first) and, on NCCL, ``record_param_comms`` inside it,
 with the group and the numbers of elements (torch ``ParamCommsUtils.hpp``).  Splits are
 rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element.
@@ -78,7 +78,7 @@ TruncatedList = tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class InputTensors:
-    """An input: one tensor, or a list of them."""
+    """Shapes and element type of an operator's tensor argument."""
 
     shapes: Sequence[tuple[int, ...]]
     dtype: str = ""
@@ -86,13 +86,13 @@ class InputTensors:
 
     @property
     def elements(self) -> int:
-        """Elements of all of them."""
+        """Total number of elements."""
         return sum(prod(s) for s in self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class C10dOperator:
-    """A c10d operator as a profile shows it; what it does not show is None."""
+    """A c10d operator of a profile; missing values are None."""
 
     name: str  # without "c10d::"
     output: InputTensors | None = None
@@ -106,7 +106,7 @@ class C10dOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCollective:
-    """A ``record_param_comms``; what it does not say is None."""
+    """A ``record_param_comms`` event; missing values are None."""
 
     name: str
     group: Group | None = None
@@ -129,9 +129,9 @@ def call_of(
     record: RankRecord,
     known: Group | None = None,
 ) -> ImportedCall | None:
-    """The call that the two rows tell of together; None where its group is not told.
+    """Build a call from an operator and its ``record_param_comms`` event.
 
-    What is wrong, or is left out, is noted in the record.
+    Inconsistencies and omissions are noted in the record; None if the group is unknown.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def call_of(
     groups, record
         Of the file.
     known
-        The group, where something else tells it.
+        The group, where it is known from another source.
     """
     operation = _operation(operator, recorded)
     if operation is None:
@@ -187,7 +187,7 @@ def _operation(
 
 
 def width_of(operator: C10dOperator) -> int:
-    """Ranks of the group as the operator's inputs show it, 0 where they do not."""
+    """Group size implied by the operator's inputs, 0 if they do not determine it."""
     for rows in (operator.input_rows, operator.output_rows):
         if rows and rows[0] and not rows[1]:
             return len(rows[0])
@@ -228,7 +228,7 @@ def _exchange(
     size: int,
     record: RankRecord,
 ) -> None:
-    """Fill in what an all-to-all sent and received."""
+    """Set the bytes that an all-to-all sent and received."""
     width = len(call.group.ranks)
     into, out = _sides(operator, recorded, width)
     call.row_bytes = _row_bytes(operator, into, out, size)
@@ -264,7 +264,7 @@ Side = tuple[
 def _sides(
     operator: C10dOperator | None, recorded: RecordedCollective | None, width: int
 ) -> tuple[Side, Side]:
-    """What is told of the two sides; the operator tells more where it is seen."""
+    """Input and output splits; values of the operator take precedence."""
     into: Side = (None, None)
     out: Side = (None, None)
     if recorded:
@@ -297,7 +297,7 @@ def _or_none(rows: TruncatedList | None) -> TruncatedList | None:
 
 
 def _row_bytes(operator: C10dOperator | None, into: Side, out: Side, size: int) -> int:
-    """Bytes of a row, -1 where nothing tells."""
+    """Bytes of a row, -1 if unknown."""
     if not size:
         return -1
     if operator and operator.name == "alltoall_":

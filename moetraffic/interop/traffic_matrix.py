@@ -1,4 +1,4 @@
-"""Traffic matrices as text: a row a source, numbers between spaces or commas.
+"""Import traffic matrices from text: one row per source rank.
 
 nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB of which it
 drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's
@@ -23,7 +23,7 @@ MOST_RANKS = 1 << 13
 
 
 def read(path: Path, unit: str) -> list[Int64]:
-    """The matrices of a file.
+    """Read the matrices of a file.
 
     Parameters
     ----------

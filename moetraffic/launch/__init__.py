@@ -1,4 +1,4 @@
-"""Start ranks on one host, watch over them, and say which one failed where."""
+"""Launch ranks on one host, monitor them and report the root cause of failures."""
 
 from __future__ import annotations
 

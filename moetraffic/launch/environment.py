@@ -1,4 +1,4 @@
-"""Which rank this process is, and where the ranks meet."""
+"""Rank of this process and rendezvous address, from environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORTS = 20_000
 
 
 class RankEnvironment(NamedTuple):
-    """A process's place among the ranks."""
+    """Rank, world size and local rank of this process."""
 
     rank: int  # 0 to world - 1
     world: int  # number of ranks
@@ -35,7 +35,7 @@ _LAUNCHERS = (
 def current_rank(
     environment: Mapping[str, str] | None = None,
 ) -> RankEnvironment | None:
-    """The rank that torchrun, srun or our launcher made this process, or None.
+    """Read the rank that torchrun, srun or ``launch`` assigned; None without one.
 
     A job step of one task counts as no rank: an interactive shell in an allocation is
     one, and there the launcher shall start what was asked for.
@@ -73,7 +73,7 @@ def current_rank(
 
 
 def rendezvous(environment: Mapping[str, str] | None = None) -> str:
-    """The ``init_method`` at which ``torch.distributed`` makes the ranks meet.
+    """Determine the ``init_method`` of ``torch.distributed``.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def rendezvous(environment: Mapping[str, str] | None = None) -> str:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list such as ``gpu[003-010,12],login1``."""
+    """Parse the first host of a Slurm node list such as ``gpu[003-010,12],login1``."""
     found = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,]*))?", nodelist)
     if found is None:
         return nodelist

@@ -1,4 +1,4 @@
-"""Run a command as a shell would: its streams, terminal, signals and exit code.
+"""Run a command in the foreground, with its streams, signals and exit code.
 
 The command shares this process's group and terminal.  What the terminal sends (Ctrl-C)
 reaches it by itself; what another process sends to this one is passed on.
@@ -25,7 +25,7 @@ LOOK_EVERY_S = 1.0
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end.
+    """Run a command until it exits.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _wait(awaited: set[signal.Signals]) -> tuple[int, bool] | None:
-    """The next signal, and whether a process sent it; None after a second."""
+    """Wait for a signal; return it and whether a process sent it, None on timeout."""
     look: Any = getattr(signal, "sigtimedwait", None)
     if look is None:  # a system that does not tell who sent it: nobody types SIGTERM
         number = signal.sigwait(awaited)

@@ -1,4 +1,4 @@
-"""A rank's side: say what it is doing, at a cost that training does not notice.
+"""Heartbeats of a rank: report its progress to the supervisor at negligible cost.
 
 Two channels lead to the supervisor, both inherited through the environment:
 
@@ -9,7 +9,7 @@ Two channels lead to the supervisor, both inherited through the environment:
   operations entered and left.  Writing to it costs no system call, so it can tell of
   every single operation.
 
-Without these variables nobody else is told.
+Without these variables heartbeats stay within the process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PATIENCE_S = 0.2
 def send(
     event: str, operation: str = "", *, within_s: float = 0.0, **fields: Any
 ) -> None:
-    """Tell the supervisor what this rank is doing.
+    """Send a heartbeat to the supervisor.
 
     Never raises and never blocks the caller; the very few events in LAST_WORDS wait up
     to 0.2 s for room.  Without a supervisor, or after it is gone, it does nothing.
@@ -86,7 +86,7 @@ def send(
 
 
 def counter() -> memoryview:
-    """This rank's count of operations, to be written without a system call.
+    """Memory-mapped operation counter of this rank.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def counter() -> memoryview:
 
 
 def _mapped() -> memoryview | None:
-    """This rank's part of the supervisor's file, if there is one."""
+    """Map this rank's part of the supervisor's counter file, if there is one."""
     path, rank = os.environ.get(COUNTERS), _rank()
     if not path:
         return None
@@ -118,12 +118,12 @@ def _mapped() -> memoryview | None:
 
 
 def supervised() -> bool:
-    """Whether a supervisor listens to this rank."""
+    """Whether a supervisor receives this rank's heartbeats."""
     return _pipe() is not None
 
 
 class LastHeartbeat(NamedTuple):
-    """The last sign of life that this process gave, for its own watchdog."""
+    """The last heartbeat and operation count of this process."""
 
     event: str  # of the last heartbeat, "" before the first
     operation: str
@@ -133,7 +133,7 @@ class LastHeartbeat(NamedTuple):
 
 
 def latest() -> LastHeartbeat:
-    """The last sign of life that this process gave."""
+    """Return the last heartbeat and operation count of this process."""
     event, operation, beat_s, within_s = _last
     return LastHeartbeat(event, operation, _counted[0], beat_s, within_s)
 
@@ -148,7 +148,7 @@ def _rank() -> int:
 
 
 def _pipe() -> int | None:
-    """The pipe's descriptor, if it is still the pipe that the supervisor opened.
+    """Descriptor of the heartbeat pipe, if it is the one that the supervisor opened.
 
     A child of this rank inherits the variable but not the descriptor, whose number
     may by then be any file of its own: hence the inode.

@@ -1,4 +1,4 @@
-"""The environment in which every Python process of a command is captured.
+"""Environment variables that enable the capture hook in every Python process.
 
 ``PYTHONPATH`` begins with the folder of the start-up hook
 (``capture/startup/sitecustomize.py``), and the variables below tell it what to do.
@@ -27,7 +27,7 @@ NAMES = {
 
 
 def hook_folder() -> Path:
-    """The folder that holds the hook's ``sitecustomize.py``."""
+    """The folder of the hook's ``sitecustomize.py``."""
     spec = find_spec("moetraffic")
     assert spec is not None
     assert spec.origin is not None
@@ -37,7 +37,7 @@ def hook_folder() -> Path:
 def variables(
     output: Path, *, force: bool, told: Mapping[str, object]
 ) -> dict[str, str]:
-    """The hook's variables, without PYTHONPATH.
+    """Environment variables of the hook, without PYTHONPATH.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def variables(
 def environment(
     hook: Mapping[str, str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """A command's environment: this process's, with the hook in front.
+    """Environment of a command: the current one with the hook added.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def environment(
 
 
 def exports(hook: Mapping[str, str]) -> str:
-    """The same as lines for a POSIX shell: a batch script, ssh, a container."""
+    """Format the hook's environment as ``export`` lines for a POSIX shell."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in hook.items()]
     path = shlex.quote(str(hook_folder()))
     return "\n".join(

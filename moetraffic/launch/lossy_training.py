@@ -1,4 +1,4 @@
-"""Trainings on a lossy network, beside each other: their losses by share and seed."""
+"""Parallel training runs on a simulated lossy network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def final_losses(
     workers: int | None = None,
     on_run: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Train once for each share and seed; ``moetraffic tolerance`` is this.
+    """Train once for each loss share and seed (``moetraffic tolerance``).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What this machine has, so that what cannot run here is refused before it starts."""
+"""Check a workload against this machine's memory and GPUs before it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def check_workload(workload: Workload, *, ranks: int) -> None:
-    """Refuse a workload that this machine cannot train, before any rank starts.
+    """Check that this machine can train a workload, before any rank starts.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def check_workload(workload: Workload, *, ranks: int) -> None:
 
 
 def available_bytes() -> int | None:
-    """Memory that processes can still get here; None where the system does not tell.
+    """Available memory in bytes; None if the system does not report it.
 
     The least of what the kernel calls available, with swap, and of the control group's
     limit (version 2 or 1), of which the page cache can be given back.
@@ -72,7 +72,7 @@ def _parted(lines: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _control_group() -> int | None:
-    """The least that this process's control group and those around it leave."""
+    """Available memory within the limits of this process's control groups."""
     known = []
     for folder, limit, used in _groups():
         try:
@@ -88,7 +88,7 @@ def _control_group() -> int | None:
 
 
 def _groups() -> Iterator[tuple[Path, str, str]]:
-    """Folders of the control groups that hold this process, with their files' names.
+    """Folders and file names of the control groups that contain this process.
 
     A container sees its own group as the root, whatever its path says.
     """
@@ -135,7 +135,7 @@ def _refuse_no_gpu() -> None:
 
 
 def check_rank_count(ranks: int) -> None:
-    """Refuse a number of ranks that no host can have.
+    """Check the number of ranks of one host.
 
     Raises
     ------

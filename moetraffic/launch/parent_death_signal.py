@@ -18,7 +18,7 @@ NOT_FOUND = 127  # a shell's exit status for a command that cannot be run
 
 
 def main(arguments: list[str]) -> int:
-    """Guard, then become the command; returns only if that fails."""
+    """Request the signal and execute the command; return only if that fails."""
     parent, command = int(arguments[0]), arguments[1:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""The ranks while they run: their heartbeats, their deadlines, their end."""
+"""Monitor running ranks: heartbeats, deadlines and termination."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Heartbeat:
 
 
 class RankMonitor:
-    """The ranks of one launch, from their start to their end."""
+    """Starts, monitors and ends the ranks of one launch."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RankMonitor:
     # ---- start -----------------------------------------------------------------
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start every rank; if one cannot be started, the others end."""
+        """Start every rank; if one cannot be started, end the others."""
         inode = os.fstat(self._ranks_end).st_ino
         shared = {
             "OMP_NUM_THREADS": "1",
@@ -100,7 +100,7 @@ class RankMonitor:
     # ---- watch -----------------------------------------------------------------
 
     def until_ended(self, start_s: float, operation_s: float, grace_s: float) -> None:
-        """Return when every rank has ended, or has had its chance to."""
+        """Wait until every rank has ended or a deadline has expired."""
         give_up_s = self._began_s if self.not_started else math.inf
         while True:
             self._listen(_LOOK_EVERY_S)
@@ -124,7 +124,7 @@ class RankMonitor:
                 return
 
     def _late(self, now: float, start_s: float, operation_s: float) -> str:
-        """The deadline that a running rank has missed, in words, or ""."""
+        """Description of a deadline that a running rank has missed, or ""."""
         running = [s for s in self.states if s.exit_code is None]
         if now - self._began_s > start_s and not all(s.ready for s in running):
             return f" within {start_s:g} s of its start"
@@ -135,7 +135,7 @@ class RankMonitor:
         return ""
 
     def _look(self, now: float) -> list[RankProcess]:
-        """Note who has ended and who has moved; return the running ones."""
+        """Update exit codes and progress; return the running ranks."""
         raw = os.pread(self._counted.fileno(), self._counter_bytes, 0)
         counted = memoryview(raw).cast("q")
         for state in self.states:
@@ -157,7 +157,7 @@ class RankMonitor:
                 self._hear()
 
     def _hear(self) -> None:
-        """Take in heartbeats; what is no heartbeat is left out."""
+        """Receive heartbeats; ignore other data."""
         while True:
             try:
                 chunk = os.read(self._pipe, _CHUNK)
@@ -202,7 +202,7 @@ class RankMonitor:
     # ---- end -------------------------------------------------------------------
 
     def end(self) -> None:
-        """End what still runs, read what is left to read, close everything."""
+        """Kill running ranks, read their remaining output and close all files."""
         now = time.monotonic()
         for state, process in zip(self.states, self._processes, strict=False):
             if process.poll() is None:
@@ -226,7 +226,7 @@ class RankMonitor:
         self.duration_s = time.monotonic() - self._began_s
 
     def blame(self, namer: OperationNamer | None) -> RootCause | None:
-        """Who failed first."""
+        """Find the root cause of the failure."""
         if self.not_started:
             rank = self.states[len(self._processes)].rank
             return RootCause(rank=rank, operation="start-up", reason=self.not_started)

@@ -1,4 +1,4 @@
-"""One rank's process: started in a session of its own, read, signalled, ended whole."""
+"""The process of one rank, in a session of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_S = 0.005
 
 
 class RankProcess:
-    """A running rank and the last lines that it wrote to stderr.
+    """A running rank and the last lines of its stderr.
 
     A session of its own keeps the terminal's Ctrl-C away (the supervisor forwards
     it), and makes everything that the rank starts end with it.
@@ -71,7 +71,7 @@ class RankProcess:
         return self._process.returncode
 
     def poll(self) -> int | None:
-        """The exit code once the process has ended; ends what it left behind."""
+        """Return the exit code once the process has ended, and kill its children."""
         if self._process.returncode is not None:
             return self._process.returncode
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -91,13 +91,13 @@ class RankProcess:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and everything it started, at once."""
+        """Kill the rank and all processes that it started."""
         if self._process.returncode is None:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
 
     def outlast(self, until: float) -> None:
-        """Wait until what the rank had started is gone too, after its kill.
+        """Wait until all killed processes of the rank have ended.
 
         A process that was killed lives until it is its turn on a core, and nobody but
         its own parent, the ended rank, is told of its end.
@@ -111,7 +111,7 @@ class RankProcess:
             time.sleep(_LOOK_S)
 
     def read(self) -> bool:
-        """Take in what stderr holds; False when it has ended."""
+        """Read available lines of stderr; return False at its end."""
         while True:
             try:
                 chunk = os.read(self.stderr.fileno(), _CHUNK)
@@ -129,7 +129,7 @@ class RankProcess:
         return (*self._lines, *rest)
 
     def close(self) -> None:
-        """Let go of stderr; a process that outlived the rank must not keep us."""
+        """Close stderr, which a surviving child process may keep open."""
         self.stderr.close()
 
     def _signal_group(self, number: int) -> None:
@@ -140,7 +140,7 @@ class RankProcess:
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs; one that waits to be reaped does not."""
+    """Whether a process of the group runs; zombies do not count."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -156,7 +156,7 @@ def _group_lives(group: int) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """What a process of this host does: "running", "stopped" or "ended".
+    """State of a process of this host: "running", "stopped" or "ended".
 
     Where the system does not tell (no /proc), "running".
     """
@@ -173,7 +173,7 @@ def state_of(pid: int) -> str:
 
 
 def pid_namespace() -> str:
-    """In which process ids count; "" where the system does not tell.
+    """Identifier of this process's PID namespace; "" if unknown.
 
     Containers of one host may have the same host's name and other processes.
     """

@@ -1,4 +1,4 @@
-"""Which rank, of all that failed together, failed first and why.
+"""Find the rank that caused a failure of several ranks.
 
 One rank's fault makes the others fail: gloo tells them "Connection closed by peer" or
 "Timed out" and names nobody.  So the causes are tried from the surest to the vaguest:
@@ -27,7 +27,7 @@ AFTERMATH = re.compile(
     r"|watchdog|ncclRemoteError",
     re.IGNORECASE,
 )
-"""What torch.distributed says on a rank whose peer has failed."""
+"""Error messages of torch.distributed on a rank whose peer has failed."""
 
 _SAME_MOMENT_S = 1.0
 """Ranks that end within this time may be seen to end in another order."""
@@ -35,7 +35,7 @@ _SAME_MOMENT_S = 1.0
 
 @dataclass(kw_only=True)
 class RankState:
-    """What the supervisor knows of one rank."""
+    """Observed state of one rank."""
 
     rank: int
     last_event: str = ""  # "" before the first heartbeat
@@ -54,18 +54,18 @@ class RankState:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal ended it that the supervisor did not send."""
+        """Whether it was terminated by a signal that the supervisor did not send."""
         return not self.killed and self.exit_code is not None and self.exit_code < 0
 
     @property
     def complaint(self) -> str:
-        """Why it gave up, in its own words."""
+        """The error message that the rank reported."""
         told = str(self.error.get("message", ""))
         return told or (self.stderr[-1] if self.stderr else "")
 
     @property
     def aftermath(self) -> bool:
-        """Whether its complaint only says that another rank was missing."""
+        """Whether its error only reports the failure of another rank."""
         if "cause" in self.error:
             return bool(self.error["cause"] == "peer")
         return bool(AFTERMATH.search("\n".join((self.complaint, *self.stderr[-5:]))))
@@ -87,7 +87,7 @@ OperationNamer = Callable[[int, int], str]
 def first_failure(
     states: Sequence[RankState], namer: OperationNamer | None = None, patience: str = ""
 ) -> RootCause | None:
-    """The rank to blame, or None where no rank failed.
+    """Find the rank that failed first; None if no rank failed.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def first_failure(
 
 
 def _operation(state: RankState, namer: OperationNamer | None) -> str:
-    """What a rank was doing, or what it failed to begin."""
+    """The operation that a rank was in, or failed to begin."""
     if state.error.get("operation"):
         return str(state.error["operation"])
     if namer is None:
@@ -166,7 +166,7 @@ def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] |
 
 
 def _progress(state: RankState) -> tuple[int, int]:
-    """How far a rank has come: its stage, then the operations it has entered."""
+    """Progress of a rank: its stage and the number of operations entered."""
     stage = 2 if state.ready else 1 if state.last_event else 0
     return stage, state.entered
 

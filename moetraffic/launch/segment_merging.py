@@ -1,4 +1,4 @@
-"""What a command's ranks have left, made into traces when the command has ended."""
+"""Merge the recorded segments of a command into traces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 5.0
 
 
 class SegmentMerger:
-    """Makes traces of what the ranks of a command have left.
+    """Merges the segments that the ranks of a command have recorded.
 
     Several launchers may share one output, each with some of the ranks: on several
     hosts, or one a rank under srun.  Whoever ends last finds no rank that still
@@ -48,7 +48,7 @@ class SegmentMerger:
         self._fellows = current_rank() is not None
 
     def gather(self, notes: Path) -> list[Path]:
-        """Merge every capture of the command.
+        """Merge all captures of the command.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ class SegmentMerger:
         return made
 
     def _merge(self, folder: Path, path: Path) -> bool:
-        """Make a trace of a folder of segments; False where nothing is in them."""
+        """Merge a folder of segments; return False if it is empty."""
         if self._is_fresh(path) and path.stat().st_mtime >= _newest(folder):
             return True  # another launcher has done it, and something was missing
         if not any(folder.glob(f"{RANKS}/{PATTERN}")):
@@ -120,7 +120,7 @@ class SegmentMerger:
         return path.exists() and path.stat().st_mtime >= self._began
 
     def _wait(self) -> None:
-        """Wait until no rank records: what a killed one left is still being written."""
+        """Wait until no rank records; a killed rank's data may still be written."""
         folders = [segments_folder(name) for name in members(self._output)]
         deadline = time.monotonic() + PATIENCE_S
         while any(map(recording, folders)) and time.monotonic() < deadline:
@@ -128,14 +128,14 @@ class SegmentMerger:
 
 
 def _newest(folder: Path) -> float:
-    """When the last of a folder's segments was written."""
+    """Modification time of the newest segment of a folder."""
     return max(
         (p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")), default=0.0
     )
 
 
 def explain_nothing_recorded(notes: Path) -> str:
-    """Why no process of a command recorded, by the words that its hooks have left."""
+    """Explain why no process recorded, from the notes of its start-up hooks."""
     told = {note.name: note.read_text() for note in notes.iterdir()}
     if "own" in told:
         return "the program records by itself, see the output of its own recorder"

@@ -1,4 +1,4 @@
-"""Start the ranks of one host, watch them, and always end.
+"""Supervise the ranks of one host until all have ended.
 
 A run ends when every rank has ended; a rank that fails ends the others after a short
 grace; a rank that does not become ready, or falls silent, ends all of them.  Nothing
@@ -24,7 +24,7 @@ from .root_cause import OperationNamer, RootCause
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the ranks ended."""
+    """Exit states of the ranks and the root cause of a failure."""
 
     ok: bool  # every rank ended by itself with exit code 0
     interrupted: int  # signal that this process was asked to end with; 0 for none
@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """What went wrong, as one sentence; "" if nothing did."""
+        """The failure as one sentence; "" on success."""
         if self.interrupted:
             return f"interrupted by {signal.Signals(self.interrupted).name}"
         if self.blame is None:
@@ -122,7 +122,7 @@ def launch(
 
 @contextmanager
 def _forwarding(watch: RankMonitor) -> Iterator[None]:
-    """While inside, SIGINT and SIGTERM go to the watch instead of this process."""
+    """Forward SIGINT and SIGTERM to the ranks within the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

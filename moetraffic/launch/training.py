@@ -1,4 +1,4 @@
-"""Training our MoE GPT on this host's ranks, recorded: what to start, what is kept."""
+"""Train the built-in model on this host's ranks, and capture its traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .supervisor import Outcome, launch
 
 
 class RankEnded(CaptureError):
-    """A rank that another launcher started has failed; rank 0 tells of the capture."""
+    """A rank of another launcher has failed; rank 0 reports the capture."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.sentence)
@@ -111,7 +111,7 @@ def capture_run(
 
 
 class StepProgress:
-    """What the ranks' heartbeats tell: how far they are, and their loss.
+    """Training progress of all ranks, from their heartbeats.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class StepProgress:
         self.steps = 0  # that at least one rank has ended
 
     def __call__(self, event: Heartbeat) -> None:
-        """Take in a heartbeat."""
+        """Process a heartbeat."""
         iteration, loss = event.fields.get("iteration"), event.fields.get("loss")
         if event.event != "step" or not isinstance(iteration, int):
             return
@@ -145,12 +145,12 @@ class StepProgress:
 
 
 def _written(path: Path) -> int:
-    """When a file was written, 0 if it does not exist."""
+    """Modification time of a file in ns, 0 if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool) -> str:
-    """Merge what an ended capture left, and say what that is.
+    """Merge the segments of an interrupted capture, and describe the result.
 
     Parameters
     ----------

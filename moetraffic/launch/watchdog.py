@@ -1,9 +1,9 @@
-"""A rank that nobody supervises ends itself: at a deadline, and when it is told to.
+"""Watchdog thread of a rank without a supervisor: deadlines and SIGTERM.
 
 Under torchrun, srun or a batch system no process of ours watches a rank.  A blocking
 call of another library may ignore its own timeout (a TCPStore that meets a foreign
 program at its port waits for ever), and Python's signal handlers do not run in it.  A
-thread does both: it looks at the rank's pulse, and hears of signals through a pipe.
+thread handles both: it checks the rank's heartbeats, and receives signals in a pipe.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from . import heartbeat
 EXPIRED = 2
 """Exit code of a rank that missed a deadline."""
 HEARD = (signal.SIGTERM,)
-"""Ignored by the interpreter for a moment, so that the rank can say where it is."""
+"""Signals that the watchdog handles, to report the rank's operation."""
 
 _LOOK_S = 0.5
 
 
 class Watchdog:
-    """Watches over this process from a thread until it is told to stop.
+    """Monitors this process from a thread.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Begin; signals are heard if this is the main thread."""
+        """Start the thread; signals are handled only if this is the main thread."""
         for fd in (self._signals, self._heard):
             os.set_blocking(fd, False)
         if threading.current_thread() is threading.main_thread():
@@ -68,7 +68,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End: the process has done its work."""
+        """Stop the watchdog."""
         self._done.set()
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
@@ -93,7 +93,7 @@ class Watchdog:
                 self._end(f"was asked to end by {name}", 128 + number)
 
     def _late(self, now_s: float) -> str:
-        """The deadline that this process has missed, in words, or ""."""
+        """Description of the deadline that this process has missed, or ""."""
         pulse = heartbeat.latest()
         if pulse != self._pulse:
             self._pulse, self._moved_s = pulse, now_s
@@ -126,4 +126,4 @@ class Watchdog:
 
 
 def _nothing(_: int, __: FrameType | None) -> None:
-    """Let the watchdog deal with it."""
+    """Signal handler that leaves the signal to the watchdog."""

@@ -1,4 +1,4 @@
-"""Programs that answer a line with a line, several beside each other.
+"""Pool of worker programs that answer each input line with an output line.
 
 A sweep hands its tasks to whichever program is free; answers come as they are done.
 """
@@ -19,7 +19,7 @@ LAST_WORDS = 2000  # characters of a program's standard error that are kept
 def answer_tasks(
     command: Sequence[str], tasks: Sequence[str], *, workers: int
 ) -> Iterator[tuple[int, str]]:
-    """Have programs answer tasks, and yield (number of the task, its answer).
+    """Distribute tasks over worker programs; yield task numbers and answers.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _feed(
     waiting: queue.SimpleQueue[int],
     done: queue.SimpleQueue[tuple[int, str, str]],
 ) -> None:
-    """Hand one program task after task."""
+    """Feed tasks to one program."""
     assert program.stdin is not None
     assert program.stdout is not None
     assert program.stderr is not None

@@ -206,7 +206,7 @@ def unmet(
         ),
         (
             p.cp == 1,
-            f"training knows no context parallelism, but cp is {p.cp}",
+            f"training does not support context parallelism, but cp is {p.cp}",
             "leave out --cp",
         ),
     ]

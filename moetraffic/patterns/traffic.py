@@ -1,4 +1,4 @@
-"""Who sends whom how much in an iteration: a pattern under an algorithm."""
+"""Traffic matrix of an iteration: a pattern under a collective algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``moetraffic.models`` sends in an iteration of a workload, call by call.
+"""Collectives of one iteration of ``moetraffic.models``, call by call.
 
 Tensor parallelism is fairscale's, stages 1 and 2 of ZeRO too, stage 3 is torch's
 ``fully_shard``, pipelines are torch's 1F1B.  Where these differ from what is published

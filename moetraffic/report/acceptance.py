@@ -1,4 +1,4 @@
-"""A verdict on a synthetic run as a table, a picture and plain data."""
+"""Verdict of the two-sample tests on a synthetic trace: table, chart and plain data."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from moetraffic.validation.acceptance import LEVEL, Acceptance, Trial
+from moetraffic.tables import Table
+from moetraffic.validation.acceptance import LEVEL, Acceptance
 from moetraffic.validation.classifier import NAME
 
-from .figures import LINE_COLORS, OTHER_COLOR, headline
+from .chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Rule, Series
 
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
 
 FURTHEST = 30.0
-"""Times the usual distance, at which what is further away is drawn."""
+"""Times the distance between real runs, at which what is further away is drawn."""
 
 
 def as_dict(found: Acceptance) -> dict[str, Any]:
-    """What the battery says, as plain data."""
+    """The verdict and all tests as plain data."""
     return {
         **{k: v for k, v in asdict(found).items() if k != "tests"},
         "passed": found.passed,
@@ -36,133 +32,121 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
 
 def verdict(found: Acceptance) -> str:
     """The verdict in a sentence."""
+    auc = f"classifier AUC {found.auc:.3f}"
+    number = len(found.tests)
     if found.passed:
         return (
-            f"passed: none of {len(found.tests)} tests tells the synthetic run from "
-            f"real ones at the {1 - LEVEL:.0%} level, and the classifier's AUC is "
-            f"{found.auc:.3f}"
+            f"passed: 0 of {number} tests reject that the synthetic trace and the real "
+            f"runs have one distribution, at the {LEVEL:.0%} significance level; {auc}"
         )
-    failed = len(found.failures)
-    parts = []
-    if failed:
-        parts.append(f"{failed} of {len(found.tests)} tests tell it from real runs")
-    if found.recognized:
-        parts.append(f"the classifier's AUC is {found.auc:.3f}")
-    return f"failed: {' and '.join(parts)}"
+    failed = f"{len(found.failures)} of {number} tests reject the synthetic trace"
+    parts = [failed] * bool(found.failures) + [auc] * found.recognized
+    return f"failed: {'; '.join(parts)}"
 
 
-def table(found: Acceptance) -> Group:
-    """A row a test, the classifier below, and the verdict."""
-    against = "each other" if found.way == "seeds" else "its twin"
-    out = Table(
-        title=f"{found.synthetic} against {len(found.real)} real "
-        f"run{'s' * (len(found.real) != 1)}, by {found.way}",
-        title_justify="left",
-        box=None,
-        header_style="bold",
-        padding=(0, 1),
-    )
-    for name in ("layer", "test", "distance"):
-        out.add_column(name)
-    for name in ("synthetic", "usual", "limit", "p", "Holm", ""):
-        out.add_column(name, justify="right")
-    for t in found.tests:
-        out.add_row(
-            "all" if t.layer < 0 else str(t.layer),
-            t.name,
-            t.measure,
-            _figure(t.distance),
-            _figure(t.usual),
-            _figure(t.limit),
-            f"{t.p:.2g}",
-            f"{t.adjusted:.2g}",
-            "" if t.passed else "FAILED",
+def table(found: Acceptance) -> Table:
+    """Tabulate the tests, with the classifier in the last row."""
+    against = "each other" if found.way == "seeds" else "the synthetic trace"
+    meaning = {
+        "seeds": f"between real runs: distance of real runs to {against}; limit: at "
+        f"p = {LEVEL:g} of one test",
+        "time blocks": f"p-value: by swapping time blocks with {against}",
+    }
+    default = "p-value: synthetic traces with the runs they were fitted to, or others"
+    rows: list[tuple[object, ...]] = [
+        (
+            *("all" if t.layer < 0 else t.layer, t.name, t.measure, t.distance),
+            *(t.usual, t.limit, t.p, t.adjusted, "" if t.passed else "FAILED"),
         )
-    out.add_row(
-        "all",
-        "classifier",
-        "AUC",
-        _figure(found.auc),
-        _figure(found.auc_usual),
-        "",
-        "",
-        "",
-        "FAILED" if found.recognized else "",
+        for t in found.tests
+    ]
+    failed = "FAILED" if found.recognized else ""
+    auc = (found.auc, found.auc_usual)
+    rows.append(("all", "classifier", "AUC", *auc, None, None, None, failed))
+    several = "s" * (len(found.real) != 1)
+    return Table(
+        title=f"{found.synthetic} and {len(found.real)} real run{several}, tested by "
+        f"{found.way}",
+        columns={
+            **{"layer": "<", "test": "", "metric": ""},
+            **dict.fromkeys(("distance", "between real runs", "limit"), ".4g"),
+            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">"},
+        },
+        rows=rows,
+        notes=[
+            meaning.get(found.way, default),
+            *(f"note: {note}" for note in found.notes),
+            verdict(found),
+        ],
+        styles={"FAILED": "bold red"},
     )
-    notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
-    meaning = (
-        f"usual: how far real runs are from {against}; "
-        f"limit: at p = {LEVEL:g} of one test"
-        if found.way == "seeds"
-        else f"p: by swapping time blocks with {against}"
-        if found.way == "time blocks"
-        else "p: twins beside the runs that they were fitted to, against the others"
-    )
-    return Group(out, Text(meaning), *notes, Text(verdict(found), style="bold"))
 
 
-def _figure(value: float) -> str:
-    return "" if np.isnan(value) else format(value, ".4g")
+def figure(found: Acceptance) -> Chart:
+    """Draw the synthetic trace among the real runs, a row for each test.
 
-
-def figure(found: Acceptance) -> Figure:
-    """The synthetic run among the real ones, a line a test.
-
-    With seeds: distance to the real runs over what is usual between these; real runs
-    gray, limits as strokes.  With time blocks: the adjusted p-values.
+    With seeds: distance to the real runs over the distance between these; with time
+    blocks: the adjusted p-values.  Each layer has a mark.
     """
-    rows: dict[tuple[str, str], list[Trial]] = {}
-    for test in found.tests:
-        rows.setdefault((test.name, test.measure), []).append(test)
     seeds = found.way == "seeds"
-    fig = Figure(figsize=(9.5, 1.2 + 0.42 * len(rows)), layout="constrained")
-    FigureCanvasAgg(fig)
-    axes = fig.add_subplot()
-    for line, tests in enumerate(rows.values()):
-        lift = np.linspace(-0.27, 0.27, len(tests)) if len(tests) > 1 else [0.0]
-        for test, shift in zip(tests, lift, strict=True):
-            at = line + float(shift)
-            color = GOOD if test.passed else BAD
-            if not seeds:
-                axes.plot(test.adjusted, at, "o", color=color, markersize=5)
-                continue
-            unit = test.usual if test.usual > 0 else 1.0
-            axes.plot(
-                np.clip(np.array(test.own) / unit, 1 / FURTHEST, FURTHEST),
-                np.full(len(test.own), at),
-                ".",
-                color=OTHER_COLOR,
-                markersize=4,
+    names = [f"{t.name} ({_short(t.measure)})" for t in found.tests]
+    rows = list(dict.fromkeys(names))
+    series = []
+    for number, (test, name) in enumerate(zip(found.tests, names, strict=True)):
+        layers = names.count(name)
+        shift = np.linspace(-0.27, 0.27, layers)[names[:number].count(name)]
+        at = rows.index(name) + (float(shift) if layers > 1 else 0.0)
+        good = test.passed
+        unit = test.usual if test.usual > 0 else 1.0
+        value = test.adjusted
+        if seeds:
+            real = np.clip(np.array(test.own) / unit, 1 / FURTHEST, FURTHEST)
+            limit = np.array([test.limit / unit])
+            value = float(np.clip(test.distance / unit, 1 / FURTHEST, FURTHEST))
+            for x, label, color, symbol in (
+                (real, "real runs", OTHER_COLOR, "circle"),
+                (limit, "limit of one test", "#000000", "tick"),
+            ):
+                if np.isfinite(x).all():
+                    series.append(
+                        Series(
+                            kind="points",
+                            x=x,
+                            y=np.full(len(x), at),
+                            name=label,
+                            color=color,
+                            symbol=symbol,
+                        )
+                    )
+        series.append(
+            Series(
+                kind="points",
+                x=[value],
+                y=[at],
+                name="synthetic, passed" if good else "synthetic, failed",
+                color=GOOD if good else BAD,
+                size=8,
             )
-            if np.isfinite(test.limit):
-                axes.plot(test.limit / unit, at, "|", color="black", markersize=6)
-            far = min(test.distance / unit, FURTHEST)
-            mark = ">" if test.distance / unit > FURTHEST else "o"
-            axes.plot(max(far, 1 / FURTHEST), at, mark, color=color, markersize=5)
-    axes.set_yticks(
-        range(len(rows)), [f"{name} ({_short(measure)})" for name, measure in rows]
+        )
+    axis = (
+        "distance to the real runs / distance between real runs"
+        if seeds
+        else "adjusted p-value"
     )
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xscale("log")
-    if seeds:
-        axes.axvline(1.0, color="#CCCCCC", linewidth=0.8, zorder=0)
-        axes.set_xlabel("distance to the real runs / usual distance between real runs")
-    else:
-        axes.axvline(LEVEL, color="black", linewidth=0.8, zorder=0)
-        axes.set_xlabel("adjusted p-value")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color="#EEEEEE", linewidth=6, zorder=0)
-    axes.set_axisbelow(True)
-    legend = (
-        "gray: real runs; stroke: limit of one test; " if seeds else ""
-    ) + "blue: passed; orange: failed; one mark a layer"
-    headline(
-        fig,
-        f"Synthetic run {'passed' if found.passed else 'failed'}",
-        f"{verdict(found)}. {legend}",
+    return Chart(
+        title=f"Synthetic trace {'passed' if found.passed else 'failed'}",
+        source=f"{verdict(found)}. One mark a layer",
+        panels=(
+            Panel(
+                x=Axis(label=axis, log=True),
+                y=Axis(names=tuple(rows), reverse=True),
+                series=tuple(series),
+                rules=(Rule(x=1.0 if seeds else LEVEL, dash="solid"),),
+            ),
+        ),
+        width=950,
+        height=150 + 42 * len(rows),
     )
-    return fig
 
 
 def _short(measure: str) -> str:

@@ -1,96 +1,79 @@
-"""A comparison of two traces as tables."""
+"""Comparison of two traces as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
-from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.completion import TimeRatio
-from moetraffic.units import amount, duration
+from moetraffic.tables import Table, tables_of
+from moetraffic.units import amount
 
 
-def table(comparison: Comparison, beyond: Sequence[Distance] = ()) -> Group:
-    """A row a distance; those above their threshold are marked.
+@tables_of.register
+def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table]:
+    """Tabulate the distances of two traces, and the times of their common calls.
 
     Parameters
     ----------
     comparison
         Of two traces.
-    beyond
-        Distances that are above a threshold.
+    above
+        Distances above a threshold, which are marked.
     """
-    out = Table(
-        title=f"How far apart, with intervals of {LEVEL:.0%}, and how far the first "
-        "run is from itself",
-        caption="; ".join(
-            f"{measure}: {SCALES[measure]}"
-            for measure in dict.fromkeys(d.measure for d in comparison.distances)
-        ),
-        caption_justify="left",
-        title_justify="left",
-        box=None,
-        header_style="bold",
-        padding=(0, 1),
+    scales = {d.measure: SCALES[d.measure] for d in comparison.distances}
+    distances = Table(
+        title="Distances between the two runs",
+        columns={
+            "layer": "<",
+            "quantity": "",
+            "metric": "",
+            "first": ">",
+            "second": ">",
+            "distance": ".4g",
+            f"{LEVEL:.0%} interval": ".4g",
+            "within-run noise (95th percentile)": ".4g",
+            "": ">",
+        },
+        rows=[
+            (
+                "all" if d.layer < 0 else d.layer,
+                *(d.of, d.measure, amount(d.a, d.unit), amount(d.b, d.unit)),
+                *(d.value, (d.low, d.high), d.floor),
+                "above threshold"
+                if d in above
+                else "exceeds noise"
+                if d.beyond_chance
+                else "",
+            )
+            for d in comparison.distances
+        ],
+        notes=[
+            *(f"{measure}: {scale}" for measure, scale in scales.items()),
+            *(f"note: {note}" for note in comparison.notes),
+        ],
+        styles={"above threshold": "bold red", "exceeds noise": "yellow"},
     )
-    for name in ("layer", "of", "distance"):
-        out.add_column(name)
-    for name in ("first", "second", "apart", "interval", "itself", ""):
-        out.add_column(name, justify="right")
-    for d in comparison.distances:
-        out.add_row(
-            "all" if d.layer < 0 else str(d.layer),
-            d.of,
-            d.measure,
-            amount(d.a, d.unit),
-            amount(d.b, d.unit),
-            _figure(d.value),
-            f"{_figure(d.low)} to {_figure(d.high)}",
-            _figure(d.floor),
-            "above threshold" if d in beyond else "more" if d.beyond_chance else "",
-        )
-    notes = [Text(f"note: {note}", style="yellow") for note in comparison.notes]
-    if not comparison.times:
-        return Group(out, *notes)
-    return Group(out, "", times(comparison.times), *notes)
+    return [distances, *([times(comparison.times)] if comparison.times else [])]
 
 
-def times(ratios: Sequence[TimeRatio]) -> Table:
-    """How long the same calls took in both runs, a row each part of them."""
-    out = Table(
-        title="Times of the calls that both have, and the second's total over the "
-        f"first's, with intervals of {LEVEL:.0%}",
-        title_justify="left",
-        box=None,
-        header_style="bold",
-        padding=(0, 1),
+def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> Table:
+    """Tabulate how long the same calls take in both runs, by part of the calls."""
+    quantiles = ("p50, first", "p50, second", "p99, first", "p99, second")
+    return Table(
+        title=title,
+        columns={
+            **{"part": "", "time": "", "calls": ""},
+            **dict.fromkeys(quantiles, "s"),
+            **{"ratio of totals": ".4g", f"{LEVEL:.0%} interval": ".4g"},
+        },
+        rows=[
+            (
+                "all calls" if r.by == "all" else f"{r.by} {r.label}".strip(),
+                *(r.measure, r.number, r.a.p50, r.b.p50, r.a.p99, r.b.p99),
+                *(r.ratio.value, (r.ratio.low, r.ratio.high)),
+            )
+            for r in ratios
+        ],
     )
-    names = ("of", "time", "calls", "p50, 1st", "p50, 2nd", "p99, 1st", "p99, 2nd")
-    for name in (*names, "ratio", "interval"):
-        out.add_column(name, justify="left" if name in ("of", "time") else "right")
-    for r in ratios:
-        out.add_row(
-            f"{r.by} {r.label}".strip(),
-            r.measure,
-            str(r.number),
-            *(duration(value) for value in (r.a.p50, r.b.p50, r.a.p99, r.b.p99)),
-            _figure(r.ratio.value),
-            interval(r.ratio),
-        )
-    return out
-
-
-def interval(of: Interval) -> str:
-    """Both ends, or nothing where they are not known."""
-    if not (np.isfinite(of.low) and np.isfinite(of.high)):
-        return ""
-    return f"{_figure(of.low)} to {_figure(of.high)}"
-
-
-def _figure(value: float) -> str:
-    return format(value, ".4g") if np.isfinite(value) else ""

@@ -1,33 +1,29 @@
-"""Pictures of one trace: what they show is read here, how it looks is ``figures``."""
+"""Charts of one trace, written as PNG files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from matplotlib.figure import Figure
 
-from moetraffic.analysis import Analysis, Complexity, ExchangeAnalysis, Subject
+from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.times.iteration_traffic import world_matrices
-from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
-from moetraffic.units import rank_span
+from moetraffic.trace import ROUTING, Trace
 
 from . import figures
+from .chart import Axis, Chart, Panel, Rule, Series
 from .complexity import complexity_map
-from .occupation import figure as occupation
+from .rhythm import timeline
+from .skew import curves, named, subject_of
+from .time_breakdown import figure as time_breakdown
 
 AVERAGED = 10  # iterations in each heatmap
-SHOWN = 3  # iterations in the timeline
-
-ON = "From when the last rank has issued the all-to-all until it has ended on the rank"
-"""What a bar of the timeline is."""
 
 
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
-    """Draw what the trace can show: demand, timeline, entropy, complexity.
+    """Draw what the trace has: demand, timeline, entropy, time breakdown, complexity.
 
     Parameters
     ----------
@@ -39,49 +35,35 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
     Returns
     -------
     list of Path
-        The pictures that were drawn.
+        The files.
     """
-    routed = [e for e in analysis.exchanges if _subject(e, "demand")]
-    drawn = [
-        figures.save(heatmaps(trace, e), folder / _demand_name(e, routed))
-        for e in routed
-    ]
-    if analysis.beats.found:
-        drawn.append(figures.save(timeline(trace), folder / "timeline.png"))
-    if any(_subject(e, "expert_load") for e in analysis.exchanges):
-        drawn.append(figures.save(entropy(trace, analysis), folder / "entropy.png"))
-    several = len({e.group for e in analysis.exchanges}) > 1
+    source = about(trace)
+    routed = [e for e in analysis.exchanges if subject_of(e, "demand")]
     packets = {
-        f"layer {e.layer}, {e.phase}"
-        + (f", ranks {rank_span(e.ranks)}" if several else ""): e.complexity
+        f"{named(e, analysis)}, {e.phase}": e.complexity
         for e in analysis.exchanges
-        if e.complexity is not None and np.isfinite(e.complexity.product)
+        if e.complexity is not None
     }
-    spent = analysis.occupation
-    if spent is not None and spent.known.any():
-        drawn.append(
-            figures.save(occupation(spent, about(trace)), folder / "occupation.png")
-        )
-    if packets:
-        shown = complexity_map(packets, source=f"{about(trace)}. {_of(packets)}")
-        drawn.append(figures.save(shown, folder / "complexity.png"))
-    return drawn
+    charts = {
+        **{_demand_name(e, routed): heatmaps(trace, e) for e in routed},
+        "timeline.png": timeline(trace, source=source),
+        "entropy.png": entropy(analysis, source),
+        "occupation.png": time_breakdown(analysis.occupation, source),
+        "complexity.png": complexity_map(packets, source=source),
+    }
+    return [
+        figures.save(chart, folder / name)
+        for name, chart in charts.items()
+        if isinstance(chart, Chart)
+    ]
 
 
-def _of(packets: Mapping[str, Complexity]) -> str:
-    """What the packets are."""
-    one = next(iter(packets.values()))
-    return (
-        f"{one.records} packets of {one.quantum} each, {one.order} within an iteration"
-    )
-
-
-def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Figure:
-    """Demand of one layer early, in the middle and late, each a mean of iterations."""
+def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
+    """Draw the demand of one layer early, in the middle and late in the run."""
     when = exchange.iterations
     length = min(AVERAGED, len(when))
     firsts = sorted({0, (len(when) - length) // 2, len(when) - length})
-    matrices, names = [], []
+    matrices = {}
     for stage, first in zip(("early", "middle", "late"), firsts, strict=False):
         chosen = when[first : first + length]
         routed = trace.find(
@@ -91,14 +73,83 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Figure:
             direction="forward",
             iterations=range(int(chosen[0]), int(chosen[-1]) + 1),
         )
-        matrices.append(trace.demand(trace.complete(routed)).sum(axis=0) / len(chosen))
-        names.append(f"{stage}: iterations {chosen[0]} to {chosen[-1]}")
-    return figures.demand_heatmaps(
-        np.array(matrices),
-        names,
-        title=f"Demand of layer {exchange.layer}: who sends how much to which expert",
-        source=f"{about(trace)}. Mean token copies an iteration, dropped ones too",
-        experts_per_rank=_experts_per_rank(trace, exchange),
+        name = f"{stage}: iterations {chosen[0]} to {chosen[-1]}"
+        total = trace.demand(trace.complete(routed)).sum(axis=0)
+        matrices[name] = total / len(chosen)
+    each = _experts_per_rank(trace, exchange)
+    experts = next(iter(matrices.values())).shape[1]
+    borders = range(each, experts, each) if each and experts <= 16 * each else ()
+    mean = np.mean(list(matrices.values()))
+    return matrix_chart(
+        matrices,
+        title=f"Demand of layer {exchange.layer}",
+        source=f"{about(trace)}. Mean token copies an iteration, dropped ones "
+        f"included; mean of all cells: {mean:.4g}",
+        unit="token copies",
+        column="expert",
+        rules=tuple(Rule(x=e - 0.5, color="white", dash="solid") for e in borders),
+    )
+
+
+def matrix_chart(
+    matrices: dict[str, np.ndarray],
+    *,
+    title: str,
+    source: str,
+    unit: str,
+    column: str,
+    rules: tuple[Rule, ...] = (),
+    across: int = 0,
+    log_color: bool = False,
+) -> Chart:
+    """Draw matrices side by side on one color scale.
+
+    Parameters
+    ----------
+    matrices
+        By the names of their panels; rows are sending ranks.
+    title, source
+        Headline, and what they were computed from.
+    unit
+        Of the cells.
+    column
+        What a column is.
+    rules
+        Lines across each matrix.
+    across
+        Panels beside each other; 0: all.
+    log_color
+        Whether the color scale is logarithmic; zeros are blank then.
+    """
+    rows, columns = next(iter(matrices.values())).shape
+    beside = across or len(matrices)
+    # cells are square up to a point, and a panel wide enough for the values in them
+    width = float(np.clip(42 * columns, 260, 460))
+    return Chart(
+        title=title,
+        source=source,
+        panels=tuple(
+            Panel(
+                name=(name,),
+                x=Axis(label=column),
+                y=Axis(label="sending rank"),
+                series=(
+                    Series(
+                        kind="heatmap",
+                        x=np.arange(columns),
+                        y=np.arange(rows),
+                        z=cells,
+                        unit=unit,
+                    ),
+                ),
+                rules=rules,
+            )
+            for name, cells in matrices.items()
+        ),
+        width=int(max(900, beside * (width + 35) + 130)),
+        height=int(np.clip(width * rows / columns, 120, 480)) + 90,
+        across=beside,
+        log_color=log_color,
     )
 
 
@@ -108,8 +159,8 @@ def traffic(
     *,
     operations: Sequence[str] | None = None,
     algorithm: str = "ring",
-) -> Figure:
-    """Bytes between all ranks in a few iterations, collectives of all kinds summed.
+) -> Chart:
+    """Draw bytes between all ranks in a few iterations, all collectives summed.
 
     Parameters
     ----------
@@ -126,140 +177,38 @@ def traffic(
     top = int(matrices.max(initial=0))
     factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
     what = " + ".join(operations) if operations else "all collectives"
-    return figures.demand_heatmaps(
-        matrices / factor,
-        [f"iteration {i}" for i in iterations],
-        title=f"Who sends whom how much: {what}",
+    return matrix_chart(
+        {
+            f"iteration {i}": matrix / factor
+            for i, matrix in zip(iterations, matrices, strict=True)
+        },
+        title=f"Bytes between ranks: {what}",
         source=f"{about(trace)}. Sums of one iteration; all-reduces and the like as "
-        f"{algorithm}; a rank's traffic to itself left out",
+        f"{algorithm}; without rank-local (self) traffic",
         unit=unit,
         column="receiving rank",
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """When each rank's all-to-alls were on, a few iterations, ns of rank 0's clock."""
-
-    start: npt.NDArray[np.int64]  # [n]
-    end: npt.NDArray[np.int64]  # [n]
-    rank: npt.NDArray[np.int64]  # [n] world rank
-    phase: tuple[str, ...]  # [n]
-    marks: npt.NDArray[np.int64]  # [m] begins of iterations, on rank 0
-    iterations: tuple[int, ...]  # those whose begins these are
-
-
-def calls(trace: Trace, *, shown: int = SHOWN) -> Calls:
-    """When each rank's all-to-alls were on, in a few iterations of the middle.
-
-    Parameters
-    ----------
-    trace
-        With times; without, there are no calls.
-    shown
-        How many iterations.
-    """
-    when = trace.iterations
-    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
-    found = trace.complete(
-        trace.find(operation=ALL_TO_ALL, iterations=range(first, first + shown))
-    )
-    sites = trace.occurrences.site[found]
-    widths = np.array([trace.size(int(o)) for o in found], np.int64)
-    parts = []
-    for width in np.unique(widths):
-        of = found[widths == width]
-        issue, start, end = trace.times(of)
-        begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
-        phase = [trace.sites[s].phase for s in sites[widths == width]]
-        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
-        members = trace.members(of)
-        for at, name in enumerate(phase):
-            parts += [
-                (int(min(b, e)), int(e), int(rank), name)
-                for b, e, rank, told in zip(
-                    begin[at], end[at], members[at], known[at], strict=True
-                )
-                if told and name
-            ]
-    rows = np.searchsorted(trace.steps.iteration, np.arange(first, first + shown))
-    rows = rows[rows < len(trace.steps.iteration)]
-    marks = trace.steps.start[rows, 0]
-    rows = rows[marks != UNKNOWN_TIME]
-    return Calls(
-        start=np.array([p[0] for p in parts], np.int64),
-        end=np.array([p[1] for p in parts], np.int64),
-        rank=np.array([p[2] for p in parts], np.int64),
-        phase=tuple(p[3] for p in parts),
-        marks=marks[marks != UNKNOWN_TIME],
-        iterations=tuple(trace.steps.iteration[rows].tolist()),
-    )
-
-
-def timeline(trace: Trace) -> Figure:
-    """When each rank's all-to-alls were on, in a few iterations of the middle."""
-    on = calls(trace)
-    ranks = np.unique(on.rank)
-    return figures.timeline(
-        on.start,
-        on.end,
-        np.searchsorted(ranks, on.rank),
-        on.phase,
-        row_names=[f"rank {rank}" for rank in ranks],
-        marks=on.marks,
-        mark_names=[f"iteration {i}" for i in on.iterations],
-        source=f"{about(trace)}. {ON}",
-    )
-
-
-def entropy(trace: Trace, analysis: Analysis) -> Figure:
-    """Normalized entropy and max/mean of the experts' loads over the run."""
-    loads = [
-        (e, subject)
-        for e in analysis.exchanges
-        if (subject := _subject(e, "expert_load"))
+def entropy(analysis: Analysis, source: str) -> Chart | None:
+    """Draw normalized entropy and max/mean of the expert load over the run."""
+    chart = curves(analysis)
+    if not isinstance(chart, Chart):
+        return None
+    shown = ("normalized entropy", "max over mean")
+    panels = [
+        p for p in chart.panels if p.name[0] == "expert load" and p.name[1] in shown
     ]
-    when = np.unique(np.concatenate([e.iterations for e, _ in loads]))
-    columns = {}
-    for measure in ("normalized_entropy", "max_over_mean"):
-        columns[measure] = np.full((len(when), len(loads)), np.nan)
-        for at, (exchange, subject) in enumerate(loads):
-            rows = np.searchsorted(when, exchange.iterations)
-            columns[measure][rows, at] = subject.curves[measure].values
-    floors: dict[str, tuple[float, float] | None] = {}
-    for measure in columns:
-        floor = loads[0][1].curves[measure].floor
-        floors[measure] = None
-        if floor is not None:
-            # the token count is the same in all layers: one band for all
-            floors[measure] = (
-                float(np.nanmean(floor.mean)),
-                float(np.nanmean(floor.std)),
-            )
-    several = len({e.group for e, _ in loads}) > 1
-    return figures.entropy_curve(
-        when,
-        columns["normalized_entropy"],
-        columns["max_over_mean"],
-        [
-            f"layer {e.layer}" + (f", ranks {rank_span(e.ranks)}" if several else "")
-            for e, _ in loads
-        ],
-        entropy_floor=floors["normalized_entropy"],
-        max_over_mean_floor=floors["max_over_mean"],
-        source=f"{about(trace)}. Of the token copies that each expert was given",
-    )
+    source = f"{source}. Token copies that each expert is given"
+    made = replace(chart, source=source, panels=tuple(panels), height=280)
+    return made if panels else None
 
 
 def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) -> str:
-    """A layer's picture; where it has several groups, they are counted."""
+    """A layer's file; where it has several groups, they are counted."""
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
     return f"demand-layer-{exchange.layer}{which}.png"
-
-
-def _subject(exchange: ExchangeAnalysis, name: str) -> Subject | None:
-    return next((s for s in exchange.subjects if s.name == name), None)
 
 
 def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
@@ -275,7 +224,7 @@ def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
 
 
 def about(trace: Trace) -> str:
-    """The run in a few words."""
+    """Describe the run in a few words."""
     meta = trace.meta
     router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""
     parts = [

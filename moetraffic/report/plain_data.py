@@ -1,8 +1,8 @@
-"""Results as plain data: what programs read.
+"""Results as plain data: JSON, data frames, CSV and Parquet.
 
 Dataclasses become mappings with their fields' names, which carry the units; arrays
 become lists; what is not known stays NaN, which JSON has as null.  An analysis is also
-told as *records*: a flat row a figure, for tables of any kind.
+listed as *records*: flat rows with one value each, for data frames.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,11 +20,14 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 STAGES = ("early", "middle", "late")
 
 
 def plain(value: Any) -> Any:
-    """A result as mappings, lists, numbers and text."""
+    """Convert a result to mappings, lists, numbers and text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
     if isinstance(value, Mapping):
@@ -59,7 +62,7 @@ SPENT = ("compute", "communication", "overlapped", "idle")
 
 
 def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
-    """Shares of each rank's steps, and whether compute was told from calls alone."""
+    """Shares of each rank's steps, and whether compute was inferred from calls."""
     if spent is None:
         return None
     return {
@@ -104,23 +107,23 @@ def _subject(subject: Subject) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    told: dict[str, Any] = {"mean": mean(curve.values)}
-    told |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
+    found: dict[str, Any] = {"mean": mean(curve.values)}
+    found |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
     if curve.floor is not None:
-        told["noise_floor"] = mean(curve.floor.mean)
-        told["noise_floor_std"] = mean(curve.floor.std)
-        told["z_score"] = mean(curve.floor.z_score(curve.values))
-    told["trend"] = {
+        found["noise_floor"] = mean(curve.floor.mean)
+        found["noise_floor_std"] = mean(curve.floor.std)
+        found["z_score"] = mean(curve.floor.z_score(curve.values))
+    found["trend"] = {
         "slope_per_iteration": float(curve.trend.slope),
         "slope_low": float(curve.trend.low),
         "slope_high": float(curve.trend.high),
         "kendall_tau": float(curve.trend.tau),
         "mann_kendall_p": float(curve.trend.p),
     }
-    told["settled"] = bool(curve.settling.settled)
-    told["settled_at_index"] = int(curve.settling.step)
-    told["values"] = curve.values.tolist()
-    return told
+    found["settled"] = bool(curve.settling.settled)
+    found["settled_at_index"] = int(curve.settling.step)
+    found["values"] = curve.values.tolist()
+    return found
 
 
 def mean(values: Any) -> float:
@@ -135,7 +138,7 @@ def mean(values: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One figure of an analysis."""
+    """One value of an analysis."""
 
     file: str = ""
     layer: int = -1  # -1: of the whole run
@@ -150,16 +153,13 @@ class Record:
     value: float
     low: float = float("nan")  # interval
     high: float = float("nan")
-    floor: float = float("nan")  # of a perfectly balanced gate
+    floor: float = float("nan")  # of a balanced router
     floor_std: float = float("nan")
     z: float = float("nan")  # standard deviations above the floor
 
 
-COLUMNS = tuple(f.name for f in fields(Record))
-
-
 def records(analysis: Analysis, *, file: str = "") -> list[Record]:
-    """An analysis as a flat table, a row a figure.
+    """List an analysis as flat records, one value each.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
     Returns
     -------
     list of Record
-        Curves have a row an iteration; all else one.
+        Curves have a record an iteration; all else one.
     """
     found: list[Record] = []
     for exchange in analysis.exchanges:
@@ -328,27 +328,17 @@ def _unit(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
-def frame(analysis: Analysis, *, file: str = "") -> Any:
-    """An analysis as a ``pandas.DataFrame`` with the columns of :class:`Record`.
-
-    Raises
-    ------
-    AnalysisError
-        If pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError:
-        raise AnalysisError(
-            "data frames are made by pandas, which is not installed: pip install "
-            "'moetraffic[tables]'"
-        ) from None
-    return pandas.DataFrame(columns(records(analysis, file=file)))
+def frame(analysis: Analysis, *, file: str = "") -> pd.DataFrame:
+    """An analysis as a ``pandas.DataFrame`` with the columns of :class:`Record`."""
+    return table(records(analysis, file=file))
 
 
-def columns(rows: list[Record]) -> dict[str, list[Any]]:
-    """Records column by column, for pandas, polars or pyarrow."""
-    return {name: [getattr(row, name) for row in rows] for name in COLUMNS}
+def table(rows: list[Record]) -> pd.DataFrame:
+    """Records as a data frame, a column for each field."""
+    import pandas as pd
+
+    names = [f.name for f in fields(Record)]
+    return pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
 
 
 def write_records(rows: list[Record], path: Path, *, force: bool = False) -> None:
@@ -369,36 +359,15 @@ def write_records(rows: list[Record], path: Path, *, force: bool = False) -> Non
     try:
         with replacing(path) as temporary:
             if path.suffix == ".csv":
-                _write_csv(rows, temporary)
+                table(rows).to_csv(temporary, index=False, lineterminator="\r\n")
             else:
-                _write_parquet(rows, temporary)
-    except OSError as error:
-        raise AnalysisError(
-            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
-
-
-def _write_csv(rows: list[Record], path: Path) -> None:
-    import csv
-
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for row in rows:
-            # what is not known is an empty cell
-            table.writerow(
-                "" if isinstance(v, float) and v != v else v
-                for v in (getattr(row, name) for name in COLUMNS)
-            )
-
-
-def _write_parquet(rows: list[Record], path: Path) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
+                table(rows).to_parquet(temporary, engine="pyarrow", index=False)
     except ImportError:
         raise AnalysisError(
             "Parquet is written by pyarrow, which is not installed: pip install "
             "'moetraffic[tables]', or choose a .csv"
         ) from None
-    parquet.write_table(pyarrow.table(columns(rows)), path)
+    except OSError as error:
+        raise AnalysisError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
+        ) from None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
-
 from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.traffic import traffic_matrices
 
+from .chart import Chart
 from .pattern import heatmaps
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """(p, t, d) whose heatmaps APNet'24 shows or that its rule gives."""
 
 
-def stripes(model: str = "gpt-1.3b") -> dict[str, Figure]:
+def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
     """Heatmaps of the layouts, by a name for their files.
 
     Parameters

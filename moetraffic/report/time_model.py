@@ -1,4 +1,4 @@
-"""Estimated iteration times as tables, plain data and pictures."""
+"""Estimated iteration times as tables, plain data and charts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich.table import Table
 
 from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
-from moetraffic.units import byte_size, duration
+from moetraffic.tables import Table
 
-from .figures import LINE_COLORS, OTHER_COLOR
-
-Float64 = npt.NDArray[np.float64]
+from .chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 
 TERMS = {
-    "compute": "computing",
+    "compute": "compute",
     "tp": "tensor parallel",
     "cp": "context parallel",
-    "ep": "experts",
+    "ep": "expert parallel",
     "pp": "pipeline",
     "dp": "data parallel",
     "bubble": "bubble",
@@ -34,10 +29,10 @@ TERMS = {
 """Terms of an iteration's time, by the name of Estimate's attribute."""
 
 SHARES = {
-    "comm_share": "communication of T_iter (R_comm)",
-    "waiting_share": "the same, bubble counted",
-    "bubble_share": "bubble of T_iter",
-    "bubble_of_ideal": "bubble of the ideal time, (p-1)/(v m)",
+    "comm_share": "communication share of T_iter (R_comm)",
+    "waiting_share": "communication and bubble share",
+    "bubble_share": "bubble share of T_iter",
+    "bubble_of_ideal": "bubble / ideal time, (p-1)/(v m)",
 }
 
 COLORS = {
@@ -54,7 +49,7 @@ COLORS = {
 
 
 def as_dict(found: Estimate) -> dict[str, Any]:
-    """All terms as plain data: seconds, bytes and shares; lists where arrays."""
+    """All terms as plain data: seconds, bytes and shares; arrays as lists."""
     needed = found.memory
     told = {
         "iteration_s": found.iteration,
@@ -84,72 +79,71 @@ def _plain(value: Any) -> Any:
 
 
 def table(found: Estimate, title: str) -> Table:
-    """One configuration's terms."""
-    out = _table(title)
-    for column in ("", "time", "of T_iter", "bytes sent a rank"):
-        out.add_column(column, justify="left" if not column else "right")
-    whole = float(found.iteration)
+    """Tabulate the terms of one configuration's iteration time."""
+    whole, wire = float(found.iteration), found.wire
     sent = {
-        "tp": found.wire["tp"] + found.wire["ends"],
-        "dp": found.wire["dp"] + found.wire["edp"] + found.wire["embedding"],
-        **{kind: found.wire[kind] for kind in ("cp", "ep", "pp")},
+        "tp": wire["tp"] + wire["ends"],
+        "dp": wire["dp"] + wire["edp"] + wire["embedding"],
+        **{kind: wire[kind] for kind in ("cp", "ep", "pp")},
     }
-    for name, words in TERMS.items():
-        value = float(getattr(found, name))
-        if value:
-            moved = byte_size(float(sent[name])) if name in sent else ""
-            out.add_row(words, duration(value), f"{value / whole:.1%}", moved)
+    rows: list[tuple[object, ...]] = [
+        (words, value, value / whole, sent.get(name))
+        for name, words in TERMS.items()
+        if (value := float(getattr(found, name)))
+    ]
     hidden = float(found.hidden)
     if hidden:
-        out.add_row("hidden under computing", f"-{duration(hidden)}", "", "")
-    out.add_row("iteration", duration(whole), "100.0%", "", style="bold")
-    for name, words in SHARES.items():
-        out.add_row(words, "", f"{float(getattr(found, name)):.1%}", "")
+        rows.append(("overlapped with compute", -hidden, None, None))
+    rows.append(("iteration", whole, 1.0, None))
+    rows += [
+        (words, None, float(getattr(found, name)), None)
+        for name, words in SHARES.items()
+    ]
     needed = found.memory
+    rows.append(("memory", None, None, needed.total))
+    rows += [
+        (f"  {name}", None, None, getattr(needed, name))
+        for name in ("weights", "gradients", "optimizer", "activations")
+    ]
     fits = "fits" if found.fits else "does not fit"
-    out.add_row(
-        "memory",
-        "",
-        "",
-        f"{byte_size(float(needed.total))}, {fits}",
+    return Table(
+        title=title,
+        columns={
+            **{"term": "", "time": "s", "share of T_iter": ".1%"},
+            "bytes sent or needed per rank": "bytes",
+        },
+        rows=rows,
+        notes=[
+            f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
+            f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU"
+        ],
     )
-    for name in ("weights", "gradients", "optimizer", "activations"):
-        size = byte_size(float(getattr(needed, name)))
-        out.add_row(f"  {name}", "", "", size)
-    out.add_row("tokens/s", "", "", f"{float(found.tokens_s):,.0f}")
-    rate = float(found.flops_gpu) / 1e12
-    out.add_row("model TFLOP/s a GPU", "", "", f"{rate:.1f}")
-    return out
 
 
 def calibration_table(found: FromTrace, title: str) -> Table:
-    """A captured run beside what the model says of it."""
-    out = _table(f"Calibrated on {title}")
-    for column in ("", "measured", "model", "effective bandwidth"):
-        out.add_column(column, justify="left" if not column else "right")
-    took, told = found.measured, found.predicted
-    rows = {
-        "computing": (took.compute_s, float(told.compute)),
-        "iteration": (took.iteration_s, float(told.iteration)),
-    }
-    for kind, moving in took.moving.items():
-        mean = float(np.median(moving.mean(axis=1)))
-        ours = told.communication.get(kind)
-        speed = took.bandwidth(kind)
-        out.add_row(
-            f"{kind} moves",
-            duration(mean),
-            duration(float(ours)) if ours is not None else "",
-            f"{byte_size(speed)}/s" if np.isfinite(speed) else "",
+    """Tabulate a captured run's times beside the model's."""
+    took, model = found.measured, found.predicted
+    rows: list[tuple[object, ...]] = [
+        (
+            *(f"{kind} communication", float(np.median(moving.mean(axis=1)))),
+            *(model.communication.get(kind), took.bandwidth(kind)),
         )
-    for name, (measured, modeled) in rows.items():
-        out.add_row(name, duration(measured), duration(modeled), "")
-    out.caption = (
-        f"residual {found.residual:+.1%}: what is between are ranks that wait for each "
-        "other, and what has no bytes"
+        for kind, moving in took.moving.items()
+    ]
+    rows.append(("compute", took.compute_s, model.compute, None))
+    rows.append(("iteration", took.iteration_s, model.iteration, None))
+    return Table(
+        title=f"Calibrated on {title}",
+        columns={
+            **{"term": "", "measured": "s", "model": "s"},
+            "effective bandwidth": "bytes/s",
+        },
+        rows=rows,
+        notes=[
+            f"residual {found.residual:+.1%}: waiting between ranks, and collectives "
+            "without bytes"
+        ],
     )
-    out.caption_justify = "left"
-    return out
 
 
 def several(
@@ -157,9 +151,9 @@ def several(
     names: Sequence[str],
     head: str,
     title: str,
-    beside: Mapping[str, Sequence[str]] | None = None,
+    beside: Mapping[str, tuple[str, npt.ArrayLike]] | None = None,
 ) -> Table:
-    """A row a configuration, ``[n]``; what cannot exist says so.
+    """Tabulate configurations ``[n]``; impossible ones have blanks.
 
     Parameters
     ----------
@@ -170,65 +164,67 @@ def several(
     title
         Of the table.
     beside
-        More columns, by their heads.
+        More columns by their names: format and values.
     """
-    out = _table(title)
-    more = dict(beside or {})
-    out.add_column(head)
-    for column in ("T_iter", "tokens/s", "R_comm", "bubble", "memory", "fits", *more):
-        out.add_column(column, justify="right")
-    memory = np.broadcast_to(found.memory.total, found.sound.shape)
-    for at, name in enumerate(names):
-        if not found.sound[at]:
-            out.add_row(name, "cannot be")
-            continue
-        out.add_row(
-            name,
-            duration(float(found.iteration[at])),
-            f"{found.tokens_s[at]:,.0f}",
-            f"{found.comm_share[at]:.1%}",
-            f"{found.bubble_share[at]:.1%}",
-            byte_size(float(memory[at])),
-            "yes" if found.fits[at] else "no",
-            *(values[at] for values in more.values()),
-        )
-    return out
+    shape = found.sound.shape
+    columns: dict[str, tuple[str, npt.ArrayLike]] = {
+        "T_iter": ("s", found.iteration),
+        "tokens/s": (",.0f", found.tokens_s),
+        "R_comm": (".1%", found.comm_share),
+        "bubble": (".1%", found.bubble_share),
+        "memory": ("bytes", np.broadcast_to(found.memory.total, shape)),
+        "fits": ("", found.fits),
+        **(beside or {}),
+    }
+    values = [np.asarray(one).tolist() for _, one in columns.values()]
+    blank = (None,) * (len(columns) - 1)
+    return Table(
+        title=title,
+        columns={head: "", **{name: form for name, (form, _) in columns.items()}},
+        rows=[
+            (name, *(row if sound else ("impossible", *blank)))
+            for name, sound, *row in zip(names, found.sound, *values, strict=False)
+        ],
+    )
 
 
 def sweep_table(found: Sweep, names: Sequence[str], title: str) -> Table:
-    """The rows of :func:`several`, with speedup and efficiency."""
+    """Tabulate a sweep, with speedup and efficiency."""
     beside = {
-        "speedup": [f"{one:.2f}" for one in found.speedup],
-        "efficiency": [f"{one:.1%}" for one in found.efficiency],
+        "speedup": (".2f", found.speedup),
+        "efficiency": (".1%", found.efficiency),
     }
     return several(found.estimate, names, "size", title, beside)
 
 
 def search_table(found: Search, number: int, title: str) -> Table:
-    """The best configurations, a row each."""
-    out = _table(title)
-    names = ("pp", "tp", "dp", "ep", "cp", "v", "b", "ZeRO", "recompute", "SP")
-    for column in (*names, "T_iter", "tokens/s", "R_comm", "bubble", "memory"):
-        out.add_column(column, justify="right")
-    told = found.estimate
+    """Tabulate the best configurations."""
+    names = ("pp", "tp", "dp", "ep", "cp", "v", "b", "ZeRO")
+    best = found.estimate
+    rows = []
     for at, row in zip(found.order[:number], found.rows(number), strict=True):
         values = list(row.values())
-        out.add_row(
-            *(f"{value:.0f}" for value in values[:8]),
-            RECOMPUTE[int(values[8])],
-            "yes" if values[9] else "no",
-            f"{told.iteration[at]:.4g} s",
-            f"{told.tokens_s[at]:,.0f}",
-            f"{told.comm_share[at]:.1%}",
-            f"{told.bubble_share[at]:.1%}",
-            byte_size(float(told.memory.total[at])),
+        rows.append(
+            (
+                *values[:8],
+                *(RECOMPUTE[int(values[8])], bool(values[9]), best.iteration[at]),
+                *(best.tokens_s[at], best.comm_share[at], best.bubble_share[at]),
+                best.memory.total[at],
+            )
         )
-    out.caption = (
-        f"{found.tried:,} configurations tried, {len(told.iteration):,} can exist, "
-        f"{len(found.order):,} fit"
+    return Table(
+        title=title,
+        columns={
+            **dict.fromkeys(names, ".0f"),
+            **{"recompute": "", "SP": "", "T_iter [s]": ".4g", "tokens/s": ",.0f"},
+            **{"R_comm": ".1%", "bubble": ".1%", "memory": "bytes"},
+        },
+        rows=rows,
+        notes=[
+            f"{found.tried:,} configurations tried, {len(best.iteration):,} are "
+            f"possible, {len(found.order):,} fit"
+        ],
     )
-    out.caption_justify = "left"
-    return out
 
 
 def search_names(found: Search, number: int) -> list[str]:
@@ -254,22 +250,16 @@ def search_names(found: Search, number: int) -> list[str]:
 
 
 def sensitivity_table(found: Sensitivity, title: str) -> Table:
-    """Elasticities by size, then what other conventions change."""
-    out = _table(title)
-    out.add_column("input")
-    out.add_column("percent of T_iter a percent of it", justify="right")
+    """Tabulate elasticities by size, then the effect of other conventions."""
     order = sorted(found.elasticities.items(), key=lambda pair: -abs(float(pair[1])))
-    for name, value in order:
-        out.add_row(name.replace("_", " "), f"{float(value):+.3f}")
-    for name, value in found.conventions.items():
-        out.add_row(f"with {name}", f"T_iter {float(value):+.1%}")
-    return out
-
-
-def _table(title: str) -> Table:
-    out = Table(title=title, box=None, header_style="bold", padding=(0, 1))
-    out.title_justify = "left"
-    return out
+    return Table(
+        title=title,
+        columns={"input": "", "change of T_iter": ">"},
+        rows=[
+            *((n.replace("_", " "), f"{float(v):+.3f}% per 1%") for n, v in order),
+            *((f"with {n}", f"{float(v):+.1%}") for n, v in found.conventions.items()),
+        ],
+    )
 
 
 def figure(
@@ -278,10 +268,10 @@ def figure(
     *,
     at: npt.ArrayLike | None = None,
     shares: bool = False,
-    title: str = "Where an iteration's time goes",
+    title: str = "Iteration time by term",
     source: str = "",
-) -> Figure:
-    """Terms of configurations as stacked bars, the first on top.
+) -> Chart:
+    """Draw the terms of configurations as stacked bars, the first on top.
 
     Parameters
     ----------
@@ -296,52 +286,60 @@ def figure(
     title, source
         Headline, and what it was computed from.
     """
-    every = np.arange(found.iteration.size) if at is None else np.asarray(at)
-    height = 1.9 + 0.32 * len(names)
-    fig = Figure(figsize=(9, height), layout="constrained")
-    FigureCanvasAgg(fig)
-    axes = fig.add_subplot()
+
+    def flat(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        every = np.broadcast_to(np.asarray(value, float), found.iteration.shape).ravel()
+        chosen = every if at is None else every[np.asarray(at)]
+        return np.asarray(np.nan_to_num(chosen))
+
     places = np.arange(len(names))
-    left = np.zeros(len(names))
-    parts = {
-        term: np.nan_to_num(
-            np.broadcast_to(getattr(found, term), found.iteration.shape).ravel()[every]
-        )
-        for term in TERMS
-    }
-    total = np.asarray(sum(parts.values()))
+    parts = {term: flat(getattr(found, term)) for term in TERMS}
+    total = np.sum(list(parts.values()), axis=0)
     unit = np.where(total > 0, total, 1) / 100 if shares else np.ones(len(names))
+    left = np.zeros(len(names))
+    series = []
     for term, words in TERMS.items():
         value = parts[term] / unit
-        if not value.any():
-            continue
-        axes.barh(
-            places, value, left=left, color=COLORS[term], label=words, height=0.72
+        if value.any():
+            series.append(
+                Series(
+                    kind="bars",
+                    x=value,
+                    y=places,
+                    base=left,
+                    name=words,
+                    color=COLORS[term],
+                    width=0.72,
+                )
+            )
+            left = left + value
+    whole = flat(found.iteration)
+    if flat(found.hidden).any():
+        series.append(
+            Series(
+                kind="points",
+                x=whole / unit,
+                y=places,
+                name="T_iter with overlap",
+                color="#000000",
+                symbol="tick",
+                size=18,
+            )
         )
-        left = left + value
-    hidden = np.nan_to_num(
-        np.broadcast_to(found.hidden, found.iteration.shape).ravel()[every]
+    times = [
+        f"{name}: {t:.4g} s" if t else f"{name}: impossible"
+        for name, t in zip(names, whole.tolist(), strict=True)
+    ]
+    label = "share of all terms' time [%]" if shares else "iteration time [s]"
+    return Chart(
+        title=title,
+        source=source,
+        panels=(
+            Panel(
+                x=Axis(label=label, from_zero=True),
+                y=Axis(names=tuple(times), reverse=True),
+                series=tuple(series),
+            ),
+        ),
+        height=190 + 32 * len(names),
     )
-    whole = np.nan_to_num(found.iteration.ravel()[every])
-    if hidden.any():
-        axes.plot(
-            whole / unit,
-            places,
-            "|",
-            color="black",
-            markersize=14,
-            label="T_iter, overlapped",
-        )
-    ends = zip(places.tolist(), whole.tolist(), left.tolist(), strict=True)
-    for place, one, end in ends:
-        text = f" {one:.4g} s" if one else " cannot be"
-        axes.text(end, place, text, va="center", fontsize="small")
-    axes.set_xlim(0, 1.12 * max(float(left.max()), 1e-12))
-    axes.set_yticks(places, names, fontsize="small")
-    axes.invert_yaxis()
-    axes.set_xlabel("of all terms' time [%]" if shares else "time of an iteration [s]")
-    axes.spines[["top", "right"]].set_visible(False)
-    fig.legend(loc="outside lower left", ncols=6, frameon=False, fontsize="small")
-    fig.suptitle(title, x=0.01, ha="left", weight="bold")
-    axes.set_title(source, loc="left", fontsize="small", color="#555555", wrap=True)
-    return fig

@@ -1,20 +1,17 @@
-"""A loss-tolerance sweep as a table, a figure and plain data."""
+"""Loss-tolerance sweep as a table, a chart and plain data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich.table import Table
-
 from moetraffic.analysis.tolerance import Tolerance
+from moetraffic.tables import Table
 
-from .figures import LINE_COLORS
+from .chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
 
 
 def as_dict(found: Tolerance) -> dict[str, Any]:
-    """What the sweep says, as plain data."""
+    """The sweep as plain data."""
     return {
         "p_star": found.p_star,
         "sigma": found.sigma,
@@ -28,64 +25,50 @@ def as_dict(found: Tolerance) -> dict[str, Any]:
 
 
 def table(found: Tolerance, title: str) -> Table:
-    """A row a share."""
-    out = Table(title=title, box=None, header_style="bold", padding=(0, 1))
-    out.title_justify = "left"
-    out.add_column("dropped", justify="right")
-    out.add_column("loss increase", justify="right")
-    out.add_column(f"{found.confidence:.0%} interval", justify="right")
-    out.add_column(f"below the seeds' sigma {found.sigma:.4f}")
-    for one in found.increases:
-        out.add_row(
-            f"{one.share:.3%}",
-            f"{one.mean:+.4f}",
-            f"{one.low:+.4f} to {one.high:+.4f}",
-            "yes" if one.high < found.sigma else "no",
-        )
+    """Tabulate the loss increase at each dropped share."""
     star = f"{found.p_star:.3%}" if found.p_star else "none of those tried"
-    out.caption = f"p* = {star}, over {found.seeds} seeds"
-    out.caption_justify = "left"
-    return out
+    return Table(
+        title=title,
+        columns={
+            **{"dropped": ".3%", "loss increase": "+.4f"},
+            f"{found.confidence:.0%} interval": "+.4f",
+            f"below sigma {found.sigma:.4f} of the seeds": "<",
+        },
+        rows=[
+            (one.share, one.mean, (one.low, one.high), one.high < found.sigma)
+            for one in found.increases
+        ],
+        notes=[f"p* = {star}, over {found.seeds} seeds"],
+    )
 
 
-def figure(found: Tolerance, source: str) -> Figure:
-    """Loss increase over the share dropped, with intervals and sigma."""
-    fig = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(fig)
-    axes = fig.add_subplot()
-    shares = [100 * i.share for i in found.increases]
-    means = [i.mean for i in found.increases]
-    bars = [
-        [i.mean - i.low for i in found.increases],
-        [i.high - i.mean for i in found.increases],
+def figure(found: Tolerance, source: str) -> Chart:
+    """Draw loss increase over the dropped share, with intervals and sigma."""
+    every = found.increases
+    rules = [
+        Rule(y=0, dash="solid"),
+        Rule(y=found.sigma, color=LINE_COLORS[1], dash="dash"),
     ]
-    axes.errorbar(
-        shares,
-        means,
-        yerr=bars,
-        color=LINE_COLORS[0],
-        marker="o",
-        capsize=3,
-        label=f"mean of {found.seeds} seeds, {found.confidence:.0%} interval",
-    )
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.axhline(
-        found.sigma,
-        color=LINE_COLORS[1],
-        linestyle="--",
-        label="standard deviation over seeds, nothing dropped",
-    )
     if found.p_star:
-        axes.axvline(
-            100 * found.p_star, color=LINE_COLORS[2], linestyle=":", label="p*"
-        )
-    axes.set_xscale("log")
-    axes.set_xticks(shares, [f"{s:g}%" for s in shares])
-    axes.minorticks_off()
-    axes.set_xlabel("dropped share of the bytes")
-    axes.set_ylabel("loss increase [nats a token]")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    fig.suptitle("How much loss the training bears", x=0.01, ha="left", weight="bold")
-    axes.set_title(source, loc="left", fontsize="small", color="#555555", wrap=True)
-    return fig
+        rules.append(Rule(x=100 * found.p_star, text="p*", color=LINE_COLORS[2]))
+    increases = Series(
+        x=[100 * i.share for i in every],
+        y=[i.mean for i in every],
+        name=f"mean of {found.seeds} seeds, {found.confidence:.0%} interval",
+        marked=True,
+        y_interval=([i.low for i in every], [i.high for i in every]),
+    )
+    return Chart(
+        title="Loss increase by dropped share of the bytes",
+        source=f"{source}. Dashed: standard deviation over seeds, nothing dropped",
+        panels=(
+            Panel(
+                x=Axis(label="dropped share of the bytes [%]", log=True),
+                y=Axis(label="loss increase [nats per token]"),
+                series=(increases,),
+                rules=tuple(rules),
+            ),
+        ),
+        height=420,
+        width=700,
+    )

@@ -1,120 +1,99 @@
-"""How uniform the load over experts becomes: runs beside each other, layer by layer."""
+"""Balance of the expert load over a run: runs side by side, by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich.table import Table
 
-from moetraffic.analysis import Analysis, Transient
+from moetraffic.analysis import Analysis, Curve
+from moetraffic.tables import Table
 
-from .figures import LINE_COLORS
+from .chart import Axis, Chart, Panel, Rule, Series, line_colors
+from .plain_data import mean
+from .skew import subject_of
 
-Float64 = npt.NDArray[np.float64]
-
-MEASURE = "normalized_entropy"
+Curves = Mapping[int, Curve]
+"""Normalized entropy of the expert load in every iteration, by layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uniformity:
-    """The normalized entropy of one layer's expert load in every iteration."""
-
-    values: Float64  # [T], 1 is uniform
-    floor: float  # what a balanced gate has on average
-    settling: Transient
-    restlessness: float  # standard deviation of the change from step to step
-
-
-def uniformity(analysis: Analysis) -> dict[int, Uniformity]:
-    """The curves of a trace by layer; groups of a layer are averaged."""
-    found: dict[int, list[Uniformity]] = {}
-    for exchange in analysis.exchanges:
-        for subject in exchange.subjects:
-            if subject.name != "expert_load":
-                continue
-            curve = subject.curves[MEASURE]
-            floor = curve.floor
-            found.setdefault(exchange.layer, []).append(
-                Uniformity(
-                    values=curve.values,
-                    floor=float("nan") if floor is None else float(floor.mean.mean()),
-                    settling=curve.settling,
-                    restlessness=float(np.nanstd(np.diff(curve.values))),
-                )
-            )
-    return {layer: several[0] for layer, several in sorted(found.items())}
+def uniformity(analysis: Analysis) -> Curves:
+    """Normalized entropy of the expert load by layer; of several groups the first."""
+    found = {
+        e.layer: s.curves["normalized_entropy"]
+        for e in reversed(analysis.exchanges)
+        if (s := subject_of(e, "expert_load"))
+    }
+    return dict(sorted(found.items()))
 
 
-def table(runs: Mapping[str, Mapping[int, Uniformity]]) -> Table:
-    """A row a run and layer: how uniform, how restless, settled when."""
-    out = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in (
-        *("run", "layer", "first 20", "middle 20", "last 20", "floor"),
-        *("restlessness, 1st half", "2nd half", "settled at"),
-    ):
-        out.add_column(column, justify="left" if column == "run" else "right")
+def table(runs: Mapping[str, Curves]) -> Table:
+    """Tabulate level, drift and settling of the balance, by run and layer."""
+    rows = []
     for name, layers in runs.items():
         for layer, one in layers.items():
-            x = one.values
-            half = len(x) // 2
-            middle = x[max(0, half - 10) : half + 10]
-            settled = bool(one.settling.settled)
-            out.add_row(
-                name,
-                str(layer),
-                *(f"{np.nanmean(part):.4f}" for part in (x[:20], middle, x[-20:])),
-                f"{one.floor:.4f}",
-                f"{np.nanstd(np.diff(x[:half])):.4f}",
-                f"{np.nanstd(np.diff(x[half:])):.4f}",
-                str(int(one.settling.step)) if settled else "not",
+            x, half = one.values, len(one.values) // 2
+            parts = (x[:20], x[max(0, half - 10) : half + 10], x[-20:])
+            changes = [float(np.nanstd(np.diff(part))) for part in (x[:half], x[half:])]
+            rows.append(
+                (
+                    *(name, layer, *map(mean, parts)),
+                    None if one.floor is None else mean(one.floor.mean),
+                    *changes,
+                    int(one.settling.step) if bool(one.settling.settled) else "no",
+                )
             )
-    return out
-
-
-def figure(
-    runs: Mapping[str, Mapping[int, Uniformity]], source: str, *, window: int = 10
-) -> Figure:
-    """A panel a run, a line a layer: means over ``window`` steps, single steps behind.
-
-    A dot marks where a layer's transient has ended.
-    """
-    fig = Figure(figsize=(5.2 * len(runs), 4.2), layout="constrained")
-    FigureCanvasAgg(fig)
-    panels = np.atleast_1d(fig.subplots(1, len(runs), sharey=True))
-    for panel, (name, layers) in zip(panels, runs.items(), strict=True):
-        for number, (layer, one) in enumerate(layers.items()):
-            color = LINE_COLORS[number % len(LINE_COLORS)]
-            panel.plot(one.values, color=color, alpha=0.18, linewidth=0.6)
-            kernel = np.ones(window) / window
-            smooth = np.convolve(one.values, kernel, mode="valid")
-            at = np.arange(len(smooth)) + (window - 1) / 2
-            panel.plot(at, smooth, color=color, linewidth=1.4, label=f"layer {layer}")
-            if bool(one.settling.settled):
-                step = int(one.settling.step)
-                panel.plot(step, float(one.settling.mean), "o", color=color)
-        floors = [one.floor for one in layers.values()]
-        if not np.isnan(floors).all():
-            panel.axhline(
-                float(np.nanmean(floors)),
-                color="black",
-                linestyle=":",
-                linewidth=1,
-                label="balanced gate",
-            )
-        panel.set_title(name, loc="left", fontsize="medium")
-        panel.set_xlabel("iteration")
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("normalized entropy of expert load")
-    panels[0].legend(frameon=False, fontsize="small", loc="lower right")
-    fig.suptitle(
-        f"How uniform the load over experts becomes\n{source}",
-        x=0.01,
-        ha="left",
-        fontsize="medium",
+    means = ("first 20", "middle 20", "last 20", "noise floor")
+    spreads = ("sd of changes, 1st half", "2nd half")
+    return Table(
+        columns={
+            **{"run": "", "layer": ""},
+            **dict.fromkeys((*means, *spreads), ".4f"),
+            "converged at iteration": ">",
+        },
+        rows=rows,
     )
-    return fig
+
+
+def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Chart:
+    """Draw a panel for each run and a line for each layer, smoothed over a window.
+
+    A vertical line marks where a layer's transient has ended.
+    """
+    panels = []
+    for name, layers in runs.items():
+        colors = line_colors(len(layers))
+        floors = [mean(c.floor.mean) for c in layers.values() if c.floor is not None]
+        drawn = list(zip(layers.items(), colors, strict=True))
+        rules = [
+            Rule(x=float(one.settling.step), color=color)
+            for (_, one), color in drawn
+            if bool(one.settling.settled)
+        ]
+        panels.append(
+            Panel(
+                name=(name,),
+                x=Axis(label="iteration"),
+                y=Axis(label="normalized entropy of the expert load"),
+                series=tuple(
+                    Series(
+                        x=np.arange(len(one.values)),
+                        y=one.values,
+                        name=f"layer {layer}",
+                        color=color,
+                    )
+                    for (layer, one), color in drawn
+                ),
+                rules=(*rules, *([Rule(y=float(np.mean(floors)))] if floors else [])),
+                smooth=window,
+            )
+        )
+    return Chart(
+        title="Balance of the expert load",
+        source=f"{source}. Dotted: noise floor of a balanced router; vertical: "
+        "transient ended",
+        panels=tuple(panels),
+        width=520 * len(runs),
+        height=420,
+        across=len(runs),
+    )

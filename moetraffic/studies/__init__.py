@@ -1,4 +1,4 @@
-"""Published studies of training's traffic, computed again: a file a study.
+"""Published studies of training traffic, recomputed: one module per study.
 
 A study is a module of this folder with a function ``reproduce() -> Study``;
 :data:`STUDIES` names them in the order in which they are told.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from moetraffic.errors import LayoutError
 
-from .study import Study, Table
+from .study import Study
 
 STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
 
@@ -24,7 +24,7 @@ def there() -> tuple[str, ...]:
 
 
 def reproduce(name: str) -> Study:
-    """Compute a study again.
+    """Recompute a study.
 
     Raises
     ------
@@ -42,4 +42,4 @@ def reproduce(name: str) -> Study:
     return made()
 
 
-__all__ = ["STUDIES", "Study", "Table", "reproduce", "there"]
+__all__ = ["STUDIES", "Study", "reproduce", "there"]

@@ -1,4 +1,4 @@
-"""Who talks to whom in GPT training, and how long: HKUST's patterns and formulas.
+"""HKUST study (APNet'24): communication patterns and time formulas of GPT training.
 
 References
 ----------
@@ -25,8 +25,9 @@ from moetraffic.patterns.time_model import (
     System,
     estimate,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """(p, t, d) whose matrices the study shows."""

@@ -1,4 +1,4 @@
-"""GPT-350M on Big Red 200: what data parallelism costs on 1 to 8 A100s.
+"""GPT-350M on Big Red 200: cost of data parallelism on 1 to 8 A100s.
 
 With Megatron's distributed optimizer a step all-gathers the weights and reduce-scatters
 the gradients: each moves ``(n-1)/n S`` bytes over a GPU's link, S = parameters x 2 B.
@@ -22,8 +22,9 @@ from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.measurements import big_red_200
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 PEAK = 312e12
 """FLOP/s of an A100, fp16 input and fp32 accumulation (NVIDIA's datasheet)."""
@@ -35,7 +36,7 @@ ELEMENT_BYTES = 2  # fp16 weights and gradients
 
 
 def reproduce() -> Study:
-    """The report's figures beside ours."""
+    """Compare the report's values with the recomputed ones."""
     said = published("jia_training")
     bytes_of = said.value("params") * ELEMENT_BYTES
     return Study(
@@ -63,7 +64,7 @@ def reproduce() -> Study:
             "text says of them",
             "the share of GPT-1.3B in figure 3, because it has no number; at the same "
             "tokens a GPU both compute and communication grow with the parameters and "
-            "the share stays: a larger one means a smaller batch, which is not told",
+            "the share stays: a larger one means a smaller batch, which is not given",
         ),
         notes=(
             "the fit minimizes the sum of relative deviations; an outlier is beyond "

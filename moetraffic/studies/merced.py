@@ -1,4 +1,4 @@
-"""UC Merced: LLM training over RDMA, IPoIB and TCP/IP, told as communication fractions.
+"""UC Merced study: communication fractions with RDMA, IPoIB and TCP/IP.
 
 The poster gives a fraction f of communication in iteration time for each workload,
 protocol, number of GPUs and global batch; no times, no GPUs' type, no precision.  With
@@ -29,8 +29,9 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from moetraffic.data import published
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 Float64 = npt.NDArray[np.float64]
 
@@ -106,7 +107,7 @@ def workloads() -> tuple[str, ...]:
 
 
 def speedup(protocol: str) -> Float64:
-    """How many times longer an iteration takes than by RDMA, of each main cell.
+    """Iteration time relative to RDMA for each main cell.
 
     Compute is the same for both, so T / T_RDMA = (1 - f_RDMA) / (1 - f).
 
@@ -245,7 +246,7 @@ def left_out(
 
 
 def copied(chosen: Chooses) -> Float64:
-    """Errors of taking another workload's cell for one's own, a cell and other."""
+    """Errors of predicting a cell by another workload's cell."""
     every = [c for c in cells() if chosen(c) and not c.oom]
     return np.array(
         [
@@ -262,7 +263,7 @@ def copied(chosen: Chooses) -> Float64:
 
 
 def reproduce() -> Study:
-    """The poster's figures beside ours."""
+    """Compare the poster's values with the recomputed ones."""
     from .merced_memory import memory_table
 
     table, verdict = memory_table(cells())

@@ -1,4 +1,4 @@
-"""Would the runs that the UC Merced poster calls OOM not have fitted?
+"""Memory estimates of the runs that the UC Merced poster marks as out of memory.
 
 The poster names no GPU, so the question is turned round: with what a run of a workload
 must hold, is there a capacity that fits every run that ran and none that did not?
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
-
-from .study import Table
+from moetraffic.tables import Table
 
 if TYPE_CHECKING:
     from .merced import Cell

@@ -29,8 +29,9 @@ from moetraffic.patterns.time_model import (
     operations,
     sensitivity,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 Float64 = npt.NDArray[np.float64]
 
@@ -87,7 +88,7 @@ def system() -> System:
 
 
 def reproduce() -> Study:
-    """Table 1 beside ours."""
+    """Compare table 1 with the recomputed values."""
     config, times, column = table()
     fit = calibrate(config, times, system(), FITTED)
     return Study(
@@ -114,9 +115,9 @@ def reproduce() -> Study:
             "the column 'held out' is the median over the 126 splits whose other half "
             "the row is in",
             "the worst errors are those of the smallest models where large ones alone "
-            "were fitted: overheads, a quarter of their time, are then not told",
+            "were fitted: overheads, a quarter of their time, are then undetermined",
             "network: 300 GB/s inside a node, 200 GB/s of NICs shared by its eight "
-            "GPUs, both as sold: nothing of it is fitted",
+            "GPUs, both nominal rates: nothing of it is fitted",
         ),
     )
 

@@ -26,8 +26,9 @@ from moetraffic.patterns.time_model import (
     projected_speedup,
     zero_stages,
 )
+from moetraffic.tables import Table
 
-from .study import Study, Table
+from .study import Study
 
 PEAK = 312e12  # A100, bf16, dense (NVIDIA's datasheet)
 BITS = 8
@@ -60,7 +61,7 @@ def system(name: str, *, utilization: float = 0.4) -> System:
 
 
 def reproduce() -> Study:
-    """The claims and table 4 beside ours."""
+    """Compare the claims and table 4 with the recomputed values."""
     return Study(
         name="sigmetrics24",
         title="Large transformers at scale on Polaris and DGX A100",
@@ -229,7 +230,7 @@ def _scaled(name: str, stage: int) -> Estimate:
 
 
 def _systems() -> Table:
-    """What table 4 says twice, so that it can be held against itself."""
+    """Check the consistency of table 4."""
     rows = []
     for name, told in systems().items():
         pairs = {
@@ -255,7 +256,7 @@ def _systems() -> Table:
             for what, (said, ours) in pairs.items()
         ]
     return Table(
-        title="Table 4 held against itself and its parts' datasheets",
+        title="Consistency of table 4, and comparison with datasheets",
         columns=("system", "what", "published", "ours", "difference"),
         rows=tuple(rows),
     )

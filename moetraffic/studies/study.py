@@ -1,4 +1,4 @@
-"""What a published study gives when it is computed again: tables, and what cannot be.
+"""Result of recomputing a published study: tables, and what is not reproducible.
 
 A file a study in this folder has one function ``reproduce() -> Study``.  It computes
 and returns; it prints, plots and writes nothing.
@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Published values and ours side by side, a row a cell of the study's table."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]  # a value a column; None where there is none
-    unit: str = ""  # of the values that are compared
+from moetraffic.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Format version 1: the names and types of everything in a trace file.
+"""Format version 1 of trace files: names and types of all datasets.
 
-``docs/format.md`` says the same in words.  What stands there is frozen.
+``docs/format.md`` describes the format; it is frozen.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
-STEP_CELLS = 1 << 22  # steps x ranks that need no proof: 128 MiB in memory
-STEP_BYTES = 2  # stored, at least, of each beyond: of 32 in memory
+STEP_CELLS = 1 << 22  # steps x ranks accepted without check: 128 MiB in memory
+STEP_BYTES = 2  # stored bytes that each one beyond needs at least, of 32 in memory
 COUNTS = ("demand", "dropped", "wire", "volume")
 STEP_PANELS = {
     "step_loss": ("<f8", "1", "loss of the rank's own tokens"),
@@ -198,7 +198,7 @@ def _meta(container: Container) -> Meta:
     meta = read_meta(container)
     world = len(container.column("rank", "<i4"))
     if meta.world != world or not world:
-        raise container.damaged(f"it tells of {meta.world} ranks and lists {world}")
+        raise container.damaged(f"its metadata has {meta.world} ranks, not {world}")
     nodes = read_strings(container, "rank_node", world)
     return replace(meta, nodes=tuple(nodes) if any(nodes) else ())
 
@@ -235,18 +235,18 @@ def _steps(container: Container, world: int) -> Steps:
     iteration = container.column("step", "<i8")
     kind = read_strings(container, "step_kind", len(iteration))
     if not set(kind) <= set(STEP_KINDS):
-        raise container.damaged(f"kinds of steps {sorted(set(kind))}")
+        raise container.damaged(f"unknown kinds of steps {sorted(set(kind))}")
     shape = (len(iteration), world)
     panels = {
         name.removeprefix("step_"): container.panel(name, dtype, shape)
         for name, (dtype, _, _) in STEP_PANELS.items()
     }
-    # losses and times are numbers that hardly deflate; a bomb is all zeros
+    # losses and times hardly deflate; a decompression bomb is all zeros
     stored = sum(panel.stored_bytes for panel in panels.values())
     cells = len(iteration) * world
     if cells > max(STEP_CELLS, stored // STEP_BYTES):
         raise container.damaged(
-            f"{cells} steps x ranks are told in no more than {stored} bytes"
+            f"{cells} steps x ranks are stored in only {stored} bytes"
         )
     read = {name: panel.read(0, len(iteration)) for name, panel in panels.items()}
     return Steps(iteration=iteration, kind=tuple(kind), **read)

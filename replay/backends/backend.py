@@ -1,9 +1,9 @@
-"""What moves the bytes: gloo, NCCL, MPI, UCC, or a class that another package brings.
+"""Backend interface: gloo, NCCL, MPI, UCC, or a class of an installed package.
 
-A backend *binds* an operation to its buffers, once, before any clock runs; what it
-gives back is called in the timed loop, and does nothing but start the operation.  A
-third party adds one with an entry point of its name in the group
-``moetraffic.backends`` and proves it with :mod:`moetraffic.replay.backend_conformance`.
+A backend *binds* an operation to its buffers once, before any timing; the returned
+callable runs in the timed loop and only starts the operation.  A package adds a backend
+with an entry point in the group ``moetraffic.backends`` and tests it with
+:mod:`moetraffic.replay.backend_conformance`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Call:
     """One operation of one rank, with its buffers.
 
     Buffers are one-dimensional tensors on the backend's device, of ``torch.uint8``, or
-    where something is added up of the type in which it is.  With S as
-    :class:`~moetraffic.replay.plan.program.Plan` says and W members, bytes are:
+    for reductions of the type in which they compute.  With S as in
+    :class:`~moetraffic.replay.plan.program.Plan` and W members, bytes are:
 
     ============== ========================== ==========================
     kind           ``send``                   ``receive``
@@ -44,8 +44,8 @@ class Call:
     barrier        0                          0
     ============== ========================== ==========================
 
-    What is added up is added up in any order.  After a reduce ``receive`` means
-    something at the receiver alone.
+    Reductions may add in any order.  After a reduce, ``receive`` is defined on the
+    receiver only.
     """
 
     kind: str  # of moetraffic.replay.plan.program.KINDS
@@ -59,38 +59,38 @@ class Call:
 
 
 class Work(Protocol):
-    """An operation that was started."""
+    """A started operation."""
 
     def wait(self) -> object:
-        """Return when it has ended here.
+        """Wait until the operation has ended on this rank.
 
-        On a CUDA device, return at once: what is queued on the current stream from now
-        on runs after it.
+        On a CUDA device, return at once: work queued later on the current stream runs
+        after the operation.
 
         Raises
         ------
         RuntimeError
-            If another rank did not answer in time, or is gone.
+            If another rank did not answer in time, or is lost.
         """
         ...
 
 
 Launch = Callable[[], Work | None]
-"""Starts an operation, again and again; None says that it has ended already."""
+"""Starts an operation, repeatedly; returns None if it has ended already."""
 
 
 class Backend(Protocol):
-    """Moves bytes between ranks."""
+    """Sends bytes between ranks."""
 
     name: str
 
     @property
     def kinds(self) -> Collection[str]:
-        """What it can do, of :data:`~moetraffic.replay.plan.program.KINDS`."""
+        """Supported kinds, of :data:`~moetraffic.replay.plan.program.KINDS`."""
         ...
 
     device: torch.device
-    """Where buffers must lie; known after :meth:`start`."""
+    """Device of the buffers; known after :meth:`start`."""
 
     def start(
         self,
@@ -98,47 +98,47 @@ class Backend(Protocol):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """Meet the other ranks and make the groups, all ranks the same in order.
+        """Connect to the other ranks and make the groups, in a common order.
 
-        Groups are made even where two have the same ranks: operations of different
-        groups overlap.
+        Groups with the same ranks are made separately: operations of different groups
+        overlap.
 
         Parameters
         ----------
         rank_env
-            Which rank this is.
+            Rank of this process.
         groups
             World ranks of each group, ascending.  Operations name a group by its
             index here.
         timeout_s
-            How long an operation may take before it must fail.
+            Time after which an operation must fail.
         """
         ...
 
     def empty(self, size: int) -> torch.Tensor:
-        """A buffer of ``[size]`` bytes, uint8, where operations are fastest."""
+        """Allocate a buffer of ``[size]`` bytes, uint8, in the fastest memory."""
         ...
 
     def bind(self, call: Call) -> Launch:
-        """What starts this operation; it may be called often.
+        """Return a callable that starts this operation; it may be called repeatedly.
 
-        The members of a group start its operations in one order.  Different threads
-        may start operations of different groups.
+        The members of a group start its operations in the same order.  Different
+        threads may start operations of different groups.
         """
         ...
 
     def stop(self) -> None:
-        """Leave the other ranks; the backend is not used again."""
+        """Disconnect from the other ranks; the backend is not used again."""
         ...
 
 
 def run(backend: Backend, call: Call) -> None:
-    """Run an operation once, and return when it has ended.
+    """Run an operation once and wait until it has ended.
 
     Raises
     ------
     RuntimeError
-        If another rank did not answer in time, or is gone.
+        If another rank did not answer in time, or is lost.
     """
     work = backend.bind(call)()
     if work is not None:
@@ -148,12 +148,12 @@ def run(backend: Backend, call: Call) -> None:
 
 
 def backend(name: str, *, registered: bool = False) -> Backend:
-    """The backend of that name, built in or brought by an installed package.
+    """Create a backend by name, built in or from an installed package.
 
     Parameters
     ----------
     name
-        As it is called.
+        Name of the backend.
     registered
         Whether buffers are registered with the network's library, which NCCL alone
         handshakes.
@@ -161,7 +161,7 @@ def backend(name: str, *, registered: bool = False) -> Backend:
     Raises
     ------
     ReplayError
-        If there is none.
+        If there is no such backend.
     """
     from .process_groups import BUILT_IN, Nccl
 
@@ -181,5 +181,5 @@ def backend(name: str, *, registered: bool = False) -> Backend:
         return made
     raise ReplayError(
         f"the backend is one of {', '.join([*BUILT_IN, *others])}, not {name!r}: "
-        "choose one of these, or install the package that brings it"
+        "choose one of these, or install the package that provides it"
     )

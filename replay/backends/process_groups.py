@@ -1,8 +1,8 @@
-"""The backends that torch has: groups of ``torch.distributed`` on gloo, NCCL, ....
+"""Backends of torch: process groups of ``torch.distributed`` on gloo, NCCL, MPI, UCC.
 
-The methods of a process group are called as ``torch.distributed``'s own functions call
-them, less what those look at each time: their checks were made when the plan was.
-They pass torch's dispatcher all the same, so a recorder's hook sees every one.
+Methods of a process group are called as the functions of ``torch.distributed`` do, but
+without their checks, which the plan has done.  The calls go through torch's dispatcher,
+so the capture hook records every one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProcessGroups:
     Parameters
     ----------
     name
-        As torch calls the backend.
+        Name of the backend in torch.
     """
 
     kinds = frozenset(KINDS)
@@ -59,7 +59,7 @@ class ProcessGroups:
         )
         self._rank = rank_env.rank
         self._members = [tuple(g) for g in groups]
-        # a scale may leave nobody in a group; of none, torch would make one of all
+        # a scale may leave a group without ranks; torch would make it one of all ranks
         self._groups = [
             dist.new_group(list(g), timeout=timeout) if g else None for g in groups
         ]
@@ -93,7 +93,7 @@ def _copy(receive: torch.Tensor, send: torch.Tensor) -> None:
 
 
 def _method(group: Any, *names: str) -> Any:
-    """The first of these methods that this release of torch has."""
+    """The first of these methods that the installed torch has."""
     return next(getattr(group, name) for name in names if hasattr(group, name))
 
 
@@ -162,7 +162,7 @@ def _barrier(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
 
 
 def _parts(tensor: torch.Tensor, members: int) -> list[torch.Tensor]:
-    """A buffer as W equal parts; of nothing, W parts of nothing."""
+    """A buffer as W equal parts; an empty buffer as W empty parts."""
     return list(tensor.view(members, -1)) if len(tensor) else [tensor] * members
 
 
@@ -181,26 +181,26 @@ BINDERS: Mapping[str, Callable[[Any, tuple[int, ...], int, Call], Launch]] = {
 
 
 class Gloo(ProcessGroups):
-    """On CPUs, over TCP."""
+    """gloo: CPUs, over TCP."""
 
     def __init__(self) -> None:
         super().__init__("gloo")
 
 
 class Nccl(ProcessGroups):
-    """On NVIDIA GPUs, one a local rank; each group has a communicator and a stream.
+    """NCCL: one NVIDIA GPU per local rank, a communicator and a stream per group.
 
     Parameters
     ----------
     registered
-        Whether buffers come from NCCL's own allocator and are registered with every
-        communicator, so that the network reads and writes them in place.
+        Whether buffers come from NCCL's allocator and are registered with every
+        communicator, so that the network accesses them in place.
     """
 
     def __init__(self, *, registered: bool = False) -> None:
         super().__init__("nccl")
         self._registered = registered
-        self._pools: list[Any] = []  # as long as their buffers are used
+        self._pools: list[Any] = []  # must live as long as their buffers
 
     def start(
         self,
@@ -208,7 +208,7 @@ class Nccl(ProcessGroups):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """See :meth:`Backend.start`; the rank's device is that of its local number."""
+        """See :meth:`Backend.start`; the device index is the local rank."""
         found = torch.cuda.device_count()
         if rank_env.local_rank >= found:
             raise ReplayError(
@@ -221,22 +221,22 @@ class Nccl(ProcessGroups):
         super().start(rank_env, groups, timeout_s)
 
     def _options(self) -> dict[str, Any]:
-        return {"device_id": self.device}  # communicators are made at once
+        return {"device_id": self.device}  # creates communicators at once
 
     def empty(self, size: int) -> torch.Tensor:
         """See :meth:`Backend.empty`."""
         if not self._registered:
             return super().empty(size)
         world: Any = dist.group.WORLD
-        there = world._get_backend(self.device)
-        if not (hasattr(torch.cuda, "MemPool") and hasattr(there, "mem_allocator")):
+        nccl = world._get_backend(self.device)
+        if not (hasattr(torch.cuda, "MemPool") and hasattr(nccl, "mem_allocator")):
             raise ReplayError(
                 "buffers are registered with NCCL through memory pools, but torch "
                 f"{torch.__version__} has none: upgrade torch, or leave out "
                 "--registered"
             )
-        # a pool is registered with what it holds by then: one for each buffer
-        pool = torch.cuda.MemPool(there.mem_allocator)
+        # registration covers what a pool holds at that time: one pool per buffer
+        pool = torch.cuda.MemPool(nccl.mem_allocator)
         with torch.cuda.use_mem_pool(pool):
             made = super().empty(size)
         for group in (world, *self._groups):
@@ -247,9 +247,9 @@ class Nccl(ProcessGroups):
 
 
 class Mpi(ProcessGroups):
-    """Through the MPI that torch was built with, on CPUs; ranks come from mpirun."""
+    """MPI, if torch was built with it, on CPUs; ranks are started by mpirun."""
 
-    kinds = frozenset(KINDS) - {"reduce_scatter"}  # torch's has none
+    kinds = frozenset(KINDS) - {"reduce_scatter"}  # not in torch's MPI
 
     def __init__(self) -> None:
         super().__init__("mpi")
@@ -263,13 +263,14 @@ class Mpi(ProcessGroups):
         """See :meth:`Backend.start`."""
         _require("MPI", dist.is_mpi_available())
         super().start(rank_env, groups, timeout_s)
-        told = dist.get_rank(), dist.get_world_size()
-        if told != (rank_env.rank, rank_env.world):
+        found = dist.get_rank(), dist.get_world_size()
+        if found != (rank_env.rank, rank_env.world):
             dist.destroy_process_group()
             raise ReplayError(
-                f"MPI and the launcher number ranks alike, but MPI says {told[0]} of "
-                f"{told[1]} to rank {rank_env.rank} of {rank_env.world}: start the "
-                "ranks with mpirun, and set RANK and WORLD_SIZE from its variables"
+                "MPI and the launcher must number ranks equally, but MPI has rank "
+                f"{found[0]} of {found[1]}, the launcher {rank_env.rank} of "
+                f"{rank_env.world}: start the ranks with mpirun, and set RANK and "
+                "WORLD_SIZE from its variables"
             )
 
     def bind(self, call: Call) -> Launch:
@@ -282,7 +283,7 @@ class Mpi(ProcessGroups):
 
 
 class Ucc(ProcessGroups):
-    """Through the UCC that torch was built with, on CPUs."""
+    """UCC, if torch was built with it, on CPUs."""
 
     def __init__(self) -> None:
         super().__init__("ucc")
@@ -298,8 +299,8 @@ class Ucc(ProcessGroups):
         super().start(rank_env, groups, timeout_s)
 
 
-def _require(name: str, there: bool) -> None:
-    if not there:
+def _require(name: str, available: bool) -> None:
+    if not available:
         raise ReplayError(
             f"the backend {name.lower()} is {name} inside torch, but torch "
             f"{torch.__version__} was built without it: build torch with {name}, or "
@@ -313,4 +314,4 @@ BUILT_IN: Mapping[str, Callable[[], Backend]] = {
     "mpi": Mpi,
     "ucc": Ucc,
 }
-"""By name."""
+"""Built-in backends by name."""

@@ -1,4 +1,4 @@
-"""What collectives get of a network, measured as nccl-tests does it."""
+"""Benchmark of collectives, measured as nccl-tests does."""
 
 from __future__ import annotations
 

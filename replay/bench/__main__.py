@@ -19,6 +19,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.process_exit import run_to_exit
+from moetraffic.replay.results.records import from_json
 from moetraffic.report.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
@@ -101,7 +102,7 @@ def command(
         if output is not None:
             _refuse(output, force, rank_env)
         if asked is not None:
-            sweep = Sweep.from_json(asked.read_text())
+            sweep = from_json(Sweep, asked.read_text())
         else:
             cells = _matrix(matrix, trace, iteration)
             sweep = Sweep(

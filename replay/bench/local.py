@@ -1,6 +1,6 @@
-"""A benchmark on this host: start the ranks, watch them, bring back the result.
+"""Benchmark on this host: start the ranks, supervise them, return the result.
 
-Nothing here imports torch, which takes seconds: only the ranks do.
+This process does not import torch, which takes seconds: only the ranks do.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from pathlib import Path
 
 from moetraffic.launch import Heartbeat, launch
 from moetraffic.replay.local import raise_failure
+from moetraffic.replay.results.records import from_json, to_json
 
 from .result import Bench
 from .sweep import Sweep
 
-_START_S = 120.0  # to import torch and meet, on a busy host
+_START_S = 120.0  # to import torch and connect, on a busy host
 
 
 def measure(
     sweep: Sweep, ranks: int, *, on_event: Callable[[Heartbeat], None] | None = None
 ) -> Bench:
-    """Measure on ranks that are started here.
+    """Run a benchmark on ranks that are started on this host.
 
     Parameters
     ----------
     sweep
-        What.
+        Settings of the benchmark.
     ranks
-        How many to start.
+        Number of ranks to start.
     on_event
         Called with each of their heartbeats.
 
@@ -43,12 +44,12 @@ def measure(
     each = sweep.check + sweep.warmup + sweep.iterations
     names = [str(call) for call in sweep.calls(ranks)]
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
-        asked, told = Path(folder) / "sweep.json", Path(folder) / "result.json"
-        asked.write_text(sweep.to_json())
+        settings, result = Path(folder) / "sweep.json", Path(folder) / "result.json"
+        settings.write_text(to_json("moetraffic sweep", sweep))
         outcome = launch(
             [
                 *(sys.executable, "-m", "moetraffic.replay.bench"),
-                *("--sweep", str(asked), "--result", str(told)),
+                *("--sweep", str(settings), "--result", str(result)),
             ],
             ranks=ranks,
             start_deadline_s=max(_START_S, 2 * sweep.timeout_s),
@@ -58,4 +59,4 @@ def measure(
             namer=lambda _, n: names[min(n // each, len(names) - 1)],
         )
         raise_failure(outcome)
-        return Bench.from_json(told.read_text())
+        return from_json(Bench, result.read_text())

@@ -1,10 +1,11 @@
-"""The collectives: their buffers, the call, and what must have arrived.
+"""Collectives of a benchmark: buffers, calls and expected results.
 
 Element i of what rank r sends in a check is ``(31 i + 17 r + salt) mod 97``: whole
-numbers, so that sums are exact, and different for neighbors in place, rank and check.
+numbers, so that sums are exact, and different for neighboring elements, ranks and
+checks.
 
 In torch, all-reduce, broadcast and reduce work in one buffer only.  Out of place they
-are the copy into that buffer and the call, timed together.
+are a copy into that buffer and the call, timed together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from moetraffic.patterns.collective import UNEVEN
 
-from .sweep import BenchmarkCall, Sweep
+from .sweep import REDUCTIONS, BenchmarkCall, Sweep
 
 Int64 = npt.NDArray[np.int64]
 
@@ -26,16 +27,16 @@ ROOT = 0
 
 
 class Operation:
-    """A rank's part in one call: make it, issue it many times, check it.
+    """One rank's part in a collective call, prepared once and run many times.
 
     Parameters
     ----------
     call, sweep
-        What and how.
+        The call, and the settings of the benchmark.
     rank, ranks
-        Which of how many.
+        Rank of this process, and number of ranks.
     device
-        Where buffers lie.
+        Device of the buffers.
     """
 
     def __init__(
@@ -52,14 +53,11 @@ class Operation:
         self._dtype = getattr(torch, sweep.dtype)
         width = sweep.element_bytes
         self.count = call.size_bytes // width  # elements of the size
+        self._cells = np.zeros((ranks, ranks), np.int64)
         if call.collective == UNEVEN:
             self._cells = sweep.scaled(call.size_bytes) // width
-        else:
-            self._cells = np.zeros((ranks, ranks), np.int64)
         self.send, self.receive = self._buffers()
         self.run = self._bound()
-
-    # ---- buffers and the call ------------------------------------------------------
 
     def _empty(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=self._dtype, device=self._device)
@@ -67,88 +65,83 @@ class Operation:
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         whole, part = self.count, self.count // self._ranks
         rank, kind = self._rank, self.call.collective
-        in_place = self.call.place == "in"
-        root = rank == ROOT
-        if kind == "all_gather":
-            receive = self._empty(whole)
-            if in_place:
-                return receive[rank * part : (rank + 1) * part], receive
-            return self._empty(part), receive
-        if kind == "reduce_scatter":
-            send = self._empty(whole)
-            if in_place:
-                return send, send[rank * part : (rank + 1) * part]
-            return send, self._empty(part)
-        if kind == "gather":
-            return self._empty(part), self._empty(whole if root else 0)
-        if kind == "scatter":
-            return self._empty(whole if root else 0), self._empty(part)
-        if kind == UNEVEN:
-            sent, got = self._cells[rank].sum(), self._cells[:, rank].sum()
-            return self._empty(int(sent)), self._empty(int(got))
-        receive = self._empty(whole)
-        return (receive if in_place else self._empty(whole)), receive
+        at_root = whole if rank == ROOT else 0
+        cells = self._cells
+        sends, receives = {
+            "all_gather": (part, whole),
+            "reduce_scatter": (whole, part),
+            "gather": (part, at_root),
+            "scatter": (at_root, part),
+            UNEVEN: (int(cells[rank].sum()), int(cells[:, rank].sum())),
+        }.get(kind, (whole, whole))
+        larger = self._empty(max(sends, receives))
+        if self.call.place == "in":
+            own = larger[rank * part : (rank + 1) * part]
+            return (
+                own if kind == "all_gather" else larger,
+                own if kind == "reduce_scatter" else larger,
+            )
+        if sends > receives:
+            return larger, self._empty(receives)
+        return self._empty(sends), larger
 
-    def _bound(self) -> Callable[[], None]:
+    def _bound(self) -> Callable[[], object]:
         """The call with its arguments, so that a timed loop does nothing else."""
-        send, receive, ranks = self.send, self.receive, self._ranks
-        kind, copies = self.call.collective, self.call.place == "out"
-        if kind in ("all_reduce", "broadcast", "reduce"):
+        send, receive, rank, ranks = self.send, self.receive, self._rank, self._ranks
+        kind, root = self.call.collective, self._rank == ROOT
+        in_one_buffer: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(receive),
+            "broadcast": lambda: dist.broadcast(receive, ROOT),
+            "reduce": lambda: dist.reduce(receive, ROOT),
+        }
+        if kind in in_one_buffer:
+            call = in_one_buffer[kind]
 
-            def one_buffer() -> None:
-                if copies:
-                    receive.copy_(send)
-                if kind == "all_reduce":
-                    dist.all_reduce(receive)
-                elif kind == "broadcast":
-                    dist.broadcast(receive, ROOT)
-                else:
-                    dist.reduce(receive, ROOT)
+            def after_copy() -> None:
+                receive.copy_(send)
+                call()
 
-            return one_buffer
-        if kind == "all_gather":
-            return lambda: _ignore(dist.all_gather_into_tensor(receive, send))
-        if kind == "reduce_scatter":
-            return lambda: _ignore(dist.reduce_scatter_tensor(receive, send))
-        if kind == "all_to_all":
-            return lambda: _ignore(dist.all_to_all_single(receive, send))
-        if kind == UNEVEN:
-            gets = self._cells[:, self._rank].tolist()
-            gives = self._cells[self._rank].tolist()
-            return lambda: _ignore(dist.all_to_all_single(receive, send, gets, gives))
-        if kind == "gather":
-            into = list(receive.chunk(ranks)) if self._rank == ROOT else None
-            return lambda: _ignore(dist.gather(send, into, ROOT))
-        if kind == "scatter":
-            out = list(send.chunk(ranks)) if self._rank == ROOT else None
-            return lambda: _ignore(dist.scatter(receive, out, ROOT))
-        following, before = (self._rank + 1) % ranks, (self._rank - 1) % ranks
-        both = [
-            dist.P2POp(dist.isend, send, following),
-            dist.P2POp(dist.irecv, receive, before),
-        ]
+            return after_copy if self.call.place == "out" else call
+        if kind == "send_recv":
+            both = [
+                dist.P2POp(dist.isend, send, (rank + 1) % ranks),
+                dist.P2POp(dist.irecv, receive, (rank - 1) % ranks),
+            ]
 
-        def pass_on() -> None:
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
+            def pass_on() -> None:
+                for work in dist.batch_isend_irecv(both):
+                    work.wait()
 
-        return pass_on
+            return pass_on
+        gets, gives = self._cells[:, rank].tolist(), self._cells[rank].tolist()
+        into = list(receive.chunk(ranks)) if root and kind == "gather" else None
+        out = list(send.chunk(ranks)) if root and kind == "scatter" else None
+        calls: dict[str, Callable[[], object]] = {
+            "all_gather": lambda: dist.all_gather_into_tensor(receive, send),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(receive, send),
+            "all_to_all": lambda: dist.all_to_all_single(receive, send),
+            UNEVEN: lambda: dist.all_to_all_single(receive, send, gets, gives),
+            "gather": lambda: dist.gather(send, into, ROOT),
+            "scatter": lambda: dist.scatter(receive, out, ROOT),
+        }
+        return calls[kind]
 
     # ---- the check -----------------------------------------------------------------
 
     def wrong(self, salt: int) -> int:
-        """Run it once on known values; how many elements are wrong here.
+        """Run it once on known values; return the number of wrong elements here.
 
         Parameters
         ----------
         salt
-            Another one each time, the same on all ranks.
+            Different each time, the same on all ranks.
         """
         self.receive.fill_(-1)
-        self.send.copy_(self._tensor(self._sent(salt)))
+        sent = self._values(self._rank, 0, len(self.send), salt)
+        self.send.copy_(self._tensor(sent))
         self.run()
         if self.call.collective in ("reduce", "gather") and self._rank != ROOT:
-            return 0  # what the others hold then is nobody's business
+            return 0  # undefined on ranks other than the root
         expected = self._tensor(self._expected(salt))
         return int((self.receive != expected).sum().item())
 
@@ -159,40 +152,25 @@ class Operation:
         at = np.arange(first, first + count, dtype=np.int64)
         return np.asarray((31 * at + 17 * rank + salt) % 97, np.int64)
 
-    def _sent(self, salt: int) -> Int64:
-        return self._values(self._rank, 0, len(self.send), salt)
-
     def _expected(self, salt: int) -> Int64:
         rank, ranks, whole = self._rank, self._ranks, self.count
         kind, part = self.call.collective, self.count // self._ranks
-
-        def summed(first: int, count: int) -> Int64:
-            every = [self._values(r, first, count, salt) for r in range(ranks)]
-            return np.asarray(np.sum(every, axis=0), np.int64)
-
-        if kind in ("all_reduce", "reduce"):
-            return summed(0, whole)
-        if kind == "reduce_scatter":
-            return summed(rank * part, part)
-        if kind in ("all_gather", "gather"):
-            return np.concatenate(
-                [self._values(r, 0, part, salt) for r in range(ranks)]
-            )
-        if kind == "broadcast":
-            return self._values(ROOT, 0, whole, salt)
-        if kind == "scatter":
-            return self._values(ROOT, rank * part, part, salt)
-        if kind == "all_to_all":
-            return np.concatenate(
-                [self._values(r, rank * part, part, salt) for r in range(ranks)]
-            )
-        if kind == UNEVEN:
-            before = self._cells[:, :rank].sum(axis=1).tolist()
-            mine = self._cells[:, rank].tolist()
-            parts = zip(range(ranks), before, mine, strict=True)
-            return np.concatenate([self._values(r, b, n, salt) for r, b, n in parts])
-        return self._values((rank - 1) % ranks, 0, whole, salt)
-
-
-def _ignore(_: object) -> None:
-    """Collectives return a handle only where asked to go on at once."""
+        # parts that arrive: sender, first element, number of elements
+        everyone = range(ranks)
+        before, mine = self._cells[:, :rank].sum(axis=1), self._cells[:, rank]
+        parts = {
+            "all_reduce": [(r, 0, whole) for r in everyone],
+            "reduce": [(r, 0, whole) for r in everyone],
+            "reduce_scatter": [(r, rank * part, part) for r in everyone],
+            "all_gather": [(r, 0, part) for r in everyone],
+            "gather": [(r, 0, part) for r in everyone],
+            "broadcast": [(ROOT, 0, whole)],
+            "scatter": [(ROOT, rank * part, part)],
+            "all_to_all": [(r, rank * part, part) for r in everyone],
+            UNEVEN: [(r, int(before[r]), int(mine[r])) for r in everyone],
+            "send_recv": [((rank - 1) % ranks, 0, whole)],
+        }[kind]
+        values = [self._values(r, first, count, salt) for r, first, count in parts]
+        if kind in REDUCTIONS:
+            return np.asarray(np.sum(values, axis=0), np.int64)
+        return np.concatenate(values)

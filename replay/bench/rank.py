@@ -1,4 +1,4 @@
-"""A process that is one rank of a benchmark."""
+"""Run one rank of a benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.failure import at
+from moetraffic.replay.failure import backend_errors
 
 from .operations import ROOT, Operation
 from .result import Bench, Row
@@ -24,7 +24,7 @@ _NODE_BYTES = 64
 
 
 def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
-    """Be one rank; the result is on rank 0, None on the others.
+    """Run one rank; the result is returned on rank 0, None on the others.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     validate_sweep(sweep, rank_env.world)
     torch.set_num_threads(1)
     moves = backend(sweep.backend)
-    with at(rank_env.rank, "the meeting of the ranks"):
+    with backend_errors(rank_env.rank, "the rendezvous"):
         moves.start(rank_env, [tuple(range(rank_env.world))], sweep.timeout_s)
         nodes = _nodes(rank_env, moves.device)
     heartbeat.send("ready")
@@ -43,7 +43,7 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     rows = []
     calls = sweep.calls(rank_env.world)
     for number, call in enumerate(calls):
-        with at(rank_env.rank, str(call)):
+        with backend_errors(rank_env.rank, str(call)):
             rows.append(_measure(call, sweep, rank_env, moves.device, counter, nodes))
         heartbeat.send("step", stage="bench", done=number + 1, of=len(calls))
     moves.stop()
@@ -84,13 +84,13 @@ def _measure(
             operation.run()
             counter[0] += 1
 
-    # Step 1: check, before anything is timed: wrong bytes need no bandwidth.
+    # Step 1: check the results before anything is timed.
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
     for salt in range(sweep.check):
         counter[0] += 1
         wrong += operation.wrong(salt)
         counter[0] += 1
-    # Step 2: warm up, meet, and time the whole loop.
+    # Step 2: warm up, synchronize, and time the whole loop.
     times(sweep.warmup)
     settle()
     dist.barrier()
@@ -129,7 +129,7 @@ def _measure(
 
 
 def _nodes(rank_env: RankEnvironment, device: torch.device) -> tuple[str, ...]:
-    """Each rank's host."""
+    """Host of each rank."""
     name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
     own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
     every = [torch.empty_like(own) for _ in range(rank_env.world)]

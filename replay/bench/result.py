@@ -1,24 +1,23 @@
-"""What a benchmark gives: rows, their files, and the table that nccl-tests prints.
+"""Result of a benchmark: rows, files, and the table that nccl-tests prints.
 
-The time of a row is the mean over the timed iterations on the slowest rank, as
-nccl-tests has it with ``--average 3``; its busbw is wire bytes over that.
+The time of a row is the mean over the timed iterations on the slowest rank, as in
+nccl-tests with ``--average 3``; its busbw is wire bytes over that time.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from moetraffic.errors import ReplayError
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.hockney import HockneyFit, hockney_fit
-from moetraffic.trace.hdf5.durable import remedy, write_whole
+from moetraffic.replay.results.output import write_text
+from moetraffic.replay.results.records import to_json
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}
@@ -48,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A whole benchmark."""
+    """Result of a benchmark."""
 
     backend: str
     ranks: int
@@ -63,24 +62,15 @@ class Bench:
 
     @property
     def wrong(self) -> int:
-        """Elements that were wrong, over all rows."""
+        """Number of wrong elements, over all rows."""
         return sum(max(row.wrong, 0) for row in self.rows)
 
     def to_json(self) -> str:
         """One JSON object."""
-        return json.dumps({"kind": "moetraffic bench", **asdict(self)}, indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Bench:
-        """What :meth:`to_json` wrote."""
-        said = json.loads(text)
-        del said["kind"]
-        said["rows"] = tuple(Row(**row) for row in said["rows"])
-        said["nodes"] = tuple(said["nodes"])
-        return Bench(**said)
+        return to_json("moetraffic bench", self, indent=1)
 
     def to_csv(self) -> str:
-        """Remarks, a head, and a line a row."""
+        """CSV with comments, a header, and one line per row."""
         out = io.StringIO()
         hosts = ", ".join(dict.fromkeys(self.nodes))
         out.write(
@@ -94,30 +84,24 @@ class Bench:
         return out.getvalue()
 
     def save(self, path: Path) -> None:
-        """Write JSON where the name ends so, else CSV.
+        """Write JSON if the name ends in .json, else CSV.
 
         Raises
         ------
         ReplayError
-            If the system refuses.
+            If the file cannot be written.
         """
-        text = self.to_json() if path.suffix == ".json" else self.to_csv()
-        try:
-            write_whole(path, text.encode())
-        except OSError as error:
-            raise ReplayError(
-                f"{path} cannot be written ({error.strerror}): {remedy(error)}"
-            ) from None
+        write_text(path, self.to_json() if path.suffix == ".json" else self.to_csv())
 
 
 def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
-    """Hockney's fit of each collective and place with three sizes or more."""
+    """Hockney fits of each collective and place with three sizes or more."""
     found = {}
     for key in dict.fromkeys((row.collective, row.place) for row in rows):
         mine = [row for row in rows if (row.collective, row.place) == key]
         if len({row.size_bytes for row in mine}) >= 3:
             name, ranks = mine[0].collective, mine[0].ranks
-            # an uneven matrix has no factor: fitted as the even one of its wire bytes
+            # an uneven matrix has no factor: fit as an even one with its wire bytes
             wire = np.array([row.wire_bytes for row in mine], np.float64)
             even = wire / float(wire_bytes(name, ranks, 1.0))
             took = [row.time_us * 1e-6 for row in mine]
@@ -127,11 +111,11 @@ def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
 
 
 def lines(bench: Bench) -> list[str]:
-    """The table in nccl-tests' columns, one block a collective."""
-    said = []
+    """Table with nccl-tests' columns, one block per collective."""
+    text = []
     for collective in dict.fromkeys(row.collective for row in bench.rows):
         mine = [row for row in bench.rows if row.collective == collective]
-        said += [
+        text += [
             f"# {collective}: {bench.backend}, {bench.ranks} ranks on "
             f"{len(set(bench.nodes))} host(s), {bench.iterations} iterations after "
             f"{bench.warmup}",
@@ -150,19 +134,19 @@ def lines(bench: Bench) -> list[str]:
             )
             for place in ("out", "in"):
                 line += _measured(places.get(place))
-            said.append(line)
+            text.append(line)
         mean = sum(row.busbw_gbs for row in mine) / len(mine)
         bad = sum(max(row.wrong, 0) for row in mine)
-        said.append(
+        text.append(
             f"# wrong elements: {bad}{' OK' if not bad else ''}; average bus "
             f"bandwidth: {mean:.5g} GB/s"
         )
-        said += [
+        text += [
             f"# fit, {PLACES[place]}: {_fitted(fit)}"
             for (_, place), fit in hockney_fits(mine).items()
         ]
-        said.append("")
-    return said
+        text.append("")
+    return text
 
 
 def _measured(row: Row | None) -> str:

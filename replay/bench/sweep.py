@@ -1,4 +1,4 @@
-"""What to measure: collectives, sizes, repetitions.
+"""Settings of a benchmark: collectives, sizes, repetitions.
 
 Sizes, their rounding, warm-up and defaults are those of nccl-tests (README,
 "Arguments"): from ``-b`` to ``-e`` by a factor ``-f`` or a step ``-i``, K, M, G are
@@ -7,12 +7,10 @@ powers of 1024, and a size is rounded down to whole elements a rank.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +27,7 @@ DIVIDED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "sc
 """Collectives whose size holds a part for each rank."""
 
 ONLY_OUT = frozenset({"all_to_all", UNEVEN, "send_recv", "gather", "scatter"})
-"""Collectives without an in-place form, as in nccl-tests or in torch."""
+"""Collectives without an in-place form in nccl-tests or in torch."""
 
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -42,7 +40,7 @@ _MOST_SIZES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCall:
-    """One thing that is timed: a collective at a size, into this or that buffer."""
+    """A timed call: a collective at a size, in place or out of place."""
 
     collective: str
     size_bytes: int
@@ -55,10 +53,10 @@ class BenchmarkCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What to measure, the same on all ranks."""
+    """Settings of a benchmark, the same on all ranks."""
 
     collectives: tuple[str, ...] = ("all_reduce",)
-    sizes: tuple[int, ...] = ()  # bytes; as asked for, not yet rounded
+    sizes: tuple[int, ...] = ()  # bytes; as requested, not yet rounded
     warmup: int = 5
     iterations: int = 20
     check: int = 1  # iterations whose every element is checked; 0: none
@@ -110,7 +108,7 @@ class Sweep:
         return DTYPES[self.dtype]
 
     def calls(self, ranks: int) -> tuple[BenchmarkCall, ...]:
-        """What is timed on so many ranks, in order."""
+        """The timed calls on a number of ranks, in order."""
         found = []
         for collective in self.collectives:
             for size in dict.fromkeys(self.rounded(collective, ranks)):
@@ -124,7 +122,7 @@ class Sweep:
         return tuple(found)
 
     def rounded(self, collective: str, ranks: int) -> list[int]:
-        """Sizes in whole elements a rank; those that hold none are left out."""
+        """Sizes rounded down to whole elements a rank, without those of none."""
         if collective == UNEVEN:
             sizes = self.sizes or (uneven_bytes(self.matrix)[0],)
             made = [uneven_bytes(self.scaled(size))[0] for size in sizes]
@@ -143,28 +141,15 @@ class Sweep:
         elements = np.floor(cells * (size / largest) / self.element_bytes + 1e-9)
         return np.asarray(elements, np.int64) * self.element_bytes
 
-    def to_json(self) -> str:
-        """The sweep for a rank's command line."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Sweep:
-        """What :meth:`to_json` wrote."""
-        said: dict[str, Any] = json.loads(text)
-        for name in ("collectives", "sizes"):
-            said[name] = tuple(said[name])
-        said["matrix"] = tuple(tuple(row) for row in said["matrix"])
-        return Sweep(**said)
-
 
 def validate_sweep(sweep: Sweep, ranks: int) -> None:
-    """Refuse what so many ranks cannot measure.
+    """Check that a number of ranks can run a benchmark.
 
     Raises
     ------
     ReplayError
-        If there is one rank, no size is large enough, or the
-        matrix is of another number of ranks.
+        If there is one rank, no size is large enough, or the matrix has another
+        number of ranks.
     """
     if ranks < 2:
         raise ReplayError(
@@ -186,12 +171,12 @@ def validate_sweep(sweep: Sweep, ranks: int) -> None:
 def size_range(
     begin: str, end: str, *, factor: float | None, step: str | None
 ) -> tuple[int, ...]:
-    """Sizes from begin to end, both included where they are met.
+    """Sizes from begin to end, both included if reached.
 
     Raises
     ------
     ReplayError
-        If these are no sizes, or are endless or too many.
+        If these are invalid, or too many.
 
     Examples
     --------
@@ -223,12 +208,12 @@ def size_range(
 
 
 def size_bytes(text: str) -> int:
-    """A size as nccl-tests takes it: K, M, G are powers of 1024.
+    """Parse a size as nccl-tests does: K, M, G are powers of 1024.
 
     Raises
     ------
     ReplayError
-        If it is none, or 0.
+        If it is invalid, or 0.
 
     Examples
     --------
@@ -249,12 +234,12 @@ def size_bytes(text: str) -> int:
 def matrix_rows(
     cells: Sequence[Sequence[float]], name: str
 ) -> tuple[tuple[int, ...], ...]:
-    """A matrix of bytes, if it is one.
+    """Check a matrix of bytes and return its rows.
 
     Raises
     ------
     ReplayError
-        If it is not square, has a negative or broken entry, or is all zero.
+        If it is not square, has an invalid entry, or is all zero.
     """
     flat = list(chain.from_iterable(cells))
     square = all(len(row) == len(cells) for row in cells)
@@ -262,6 +247,6 @@ def matrix_rows(
     if not (square and len(cells) > 1 and sound and sum(flat) > 0):
         raise ReplayError(
             f"{name} is no matrix of bytes: give n rows of n whole numbers of 0 or "
-            "more, row sends, column receives"
+            "more, rows send, columns receive"
         )
     return tuple(tuple(int(v) for v in row) for row in cells)

@@ -1,4 +1,4 @@
-"""From a program's operations to what starts them, with their buffers."""
+"""Bind the operations of a program to buffers and to calls of the backend."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ from moetraffic.trace.model import ALL_TO_ALL
 
 from .buffers import Buffers
 
-SUMS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Kinds that add up."""
+REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Kinds that compute sums."""
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
 def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
-    """Refuse a program with kinds of operations that the backend does not have.
+    """Check that the backend has all kinds of operations of a program.
 
     Raises
     ------
     ReplayError
-        Naming them.
+        If it lacks some.
     """
     used = {KINDS[k] for k in set(program.kind.tolist())}
     lacking = sorted(used - set(backend.kinds))
     if lacking:
         raise ReplayError(
-            f"the backend {backend.name} does {', '.join(sorted(backend.kinds))}, but "
+            f"the backend {backend.name} has {', '.join(sorted(backend.kinds))}, but "
             f"{plan.source} holds {', '.join(lacking)}: choose another --backend, or "
             "replay without these by --no-dense"
         )
 
 
 class Binder:
-    """Makes the calls of a program.
+    """Creates the calls of a program.
 
     Parameters
     ----------
     plan, program
-        What is replayed, and this rank's part.
+        The plan and the program of this rank.
     backend
         Started.
     buffers
-        Of the program.
+        Buffers of the program.
     dtype
-        The type in which is added up; bytes where a buffer holds no whole number of it.
+        Type in which reductions compute; bytes where a buffer holds no whole number
+        of it.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Binder:
         self._dtype = dtype
 
     def call(self, n: int, dtype: torch.dtype | None = None) -> Call:
-        """The n-th operation; ``dtype`` is another type to add up in."""
+        """The n-th operation; ``dtype`` overrides the type of reductions."""
         program, plan = self._program, self._plan
         stream, kind = int(program.stream[n]), int(program.kind[n])
         send = self._buffers.send(stream, int(program.send_size[n]))
@@ -81,7 +82,7 @@ class Binder:
                 receive_bytes=program.receives(n).tolist(),
             )
         name, operation = KINDS[kind], int(program.operation[n])
-        if name in SUMS:
+        if name in REDUCTIONS:
             as_type = dtype or self._dtype
             width = as_type.itemsize
             if not (len(send) % width or len(receive) % width):
@@ -98,13 +99,13 @@ class Binder:
         )
 
     def launch(self, n: int) -> Launch:
-        """What starts the n-th operation."""
+        """The callable that starts the n-th operation."""
         return self._backend.bind(self.call(n))
 
     def launches(self, begin: int, end: int) -> list[Launch]:
-        """What starts operations ``begin`` up to ``end``."""
+        """The callables of operations in the half-open range [begin, end)."""
         made = [self.launch(n) for n in range(begin, end)]
-        if end < len(self._program):  # a long program is gone through in blocks
+        if end < len(self._program):  # a long program is bound block by block
             release(self._program.send_bytes)
             release(self._program.receive_bytes)
         return made

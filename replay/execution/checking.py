@@ -1,8 +1,8 @@
-"""Run an operation once with telling bytes, and find out whether they arrived.
+"""Run an operation once with known bytes and verify what arrives.
 
-What a rank sends to one other is :mod:`.payload`'s for that pair; what it gives to all
-(a broadcast, a gather, what is added up) is its own with itself as destination.  Sums
-are of bytes, modulo 256: exact in any order.
+What a rank sends to one other rank is the :mod:`.payload` of that pair; what it sends
+to all (a broadcast, a gather, a reduction) is its own payload with itself as
+destination.  Sums are of bytes, modulo 256: exact in any order.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.trace.model import ALL_TO_ALL
 
 from . import payload
-from .binding import SUMS
-from .buffers import held, load
-from .payload import UInt8
+from .binding import REDUCTIONS
 
 
 def check(
     backend: Backend, call: Call, *, rank: int, members: tuple[int, ...], operation: int
 ) -> tuple[int, str] | None:
-    """Run one operation, and compare what arrives.
+    """Run one operation and compare what arrives.
 
     Parameters
     ----------
@@ -31,11 +29,11 @@ def check(
     call
         The operation, with buffers of bytes; both are overwritten.
     rank
-        This rank.
+        Rank of this process.
     members
         World ranks of the group.
     operation
-        Number that all members know the operation by.
+        Number of the operation, the same on all members.
 
     Returns
     -------
@@ -49,17 +47,17 @@ def check(
 
 
 def fill(call: Call, *, rank: int, members: tuple[int, ...], operation: int) -> None:
-    """Put what this rank sends into the buffers of an operation."""
+    """Write what this rank sends into the buffers of an operation."""
     call.receive.view(torch.uint8).fill_(payload.UNTOUCHED)
     kind = call.kind
+    to: tuple[int, ...] = (rank,)
+    sizes = [len(call.send)]
     if kind == ALL_TO_ALL:
         to, sizes = members, call.send_bytes
     elif kind == "scatter" and rank == call.sender:
         to, sizes = members, [len(call.send) // len(members)] * len(members)
     elif kind == "send_recv":
-        to, sizes = (call.receiver,), [len(call.send)]
-    else:
-        to, sizes = (rank,), [len(call.send)]
+        to = (call.receiver,)
     into = call.send
     if kind in ("all_reduce", "reduce") or (
         kind == "broadcast" and rank == call.sender
@@ -70,19 +68,20 @@ def fill(call: Call, *, rank: int, members: tuple[int, ...], operation: int) -> 
         payload.fill(
             out, source=rank, destinations=to, operation=operation, sizes=sizes
         )
-        load(into, out)
+        into[: len(out)].copy_(torch.from_numpy(out))
 
 
 def compare(
     call: Call, *, rank: int, members: tuple[int, ...], operation: int
 ) -> tuple[int, str] | None:
-    """Whose bytes are wrong in what arrived, and how; None if all are right."""
+    """The rank whose bytes arrived wrong, and how; None if all are right."""
     kind, size = call.kind, len(call.receive)
     if not size or (kind == "reduce" and rank != call.receiver):
         return None
-    if kind in SUMS:
+    received = call.receive.cpu().numpy()
+    if kind in REDUCTIONS:
         first = members.index(rank) * size if kind == "reduce_scatter" else 0
-        return _compare_sum(held(call.receive), members, operation, first)
+        return _compare_sum(received, members, operation, first)
     destination: int | None = rank
     sources, sizes = members, call.receive_bytes
     if kind in ("broadcast", "scatter", "send_recv"):
@@ -91,7 +90,7 @@ def compare(
     elif kind != ALL_TO_ALL:
         destination, sizes = None, [size // len(members)] * len(members)
     wrong = payload.verify(
-        held(call.receive),
+        received,
         destination=destination,
         sources=sources,
         operation=operation,
@@ -101,7 +100,7 @@ def compare(
 
 
 def _compare_sum(
-    found: UInt8, members: tuple[int, ...], operation: int, first: int
+    found: payload.UInt8, members: tuple[int, ...], operation: int, first: int
 ) -> tuple[int, str] | None:
     want = payload.summed(
         sources=members, operation=operation, first=first, size=len(found)
@@ -110,7 +109,7 @@ def _compare_sum(
     if not len(differ):
         return None
     at = int(differ[0])
-    # a sum does not tell who was wrong: the first of those who added
+    # a sum does not show which member was wrong: name the first
     return members[0], (
         f"byte {at} of the sum of {len(members)} ranks is 0x{int(found[at]):02x} "
         f"instead of 0x{int(want[at]):02x}"

@@ -1,15 +1,15 @@
-"""How far each rank's clock is from rank 0's, from exchanges among all ranks.
+"""Offsets of the ranks' clocks to rank 0's, from exchanges among all ranks.
 
-An all-to-all in which everybody sends to everybody ends nowhere before it was issued
-everywhere.  With rank r's issue i and end e on its own clock, and c what must be added
-to it to have rank 0's, each exchange says
+An all-to-all in which every rank sends to every other ends on no rank before all have
+issued it.  With issue i and end e of rank r on its own clock, and the offset c of this
+clock to rank 0's, each exchange implies
 
     i_0 <= e_r + c      and      i_r + c <= e_0
 
-so that c lies between the largest i_0 - e_r and the smallest e_0 - i_r of some
-exchanges: the knot is the middle, its error half the distance.  Nothing is assumed of
-the network, not even that both ways take as long (as Cristian's algorithm does).
-Processes under one kernel share its monotonic clock: they are off by nothing.
+so that c lies between the largest i_0 - e_r and the smallest e_0 - i_r of several
+exchanges: the estimate is the middle, its error half the distance.  Unlike Cristian's
+algorithm, this does not assume that both directions take equally long.  Processes
+under one kernel share its monotonic clock: their offset is 0.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROUNDS = 16
 
 
 def knots(plan: Plan, rank: int, backend: Backend) -> npt.NDArray[np.void]:
-    """Measure all clocks now; every rank must call it.
+    """Measure the clock offsets of all ranks; every rank must call it.
 
     Returns
     -------
     ndarray
-        ``[R]`` of type CLOCK on rank 0, which alone knows all times, else ``[0]``.
+        ``[R]`` of type CLOCK on rank 0, which gathers the times, else ``[0]``.
     """
     everyone, world = len(plan.groups), plan.world
     own = np.zeros((ROUNDS, 3), "<i8")
@@ -46,24 +46,25 @@ def knots(plan: Plan, rank: int, backend: Backend) -> npt.NDArray[np.void]:
         issue = time.monotonic_ns()
         exchange(backend, everyone, one, [8] * world)
         own[row, :2] = issue, time.monotonic_ns()
-    nothing = own[:0]
     arrive = [own.nbytes if rank == 0 else 0] * world
-    told = exchange(backend, everyone, [own, *[nothing] * (world - 1)], arrive)
+    received = exchange(backend, everyone, [own, *[own[:0]] * (world - 1)], arrive)
     if rank:
         return np.zeros(0, CLOCK)
-    rows = np.stack([t.view("<i8").reshape(ROUNDS, 3).astype(np.int64) for t in told])
+    rows = np.stack(
+        [t.view("<i8").reshape(ROUNDS, 3).astype(np.int64) for t in received]
+    )
     return offsets(rows[:, :, 0], rows[:, :, 1], rows[:, 0, 2])
 
 
 def offsets(issue: Int64, end: Int64, kernel: Int64) -> npt.NDArray[np.void]:
-    """Knots from the times of some exchanges among all.
+    """Clock offsets from the times of exchanges among all ranks.
 
     Parameters
     ----------
     issue, end
         ``[R, K]`` int64 ns, each rank's own clock, of K exchanges.
     kernel
-        ``[R]`` what tells the clocks apart; equal ones are the same clock.
+        ``[R]`` identifies the clock; equal values are the same clock.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Waits for operations that nobody else waits for, and notes when they ended."""
+"""A thread that records when operations end for which the program does not wait."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import Callable
 
 from moetraffic.replay.backends.backend import Work
 
-MOST_IN_FLIGHT = 1024
-"""Operations that nobody has waited for yet; who issues more has to wait."""
+MAX_IN_FLIGHT = 1024
+"""Operations not yet waited for; issuing more blocks."""
 
 
 class CompletionThread:
-    """A thread that waits for works in the order in which they come.
+    """A thread that waits for operations in the order of their issue.
 
-    An end is so when it and all before it have ended.
+    The recorded end of an operation is the moment when it and all operations issued
+    before it have ended.
 
     Parameters
     ----------
     ended
-        Called with the number and ``time.monotonic_ns()`` of what ended.
+        Called with the number of an operation that ended and ``time.monotonic_ns()``.
     failed
-        Called with the number and error of what failed.
+        Called with the number and the error of an operation that failed.
     """
 
     def __init__(
@@ -34,27 +35,27 @@ class CompletionThread:
         self._ended = ended
         self._failed = failed
         self._works: queue.Queue[tuple[int, Work | None] | None] = queue.Queue(
-            MOST_IN_FLIGHT
+            MAX_IN_FLIGHT
         )
-        self._thread = threading.Thread(target=self._reap, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def take(self, n: int, work: Work | None) -> None:
-        """Wait for this one, too."""
+    def wait_for(self, n: int, work: Work | None) -> None:
+        """Add an operation to those that the thread waits for."""
         self._works.put((n, work))
 
     def drain(self) -> None:
-        """Return when all that were taken have ended, or failed."""
+        """Return when all operations added so far have ended or failed."""
         self._works.join()
 
     def stop(self) -> None:
-        """End the thread after what it has."""
+        """End the thread after the operations added so far."""
         self._works.put(None)
         self._thread.join()
 
-    def _reap(self) -> None:
-        while (taken := self._works.get()) is not None:
-            n, work = taken
+    def _run(self) -> None:
+        while (item := self._works.get()) is not None:
+            n, work = item
             try:
                 if work is not None:
                     work.wait()

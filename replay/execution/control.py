@@ -1,6 +1,6 @@
-"""What ranks tell each other through the backend, beside the traffic: sizes, times.
+"""Control messages between ranks through the backend: barrier, sizes, times.
 
-It all goes through the backend's own all-to-all, so a backend needs nothing else.
+All of them are all-to-alls of the backend, so a backend needs nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from moetraffic.replay.backends.backend import Backend, Call, run
-from moetraffic.replay.failure import RankError, at
+from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.trace.model import ALL_TO_ALL
 
@@ -24,7 +24,8 @@ from .timing import Timing
 
 _DIGEST_BYTES = 16
 _DIGESTED_ROWS = 4096  # operations digested at a time
-_ROW_BYTES = 40  # of an operation's times
+_COLUMNS = ("operation", "issue", "start", "end", "due")
+_ROW_BYTES = 8 * len(_COLUMNS)  # times of an operation
 _GATHERED_ROWS = 1 << 18  # operations whose times travel in one exchange
 
 
@@ -34,7 +35,7 @@ def exchange(
     parts: Sequence[npt.NDArray[Any]],
     receive_bytes: list[int],
 ) -> list[UInt8]:
-    """An all-to-all of a few bytes.
+    """Run an all-to-all of a few bytes.
 
     Parameters
     ----------
@@ -51,13 +52,12 @@ def exchange(
         ``W`` uint8 arrays.
     """
     flat = [np.ascontiguousarray(p).view(np.uint8).ravel() for p in parts]
-    send = torch.from_numpy(np.concatenate(flat)).to(backend.device)
     size = sum(receive_bytes)
     receive = torch.empty(size, dtype=torch.uint8, device=backend.device)
     call = Call(
         kind=ALL_TO_ALL,
         group=group,
-        send=send,
+        send=torch.from_numpy(np.concatenate(flat)).to(backend.device),
         receive=receive,
         send_bytes=[len(p) for p in flat],
         receive_bytes=receive_bytes,
@@ -68,40 +68,42 @@ def exchange(
     return [host[a:b] for a, b in pairwise(edges)]
 
 
-def meet(plan: Plan, backend: Backend) -> None:
-    """Wait until every rank is here."""
+def barrier(plan: Plan, backend: Backend) -> None:
+    """Wait until every rank has called this."""
     one = np.zeros(1, np.uint8)
     exchange(backend, len(plan.groups), [one] * plan.world, [1] * plan.world)
 
 
 def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
-    """Make sure, before first use, that members send what others expect, in one order.
+    """Check that members of a group expect what others send, in the same order.
 
-    For each member, a rank digests what it will send it: operation and bytes, in its
-    program's order; and what it expects from it.  The digests travel once a group, so
-    it costs the same whether there are ten operations or a million.  Only where some
-    differ, all sizes are told one by one, and the first wrong one is named.
+    For each member, a rank computes a digest of what it will send it (operations and
+    bytes, in the order of its program) and of what it expects from it.  Digests are
+    exchanged once a group, so the cost does not depend on the number of operations.
+    Only where digests differ, all sizes are exchanged one by one to find the first
+    that differs.
 
     Raises
     ------
     RankError
-        Naming the sender and the first operation of which its receiver has another
-        plan.
+        Naming the sender and the first operation whose size its receiver does not
+        expect.
     """
     program = plan.programs[rank]
+    place = "the agreement on sizes"
     wrong = 0
     for group in np.unique(plan.group).tolist():
         if rank not in plan.groups[group]:
             continue
-        sends, expects = _digests(plan, program, group)
+        sends, expected = _digests(plan, program, group)
         width = len(plan.groups[group])
-        with at(rank, "the agreement on sizes"):
-            told = exchange(backend, group, sends, [_DIGEST_BYTES] * width)
-        pairs = zip(told, expects, strict=True)
-        wrong += sum(t.tobytes() != e.tobytes() for t, e in pairs)
+        with backend_errors(rank, place):
+            received = exchange(backend, group, sends, [_DIGEST_BYTES] * width)
+        pairs = zip(received, expected, strict=True)
+        wrong += sum(r.tobytes() != e.tobytes() for r, e in pairs)
     everyone = len(plan.groups)
     flag = np.array([min(wrong, 255)], np.uint8)
-    with at(rank, "the agreement on sizes"):
+    with backend_errors(rank, place):
         flags = exchange(backend, everyone, [flag] * plan.world, [1] * plan.world)
     if not any(int(f[0]) for f in flags):
         return
@@ -117,13 +119,13 @@ def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
             program.sends(n).tolist(),
             program.receives(n).tolist(),
         )
-    # who found a wrong size tells it, and does not come here: the others wait for that
-    meet(plan, backend)
+    # a rank that found a wrong size raised above: the others wait here for its error
+    barrier(plan, backend)
     raise RankError(
         "has the operations of a group in another order than its other members: give "
         "every rank the same trace and the same version of moetraffic",
         rank=rank,
-        operation="the agreement on sizes",
+        operation=place,
         cause="mismatch",
     )
 
@@ -137,13 +139,13 @@ def _digests(
         [hashlib.blake2b(digest_size=_DIGEST_BYTES) for _ in range(width)]
         for _ in range(2)
     )
-    # a message has two of the members, and the plan tells both of them its size
+    # a message has only two members, and the plan gives both of them its size
     shared = program.kind != KINDS.index("send_recv")
     mine = np.flatnonzero((program.group == group) & shared)
     for begin in range(0, len(mine), _DIGESTED_ROWS):
         rows = mine[begin : begin + _DIGESTED_ROWS]
         operation = program.operation[rows]
-        # what is no all-to-all has one size, which the plan tells everybody
+        # operations other than all-to-alls have one size, the same on all members
         uneven = program.first[rows + 1] > program.first[rows]
         at_byte = program.first[rows[uneven], None] + np.arange(width)
         for hashes, panel in (
@@ -170,57 +172,52 @@ def compare_sizes(
     sends: list[int],
     receives: list[int],
 ) -> None:
-    """Before an operation: tell each member how much it will get, 8 bytes a pair.
+    """Exchange the sizes of an operation with its members, 8 bytes a pair.
 
     Raises
     ------
     RankError
-        If a member will send this rank more or less than its plan says.
+        If a member will send this rank more or less than its plan expects.
     """
     members = plan.groups[group]
     parts = [np.array([size], "<i8") for size in sends]
-    told = exchange(backend, group, parts, [8] * len(members))
-    for source, said, size in zip(members, told, receives, strict=True):
-        will_send = int(said.view("<i8")[0])
+    received = exchange(backend, group, parts, [8] * len(members))
+    for source, announced, size in zip(members, received, receives, strict=True):
+        will_send = int(announced.view("<i8")[0])
         if will_send != size:
             raise RankError(
-                f"sends {will_send} bytes to rank {rank}, whose plan says {size}: give "
-                "every rank the same trace and the same version of moetraffic",
+                f"sends {will_send} bytes to rank {rank}, whose plan expects {size}: "
+                "give every rank the same trace and the same version of moetraffic",
                 rank=source,
                 operation=plan.name(operation),
                 cause="mismatch",
             )
 
 
-def gather(
+def gather_times(
     plan: Plan, rank: int, backend: Backend, timing: Timing
 ) -> dict[int, Timing]:
-    """All ranks' times on rank 0; the other ranks get nothing."""
-    with at(rank, "the gathering of times"):
-        columns = [timing.operation, timing.issue, timing.start, timing.end, timing.due]
-        mine = np.stack(columns, axis=1).astype("<i8")
+    """Gather the times of all ranks on rank 0; empty on the others."""
+    with backend_errors(rank, "the gathering of times"):
+        mine = np.stack([getattr(timing, c) for c in _COLUMNS], axis=1).astype("<i8")
         everyone = len(plan.groups)
         count = np.array([len(mine)], "<i8")
-        told = exchange(backend, everyone, [count] * plan.world, [8] * plan.world)
-        lengths = [int(c.view("<i8")[0]) for c in told]
+        counts = exchange(backend, everyone, [count] * plan.world, [8] * plan.world)
+        lengths = [int(c.view("<i8")[0]) for c in counts]
         pieces: list[list[UInt8]] = [[] for _ in lengths]
-        nothing = mine[:0]
         for first in range(0, max(lengths), _GATHERED_ROWS):
             rows = [min(max(n - first, 0), _GATHERED_ROWS) for n in lengths]
-            parts = [mine[first : first + rows[rank]], *[nothing] * (plan.world - 1)]
+            parts = [mine[first : first + rows[rank]], *[mine[:0]] * (plan.world - 1)]
             arrive = [_ROW_BYTES * n if rank == 0 else 0 for n in rows]
-            for got, piece in zip(
-                pieces, exchange(backend, everyone, parts, arrive), strict=True
-            ):
-                got.append(piece)
+            received = exchange(backend, everyone, parts, arrive)
+            for part, piece in zip(received, pieces, strict=True):
+                piece.append(part)
     if rank:
         return {}
+    nothing = np.zeros(0, np.uint8)
     found = {}
-    for other, got in enumerate(pieces):
-        whole = np.concatenate(got) if got else np.zeros(0, np.uint8)
-        table = whole.view("<i8").reshape(-1, 5).astype(np.int64)
-        operation, issue, start, end, due = table.T.copy()
-        found[other] = Timing(
-            operation=operation, issue=issue, start=start, end=end, due=due
-        )
+    for other, parts_of in enumerate(pieces):
+        table = np.concatenate([nothing, *parts_of]).view("<i8").astype(np.int64)
+        columns = table.reshape(-1, len(_COLUMNS)).T.copy()
+        found[other] = Timing(**dict(zip(_COLUMNS, columns, strict=True)))
     return found

@@ -1,12 +1,13 @@
-"""A timed pass on a CUDA device: operations are queued, and events tell the times.
+"""Timed pass on a CUDA device: queue operations and read their times from events.
 
-Each of the plan's streams is a CUDA stream; each group has a communicator, and so a
+Each stream of the plan is a CUDA stream; each group has a communicator, and so a
 stream of its own inside NCCL.  The host runs ahead of the device within an iteration:
-what an operation waits for, it waits for on the device.  After each iteration the host
-waits for the device, and reads the events; they are used again.
+dependencies of operations are enforced on the device.  After each iteration the host
+synchronizes with the device and reads the events, which are reused.
 
-An operation's issue is when the host queued it, its start and end are what events on
-its stream say, put on the host's clock by one event whose end the host has seen.
+The issue time of an operation is when the host queued it; its start and end come from
+events on its stream, converted to the host's clock with an event whose end the host
+observed.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from .timed_pass import TimedPass
 
 
 class DevicePass:
-    """The pass of one rank.
+    """Timed pass of one rank on its CUDA device.
 
     Parameters
     ----------
     timed
         The pass.
     device
-        Its CUDA device.
+        CUDA device of the rank.
     graphs
-        Whether each iteration is recorded as a CUDA graph and started as one.
+        Whether each iteration is recorded and launched as a CUDA graph.
 
     Raises
     ------
     ReplayError
-        If there are to be graphs, but a pace that the host has to keep.
+        If graphs are requested with a pace that the host has to keep.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class DevicePass:
     ) -> None:
         if graphs and timed.pace.timed:
             raise ReplayError(
-                "a CUDA graph starts all of an iteration at once, but pace "
+                "a CUDA graph launches a whole iteration at once, but pace "
                 f"{timed.pace} issues operations one by one: choose --pace asap, or "
                 "leave out --graphs"
             )
@@ -60,7 +61,7 @@ class DevicePass:
         used = np.unique(timed.program.stream).tolist()
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._streams = {s: make(device) for s in used}
-        self._aside = {s: make(device) for s in used}
+        self._side_streams = {s: make(device) for s in used}
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         filled = timed.pace.timed and timed.pace.gaps is Gaps.GEMM
         self._gemm = Gemm(device) if filled else None
@@ -68,34 +69,34 @@ class DevicePass:
         self._begin = 0
 
     def run(self) -> None:
-        """Go through the program; the times are in the timed.
+        """Run the timed pass; its times are in ``timed`` afterwards.
 
         Raises
         ------
         RankError
-            If a rank does not answer.
+            If another rank does not answer.
         """
         timed = self._timed
-        timed.meet()
+        timed.barrier()
         torch.cuda.synchronize(self._device)
         self._begin = time.monotonic_ns()
         for begin, end in timed.iterations():
             self._launches = timed.binder.launches(begin, end)
-            zero, zero_ns = self._zero()
+            reference, reference_ns = self._reference()
             timed.counter[0] = timed.base + 2 * begin + 1
             n = begin
             try:
                 if self._graphs:
-                    self._record_and_start(begin, end)
+                    self._run_graph(begin, end)
                 else:
                     for n in range(begin, end):
-                        self._pause(n, begin)
+                        self._wait_until_due(n, begin)
                         timed.issue[n] = time.monotonic_ns()
                         self._queue(n, begin)
                 torch.cuda.synchronize(self._device)
             except RuntimeError as error:
                 raise timed.failure(n, error) from error
-            self._read(begin, end, zero, zero_ns)
+            self._read(begin, end, reference, reference_ns)
             timed.counter[0] = timed.base + 2 * end
             timed.done = end
             timed.alive(time.monotonic_ns())
@@ -103,11 +104,11 @@ class DevicePass:
     # ---- one operation -------------------------------------------------------------
 
     def _queue(self, n: int, begin: int) -> None:
-        """Put an operation and its two events on its stream."""
+        """Queue an operation and its two events on its stream."""
         program = self._timed.program
         number, after = int(program.stream[n]), int(program.after[n])
         stream = self._streams[number]
-        before, ended = self._pair(n - begin)
+        before, ended = self._events_of(n - begin)
         open_loop = self._timed.pace.schedule is Schedule.OPEN_LOOP
         with torch.cuda.stream(stream):
             if after >= begin and not open_loop:
@@ -119,16 +120,16 @@ class DevicePass:
                     work.wait()  # the stream's, not the host's
                 ended.record(stream)
                 return
-        # nobody waits for it: its end is seen beside the stream
-        aside = self._aside[number]
-        with torch.cuda.stream(aside):
-            aside.wait_event(before)
+        # no operation waits for it: its end is recorded on a side stream
+        side = self._side_streams[number]
+        with torch.cuda.stream(side):
+            side.wait_event(before)
             if work is not None:
                 work.wait()
-            ended.record(aside)
+            ended.record(side)
 
-    def _pause(self, n: int, begin: int) -> None:
-        """Let the time pass until an operation is due."""
+    def _wait_until_due(self, n: int, begin: int) -> None:
+        """Wait until an operation is due."""
         timed, program = self._timed, self._timed.program
         pace = timed.pace
         if not pace.timed:
@@ -158,36 +159,36 @@ class DevicePass:
 
     # ---- an iteration as a graph ---------------------------------------------------
 
-    def _record_and_start(self, begin: int, end: int) -> None:
-        """Record an iteration's operations as one graph, and start it."""
+    def _run_graph(self, begin: int, end: int) -> None:
+        """Record the operations of an iteration as one graph and launch it."""
         timed, graph = self._timed, torch.cuda.CUDAGraph()
         for n in range(begin, end):
-            self._pair(n - begin)
+            self._events_of(n - begin)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            there = torch.cuda.current_stream(self._device)
-            for stream in (*self._streams.values(), *self._aside.values()):
-                stream.wait_stream(there)
+            recorded = torch.cuda.current_stream(self._device)
+            for stream in (*self._streams.values(), *self._side_streams.values()):
+                stream.wait_stream(recorded)
             for n in range(begin, end):
                 self._queue(n, begin)
-            for stream in (*self._streams.values(), *self._aside.values()):
-                there.wait_stream(stream)
-        timed.meet()  # recording takes long, and on no two ranks as long
+            for stream in (*self._streams.values(), *self._side_streams.values()):
+                recorded.wait_stream(stream)
+        timed.barrier()  # recording takes long, and not equally long on all ranks
         timed.issue[begin:end] = time.monotonic_ns()
         graph.replay()
         torch.cuda.synchronize(self._device)
 
     # ---- events --------------------------------------------------------------------
 
-    def _pair(self, at: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    def _events_of(self, at: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         while at >= len(self._events):
-            self._events.append((self._event(), self._event()))
+            self._events.append((self._new_event(), self._new_event()))
         return self._events[at]
 
-    def _event(self) -> torch.cuda.Event:
+    def _new_event(self) -> torch.cuda.Event:
         if not self._graphs:
-            return _timed()
-        try:  # an event that a graph records is one from outside of it
-            return _timed(external=True)
+            return _event()
+        try:  # events inside a graph must be external ones
+            return _event(external=True)
         except TypeError as error:
             raise ReplayError(
                 "times inside CUDA graphs need events that this torch "
@@ -195,25 +196,27 @@ class DevicePass:
                 "--graphs"
             ) from error
 
-    def _zero(self) -> tuple[torch.cuda.Event, int]:
-        """An event that has ended, and when the host saw its end."""
-        zero = _timed()
-        zero.record(torch.cuda.current_stream(self._device))
-        zero.synchronize()
-        return zero, time.monotonic_ns()
+    def _reference(self) -> tuple[torch.cuda.Event, int]:
+        """An event that has ended, and the host time at which its end was observed."""
+        reference = _event()
+        reference.record(torch.cuda.current_stream(self._device))
+        reference.synchronize()
+        return reference, time.monotonic_ns()
 
-    def _read(self, begin: int, end: int, zero: torch.cuda.Event, zero_ns: int) -> None:
-        """Take an iteration's times from its events."""
+    def _read(
+        self, begin: int, end: int, reference: torch.cuda.Event, reference_ns: int
+    ) -> None:
+        """Read the times of an iteration from its events."""
         timed = self._timed
         for n in range(begin, end):
             before, ended = self._events[n - begin]
             # no operation starts before the host has queued it
-            start = zero_ns + round(zero.elapsed_time(before) * 1e6)
+            start = reference_ns + round(reference.elapsed_time(before) * 1e6)
             timed.start[n] = max(int(timed.issue[n]), start)
-            last = zero_ns + round(zero.elapsed_time(ended) * 1e6)
+            last = reference_ns + round(reference.elapsed_time(ended) * 1e6)
             timed.end[n] = max(int(timed.start[n]), last)
 
 
-def _timed(**more: bool) -> torch.cuda.Event:
+def _event(**more: bool) -> torch.cuda.Event:
     make: Callable[..., torch.cuda.Event] = torch.cuda.Event
     return make(enable_timing=True, **more)

@@ -1,4 +1,4 @@
-"""One rank of a replay: verify every operation once, then run them all, timed."""
+"""Replay the program of one rank: verify every operation once, then time all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
-from moetraffic.replay.failure import RankError, at
+from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import ALL_TO_ALL, Bool
 
@@ -17,28 +17,28 @@ from . import open_loop, sequential
 from .binding import Binder, validate_kinds
 from .buffers import Buffers
 from .checking import check
-from .control import compare_sizes, meet
+from .control import barrier, compare_sizes
 from .pace import Pace, Schedule
-from .streams import Streams
-from .timed_pass import BEAT_EVERY_NS, TimedPass
+from .streams import StreamThreads
+from .timed_pass import HEARTBEAT_EVERY_NS, TimedPass
 from .timing import Timing
 
 
 class Engine:
-    """One rank that replays its program.
+    """Replay of the program of one rank.
 
     Parameters
     ----------
     plan
-        With this rank's program.
+        Plan with the program of this rank.
     rank
-        Which rank this is.
+        Rank of this process.
     backend
         Started with ``plan.groups`` and, after them, the group of all ranks.
     pace
         When operations are issued.
     dtype
-        The type in which is added up.
+        Type in which reductions compute.
     graphs
         Whether a CUDA device gets an iteration's operations as one graph.
     passed
@@ -49,7 +49,7 @@ class Engine:
     RankError
         If there is no memory for the buffers.
     ReplayError
-        If the backend cannot do an operation.
+        If the backend lacks a kind of operation.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class Engine:
         self._buffers = Buffers(self._program, backend)
         self._binder = Binder(plan, self._program, backend, self._buffers, dtype)
         self._counter = heartbeat.counter()
-        self._passed = passed  # operations of the passes before
+        self._passed = passed  # operations of earlier passes
 
     def verify(self, chosen: Bool | None = None) -> None:
-        """Run operations once, and check every byte that arrives.
+        """Run operations once and check every byte that arrives.
 
-        All ranks have agreed on the sizes of all operations before; the members of one
-        that is run tell each other once more what they are about to send: gloo aborts
-        the receiver of too much, and leaves old bytes where too little comes.
+        All ranks have agreed on the sizes of all operations before; the members of an
+        operation that is run exchange its sizes once more: gloo aborts a receiver of
+        too many bytes, and leaves old bytes where too few arrive.
 
         Parameters
         ----------
         chosen
-            ``[n]`` which of the plan's operations to run, the same on all ranks; None
+            ``[n]`` which operations of the plan to run, the same on all ranks; None
             for all.
 
         Raises
@@ -94,22 +94,21 @@ class Engine:
             If sizes or bytes differ from the plan, or a rank does not answer.
         """
         plan, rank, program = self._plan, self._rank, self._program
-        beat_ns, done = time.monotonic_ns(), 0
+        count, done, sent_ns = len(program), 0, time.monotonic_ns()
         for n in plan.checking_order(rank).tolist():
             operation = int(program.operation[n])
             call = self._binder.call(n, torch.uint8)
             self._counter[0] = 2 * n + 1
-            with at(rank, plan.name(operation)):
+            with backend_errors(rank, plan.name(operation)):
                 if chosen is None or chosen[operation]:
                     self._compare_sizes(call, operation)
                     self._check(call, operation)
             self._counter[0] = 2 * n + 2
             now_ns, done = time.monotonic_ns(), done + 1
-            if now_ns - beat_ns > BEAT_EVERY_NS:
-                beat_ns = now_ns
-                self._beat("verify", done)
-        self._beat("verify", done)
-        self._passed += len(program)
+            if now_ns - sent_ns > HEARTBEAT_EVERY_NS or done == count:
+                sent_ns = now_ns
+                heartbeat.send("step", stage="verify", done=done, of=count)
+        self._passed += count
 
     def warm_up(self, iterations: int) -> None:
         """Run the first iterations untimed, one operation after the other.
@@ -117,7 +116,7 @@ class Engine:
         Raises
         ------
         RankError
-            If a rank does not answer.
+            If another rank does not answer.
         """
         plan, program = self._plan, self._program
         first = np.unique(plan.iteration)[:iterations]
@@ -126,29 +125,29 @@ class Engine:
         order = plan.checking_order(self._rank)
         early = plan.iteration[program.operation[order]] <= first[-1]
         for n in order[early].tolist():
-            with at(self._rank, plan.name(int(program.operation[n]))):
+            with backend_errors(self._rank, plan.name(int(program.operation[n]))):
                 run(self._backend, self._binder.call(n))
 
     def run(self) -> Timing:
-        """Run every operation at its pace, and time it.
+        """Run every operation at its pace and record its times.
 
         Raises
         ------
         RankError
-            If a rank does not answer.
+            If another rank does not answer.
         """
-        self._buffers.blank(0)  # what is added up again and again stays what it is
+        self._buffers.fill(0)  # repeated sums of zeros stay zero
         timed = TimedPass(
             self._plan,
             self._program,
             self._binder,
             self._pace,
-            self._meet,
+            self._barrier,
             self._counter,
             self._passed,
         )
         if self._backend.device.type == "cuda":
-            # torch's CUDA parts are looked at only where there is a device
+            # torch's CUDA parts are imported only where there is a device
             from .device_pass import DevicePass
 
             DevicePass(timed, self._backend.device, graphs=self._graphs).run()
@@ -157,24 +156,23 @@ class Engine:
         elif self._program.chained:
             sequential.run(timed)
         else:
-            Streams(timed).run()
+            StreamThreads(timed).run()
         self._passed += len(self._program)
-        timed.beat()
+        timed.send_heartbeat()
         return timed.timing()
 
-    def _meet(self) -> None:
-        with at(self._rank, "the start of the timed pass"):
-            meet(self._plan, self._backend)
+    def _barrier(self) -> None:
+        with backend_errors(self._rank, "the start of the timed pass"):
+            barrier(self._plan, self._backend)
 
     def _compare_sizes(self, call: Call, operation: int) -> None:
-        """Tell all members, so not where only two of them take part."""
-        members = self._plan.groups[call.group]
-        if call.kind == ALL_TO_ALL:
-            sends, receives = call.send_bytes, call.receive_bytes
-        elif call.kind == "send_recv":
+        """Compare sizes with all members; skipped where only two of them take part."""
+        if call.kind == "send_recv":
             return
-        else:
-            sends = receives = [int(self._plan.size[operation])] * len(members)
+        sends, receives = call.send_bytes, call.receive_bytes
+        if call.kind != ALL_TO_ALL:
+            size = int(self._plan.size[operation])
+            sends = receives = [size] * len(self._plan.groups[call.group])
         compare_sizes(
             self._plan,
             self._rank,
@@ -196,12 +194,9 @@ class Engine:
         if wrong is not None:
             source, what = wrong
             raise RankError(
-                f"sent bytes that did not arrive at rank {self._rank} as they were, "
+                f"sent bytes that did not arrive unchanged at rank {self._rank}, "
                 f"{what}: check the network and the backend",
                 rank=source,
                 operation=self._plan.name(operation),
                 cause="mismatch",
             )
-
-    def _beat(self, stage: str, done: int) -> None:
-        heartbeat.send("step", stage=stage, done=done, of=len(self._program))

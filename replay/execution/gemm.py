@@ -1,4 +1,4 @@
-"""A gap filled with what it stands for: a matrix product on the GPU, as long."""
+"""Fill gaps on a GPU with matrix products of the same duration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-_SIDE = 2048  # some 20 us of an H100, 100 us of a V100: gaps are many of these
-_TRIED = 32
+_SIDE = 2048  # some 20 us on an H100, 100 us on a V100: gaps are many of these
+_REPETITIONS = 32
 
 
 class Gemm:
-    """Products of square matrices in bfloat16, timed once when it is made.
+    """Products of square bfloat16 matrices, whose duration is measured at creation.
 
     Parameters
     ----------
@@ -24,18 +24,18 @@ class Gemm:
         self._a = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
         self._b = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
         self._out = torch.empty(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-        self._multiply(_TRIED)  # libraries are loaded, clocks rise
+        self._multiply(_REPETITIONS)  # loads libraries, raises clocks
         event: Callable[..., torch.cuda.Event] = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
-        self._multiply(_TRIED)
+        self._multiply(_REPETITIONS)
         end.record()
         end.synchronize()
-        self.one_ns = max(1.0, begin.elapsed_time(end) * 1e6 / _TRIED)
+        self.product_ns = max(1.0, begin.elapsed_time(end) * 1e6 / _REPETITIONS)
 
     def fill(self, gap_ns: int) -> None:
-        """Queue products on the current stream that take this long together."""
-        self._multiply(round(gap_ns / self.one_ns))
+        """Queue products with this total duration on the current stream."""
+        self._multiply(round(gap_ns / self.product_ns))
 
     def _multiply(self, times: int) -> None:
         for _ in range(times):

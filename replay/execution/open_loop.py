@@ -1,4 +1,4 @@
-"""Issue every operation at its captured time, whatever has ended by then."""
+"""Issue every operation at its captured time, whether or not others have ended."""
 
 from __future__ import annotations
 
@@ -11,56 +11,47 @@ from moetraffic.replay.plan.program import UNKNOWN_GAP
 
 from .completion_thread import CompletionThread
 from .pace import wait_until
-from .sequential import blocks
 from .timed_pass import TimedPass
 
 
 def run(timed: TimedPass) -> None:
-    """Go through the program; the times are in the timed.
+    """Run a timed pass in open loop; its times are in ``timed`` afterwards.
 
-    What was added beside the trace has no time: it is issued when its turn comes.
+    Operations that the trace does not have (background traffic) have no captured time:
+    they are issued as soon as it is their turn.
 
     Raises
     ------
     RankError
-        If a rank does not answer.
+        If another rank does not answer.
     """
     program, clock = timed.program, time.monotonic_ns
     errors: list[RankError] = []
 
-    def ended(n: int, now_ns: int) -> None:
-        timed.end[n] = now_ns
-        timed.done += 1
-
     def failed(n: int, error: RuntimeError) -> None:
         errors.append(timed.failure(n, error))
 
-    threads = {
-        s: CompletionThread(ended, failed) for s in np.unique(program.stream).tolist()
-    }
-    launches = blocks(timed)
-    ready = next(launches, [])
-    timed.meet()
+    streams = np.unique(program.stream).tolist()
+    threads = {s: CompletionThread(timed.ended, failed) for s in streams}
+    launches = timed.launches()
+    timed.barrier()
     n, begin = 0, clock()
     try:
-        while ready:
-            for launch in ready:
-                if program.due_ns[n] != UNKNOWN_GAP:
-                    timed.due[n] = begin + program.due_ns[n]
-                    wait_until(int(timed.due[n]), timed.pace.gaps, timed.alive)
-                timed.counter[0] = timed.base + 2 * n + 1
-                timed.issue[n] = now = clock()
-                threads[int(program.stream[n])].take(n, launch())
-                timed.counter[0] = timed.base + 2 * n + 2
-                n += 1
-                timed.alive(now)
-                if errors:
-                    raise errors[0]
-            ready = next(launches, [])
+        for n, launch in enumerate(launches):
+            if program.due_ns[n] != UNKNOWN_GAP:
+                timed.due[n] = begin + program.due_ns[n]
+                wait_until(int(timed.due[n]), timed.pace.gaps, timed.alive)
+            timed.counter[0] = timed.base + 2 * n + 1
+            timed.issue[n] = now = clock()
+            threads[int(program.stream[n])].wait_for(n, launch())
+            timed.counter[0] = timed.base + 2 * n + 2
+            timed.alive(now)
+            if errors:
+                raise errors[0]
     except RuntimeError as error:
         raise timed.failure(n, error) from error
-    for completion in threads.values():
-        completion.drain()
-        completion.stop()
+    for thread in threads.values():
+        thread.drain()
+        thread.stop()
     if errors:
         raise errors[0]

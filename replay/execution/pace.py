@@ -1,17 +1,17 @@
-"""When operations are issued, and how the time until then is spent.
+"""Pace of a replay: when operations are issued, and how the time until then is spent.
 
 ========== =====================================================================
 pace       an operation is due
 ========== =====================================================================
-asap       at once, when what it waits for has ended
-captured   the captured gap after what it waits for has ended
+asap       as soon as the operation it waits for has ended
+captured   the captured gap after the operation it waits for has ended
 scaled:X   X times the captured gap after that
-open-loop  at the captured time after the start, whatever has ended by then
+open-loop  at the captured time after the start, whether or not others have ended
 ========== =====================================================================
 
-Gaps stand for compute.  A sleep wakes some tens of microseconds late, and leaves the
-processor to others; *spin* sleeps until shortly before and then looks at the clock,
-which is exact; *gemm* multiplies matrices on the GPU for as long.
+Gaps stand for compute.  A *sleep* wakes some tens of microseconds late and frees the
+processor; *spin* sleeps until shortly before the due time and then polls the clock,
+which is exact; *gemm* multiplies matrices on the GPU for the length of the gap.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import UNKNOWN_GAP, Plan
 
 SPIN_NS = 200_000
-"""How long before the time a sleep ends and the looking at the clock begins."""
+"""How long before the due time sleeping ends and polling the clock begins."""
 
-_NAP_NS = 100_000_000  # a longer sleep is cut, so that the rank shows that it lives
+_NAP_NS = 100_000_000  # longer sleeps are split, so that heartbeats go on
 
 
 class Schedule(str, enum.Enum):
-    """What an operation's time follows from."""
+    """What determines the issue time of an operation."""
 
     ASAP = "asap"
     CAPTURED = "captured"
@@ -61,13 +61,13 @@ class Pace:
     """
 
     schedule: Schedule = Schedule.ASAP
-    factor: float = 1.0  # of the captured gaps, where scaled
+    factor: float = 1.0  # multiplies the captured gaps of a scaled pace
     gaps: Gaps = Gaps.SPIN
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
             raise ReplayError(
-                "gaps are multiplied with a number above 0, but it is "
+                "the factor of the gaps must be a finite number above 0, but is "
                 f"{self.factor:g}: give --pace scaled:0.5, or asap for no gaps"
             )
 
@@ -78,17 +78,17 @@ class Pace:
 
     @property
     def timed(self) -> bool:
-        """Whether anything is waited for but other operations."""
+        """Whether operations have due times."""
         return self.schedule is not Schedule.ASAP
 
     def validate(self, plan: Plan, rank: int, *, device: str, timeout_s: float) -> None:
-        """Refuse a pace that this program cannot be replayed at.
+        """Check that the program of a rank can be replayed at this pace.
 
         Raises
         ------
         ReplayError
-            If the capture's times are not known, a gap is longer than other ranks
-            wait, or there is no GPU for matrices.
+            If captured times are unknown, a gap is longer than the timeout, or there
+            is no GPU for matrix products.
         """
         if self.gaps is Gaps.GEMM and device != "cuda":
             raise ReplayError(
@@ -100,15 +100,15 @@ class Pace:
         if not self.timed or not captured.any():
             return
         open_loop = self.schedule is Schedule.OPEN_LOOP
-        told = (program.due_ns if open_loop else program.gap_ns)[captured]
-        unknown = int(np.count_nonzero(told == UNKNOWN_GAP))
+        times = (program.due_ns if open_loop else program.gap_ns)[captured]
+        unknown = int(np.count_nonzero(times == UNKNOWN_GAP))
         if unknown:
             raise ReplayError(
                 f"pace {self} needs the captured times, but of {unknown} of "
-                f"{len(told)} operations of rank {rank} {plan.source} does not tell "
-                "them: choose --pace asap"
+                f"{len(times)} operations of rank {rank} they are unknown in "
+                f"{plan.source}: choose --pace asap"
             )
-        waits = np.diff(told, prepend=0) if open_loop else told * self.factor
+        waits = np.diff(times, prepend=0) if open_loop else times * self.factor
         longest_s = float(waits.max()) / 1e9
         if longest_s > timeout_s:
             raise ReplayError(
@@ -119,16 +119,16 @@ class Pace:
 
 
 ASAP = Pace()
-"""Each operation when what it waits for has ended."""
+"""Each operation as soon as the one it waits for has ended."""
 
 
-def pace(text: str, gaps: Gaps = Gaps.SPIN) -> Pace:
-    """A pace as people write it: asap, captured, scaled:0.5, open-loop.
+def parse_pace(text: str, gaps: Gaps = Gaps.SPIN) -> Pace:
+    """Parse a pace: asap, captured, scaled:0.5 or open-loop.
 
     Raises
     ------
     ReplayError
-        If it is none of these.
+        If the text is none of these.
     """
     name, colon, number = text.partition(":")
     known = {s.value for s in Schedule}
@@ -147,16 +147,16 @@ def pace(text: str, gaps: Gaps = Gaps.SPIN) -> Pace:
 def wait_until(
     due_ns: int, gaps: Gaps, alive: Callable[[int], object] = lambda now_ns: None
 ) -> int:
-    """Let time pass on the host; returns ``time.monotonic_ns()`` after it.
+    """Wait on the host; return ``time.monotonic_ns()`` afterwards.
 
     Parameters
     ----------
     due_ns
-        Until when, of ``time.monotonic_ns()``.
+        Until when, on the clock of ``time.monotonic_ns()``.
     gaps
         Sleep, or sleep and spin.
     alive
-        Called with the time now and then.
+        Called with the time every now and then, for heartbeats.
     """
     clock, early = time.monotonic_ns, 0 if gaps is Gaps.SLEEP else SPIN_NS
     now = clock()

@@ -1,4 +1,4 @@
-"""Bytes that tell who sent them, to whom, in which operation, and at which offset.
+"""Payload bytes that identify sender, receiver, operation and offset.
 
 Each source rank has a table of P pseudo-random bytes, P prime.  What it sends to a
 destination in an operation is the table read in blocks of P from places that depend on
@@ -6,11 +6,11 @@ destination, operation and block:
 
     byte(s, d, k, o) = T_s[(d A + k B + (o div P) C + o mod P) mod P]
 
-where d is s itself for bytes that are the same for all.  Any eight bytes tell their
-table (by chance another's in one of 10^14 tables), and with it their sender; the place
-in the table tells the rest.  For fixed d, the places of P consecutive operations are
-distinct, since P is prime and does not divide B: bytes
-left over from an earlier operation are never taken for the right ones.
+where d is s itself for bytes that are the same for all destinations.  Any eight bytes
+identify their table (a chance match occurs in one of 10^14 tables), and with it their
+sender; the place in the table identifies the rest.  For fixed d, the places of P
+consecutive operations are distinct, since P is prime and does not divide B: bytes left
+over from an earlier operation are never taken for the right ones.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _DESTINATION_STRIDE = 27140  # P (sqrt 2 - 1)
 _OPERATION_STRIDE = 40494  # P (sqrt 5 - 1) / 2
 _BLOCK_STRIDE = 47965  # P (sqrt 3 - 1)
 
-_TELLING = 8  # bytes that tell their table
-_REMEMBERED = 65  # operations back that a wrong byte is looked for in
-_NEAR = 4096  # bytes that a message may have slipped to be called so
+_WINDOW = 8  # bytes that identify their table
+_OPERATIONS_BACK = 65  # earlier operations that are searched for a wrong byte
+_NEAR = 4096  # largest shift that is reported as an offset error
 UNTOUCHED = 0xA5
-"""What a receive buffer is filled with before an operation."""
+"""Value of a receive buffer's bytes before an operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrongByte:
-    """The first byte that is not what its sender should have sent."""
+    """The first byte that differs from what its sender should have sent."""
 
     source: int  # world rank whose bytes were expected
-    offset: int  # in what this source sent
+    offset: int  # in the bytes of this source
     length: int  # bytes that this source should have sent
     expected: int
     found: int
-    owner: int | None  # world rank whose bytes they are, where that can be told
-    note: str  # what the bytes there are, in words
+    owner: int | None  # world rank whose bytes they are, if identified
+    note: str  # what the bytes found are, in words
 
     def __str__(self) -> str:
         return (
@@ -88,30 +88,31 @@ def fill(
     destinations
         ``[W]`` world ranks in the group's order.
     operation
-        Number that sender and receivers know the operation by.
+        Number of the operation, the same for sender and receivers.
     sizes
         ``[W]`` bytes for each destination.
     """
-    bytes_of, at = table(source), 0
+    own, at = table(source), 0
     for destination, size in zip(destinations, sizes, strict=True):
         for start, first, last in _blocks(destination, operation, size):
-            out[at + first : at + last] = bytes_of[start : start + last - first]
+            out[at + first : at + last] = own[start : start + last - first]
         at += size
 
 
 def summed(*, sources: Sequence[int], operation: int, first: int, size: int) -> UInt8:
-    """What members' bytes for all add up to, modulo 256, ``[size]`` uint8.
+    """Expected sum of the members' bytes modulo 256, ``[size]`` uint8.
 
-    Sums of bytes are exact in any order, on any number of ranks.
+    Such sums are exact in any order, on any number of ranks.
 
     Parameters
     ----------
     sources
-        World ranks that add; each what :func:`fill` writes with itself as destination.
+        World ranks that add up; each adds what :func:`fill` writes with itself as
+        destination.
     operation
-        Number that all know the operation by.
+        Number of the operation, the same on all members.
     first, size
-        From which offset how many.
+        First offset, and number of bytes.
     """
     out, one = np.zeros(size, np.uint8), np.empty(first + size, np.uint8)
     for source in sources:
@@ -134,7 +135,7 @@ def verify(
     operation: int,
     sizes: list[int],
 ) -> WrongByte | None:
-    """Compare what one rank received in one operation with what was to be sent.
+    """Compare the bytes that a rank received in an operation with those expected.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ def verify(
     sources
         ``[W]`` world ranks in the group's order.
     operation
-        Number that sender and receivers know the operation by.
+        Number of the operation, the same for sender and receivers.
     sizes
         ``[W]`` bytes from each source.
 
@@ -162,7 +163,7 @@ def verify(
             have = received[at + first : at + last]
             if not np.array_equal(want, have):
                 wrong = first + int(np.flatnonzero(want != have)[0])
-                there = received[at + wrong : at + min(wrong + _TELLING, size)]
+                there = received[at + wrong : at + min(wrong + _WINDOW, size)]
                 owner, note = _trace_back(
                     there.tobytes(), wrong, source, to, sources, operation
                 )
@@ -180,7 +181,7 @@ def verify(
 
 
 def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
-    """Whose table holds these bytes, and where: (rank, place) pairs."""
+    """Find these bytes in the tables of ranks: (rank, place) pairs."""
     found = []
     for rank in candidates:
         place = table(rank).tobytes().find(window)
@@ -190,7 +191,7 @@ def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _place(destination: int, operation: int, offset: int) -> int:
-    """Where in its source's table a byte is read."""
+    """Index of a byte in the table of its source."""
     block, within = divmod(offset, PERIOD)
     return (
         destination * _DESTINATION_STRIDE
@@ -203,7 +204,7 @@ def _place(destination: int, operation: int, offset: int) -> int:
 def _blocks(
     destination: int, operation: int, size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Parts of a message: (place in the table, first offset, last offset + 1)."""
+    """Blocks of a message: (place in the table, first offset, last offset + 1)."""
     for first in range(0, size, PERIOD):
         place = _place(destination, operation, first)
         yield place, first, min(first + PERIOD, size)
@@ -217,11 +218,11 @@ def _trace_back(
     sources: Sequence[int],
     operation: int,
 ) -> tuple[int | None, str]:
-    """Whose bytes stand at a wrong offset, and what became of them, in words."""
+    """Identify wrong bytes: the rank they come from, and an explanation in words."""
     if window and set(window) == {UNTOUCHED}:
         return None, "nothing was received there"
-    if len(window) < _TELLING:
-        return None, "too few bytes are left to tell whose they are"
+    if len(window) < _WINDOW:
+        return None, "too few bytes are left to identify their sender"
     found = owners(window, sources)
     if not found:
         return None, "no rank of the group sends such bytes"
@@ -231,7 +232,7 @@ def _trace_back(
         if place == _place(receiver, operation, offset):
             return owner, f"these are rank {owner}'s bytes for rank {receiver}"
     # Step 2: left over from an operation before?
-    for back in range(1, _REMEMBERED):
+    for back in range(1, _OPERATIONS_BACK):
         if place == _place(destination, operation - back, offset):
             note = f"these are rank {owner}'s bytes of {back} operations before"
             return owner, note

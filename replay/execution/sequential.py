@@ -1,8 +1,9 @@
-"""A program in which each operation waits for the one before: one after the other.
+"""Run the operations of one rank one after the other.
 
-The loop for ``asap`` is what is compared with a bare loop over torch's collectives, so
-it does no more than such a loop and take two times: calls are made beforehand, times
-go into arrays that are there, supervision is a number in shared memory.
+The loop for pace ``asap`` is benchmarked against a bare loop over torch's collectives,
+so it does nothing but call, wait and read the clock twice: calls are prepared
+beforehand, times go into preallocated arrays, and supervision is a counter in shared
+memory.
 """
 
 from __future__ import annotations
@@ -12,22 +13,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from moetraffic.replay.backends.backend import Launch
-from moetraffic.replay.scratch_file import release
-
 from .pace import wait_until
-from .timed_pass import BEAT_EVERY_NS, BLOCK, PREPARED, TimedPass
+from .timed_pass import HEARTBEAT_EVERY_NS, TimedPass
 
 
 def run(timed: TimedPass) -> None:
-    """Go through the program; the times are in the timed.
+    """Run a timed pass without overlap; its times are in ``timed`` afterwards.
 
     Raises
     ------
     RankError
-        If a rank does not answer.
+        If another rank does not answer.
     """
-    with _undisturbed():
+    with _without_garbage_collection():
         if timed.pace.timed:
             _paced(timed)
         else:
@@ -36,82 +34,65 @@ def run(timed: TimedPass) -> None:
 
 
 def _asap(timed: TimedPass) -> None:
-    prepared = blocks(timed)
-    launches = next(prepared, [])
+    launches = timed.launches()
     clock, counter = time.monotonic_ns, timed.counter
     issue, end = memoryview(timed.issue), memoryview(timed.end)  # type: ignore[arg-type]
-    timed.meet()
-    n, count, beat_ns = 0, timed.base + 1, clock()
+    timed.barrier()
+    n, count, heartbeat_ns = 0, timed.base + 1, clock()
     try:
-        while launches:
-            for launch in launches:
-                counter[0] = count
-                issue[n] = clock()
-                work = launch()
-                if work is not None:
-                    work.wait()
-                ended = clock()
-                end[n] = ended
-                counter[0] = count + 1
-                count += 2
-                n += 1
-                if ended - beat_ns > BEAT_EVERY_NS:
-                    beat_ns, timed.done = ended, n
-                    timed.beat()
-            launches = next(prepared, [])
+        for launch in launches:
+            counter[0] = count
+            issue[n] = clock()
+            work = launch()
+            if work is not None:
+                work.wait()
+            ended = clock()
+            end[n] = ended
+            counter[0] = count + 1
+            count += 2
+            n += 1
+            if ended - heartbeat_ns > HEARTBEAT_EVERY_NS:
+                heartbeat_ns, timed.done = ended, n
+                timed.send_heartbeat()
     except RuntimeError as error:
         raise timed.failure(n, error) from error
 
 
 def _paced(timed: TimedPass) -> None:
-    prepared = blocks(timed)
-    launches = next(prepared, [])
+    launches = timed.launches()
     clock, counter, gaps = time.monotonic_ns, timed.counter, timed.pace.gaps
     issue, end, due = timed.issue, timed.end, timed.due
     after = timed.program.after
-    timed.meet()
+    timed.barrier()
     n, begin = 0, clock()
     try:
-        while launches:
-            for launch in launches:
-                waited = int(after[n])
-                since = int(end[waited]) if waited >= 0 else begin
-                due[n] = until = timed.due_after(n, since)
-                wait_until(until, gaps, timed.alive)
-                counter[0] = timed.base + 2 * n + 1
-                issue[n] = clock()
-                work = launch()
-                if work is not None:
-                    work.wait()
-                ended = clock()
-                end[n] = ended
-                counter[0] = timed.base + 2 * n + 2
-                n += 1
-                timed.done = n
-                timed.alive(ended)
-            launches = next(prepared, [])
+        for launch in launches:
+            waited = int(after[n])
+            since = int(end[waited]) if waited >= 0 else begin
+            due[n] = until = timed.due_after(n, since)
+            wait_until(until, gaps, timed.alive)
+            counter[0] = timed.base + 2 * n + 1
+            issue[n] = clock()
+            work = launch()
+            if work is not None:
+                work.wait()
+            ended = clock()
+            end[n] = ended
+            counter[0] = timed.base + 2 * n + 2
+            n += 1
+            timed.done = n
+            timed.alive(ended)
     except RuntimeError as error:
         raise timed.failure(n, error) from error
 
 
-def blocks(timed: TimedPass) -> Iterator[list[Launch]]:
-    """What starts the operations: all of them, or block by block in a long program."""
-    count = len(timed.program)
-    step = count if count <= PREPARED else BLOCK
-    for begin in range(0, count, max(step, 1)):
-        yield timed.binder.launches(begin, min(begin + step, count))
-        if step < count:
-            release(timed.issue)
-            release(timed.end)
-
-
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage is collected meanwhile: nothing here makes cycles."""
-    there = gc.isenabled()
+def _without_garbage_collection() -> Iterator[None]:
+    """Switch the garbage collector off: these loops create no reference cycles."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if there:
+        if enabled:
             gc.enable()

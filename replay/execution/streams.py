@@ -1,8 +1,8 @@
-"""A program whose streams overlap: a lane, which is a thread, for each stream.
+"""Run a program with overlapping streams: one thread for each stream.
 
-A thread that waits for an operation holds nothing that the others need (torch lets go
-of the interpreter meanwhile), so operations of different lanes are under way together.
-Streams meet after each iteration.
+A thread that waits for an operation blocks nothing that the others need (torch releases
+the GIL meanwhile), so operations of different streams overlap.  All streams
+synchronize after each iteration.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .completion_thread import CompletionThread
 from .pace import wait_until
 from .timed_pass import BLOCK, PREPARED, TimedPass
 
-_LOOK_S = 0.1  # how often a waiting thread looks whether another failed
+_POLL_S = 0.1  # interval at which a waiting thread checks whether another failed
 
 
 class _Stopped(Exception):
-    """Another lane has failed: this one ends."""
+    """Another stream has failed: this thread ends."""
 
 
-class Streams:
-    """The lanes of one pass.
+class StreamThreads:
+    """The threads of one timed pass.
 
     Parameters
     ----------
@@ -39,60 +39,58 @@ class Streams:
 
     def __init__(self, timed: TimedPass) -> None:
         self._timed = timed
-        program = timed.program
-        self._streams = np.unique(program.stream).tolist()
+        self._streams = np.unique(timed.program.stream).tolist()
         self._iterations = timed.iterations()
         self._joined = threading.Barrier(len(self._streams))
         self._changed = threading.Condition()
-        self._waiting = 0  # lanes that wait for an operation of another
-        self._under_way: dict[int, int] = {}  # lane: the operation that it waits in
+        self._waiting = 0  # threads that wait for an operation of another stream
+        self._in_flight: dict[int, int] = {}  # stream: the operation it waits in
         self._error: RankError | None = None
         self._begin = 0
 
     def run(self) -> None:
-        """Go through the program; the times are in the timed.
+        """Run the timed pass; its times are in the pass afterwards.
 
         Raises
         ------
         RankError
-            If a rank does not answer.
+            If another rank does not answer.
         """
         timed = self._timed
         count = len(timed.program)
         ready = timed.binder.launches(0, count) if count <= PREPARED else None
         threads = [
-            threading.Thread(target=self._lane, args=(s, ready), daemon=True)
+            threading.Thread(target=self._run_stream, args=(s, ready), daemon=True)
             for s in self._streams
         ]
-        timed.meet()
+        timed.barrier()
         self._begin = time.monotonic_ns()
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive() and self._error is None:
-                thread.join(_LOOK_S)
+                thread.join(_POLL_S)
                 timed.alive(time.monotonic_ns())
         if self._error is not None:
-            # lanes in operations end when those do; nothing here waits for them
+            # threads inside operations end when those do; nothing here waits for them
             raise self._error
         timed.done = count
 
-    def _lane(self, stream: int, ready: list[Launch] | None) -> None:
+    def _run_stream(self, stream: int, ready: list[Launch] | None) -> None:
+        timed = self._timed
         completion = CompletionThread(self._ended, self._fail)
         n = -1
         try:
             for begin, end in self._iterations:
-                places = begin + np.flatnonzero(
-                    self._timed.program.stream[begin:end] == stream
-                )
-                for first in range(0, len(places), BLOCK):
-                    part = places[first : first + BLOCK].tolist()
-                    if ready is None:
-                        launches = [self._timed.binder.launch(p) for p in part]
-                    else:
-                        launches = [ready[p] for p in part]
-                    for n, launch in zip(part, launches, strict=True):
-                        self._one(stream, n, launch, completion)
+                mine = begin + np.flatnonzero(timed.program.stream[begin:end] == stream)
+                for first in range(0, len(mine), BLOCK):
+                    block = mine[first : first + BLOCK].tolist()
+                    launches = [
+                        timed.binder.launch(n) if ready is None else ready[n]
+                        for n in block
+                    ]
+                    for n, launch in zip(block, launches, strict=True):
+                        self._run_one(stream, n, launch, completion)
                 completion.drain()
                 self._check()
                 self._joined.wait()
@@ -103,7 +101,7 @@ class Streams:
         finally:
             completion.stop()
 
-    def _one(
+    def _run_one(
         self, stream: int, n: int, launch: Launch, completion: CompletionThread
     ) -> None:
         timed, program = self._timed, self._timed.program
@@ -114,7 +112,8 @@ class Streams:
             since = int(timed.end[waited]) if waited >= 0 else self._begin
             timed.due[n] = until = timed.due_after(n, since)
             wait_until(until, timed.pace.gaps)
-        self._enter(stream, n)
+        self._in_flight[stream] = n
+        self._count()
         timed.issue[n] = time.monotonic_ns()
         work = launch()
         if program.waits[n]:
@@ -122,14 +121,22 @@ class Streams:
                 work.wait()
             self._ended(n, time.monotonic_ns())
         else:
-            completion.take(n, work)
-        self._leave(stream)
+            completion.wait_for(n, work)
+        del self._in_flight[stream]
+        if self._in_flight:
+            self._count()
+        else:
+            timed.counter[0] = timed.base + 2 * n + 2
 
-    # ---- between lanes -------------------------------------------------------------
+    def _count(self) -> None:
+        """Show the supervisor the first of the operations in flight."""
+        first = min(self._in_flight.copy().values(), default=0)
+        self._timed.counter[0] = self._timed.base + 2 * first + 1
+
+    # ---- synchronization of streams ------------------------------------------------
 
     def _ended(self, n: int, now_ns: int) -> None:
-        self._timed.end[n] = now_ns
-        self._timed.done += 1
+        self._timed.ended(n, now_ns)
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
@@ -141,7 +148,7 @@ class Streams:
         with self._changed:
             self._waiting += 1
             while end[n] == UNKNOWN_TIME:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
                 if self._error is not None:
                     break
             self._waiting -= 1
@@ -155,20 +162,3 @@ class Streams:
         if self._error is None:
             self._error = self._timed.failure(n, error)
         self._joined.abort()
-
-    # ---- supervision: the first of the operations under way ------------------------
-
-    def _enter(self, stream: int, n: int) -> None:
-        self._under_way[stream] = n
-        self._count()
-
-    def _leave(self, stream: int) -> None:
-        n = self._under_way.pop(stream)
-        if self._under_way:
-            self._count()
-        else:
-            self._timed.counter[0] = self._timed.base + 2 * n + 2
-
-    def _count(self) -> None:
-        first = min(self._under_way.copy().values(), default=0)
-        self._timed.counter[0] = self._timed.base + 2 * first + 1

@@ -1,51 +1,53 @@
-"""A rank's timed pass: what every way of going through a program shares."""
+"""The timed pass of one rank: state shared by all execution orders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from moetraffic.launch import heartbeat
-from moetraffic.replay.failure import RankError, lost
+from moetraffic.replay.backends.backend import Launch
+from moetraffic.replay.failure import RankError, backend_error
 from moetraffic.replay.plan.program import Plan, Program
-from moetraffic.replay.scratch_file import scratch_array
+from moetraffic.replay.scratch_file import release, scratch_array
 from moetraffic.trace.model import UNKNOWN_TIME, Int64
 
 from .binding import Binder
 from .pace import Pace
 from .timing import Timing
 
-BEAT_EVERY_NS = 200_000_000
-"""A heartbeat costs some microseconds, so not every operation has one."""
+HEARTBEAT_EVERY_NS = 200_000_000
+"""A heartbeat costs some microseconds, so there is not one for every operation."""
 
-LOOKED_AT = 4096
-"""Operations that a heartbeat looks at, at most: it is part of the timed pass."""
+HEARTBEAT_WINDOW = 4096
+"""Most operations that a heartbeat summarizes: it is part of the timed pass."""
 
 PREPARED = 1 << 16
-"""Operations whose calls are made before the clock runs; a longer program in blocks."""
+"""Operations prepared before the clock starts; longer programs go block by block."""
 
 BLOCK = 4096
 
 
 class TimedPass:
-    """One pass through a program, with its times.
+    """One timed pass through the program of a rank.
 
     Parameters
     ----------
     plan, program
-        What is replayed, and this rank's part.
+        The plan and the program of this rank.
     binder
-        Makes its calls.
+        Prepares the calls of the program.
     pace
         When operations are issued.
-    meet
+    barrier
         Waits until all ranks are ready.
     counter
-        Where operations entered and left are counted.
+        Shared memory that counts operations entered and left.
     passed
-        Operations that were counted before.
+        Operations counted in earlier passes.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TimedPass:
         program: Program,
         binder: Binder,
         pace: Pace,
-        meet: Callable[[], None],
+        barrier: Callable[[], None],
         counter: memoryview,
         passed: int,
     ) -> None:
@@ -63,47 +65,71 @@ class TimedPass:
         self.program = program
         self.binder = binder
         self.pace = pace
-        self.meet = meet
+        self.barrier = barrier
         self.counter = counter
-        self.base = 2 * passed  # what the counter stands at when the pass begins
+        self.base = 2 * passed  # value of the counter when the pass begins
         self.issue: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
         self.start = self.issue  # on a host an exchange begins with the call
         self.end: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
         if pace.timed:
             self.due: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
-        else:  # nothing is due: one number stands for all
+        else:  # no operation has a due time: one number stands for all
             self.due = np.broadcast_to(np.int64(UNKNOWN_TIME), (count,))
         self.done = 0  # operations that have ended
-        self._beat_ns = 0
-        self._told = 0  # operations that heartbeats have looked at
+        self._heartbeat_ns = 0
+        self._summarized = 0  # operations that heartbeats have covered
+
+    def launches(self) -> Iterator[Launch]:
+        """Callables that start the operations, in program order.
+
+        The first block is prepared before this returns: the whole program, unless it
+        is longer than PREPARED.
+        """
+        count = len(self.program)
+        step = count if count <= PREPARED else BLOCK
+
+        def blocks() -> Iterator[list[Launch]]:
+            for begin in range(0, count, max(step, 1)):
+                yield self.binder.launches(begin, min(begin + step, count))
+                if step < count:
+                    release(self.issue)
+                    release(self.end)
+
+        prepared = blocks()
+        return chain(next(prepared, []), chain.from_iterable(prepared))
 
     def iterations(self) -> list[tuple[int, int]]:
-        """Where each iteration begins and ends in the program."""
+        """Half-open range of program indices of each iteration."""
         when = self.plan.iteration[self.program.operation]
-        edges = np.flatnonzero(np.diff(when)) + 1
-        begins = [0, *edges.tolist()]
-        ends = [*edges.tolist(), len(when)]
-        return list(zip(begins, ends, strict=True)) if len(when) else []
+        edges = (np.flatnonzero(np.diff(when)) + 1).tolist()
+        ranges = list(zip([0, *edges], [*edges, len(when)], strict=True))
+        return ranges if len(when) else []
+
+    def ended(self, n: int, now_ns: int) -> None:
+        """Record the end of the n-th operation."""
+        self.end[n] = now_ns
+        self.done += 1
 
     def due_after(self, n: int, since_ns: int) -> int:
-        """When an operation is due at a pace of gaps, from the end it waits for."""
+        """Due time of the n-th operation: its scaled gap after the end it waits for."""
         gap = int(self.program.gap_ns[n])
         return since_ns + max(0, round(gap * self.pace.factor))
 
     def alive(self, now_ns: int) -> None:
-        """Show from time to time how far this rank is."""
-        if now_ns - self._beat_ns > BEAT_EVERY_NS:
-            self._beat_ns = now_ns
-            self.beat()
+        """Send a heartbeat unless one was sent shortly before."""
+        if now_ns - self._heartbeat_ns > HEARTBEAT_EVERY_NS:
+            self._heartbeat_ns = now_ns
+            self.send_heartbeat()
 
-    def beat(self) -> None:
-        """Show how far this rank is, and what took long since it last did."""
+    def send_heartbeat(self) -> None:
+        """Send the progress of this rank and its slowest operation since the last."""
         count = len(self.program)
-        heartbeat.send("step", stage="replay", done=self.done, of=count, **self._news())
+        fields = self._slowest_and_lateness()
+        heartbeat.send("step", stage="replay", done=self.done, of=count, **fields)
 
-    def _news(self) -> dict[str, Any]:
-        """The slowest operation since the last heartbeat, and how late the last was."""
-        begin, self._told = max(self._told, self.done - LOOKED_AT), self.done
+    def _slowest_and_lateness(self) -> dict[str, Any]:
+        begin = max(self._summarized, self.done - HEARTBEAT_WINDOW)
+        self._summarized = self.done
         issue, end = self.issue[begin : self.done], self.end[begin : self.done]
         known = end != UNKNOWN_TIME
         if not known.any():
@@ -120,12 +146,12 @@ class TimedPass:
         }
 
     def failure(self, n: int, error: RuntimeError) -> RankError:
-        """What an error in the n-th operation means."""
+        """The error of the n-th operation with its rank and name."""
         name = self.plan.name(int(self.program.operation[n]))
-        return lost(self.program.rank, name, error)
+        return backend_error(self.program.rank, name, error)
 
     def timing(self) -> Timing:
-        """When everything happened."""
+        """The recorded times."""
         return Timing(
             operation=self.program.operation,
             issue=self.issue,

@@ -1,4 +1,4 @@
-"""When one rank's operations happened."""
+"""Recorded times of the operations of one rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from moetraffic.trace.model import Int64
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When one rank's operations happened, ns of its ``time.monotonic_ns``."""
+    """Recorded times of one rank's operations, ns of its ``time.monotonic_ns``."""
 
     operation: Int64  # [N] index into the plan's operations
     issue: Int64  # [N] the call
-    start: Int64  # [N] the exchange's beginning
-    end: Int64  # [N] its end
-    due: Int64  # [N] when it was to be issued; UNKNOWN_TIME where as soon as possible
+    start: Int64  # [N] beginning of the transfer
+    end: Int64  # [N] end of the transfer
+    due: Int64  # [N] scheduled issue; UNKNOWN_TIME where as soon as possible

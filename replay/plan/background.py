@@ -1,6 +1,6 @@
-"""Dense collectives that go beside a trace's own, of tensor, pipeline, data ranks.
+"""Background traffic: dense collectives of tensor, pipeline and data parallelism.
 
-They accompany every iteration of the replay, in one order on all ranks.
+They are added to every iteration of the replay, in one order on all ranks.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ from moetraffic.trace.model import Site
 
 @dataclass(frozen=True, kw_only=True)
 class BackgroundCollective:
-    """One collective, or message, of an iteration."""
+    """One dense collective, or message, of an iteration."""
 
     group: int  # index into BackgroundTraffic.groups
     kind: str  # of moetraffic.replay.plan.program.KINDS, but an all-to-all
     size: int  # bytes S, as moetraffic.replay.plan.program.Plan says for the kind
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
-    site: (
-        Site  # what it is called; its group is the index into BackgroundTraffic.groups
-    )
+    site: Site  # names it; its group is an index into BackgroundTraffic.groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackgroundTraffic:
-    """What goes beside each iteration."""
+    """Dense collectives that are added to each iteration."""
 
     groups: tuple[tuple[int, ...], ...]  # world ranks of the replay, ascending
-    group_kinds: tuple[str, ...]  # of each group: "tp", "pp", "dp": its stream
-    operations: tuple[
-        BackgroundCollective, ...
-    ]  # of an iteration, in an order good for all ranks
-    identity: str  # what tells them from others; it goes into the plan's digest
+    group_kinds: tuple[str, ...]  # stream of each group: "tp", "pp", "dp"
+    operations: tuple[BackgroundCollective, ...]  # of an iteration, in a common order
+    identity: str  # identifies them in the digest of the plan

@@ -1,10 +1,9 @@
-"""Dense background of a model under a parallel layout, computed by ``patterns/``.
+"""Background traffic of a model under a parallel layout.
 
-All collectives of one iteration but the exchanges between experts, which the trace has:
-gradients, tensor-parallel sums, messages of the pipeline, the table of a tied
-embedding, norms.  Sizes and groups are those of
-:func:`moetraffic.patterns.megatron_pattern`
-or :func:`moetraffic.patterns.workload_pattern`, call by call.
+All collectives of one iteration except expert exchanges, which the trace contains:
+gradients, tensor-parallel sums, pipeline messages, the tied embedding, norms.  Sizes
+and groups are those of :func:`moetraffic.patterns.megatron_pattern` or
+:func:`moetraffic.patterns.workload_pattern`, call by call.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from moetraffic.trace.model import ALL_TO_ALL, Site, WireForm
 from .background import BackgroundCollective, BackgroundTraffic
 
 if TYPE_CHECKING:
-    # every replay asks whether it has background; few have, and models take long
+    # importing patterns is slow, and few replays have background traffic
     from moetraffic.patterns import Preset
     from moetraffic.patterns.pattern import Call, Pattern
 
@@ -35,17 +34,17 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "library": ("megatron", "moetraffic"),
 }
 OPTIONS = (*_SIZES, *_WORDS)
-"""What ``--alongside`` takes, each ``NAME=VALUE``, as ``moetraffic pattern`` does."""
+"""Names that ``--alongside`` takes as ``NAME=VALUE``, as ``moetraffic pattern``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackgroundPattern:
-    """What goes beside each iteration, as people write it.
+    """Background traffic as given on the command line.
 
     Raises
     ------
     ReplayError
-        If an option is not known, or a value is none of its kind.
+        If an option is unknown, or its value is invalid.
     """
 
     layout: str  # "tp=2,pp=2,dp=2"
@@ -61,7 +60,7 @@ class BackgroundPattern:
             fits = number if words is None else (value in words or not words)
             if not equals or name not in OPTIONS or name in given or not fits:
                 raise ReplayError(
-                    "background are NAME=VALUE with commas between, each name once, of "
+                    "--alongside takes NAME=VALUE separated by commas, each once, of "
                     f"{', '.join(OPTIONS)}, but one is {part.strip()[:40]!r}: "
                     "tp=2,pp=2,dp=2 are two ranks of each kind"
                 )
@@ -69,12 +68,12 @@ class BackgroundPattern:
         object.__setattr__(self, "options", given)
 
     def pattern(self) -> Pattern:
-        """All collectives of an iteration.
+        """Communication pattern of one iteration, expert exchanges included.
 
         Raises
         ------
         LayoutError
-            If there is no such model, or it cannot be spread so.
+            If there is no such model, or the layout does not suit it.
         """
         from moetraffic.patterns import (
             MegatronGrid,
@@ -88,8 +87,8 @@ class BackgroundPattern:
         size["accumulation"] = int(self.options.get("accumulation", size["pp"]))
         size["micro-batch"] = int(self.options.get("micro-batch", found.micro_batch))
         if self.options.get("library", "megatron") == "moetraffic":
-            return _own(found, size, self.options)
-        # experts under tensor parallelism have each token once with it alone
+            return _workload(found, size, self.options)
+        # tensor-parallel experts need sequence parallelism to hold each token once
         split = bool(found.model.experts) and size["tp"] > 1
         strategy = Strategy(
             grid=MegatronGrid(
@@ -111,53 +110,54 @@ class BackgroundPattern:
         return megatron_pattern(found.model, strategy, found.gating)
 
     def traffic(self, world: int) -> BackgroundTraffic:
-        """The background of a replay.
+        """Background traffic of a replay.
 
         Parameters
         ----------
         world
-            Ranks of the replay.
+            Number of ranks of the replay.
 
         Raises
         ------
         ReplayError
-            If the layout has not as many ranks, or sends nothing beside experts.
+            If the layout has another number of ranks, or no dense traffic.
         """
         pattern = self.pattern()
         if pattern.grid.world != world:
             sizes = ", ".join(f"{k}={v}" for k, v in self.options.items())
             raise ReplayError(
-                f"background run on the replay's {world} ranks, but {sizes} are "
-                f"{pattern.grid.world}: change --alongside, or the ranks with --fold "
-                "or --expand"
+                f"dense traffic runs on the replay's {world} ranks, but {sizes} are "
+                f"{pattern.grid.world}: change --alongside, or --fold or --expand"
             )
         return background_traffic(pattern, identity=f"{self.model} {self.layout}")
 
     def arguments(self) -> list[str]:
-        """The options of the command line that say the same."""
+        """The equivalent command-line options."""
         return ["--alongside", self.layout, "--model", self.model]
 
 
 def parse_background(layout: str, model: str) -> BackgroundPattern | None:
-    """What ``--alongside`` and ``--model`` ask for; None where neither is given.
+    """Background traffic of ``--alongside`` and ``--model``; None without both.
 
     Raises
     ------
     ReplayError
-        If one is given without the other.
+        If only one of them is given.
     """
     if not layout and not model:
         return None
     if not layout or not model:
         raise ReplayError(
-            "dense traffic is that of a model in a layout, but "
+            "background traffic needs a model and a layout, but "
             f"{'--model' if layout else '--alongside'} is missing: give both"
         )
     return BackgroundPattern(layout=layout, model=model)
 
 
-def _own(found: Preset, size: Mapping[str, int], options: Mapping[str, str]) -> Pattern:
-    """What ``moetraffic.models`` sends, with fairscale's and torch's ways."""
+def _workload(
+    found: Preset, size: Mapping[str, int], options: Mapping[str, str]
+) -> Pattern:
+    """Pattern of ``moetraffic.models``, which uses fairscale and torch."""
     from moetraffic.patterns import ParallelLayout, Training, Workload, workload_pattern
 
     layout = ParallelLayout(
@@ -182,20 +182,20 @@ def _own(found: Preset, size: Mapping[str, int], options: Mapping[str, str]) -> 
 
 
 def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
-    """The collectives of a pattern but its exchanges between experts.
+    """Background traffic of a pattern: its collectives except expert exchanges.
 
     Parameters
     ----------
     pattern
-        Of one iteration, all ranks.
+        Pattern of one iteration, all ranks.
     identity
-        What tells it from others; all that is sent is hashed into it beside.
+        Identifies the traffic; a hash of all operations is appended.
 
     Returns
     -------
     BackgroundTraffic
-        In an order that keeps that of every rank, as far as these agree: the messages
-        of a pipeline, for which nobody waits, do not.
+        In an order that keeps that of every rank as far as these agree: those of
+        pipeline messages, which are not waited for, do not.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
             nth = seen.get((group, call), 0)
             seen[group, call] = nth + 1
             if (group, call, nth) not in known:
-                # a place is counted whatever its size
+                # slots count calls of a site whatever their size
                 spot = group, replace(call, size=0, root=0, exact=True)
                 slot = slots.get(spot, 0)
                 slots[spot] = slot + 1
@@ -234,8 +234,8 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
         orders.append(order)
     if not operations:
         raise ReplayError(
-            f"background are collectives beside those of experts, but {pattern.name} "
-            "has none in this layout: raise tp, pp or dp"
+            f"background traffic consists of dense collectives, but {pattern.name} has "
+            "none in this layout: raise tp, pp or dp"
         )
     sequence = merged([np.array(order, np.int64) for order in orders]).tolist()
     ordered = tuple(operations[n] for n in sequence)
@@ -253,7 +253,7 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
 def _collectives(
     call: Call, group: int, ranks: tuple[int, ...], slot: int
 ) -> list[BackgroundCollective]:
-    """A collective, or a message for each pair that a call stands for."""
+    """A call as one collective, or as one message for each of its pairs."""
     site = Site(
         group=group,
         operation=call.operation,

@@ -1,4 +1,4 @@
-"""The byte matrices of a plan's operations, read again where a report needs them."""
+"""Byte matrices of the operations of a plan."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Matrices = Iterator[tuple[Int64, Int64, Int64]]
 
 
 class Scaled(Protocol):
-    """What of a :class:`~moetraffic.replay.scale.rescaling.Scale` changes matrices."""
+    """The part of a :class:`~moetraffic.replay.scale.rescaling.Scale` for matrices."""
 
     def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        """Matrices of a trace's group as those of the replay."""
+        """Convert matrices of a group of the trace to those of the replay."""
         ...
 
 
 def operation_matrices(
     trace: Trace, plan: Plan, scale: Scaled | None = None
 ) -> Matrices:
-    """Of all operations, in blocks of one group."""
+    """Byte matrices of all operations, in blocks of one group."""
     yield from exchange_matrices(trace, plan, scale)
     yield from dense_matrices(plan)
 
@@ -39,16 +39,16 @@ def operation_matrices(
 def exchange_matrices(
     trace: Trace, plan: Plan, scale: Scaled | None = None
 ) -> Matrices:
-    """Of the all-to-alls.
+    """Byte matrices of the all-to-alls.
 
     Parameters
     ----------
     trace
-        What the plan was made of.
+        Trace of the plan.
     plan
-        Any.
+        Plan of the replay.
     scale
-        The one that the plan was made with.
+        Scale of the plan.
     """
     exchange = (plan.kind == KINDS.index(ALL_TO_ALL)) & (plan.occurrence >= 0)
     for number in np.unique(plan.group[exchange]).tolist():
@@ -65,9 +65,9 @@ def exchange_matrices(
 
 
 def dense_matrices(plan: Plan) -> Matrices:
-    """Of what is no all-to-all, computed once for operations that are alike.
+    """Byte matrices of dense operations, computed once for identical ones.
 
-    Collectives travel as rings, messages from sender to receiver.
+    Collectives use the ring algorithm, messages go from sender to receiver.
     """
     other = np.flatnonzero(plan.kind != KINDS.index(ALL_TO_ALL))
     columns = ("kind", "group", "size", "sender", "receiver")

@@ -1,10 +1,9 @@
-"""From a trace to what each rank has to do; nothing of it needs torch.
+"""Plan the replay of a trace, without importing torch.
 
-A plan holds the operations of a trace, or of a part of it, in the trace's order, and
-for each rank asked for its *program*: the operations in the order in which that rank
-issues them, with its bytes.  Whatever lies in the arrays of a plan follows from the
-trace, the scale and the background alone, so that all ranks make the same plan, and one
-digest of it tells.
+A plan holds the operations of a trace, or of a part of it, in the order of the trace,
+and a *program* for each requested rank: its operations in issue order, with its bytes.
+A plan depends on the trace, the scale and the background traffic alone, so all ranks
+make the same plan and compare its digest.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .issue_order import read_issue_order
 from .program import EXPERTS, KINDS, Int8, Plan
 from .program_builder import ProgramBuilder
 from .selection import MESSAGE, select_operations
-from .sizes import moved, sizes, volumes
+from .sizes import sizes, traffic_bytes, volumes
 
 _BLOCK_BYTES = 8 << 20  # of wire matrices read at a time
 
@@ -47,19 +46,19 @@ def make_plan(
     Parameters
     ----------
     trace
-        What to replay.
+        The trace to replay.
     world
-        Ranks to replay on; None is as many as there are after ``scale``.
+        Number of ranks to replay on; None for the number after ``scale``.
     ranks
-        Whose programs to make; None for all.
+        Ranks whose programs to make; None for all.
     iterations
         Iterations to replay; None for all.
     layers
-        Layers to replay, beside what belongs to no layer; None for all.
+        Layers to replay; operations without a layer are always replayed; None for all.
     dense
-        Whether to replay what the trace holds beside all-to-alls.
+        Whether to replay operations of the trace other than all-to-alls.
     scale
-        How the trace's ranks and bytes become the replay's; None leaves them.
+        Converts ranks and bytes of the trace; None leaves them.
     background
         Dense operations to add to each iteration.
 
@@ -69,7 +68,7 @@ def make_plan(
         If the ranks differ from the trace's, there is nothing to replay, or the record
         of an operation's member is missing.
     TraceError
-        If the bytes of an all-to-all are not known, or the file is damaged.
+        If the bytes of an all-to-all are unknown, or the file is damaged.
     """
     ranks_of = trace.meta.world if scale is None else scale.world
     _check_world(trace, world, ranks_of)
@@ -77,11 +76,11 @@ def make_plan(
         trace, iterations=iterations, layers=layers, dense=dense, scale=scale
     )
     table = _Table(trace, selected.occurrence, scale, background)
-    asked = range(ranks_of) if ranks is None else ranks
-    times = read_issue_order(trace, selected.occurrence, asked, scale)
+    requested = range(ranks_of) if ranks is None else ranks
+    times = read_issue_order(trace, selected.occurrence, requested, scale)
 
-    # Step 1: each asked rank's order, and room for its bytes
-    builders = {r: ProgramBuilder(r, table, times) for r in asked}
+    # Step 1: the order of each requested rank, and arrays for its bytes
+    builders = {r: ProgramBuilder(r, table, times) for r in requested}
 
     # Step 2: all matrices and sizes, once
     hashed = hashlib.sha256(_heading(ranks_of, table, scale, background))
@@ -98,14 +97,14 @@ def make_plan(
         members = np.array([table.groups[g] for g in table.group[at]], np.int64)
         np.add.at(rank_bytes, members, wire.sum(axis=2))
         for builder in builders.values():
-            builder.take(at, members, wire)
+            builder.add_matrices(at, members, wire)
     dense_at = np.flatnonzero(table.kind != KINDS.index(ALL_TO_ALL))
     padded = _size_dense(trace, selected.occurrence, table, dense_at, scale)
     _sum_dense(table, dense_at, rank_bytes)
     for part in (table.iteration, table.site, table.size, table.sender, table.receiver):
         of = part[dense_at]
         hashed.update(of.astype(of.dtype.newbyteorder("<")).tobytes())
-    programs = {r: d.finish(table) for r, d in builders.items()}
+    programs = {r: b.build(table) for r, b in builders.items()}
 
     return Plan(
         source=trace.name,
@@ -136,7 +135,7 @@ def make_plan(
 
 
 class _Table:
-    """The plan's columns while they are being filled, n operations."""
+    """Columns of the plan while they are filled, n operations."""
 
     def __init__(
         self,
@@ -165,14 +164,16 @@ class _Table:
             iteration = np.concatenate([iteration, np.repeat(every, len(each))])
             site = np.concatenate([site, np.tile(first + each, len(every))])
         count = len(iteration)
-        self.captured = len(occurrence)  # operations of the trace; the rest was added
+        self.captured = len(
+            occurrence
+        )  # operations of the trace; the rest is background
         self.groups = tuple(own)
         self.sites = tuple(sites)
         self.iteration = iteration
         self.site = site.astype(np.int32, copy=False)
         self.occurrence = np.full(count, -1, np.int64)
         self.occurrence[: len(occurrence)] = occurrence
-        # what of a site holds for each of its operations
+        # properties of a site hold for each of its operations
         used = np.unique(self.site)
         group_of = np.array([s.group for s in sites], np.int32)
         number = {name: n for n, name in enumerate(KINDS)}
@@ -202,7 +203,7 @@ class _Table:
         self.checksum = np.zeros(count, np.uint32)
 
     def of_rank(self, rank: int) -> Bool:
-        """In which operations a rank has a part, ``[n]``."""
+        """Operations in which a rank takes part, ``[n]`` bool."""
         inside = np.array([rank in g for g in self.groups], bool)[self.group]
         message = self.kind == KINDS.index(MESSAGE)
         ends = (self.sender == rank) | (self.receiver == rank)
@@ -214,8 +215,8 @@ def _ends(
 ) -> tuple[int, int]:
     """Sender and receiver of a site's operations, ranks of the replay; -1 for none.
 
-    Which rank a captured broadcast, reduce, gather or scatter starts or ends at is not
-    in a trace: the group's first.
+    A trace does not record the root of a broadcast, reduce, gather or scatter: the
+    first rank of the group is taken.
     """
     if site.operation == MESSAGE and min(site.peers) >= 0:
         ranks = [trace.groups[site.group].ranks[p] for p in site.peers]
@@ -232,12 +233,12 @@ def _ends(
 def _matrices(
     trace: Trace, chosen: Int64, table: _Table, scale: Scale | None
 ) -> Iterator[tuple[Int64, Int64]]:
-    """Positions and matrices ``[b, W, W]`` of all all-to-alls, ranks ascending."""
+    """Indices and matrices ``[b, W, W]`` of all all-to-alls, ranks ascending."""
     ascending = [np.argsort(g.ranks) for g in trace.groups]
     width = np.array([len(g.ranks) for g in trace.groups], np.int64)
     square = table.kind[: len(chosen)] == KINDS.index(ALL_TO_ALL)
     group = table.group[: len(chosen)]
-    # under a scale groups of one size may become of several
+    # under a scale, groups of one size may get several sizes
     key = width[group] if scale is None else group.astype(np.int64)
     for one in np.unique(key[square]).tolist():
         same = np.flatnonzero(square & (key == one))
@@ -262,7 +263,7 @@ def _matrices(
 def _size_dense(
     trace: Trace, chosen: Int64, table: _Table, dense: Int64, scale: Scale | None
 ) -> tuple[str, ...]:
-    """Find S of the trace's dense operations; what was rounded up, in words."""
+    """Set S of the trace's dense operations; return a note on what was rounded up."""
     captured = dense[dense < len(chosen)]
     unequal = more = 0
     for _, kind, at, nbytes in volumes(trace, chosen[captured], scale):
@@ -275,16 +276,16 @@ def _size_dense(
     if not unequal:
         return ()
     return (
-        f"{unequal} gathers of parts of several sizes are replayed with parts of the "
-        f"largest, {more} bytes more",
+        f"{unequal} gathers of unequal parts are replayed with parts of the largest "
+        f"size, {more} bytes more",
     )
 
 
 def _sum_dense(table: _Table, dense: Int64, rank_bytes: Int64) -> None:
-    """Bytes of dense operations, and what of them each rank sends."""
+    """Set the bytes of dense operations, and add what each rank sends of them."""
     kind, size, width = table.kind[dense], table.size[dense], table.width[dense]
     sender, receiver = table.sender[dense], table.receiver[dense]
-    network, busiest, largest = moved(kind, size, width, sender == receiver)
+    network, busiest, largest = traffic_bytes(kind, size, width, sender == receiver)
     table.network[dense] = table.total[dense] = network
     table.bottleneck[dense], table.largest[dense] = busiest, largest
     rows = np.stack([kind, size, sender, receiver], axis=1).astype("<i8")

@@ -1,20 +1,20 @@
-"""What a replay does: operations for all ranks, and each rank's program of them.
+"""The plan of a replay: operations of all ranks, and a program for each rank.
 
 An operation is a collective, or a message, of one group.  Groups belong to *streams*:
-all that exchange between experts to stream 0, those of the dense background to one
-stream a kind of group ("tp", "dp", "pp" ...).  What must precede what, on each rank:
+expert exchanges are stream 0, background traffic has one stream a kind of group ("tp",
+"dp", "pp" ...).  Order of operations on each rank:
 
-- operations of a stream are issued in the order of the rank's program, one when the
-  one before has ended, unless :attr:`Program.waits` says that nobody waited for it;
-- an operation is issued after that of :attr:`Program.after` has ended, of any stream:
-  the one that in the capture had ended last when it was issued;
-- no operation of an iteration is issued before all of the iteration before, of all
-  streams, have ended.
+- operations of a stream are issued in the order of the rank's program, each when the
+  one before has ended, unless :attr:`Program.waits` is false for that one;
+- an operation is issued after the operation of :attr:`Program.after` has ended, of any
+  stream: the one that in the capture had ended last when it was issued;
+- no operation of an iteration is issued before all operations of the previous
+  iteration, of all streams, have ended.
 
-All else overlaps.
+Otherwise operations overlap.
 
 Ranks of a group are in ascending order here, as ``torch.distributed.new_group`` sorts
-them; rows and columns follow.  Nothing of it needs torch.
+them, and so are rows and columns of matrices.  This module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter"),
     *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
 )
-"""What an operation may be, by the trace's names; :attr:`Plan.kind` is an index."""
+"""Kinds of operations, as named in traces; :attr:`Plan.kind` is an index."""
 
 EXPERTS = "experts"
 """The name of stream 0."""
 
 UNKNOWN_GAP = -1
-"""Marks a gap or a due time that the trace does not tell."""
+"""Marks a gap or a due time that is unknown in the trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What one rank does: N operations, in order of issue."""
+    """Program of one rank: N operations in issue order."""
 
     rank: int
     operation: Int64  # [N] index into the plan's operations
@@ -59,7 +59,7 @@ class Program:
     send_bytes: Int64  # [first[N]] to each member of the group, in ascending order
     receive_bytes: Int64  # [first[N]] from each member
     waits: Bool  # [N] whether the stream's next operation waits for this one's end
-    after: Int64  # [N] place in the program of what must have ended; -1: nothing
+    after: Int64  # [N] index in the program of what must have ended; -1: none
     gap_ns: Int64  # [N] captured, from the end of ``after`` to this issue; -1 unknown
     due_ns: Int64  # [N] captured issue, from the plan's first; -1 unknown
 
@@ -69,7 +69,7 @@ class Program:
     def sends(self, n: int) -> Int64:
         """Bytes to each member in the n-th operation, ``[W]`` int64.
 
-        Empty for what is no all-to-all.
+        Empty for operations other than all-to-alls.
         """
         return self.send_bytes[self.first[n] : self.first[n + 1]]
 
@@ -81,8 +81,8 @@ class Program:
     def chained(self) -> bool:
         """Whether each operation is issued after the one before it has ended.
 
-        So it is in a program of one stream, and where the capture never saw two at
-        once.
+        True for a program of one stream, and where no two operations overlapped in
+        the capture.
         """
         if (self.stream == self.stream[:1]).all() and self.waits.all():
             return True
@@ -100,8 +100,8 @@ class Program:
     def buffer_bytes(self) -> tuple[int, int]:
         """Send and receive buffers of all streams together.
 
-        Operations of a stream share two buffers; streams have their own, for they
-        overlap.
+        Operations of a stream share two buffers; streams overlap, so each has its
+        own.
         """
         each = [self.stream_bytes(s) for s in np.unique(self.stream).tolist()]
         return sum(s for s, _ in each), sum(r for _, r in each)
@@ -109,12 +109,12 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The operations of a trace, n in the trace's order, for all ranks.
+    """The operations of a replay, n in the order of the trace, for all ranks.
 
-    What :attr:`size` means for each kind, S, in a group of W:
+    Meaning of :attr:`size`, S, for each kind in a group of W ranks:
 
     ================ =================================================================
-    all_to_all       bytes that all members send together, what they keep included
+    all_to_all       bytes that all members send, those to themselves included
     all_reduce       the buffer that is reduced, on each member
     reduce           the same; the sum goes to :attr:`receiver`
     broadcast        the buffer, of :attr:`sender`
@@ -138,9 +138,11 @@ class Plan:
     source: str  # the trace
     world: int  # ranks R
     groups: tuple[tuple[int, ...], ...]  # world ranks, ascending; first the trace's own
-    streams: tuple[str, ...]  # names; 0 is that of the exchanges between experts
-    sites: tuple[Site, ...]  # of the trace, then of background that were added
-    occurrence: Int64  # [n] index into the trace's occurrences; -1 for what was added
+    streams: tuple[str, ...]  # names; 0 is that of the expert exchanges
+    sites: tuple[Site, ...]  # of the trace, then of background traffic
+    occurrence: (
+        Int64  # [n] index into the trace's occurrences; -1 for background traffic
+    )
     iteration: Int64  # [n]
     site: Int32  # [n] index into sites
     kind: Int8  # [n] index into KINDS
@@ -156,18 +158,18 @@ class Plan:
     rank_bytes: Int64  # [R] bytes that each rank sends, itself included
     checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
     digest: str  # SHA-256 over all of it, in hexadecimal
-    left_out: Mapping[str, int]  # collectives that are not replayed, by operation
-    notes: tuple[str, ...] = ()  # what scaling, padding, completing changed, in words
-    programs: Mapping[int, Program]  # of the ranks asked for
+    left_out: Mapping[str, int]  # number of collectives not replayed, by operation
+    notes: tuple[str, ...] = ()  # changes by scaling, padding or completing, in words
+    programs: Mapping[int, Program]  # of the requested ranks
 
     def __len__(self) -> int:
         return len(self.iteration)
 
     def checking_order(self, rank: int) -> Int64:
-        """Places of a rank's program, ``[N]``, in an order that all ranks share.
+        """Indices into a rank's program, ``[N]``, in an order common to all ranks.
 
-        By iteration, then by number: where operations overlap in the program, ranks
-        that run them one by one would wait for each other in the program's order.
+        By iteration, then by number: ranks that run overlapping operations one by one
+        would deadlock in the order of their programs.
         """
         program = self.programs[rank]
         if program.chained:
@@ -175,7 +177,7 @@ class Plan:
         return np.lexsort((program.operation, self.iteration[program.operation]))
 
     def name(self, operation: int) -> str:
-        """An operation in words, for people."""
+        """Name of an operation for messages."""
         site = self.sites[int(self.site[operation])]
         parts = [f"iteration {int(self.iteration[operation])}"]
         if site.layer >= 0:

@@ -1,4 +1,4 @@
-"""A rank's program while a plan is being made."""
+"""Build the program of a rank while a plan is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64
 
-from .issue_order import IssueOrder, in_order, waiting
+from .issue_order import IssueOrder, dependencies, rank_order
 from .program import KINDS, Int8, Program
 from .selection import MESSAGE
 from .sizes import buffers
@@ -18,9 +18,9 @@ _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
 class OperationTable(Protocol):
-    """What a program needs of the plan's columns, n operations."""
+    """Columns of the plan that a program needs, n operations."""
 
-    captured: int  # so many are the trace's; the others were added
+    captured: int  # number of operations of the trace; the others are background
     iteration: Int64
     kind: Int8
     group: Int32
@@ -31,21 +31,21 @@ class OperationTable(Protocol):
     size: Int64
 
     def of_rank(self, rank: int) -> Bool:
-        """In which operations a rank has a part, ``[n]``."""
+        """Operations in which a rank takes part, ``[n]`` bool."""
         ...
 
 
 class ProgramBuilder:
-    """What one rank does; its all-to-alls' bytes come block by block.
+    """Builder of one rank's program; bytes of all-to-alls are added block by block.
 
     Parameters
     ----------
     rank
         A rank of the replay.
     table
-        The plan's columns; sizes may still be missing.
+        Columns of the plan; sizes may still be missing.
     times
-        When operations were issued, in the capture.
+        Captured issue times.
     """
 
     def __init__(self, rank: int, table: OperationTable, times: IssueOrder) -> None:
@@ -53,11 +53,11 @@ class ProgramBuilder:
         captured = mine[mine < table.captured]
         order = np.concatenate(
             [
-                in_order(times, rank, captured, table.iteration),
+                rank_order(times, rank, captured, table.iteration),
                 mine[mine >= table.captured],
             ]
         )
-        # what was added comes last in its iteration
+        # background traffic comes last in its iteration
         order = order[np.argsort(table.iteration[order], kind="stable")]
         self._rank = rank
         self._operation = order
@@ -71,7 +71,7 @@ class ProgramBuilder:
         self._sizes = np.zeros((2, len(order)), np.int64)
         self._times = times
 
-    def take(self, at: Int64, members: Int64, wire: Int64) -> None:
+    def add_matrices(self, at: Int64, members: Int64, wire: Int64) -> None:
         """Copy this rank's row and column of some operations' matrices."""
         here, member = np.nonzero(members == self._rank)
         place = self._place[at[here]]
@@ -81,8 +81,8 @@ class ProgramBuilder:
         self._sizes[0, place] = wire[here, member, :].sum(axis=1)
         self._sizes[1, place] = wire[here, :, member].sum(axis=1)
 
-    def finish(self, table: OperationTable) -> Program:
-        """The program, when all sizes are known."""
+    def build(self, table: OperationTable) -> Program:
+        """The program, once all sizes are known."""
         order, rank = self._operation, self._rank
         kind = table.kind[order]
         for number, name in enumerate(KINDS):
@@ -98,7 +98,7 @@ class ProgramBuilder:
                     table.receiver[of],
                 )
         message = kind == KINDS.index(MESSAGE)
-        waits = waiting(
+        waits = dependencies(
             self._times,
             rank,
             order,

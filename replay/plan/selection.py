@@ -1,4 +1,4 @@
-"""Which operations of a trace are replayed, and which are not, and why."""
+"""Select the operations of a trace that are replayed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK_CELLS = 1 << 20  # of presence read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What is replayed."""
+class SelectedOperations:
+    """The operations that are replayed."""
 
     occurrence: Int64  # [n] index into the trace's occurrences, ascending
-    left_out: dict[str, int]  # collectives that are not, by operation
+    left_out: dict[str, int]  # number of collectives not replayed, by operation
 
 
 def select_operations(
@@ -34,33 +34,33 @@ def select_operations(
     layers: Collection[int] | None = None,
     dense: bool = True,
     scale: Scale | None = None,
-) -> Selection:
-    """The operations to replay.
+) -> SelectedOperations:
+    """Select the operations to replay.
 
-    Left out are operations whose bytes nobody saw, messages of which one end is not
-    known, and what lies on ranks that the scale leaves out.
+    Operations whose bytes are unknown, messages with an unknown peer, and operations on
+    ranks that the scale leaves out are not replayed.
 
     Parameters
     ----------
     trace
-        What to replay.
+        The trace to replay.
     iterations
         Iterations to keep; None for all.
     layers
-        Layers to keep, beside the operations that belong to none; None for all.
+        Layers to keep; operations without a layer are always kept; None for all.
     dense
-        Whether to keep what is no all-to-all.
+        Whether to keep operations other than all-to-alls.
     scale
-        How ranks are mapped; None keeps them.
+        Maps ranks; None keeps them.
 
     Raises
     ------
     ReplayError
-        If nothing is left, or the record of a member is missing.
+        If no operation is left, or the record of a member is missing.
     """
-    wanted = np.array([_replayed(trace, s, dense, scale) for s in trace.sites], bool)
+    wanted = np.array([_is_replayed(trace, s, dense, scale) for s in trace.sites], bool)
     counts = np.array(
-        [s.operation != ROUTING and _of_layers(s, layers) for s in trace.sites], bool
+        [s.operation != ROUTING and _in_layers(s, layers) for s in trace.sites], bool
     )
     every = trace.find(iterations=iterations, kind=None)
     site = trace.occurrences.site[every]
@@ -71,17 +71,17 @@ def select_operations(
             left[one.operation] += count
     chosen = every[(wanted & counts)[site]] if len(trace.sites) else every[:0]
     if not len(chosen):
-        raise _nothing(trace, iterations, layers, left)
+        raise _no_operation(trace, iterations, layers, left)
     if scale is None or not scale.completes:
         _check_complete(trace, chosen, scale)
-    return Selection(occurrence=chosen, left_out=dict(left))
+    return SelectedOperations(occurrence=chosen, left_out=dict(left))
 
 
 def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
-    """Which members have a part in operations that are replayed, ``[n, W]`` bool.
+    """Members that take part in operations that are replayed, ``[n, W]`` bool.
 
-    Members stand in the group's own order.  Of a message two have; of a group some
-    of whose ranks the scale leaves out, the others.
+    Members are in the group's own order.  A message has two of them; ranks that the
+    scale leaves out do not take part.
     """
     sites = trace.occurrences.site[occurrences]
     width = trace.common_size(occurrences)
@@ -100,7 +100,7 @@ def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
 
 
 def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
-    """Places of operations to read together: groups of one size, ``cells`` at most."""
+    """Split operations into blocks of one group size, at most ``cells`` cells each."""
     widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
     group = np.array([s.group for s in trace.sites], np.int64)
     width = widths[group[trace.occurrences.site[occurrences]]]
@@ -111,7 +111,7 @@ def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
             yield same[begin : begin + step]
 
 
-def _replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> bool:
+def _is_replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> bool:
     if site.operation == ALL_TO_ALL:
         known = True
     elif site.operation not in KINDS or not dense:
@@ -130,11 +130,11 @@ def _replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> boo
     return known and (all(there) if site.operation == MESSAGE else any(there))
 
 
-def _of_layers(site: Site, layers: Collection[int] | None) -> bool:
+def _in_layers(site: Site, layers: Collection[int] | None) -> bool:
     return layers is None or site.layer < 0 or site.layer in layers
 
 
-def _nothing(
+def _no_operation(
     trace: Trace,
     iterations: range | None,
     layers: Collection[int] | None,
@@ -142,14 +142,14 @@ def _nothing(
 ) -> ReplayError:
     when = trace.occurrences.iteration
     have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
-    asked = [] if layers is None else [f"layers {sorted(layers)} of"]
+    limits = [] if layers is None else [f"layers {sorted(layers)} of"]
     if iterations is not None:
-        asked.append(f"iterations {iterations.start}:{iterations.stop} of")
+        limits.append(f"iterations {iterations.start}:{iterations.stop} of")
     if left:
         others = ", ".join(f"{count} {name}" for name, count in left.items())
         have += f"; left out: {others}"
     return ReplayError(
-        f"a replay needs at least one operation, but {' '.join([*asked, trace.name])} "
+        f"a replay needs at least one operation, but {' '.join([*limits, trace.name])} "
         f"holds none (its iterations: {have}): choose others with --iterations, or "
         "capture with the hook installed"
     )

@@ -1,9 +1,9 @@
-"""How many bytes an operation moves, of each kind: exact, as nccl-tests counts.
+"""Bytes that each kind of operation moves, counted exactly as nccl-tests does.
 
-With S as :class:`~moetraffic.replay.plan.program.Plan` says and W members, in bytes:
+With S as in :class:`~moetraffic.replay.plan.program.Plan` and W members, in bytes:
 
 =============== ============== ================= ========== =======================
-kind            on the network busiest link      largest    of it a rank sends
+kind            on the network busiest link      largest    sent by a rank
 =============== ============== ================= ========== =======================
 all_reduce      2 (W-1) S      2 (W-1) S / W     S          an equal share
 all_gather      W (W-1) S      (W-1) S           W S        an equal share
@@ -16,9 +16,9 @@ send_recv       S              S                 S          all of it the sender
 barrier         0              0                 0          nothing
 =============== ============== ================= ========== =======================
 
-What is on the network is what a ring sends, and any tree: no algorithm sends less.
-The busiest link is nccl-tests' busbw times the time, the largest its algbw times the
-time.  A message from a rank to itself, and a group of one, put nothing on it.
+The bytes on the network are those of a ring or a tree: no algorithm sends less.  The
+busiest link is nccl-tests' busbw times the time, the largest its algbw times the time.
+A message from a rank to itself and a group of one use no network.
 
 References
 ----------
@@ -39,28 +39,28 @@ from .program import KINDS, Int8
 from .selection import MESSAGE, blocks
 
 _BLOCK_CELLS = 1 << 20
-_CUT = frozenset({"reduce_scatter", "scatter"})
-"""Kinds whose S is of W equal parts."""
+CUT = frozenset({"reduce_scatter", "scatter"})
+"""Kinds whose S consists of W equal parts."""
 
 
 def volumes(
     trace: Trace, occurrences: Int64, scale: Scale | None
 ) -> Iterator[tuple[int, str, Int64, Int64]]:
-    """What members of dense operations put in, block by block.
+    """Input bytes of the members of dense operations, block by block.
 
     Parameters
     ----------
     trace
-        What is replayed.
+        The trace to replay.
     occurrences
-        ``[n]`` which, none of them an all-to-all.
+        ``[n]`` indices of operations, none of them an all-to-all.
     scale
-        How it becomes the replay's.
+        Converts ranks and bytes of the trace.
 
     Yields
     ------
     group, kind, at, nbytes
-        Index of the trace's group; the kind; places in ``occurrences``, ``[b]``;
+        Index of the trace's group; the kind; indices into ``occurrences``, ``[b]``;
         ``[b, W]`` int64 bytes of the replay's members, ranks ascending.
     """
     group = np.array([s.group for s in trace.sites], np.int64)
@@ -85,16 +85,16 @@ def volumes(
 
 
 def sizes(kind: str, nbytes: Int64) -> Int64:
-    """S of operations whose members put in ``[b, W]`` bytes, ``[b]`` int64."""
+    """S of operations whose members have ``[b, W]`` input bytes, ``[b]`` int64."""
     most: Int64 = nbytes.max(axis=1, initial=0)
-    if kind not in _CUT:
+    if kind not in CUT:
         return most
     members = max(nbytes.shape[1], 1)
     cut: Int64 = -(-most // members) * members
     return cut
 
 
-def moved(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
+def traffic_bytes(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
     """Bytes of dense operations, ``[3, n]``: network, busiest link, largest.
 
     Parameters
@@ -155,14 +155,14 @@ def buffers(
 
 
 def _at_sender(trace: Trace, occurrences: Int64, nbytes: Int64) -> Int64:
-    """A message's bytes at its sender alone, as its receiver tells where none sent."""
+    """Bytes of messages at the sender, from the receiver's record if missing."""
     sites = trace.occurrences.site[occurrences]
     peers = np.array([trace.sites[s].peers for s in sites], np.int64)
     rows = np.arange(len(nbytes))
-    there = trace.present(occurrences)
-    told = np.where(
-        there[rows, peers[:, 0]], nbytes[rows, peers[:, 0]], nbytes[rows, peers[:, 1]]
+    present = trace.present(occurrences)
+    size = np.where(
+        present[rows, peers[:, 0]], nbytes[rows, peers[:, 0]], nbytes[rows, peers[:, 1]]
     )
     out = np.zeros_like(nbytes)
-    out[rows, peers[:, 0]] = told
+    out[rows, peers[:, 0]] = size
     return out

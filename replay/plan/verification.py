@@ -1,9 +1,9 @@
-"""Which operations of a replay carry bytes that are checked on arrival.
+"""Verification: which operations of a replay are checked byte by byte.
 
-Sizes and order are agreed on for every operation, whatever is checked.  Sampling draws
-a share of each site's operations, so that every group, layer, phase and kind is in it,
-and takes the largest operation of each group, where buffers are fullest.  The draw
-follows from the plan and a seed: all ranks make the same.
+Sizes and order are compared for every operation in any case.  A sample draws a share of
+each site's operations, so that it contains every group, layer, phase and kind, and adds
+the largest operation of each group.  It depends on the plan and a seed alone: all ranks
+draw the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .program import Plan
 
 
 class Depth(str, enum.Enum):
-    """How much of what arrives is checked, in a pass before the timed one."""
+    """Operations whose bytes are checked in a pass before the timed one."""
 
     FULL = "full"
     SAMPLE = "sample"
@@ -30,7 +30,7 @@ class Depth(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What is checked before the timed pass.
+    """Checks before the timed pass.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class Verification:
         return str(self.depth.value)
 
     def chosen(self, plan: Plan) -> Bool:
-        """Whose bytes are checked.
+        """Operations whose bytes are checked.
 
         Returns
         -------

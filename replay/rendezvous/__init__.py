@@ -1,1 +1,1 @@
-"""Rendezvous of the ranks of a replay: store, handshake, root cause of failures."""
+"""Rendezvous of the ranks: store, handshake, failure reports and root cause."""

@@ -1,6 +1,6 @@
-"""What ranks must have in common before they replay together, and room for it.
+"""Handshake of the ranks: compare settings and plans, and check memory.
 
-Pure comparisons of what all ranks have laid down; the first that differs is named.
+Pure comparisons of the rows of all ranks; the first rank that differs is named.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ AGREEMENT = "the agreement on the plan"
 
 @dataclass(frozen=True, kw_only=True)
 class Handshake:
-    """What one rank brings to the agreement."""
+    """Settings and identity of one rank."""
 
-    terms: Mapping[str, str]  # by name, the most telling first; the same on all ranks
+    terms: Mapping[str, str]  # by name, the most important first; equal on all ranks
     node: str
     pid: int
-    space: str  # in which the pid counts
-    nonce: str  # tells this rank from one of another run
+    space: str  # namespace of the pid
+    nonce: str  # distinguishes this rank from one of another run
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
-    """What one rank is about to allocate."""
+    """Memory that one rank is about to allocate."""
 
     node: str
     pool: str  # the memory: "host", or a device
     needs: int  # bytes
-    free: int  # bytes, -1 where the system does not tell
+    free: int  # bytes, -1 if unknown
 
 
 def find_mismatch(
     handshakes: Sequence[Handshake],
 ) -> RankError | tuple[int, int] | None:
-    """A rank whose terms differ from most others'; a pair of ranks for the plan.
+    """Find a rank whose settings differ from those of most others.
 
     Returns
     -------
     RankError, tuple of int, or None
-        Whom to name; or (usual, other) where only the plans differ; None if all agree.
+        Error that names the rank; or (usual, other) ranks if only the plans differ;
+        None if all agree.
     """
     names = list(dict.fromkeys(name for o in handshakes for name in o.terms))
     for name in names:
@@ -53,12 +54,12 @@ def find_mismatch(
             continue
         most = Counter(values).most_common(1)[0][1]
         usual = next(v for v in values if values.count(v) == most)
-        model = values.index(usual)
+        common = values.index(usual)
         other = next(r for r, v in enumerate(values) if v != usual)
         if name == "plan":
-            return model, other
+            return common, other
         return RankError(
-            f"has {name} {values[other]}, while rank {model} has {usual}: give every "
+            f"has {name} {values[other]}, while rank {common} has {usual}: give every "
             "rank the same software and the same options",
             rank=other,
             operation=AGREEMENT,
@@ -68,7 +69,7 @@ def find_mismatch(
 
 
 def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:
-    """The first rank of a host whose ranks need more memory than is free."""
+    """Find the first rank of a host whose ranks need more memory than is free."""
     pools: dict[tuple[str, str], list[int]] = {}
     for rank, need in enumerate(needs):
         pools.setdefault((need.node, need.pool), []).append(rank)
@@ -83,7 +84,7 @@ def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:
                 else (f"its buffers and those of {len(ranks) - 1} more ranks need")
             )
             return RankError(
-                f"cannot have its memory: {each} {byte_size(total)} on {where}, where "
+                f"has too little memory: {each} {byte_size(total)} on {where}, where "
                 f"{byte_size(min(known))} are free: replay on more or larger hosts, or "
                 "fewer bytes",
                 rank=ranks[0],

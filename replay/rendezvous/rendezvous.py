@@ -1,12 +1,13 @@
-"""Where the ranks of a replay meet: a store beside the backend.
+"""Rendezvous of the ranks: handshake, memory check and failure reports.
 
-Before any group of the backend is made, every rank lays down its *terms*: versions,
-options, the digest of its plan.  Rank 0 compares them, and all ranks read its answer;
-so a rank that would make other groups, or hang in them, is named first.  A rank that
-fails leaves a report, and where no supervisor looks at all ranks (torchrun, srun), the
-others read from the reports who failed first.
+The ranks communicate through a store that is independent of the backend.  Before any
+group of the backend is made, every rank stores its versions, options and the digest of
+its plan.  Rank 0 compares them, and all ranks read its answer; so a rank that would
+make other groups, or hang in them, is named first.  A rank that fails stores a report,
+and without a supervisor of all ranks (torchrun, srun), the others find from the reports
+which rank failed first.
 
-The names of the store's keys must stay what they are: another version reads them.
+Keys and fields in the store must not be renamed: other versions read them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.rank_process import pid_namespace, state_of
-from moetraffic.replay.failure import RankError, lost
+from moetraffic.replay.failure import RankError, backend_error
 from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.process_exit import told
+from moetraffic.replay.process_exit import error_fields
 
 from .handshake import (
     AGREEMENT,
@@ -39,68 +40,60 @@ from .root_cause import Report, find_root_cause
 from .store import PLACE, Store, served_by_agent, where
 
 _GRACE_S = 3.0  # for the reports of other ranks
-_LOOK_S = 0.05
-_SAME_S = 1.0  # ranks meet the same obstacle within this time
+_POLL_S = 0.05
+_SAME_S = 1.0  # time within which all ranks fail for a common reason
 
 Row = TypeVar("Row", Handshake, MemoryNeed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    rank: int
-    operation: str
-    message: str
-    told: bool  # by that rank itself, which says it; else found by rank 0
-
-
 class Rendezvous:
-    """What the ranks tell each other beside the backend.
+    """Communication of one rank with the others, independent of the backend.
 
     Parameters
     ----------
     rank_env
-        Which rank this is.
+        Rank of this process.
     patience_s
-        How long to wait for other ranks, each time.
+        Timeout of each wait for other ranks.
 
     Raises
     ------
     RankError
-        If the place to meet cannot be reached, or another program has it.
+        If the store cannot be reached, or another program uses its port.
     """
 
     def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
         self._rank_env = rank_env
         self._patience_s = patience_s
         self._store = Store(rank_env, patience_s)
-        self._round = "terms"  # the next in which rank 0 answers
+        self._round = "terms"  # the next round that rank 0 answers
         self._handshakes: list[Handshake] = []
 
     # ---- agreement ---------------------------------------------------------------
 
-    def agree(self, plan: Plan, terms: Mapping[str, str]) -> tuple[str, ...]:
-        """Make sure that all ranks replay the same in the same way.
+    def agree(self, plan: Plan, settings: Mapping[str, str]) -> tuple[str, ...]:
+        """Check that all ranks have the same plan, options and versions.
 
         Parameters
         ----------
         plan
-            This rank's.
-        terms
-            What must be the same on all ranks, by name, the most telling first.
+            Plan of this rank.
+        settings
+            What must be the same on all ranks, by name, the most important first.
 
         Returns
         -------
         tuple of str
-            Each rank's host.
+            Host of each rank.
 
         Raises
         ------
         RankError
-            Naming the rank that differs and in what, for another plan the first
-            operation; or the rank that does not come.
+            Naming the rank that differs and the setting, for another plan the first
+            operation; or the rank that does not arrive.
         """
         own = Handshake(
-            terms={**terms, "plan": plan.digest},
+            terms={**settings, "plan": plan.digest},
             node=platform.node(),
             pid=os.getpid(),
             space=pid_namespace(),
@@ -115,31 +108,37 @@ class Rendezvous:
                 _failure(found) if found else {"rows": [asdict(o) for o in handshakes]}
             )
 
-        answer = self._meet(own, judge)
+        answer = self._round_of(own, judge)
         if "compare" in answer:
-            self._refuse(self._compare(plan, answer["compare"]))
+            self._raise_failure(self._compare(plan, answer["compare"]))
         handshakes = [Handshake(**row) for row in answer["rows"]]
         if handshakes[self._rank_env.rank].nonce != own.nonce:
-            raise self._foreign()
+            raise RankError(
+                f"met another replay at {where()} instead of rank 0: give each its own "
+                "MASTER_PORT",
+                rank=self._rank_env.rank,
+                operation=PLACE,
+                cause="own",
+            )
         self._handshakes, self._round = handshakes, "needs"
         return tuple(o.node for o in handshakes)
 
     def announce(self, *, pool: str, needs: int, free: int | None) -> None:
-        """Make sure that what all ranks will allocate is there.
+        """Check that there is enough memory for the buffers of all ranks.
 
         Parameters
         ----------
         pool
-            Which memory: ranks of a host whose pools have one name share it.
+            Name of the memory: ranks of a host with the same name share it.
         needs
             Bytes that this rank will allocate.
         free
-            Bytes that are free; None if the system does not tell.
+            Bytes that are free; None if unknown.
 
         Raises
         ------
         RankError
-            Naming a rank of the host where they are not.
+            Naming a rank of the host without enough memory.
         """
         own = MemoryNeed(
             node=platform.node(),
@@ -152,24 +151,26 @@ class Rendezvous:
             found = find_memory_shortage(every)
             return _failure(found) if found else {"rows": []}
 
-        self._meet(own, judge)
+        self._round_of(own, judge)
         self._round = ""
 
-    def _meet(
+    def _round_of(
         self, own: Row, judge: Callable[[list[Row]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Lay down something; rank 0 judges what all have laid down; all are told."""
+        """Store a row; rank 0 judges the rows of all ranks; return its answer."""
         name = self._round
         self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
         if self._rank_env.rank == 0:
             answer = self._collect(name, type(own), judge)
             self._store.put(f"{name}/answer", answer)
         else:
-            # rank 0 waits for others only when it is here itself
-            here = self._store.expect(f"{name}/0")
-            told = here and self._store.expect(f"{name}/answer", 2 * self._patience_s)
-            answer = told or _failure(self._absent(0))
-        self._refuse(answer)
+            # rank 0 waits for others only once it has arrived itself
+            arrived = self._store.expect(f"{name}/0")
+            found = arrived and self._store.expect(
+                f"{name}/answer", 2 * self._patience_s
+            )
+            answer = found or _failure(self._absent(0))
+        self._raise_failure(answer)
         return answer
 
     def _collect(
@@ -178,23 +179,23 @@ class Rendezvous:
         kind: type[Row],
         judge: Callable[[list[Row]], dict[str, Any]],
     ) -> dict[str, Any]:
-        """Rank 0: what all ranks are told."""
+        """Rank 0: collect the rows of all ranks and judge them."""
         rows: list[Row] = []
         until = time.monotonic() + self._patience_s
         for rank in range(self._rank_env.world):
-            said = self._store.expect(f"{name}/{rank}", until - time.monotonic())
-            if said is None:
+            row = self._store.expect(f"{name}/{rank}", until - time.monotonic())
+            if row is None:
                 return _failure(self._absent(rank))
-            if "failure" in said:
-                return said
+            if "failure" in row:
+                return row
             try:
-                rows.append(kind(**said))
+                rows.append(kind(**row))
             except TypeError:
-                version = said.get("terms", {}).get("moetraffic", "of another version")
+                version = row.get("terms", {}).get("moetraffic", "of another version")
                 return _failure(
                     RankError(
-                        f"has moetraffic {version}, which does not speak as rank 0's "
-                        "does: install the same version on every host",
+                        f"has moetraffic {version}, whose handshake differs from "
+                        "rank 0's: install the same version on every host",
                         rank=rank,
                         operation=AGREEMENT,
                         cause="mismatch",
@@ -202,21 +203,21 @@ class Rendezvous:
                 )
         return judge(rows)
 
-    def _refuse(self, answer: Mapping[str, Any]) -> None:
+    def _raise_failure(self, answer: Mapping[str, Any]) -> None:
         if "failure" not in answer:
             return
-        failure = _Failure(**answer["failure"])
-        # rank 0, which has found it, and the culprit say it; the others were told
-        first = not failure.told and self._rank_env.rank in (0, failure.rank)
+        failure = answer["failure"]
+        # printed by rank 0, which found it, and by the rank at fault
+        first = not failure["told"] and self._rank_env.rank in (0, failure["rank"])
         raise RankError(
-            failure.message,
-            rank=failure.rank,
-            operation=failure.operation,
+            failure["message"],
+            rank=failure["rank"],
+            operation=failure["operation"],
             cause="mismatch" if first else "peer",
         )
 
     def _compare(self, plan: Plan, pair: Sequence[int]) -> dict[str, Any]:
-        """All ranks: find where two plans differ, and read what rank 0 found."""
+        """Find the first operation in which two plans differ; called by all ranks."""
         if self._rank_env.rank in pair:
             sums = plan.checksum.astype("<u4").tobytes()
             self._store.put_bytes(f"plan/{self._rank_env.rank}", sums)
@@ -246,20 +247,11 @@ class Rendezvous:
 
     def _absent(self, rank: int) -> RankError:
         return RankError(
-            f"did not come within {self._patience_s:g} s: start all ranks at about the "
-            "same time, or raise --start-timeout",
+            f"did not arrive within {self._patience_s:g} s: start all ranks at about "
+            "the same time, or raise --start-timeout",
             rank=rank,
             operation=PLACE,
             cause="peer",
-        )
-
-    def _foreign(self) -> RankError:
-        return RankError(
-            f"met another replay at {where()} instead of rank 0: give each its own "
-            "MASTER_PORT",
-            rank=self._rank_env.rank,
-            operation=PLACE,
-            cause="own",
         )
 
     # ---- failure -----------------------------------------------------------------
@@ -268,34 +260,34 @@ class Rendezvous:
     def reporting(
         self, position: Callable[[], int], namer: Callable[[int], str]
     ) -> Iterator[None]:
-        """Inside, an error is left for the other ranks, and theirs are read.
+        """Report errors inside to the other ranks, and find the root cause.
 
         Parameters
         ----------
         position
-            How many operations this rank has entered and left, as the heartbeat
+            Number of operations entered and left by this rank, as the heartbeat
             counts them.
         namer
-            Names the n-th operation that it entered, for errors that do not say where
-            they happened; a supervisor knows better.
+            Names the n-th operation that it entered, for errors that do not name one;
+            not used under a supervisor.
 
         Raises
         ------
         RankError
-            Instead of one that only says that another rank is lost: naming who failed
-            first, as far as the ranks know.  Under a supervisor, which knows more, it
-            stays as it is.
+            Instead of an error that another rank is lost: naming the rank that failed
+            first, as far as known.  Under a supervisor, which has more information,
+            the error is unchanged.
         """
         try:
             yield
         except Exception as error:
-            mine = self._leave(error, position(), namer)
+            mine = self._report(error, position(), namer)
             if heartbeat.supervised():
                 raise
             self._linger()
             if mine.cause == "peer" and self._handshakes:
-                raise self._ask(mine) from error
-            if isinstance(error, RankError) or not self._alone(mine):
+                raise self._root_cause(mine) from error
+            if isinstance(error, RankError) or not self._is_only_failure(mine):
                 raise
             raise RankError(
                 f"failed: {mine.message}",
@@ -305,7 +297,7 @@ class Rendezvous:
             ) from error
 
     def _linger(self) -> None:
-        """Rank 0, who may have the store: let others hear why it ends, for a moment."""
+        """Let others read the report of rank 0, which may serve the store."""
         if self._rank_env.rank or not self._round:
             return
         until = time.monotonic() + _GRACE_S
@@ -315,33 +307,33 @@ class Rendezvous:
                 self._store.wait(here, max(0.0, until - time.monotonic()))
         except RankError:
             return
-        time.sleep(_LOOK_S * 4)  # to read it
+        time.sleep(_POLL_S * 4)  # time to read it
 
-    def _alone(self, mine: Report) -> bool:
-        """Whether this happens to this rank alone; if to all, rank 0 says it."""
+    def _is_only_failure(self, mine: Report) -> bool:
+        """Whether only this rank failed so; rank 0 prints failures of all ranks."""
         others = range(1, self._rank_env.world) if mine.rank == 0 else (0,)
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:
             for rank in others:
-                told = self._store.expect(f"report/{rank}", patience_s)
-                if told is None or mine.message not in told["message"]:
+                other = self._store.expect(f"report/{rank}", patience_s)
+                if other is None or mine.message not in other["message"]:
                     return True
-                if told["blames"] == mine.rank:
-                    return True  # it heard of it from this rank, and tells it again
-                if mine.rank == 0 and told["cause"] == "peer":
-                    return True  # it was told what rank 0 lacks, and has it itself
+                if other["blames"] == mine.rank:
+                    return True  # it repeats the report of this rank
+                if mine.rank == 0 and other["cause"] == "peer":
+                    return True  # it repeats what rank 0 found about itself
         except RankError:
-            return False  # the store ended with rank 0, which has said why
+            return False  # the store ended with rank 0, which printed its error
         return False
 
-    def _leave(
+    def _report(
         self, error: Exception, entered: int, namer: Callable[[int], str]
     ) -> Report:
-        place, fields = told(error)
+        place, fields = error_fields(error)
         if entered and not place and not heartbeat.supervised():
             place = namer(entered // 2)
         if isinstance(error, RuntimeError):
-            fields["cause"] = lost(self._rank_env.rank, place, error).cause
+            fields["cause"] = backend_error(self._rank_env.rank, place, error).cause
         report = Report(
             rank=self._rank_env.rank,
             operation=place,
@@ -349,11 +341,11 @@ class Rendezvous:
             cause=str(fields["cause"]),
             blames=int(fields.get("blames", self._rank_env.rank)),
             entered=entered,
-            seen=self._look_around(),
+            seen=self._lost_neighbors(),
         )
         try:
             self._store.put(f"report/{report.rank}", asdict(report))
-            if self._round:  # rank 0 waits for this rank, or all for rank 0
+            if self._round:  # rank 0 waits for this rank, or all ranks for rank 0
                 failure = _failure(
                     RankError(
                         f"failed: {report.message}",
@@ -367,16 +359,18 @@ class Rendezvous:
                 if report.rank == 0:
                     self._store.put(f"{self._round}/answer", failure)
         except RankError:
-            return report  # the store is gone with its host: nobody reads it
+            return report  # the store is gone with its host
         return report
 
-    def _look_around(self) -> dict[str, str]:
-        """What became of the ranks of this host, where that can be seen."""
-        states = {rank: state_of(self._handshakes[rank].pid) for rank in self._near()}
+    def _lost_neighbors(self) -> dict[str, str]:
+        """Ranks of this host whose processes have stopped or ended."""
+        states = {
+            rank: state_of(self._handshakes[rank].pid) for rank in self._neighbors()
+        }
         return {str(r): state for r, state in states.items() if state != "running"}
 
-    def _near(self) -> list[int]:
-        """The ranks whose processes can be seen from here, once all have met."""
+    def _neighbors(self) -> list[int]:
+        """Ranks whose processes are visible from here, after the handshake."""
         mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
         return [
             rank
@@ -384,8 +378,8 @@ class Rendezvous:
             if mine and (handshake.node, handshake.space) == (mine.node, mine.space)
         ]
 
-    def _ask(self, mine: Report) -> RankError:
-        """Wait a moment for the other ranks' reports, and judge."""
+    def _root_cause(self, mine: Report) -> RankError:
+        """Wait shortly for the reports of the other ranks and find the root cause."""
         reports = {mine.rank: mine}
         missing = set(range(self._rank_env.world)) - {mine.rank}
         until = time.monotonic() + _GRACE_S
@@ -397,29 +391,30 @@ class Rendezvous:
                         missing.discard(rank)
                 if any(r.cause != "peer" for r in reports.values()):
                     break
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         except RankError:
-            # the others are leaving as well, and cannot say so
+            # the others are ending as well, and cannot report it
             missing = missing if served_by_agent() else {0}
             reports.pop(0, None)
-        return find_root_cause(reports, missing, self._last_sight(missing, until))
+        return find_root_cause(reports, missing, self._neighbors_at_end(missing, until))
 
-    def _last_sight(self, missing: Collection[int], until: float) -> dict[str, str]:
-        """What became of the ranks of this host, those that are ending included.
+    def _neighbors_at_end(
+        self, missing: Collection[int], until: float
+    ) -> dict[str, str]:
+        """States of the ranks of this host; waits for those that are just ending.
 
-        A process that is killed closes its connections before it is gone: who hears
-        of it by them may look too early.
+        A process that is killed closes its connections before it is gone, so other
+        ranks may notice its failure too early.
         """
-        near = {str(r) for r in self._near() if r in missing}
+        near = {str(r) for r in self._neighbors() if r in missing}
         while True:
-            seen = self._look_around()
-            if near <= seen.keys() or time.monotonic() >= until:
-                return seen
-            time.sleep(_LOOK_S)
+            states = self._lost_neighbors()
+            if near <= states.keys() or time.monotonic() >= until:
+                return states
+            time.sleep(_POLL_S)
 
 
 def _failure(error: RankError, *, told: bool = False) -> dict[str, Any]:
-    failure = _Failure(
-        rank=error.rank, operation=error.operation, message=error.reason, told=told
-    )
-    return {"failure": asdict(failure)}
+    """Answer with a failure; ``told``: reported by its rank, not found by rank 0."""
+    failure = {"rank": error.rank, "operation": error.operation}
+    return {"failure": {**failure, "message": error.reason, "told": told}}

@@ -1,7 +1,7 @@
-"""Who failed first, found by the ranks themselves: nobody looks at all of them.
+"""Root cause of a failure, found by the ranks themselves.
 
-Under torchrun and srun no process of ours sees every rank.  Those that are left have
-each other's reports, and look at the processes of their own host.
+Under torchrun and srun no process of moetraffic supervises every rank.  The remaining
+ranks have each other's reports, and the states of the processes of their own host.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _KILLED = -9
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a rank that gives up leaves for the others."""
+    """Failure report of one rank."""
 
     rank: int
     operation: str
     message: str
     cause: str  # "mismatch", "own" or "peer", as in heartbeat.send
-    blames: int  # the rank that it holds to be at fault
+    blames: int  # the rank that it considers at fault
     entered: int  # operations entered and left, as the heartbeat counts them
     seen: Mapping[str, str]  # "stopped" or "ended", of other ranks of its host
 
@@ -31,28 +31,28 @@ class Report:
 def find_root_cause(
     reports: Mapping[int, Report], missing: Collection[int], seen: Mapping[str, str]
 ) -> RankError:
-    """The rank that failed first, and where.
+    """Find the rank that failed first, and its operation.
 
     Parameters
     ----------
     reports
         By rank; at least one.
     missing
-        Ranks that left no report.
+        Ranks without a report.
     seen
-        What this rank sees of its host's other ranks now, as :attr:`Report.seen`.
+        Current states of the other ranks of this host, as :attr:`Report.seen`.
 
     Returns
     -------
     RankError
-        Its reporter is the lowest rank that left a report.
+        Its reporter is the lowest rank with a report.
     """
-    sight: dict[str, str] = {}
+    states_seen: dict[str, str] = {}
     for report in reports.values():
-        sight |= report.seen
-    sight |= seen
-    # those that are left wait where the culprit did not come: the earliest of them
-    # waits for it, the others for each other
+        states_seen |= report.seen
+    states_seen |= seen
+    # the remaining ranks wait where the failed one did not arrive: the earliest of
+    # them waits for it, the others for each other
     waiting = min(reports.values(), key=lambda r: (r.entered, r.rank))
     states = [
         RankState(
@@ -75,17 +75,17 @@ def find_root_cause(
             operation=waiting.operation,
             killed=True,
             exit_code=_KILLED,
-            stopped=sight.get(str(rank)) == "stopped",
-            # of those without a word, one that is gone is the likelier culprit
-            entered=0 if sight.get(str(rank)) == "ended" else 1,
+            stopped=states_seen.get(str(rank)) == "stopped",
+            # of ranks without a report, one that has ended more likely failed first
+            entered=0 if states_seen.get(str(rank)) == "ended" else 1,
         )
         for rank in sorted(missing)
     ]
     found = first_failure(states)
     assert found is not None
     reason = found.reason
-    if found.rank in missing and sight.get(str(found.rank)) == "ended":
-        reason = "ended without a word: it was killed, or crashed"
+    if found.rank in missing and states_seen.get(str(found.rank)) == "ended":
+        reason = "ended without an error report: it was killed, or crashed"
     return RankError(
         reason,
         rank=found.rank,

@@ -1,7 +1,7 @@
-"""The ranks' store: small values by name, that every rank can lay down and read.
+"""Key-value store shared by the ranks.
 
-It lies where the launcher says that ranks meet, beside the store of the backend, so it
-is there before any group is made and after the groups have failed.
+It uses the launcher's rendezvous address, next to the store of the backend, so it
+exists before any group is made and after groups have failed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from moetraffic.errors import LayoutError
 from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.replay.failure import RankError, first_line
 
-PLACE = "the meeting of the ranks"
+PLACE = "the rendezvous"
 
 _PREFIX = "moetraffic/replay"
-_LOOK_S = 0.005, 0.2  # between two looks into the store: at first, at most
+_POLL_S = 0.005, 0.2  # interval between two reads: at first, at most
 
 
 class Store:
-    """The store, as one rank sees it.
+    """Access of one rank to the store.
 
     Parameters
     ----------
     rank_env
-        Which rank this is.
+        Rank of this process.
     patience_s
-        How long to wait for what others lay down.
+        Timeout of each wait for other ranks.
 
     Raises
     ------
@@ -51,33 +51,33 @@ class Store:
         self._store = _store(rank_env, patience_s)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        """Lay down what JSON can hold."""
+        """Store a value as JSON."""
         self.put_bytes(key, json.dumps(value).encode())
 
     def put_bytes(self, key: str, value: bytes) -> None:
-        """Lay down bytes."""
+        """Store bytes."""
         with self._reached():
             self._store.set(f"{_PREFIX}/{key}", value.hex())
 
     def get(self, key: str) -> dict[str, Any]:
-        """What is there under this name."""
+        """The value of a key."""
         found: dict[str, Any] = json.loads(self.get_bytes(key))
         return found
 
     def get_bytes(self, key: str) -> bytes:
-        """The bytes that are there under this name."""
+        """The bytes of a key."""
         with self._reached():
             return bytes.fromhex(self._store.get(f"{_PREFIX}/{key}").decode())
 
     def expect(self, key: str, within_s: float | None = None) -> dict[str, Any] | None:
-        """A value as soon as it is there; None if it does not come."""
+        """Wait for the value of a key; None if it does not arrive."""
         patience_s = self._patience_s if within_s is None else within_s
         return self.get(key) if self.wait(key, patience_s) else None
 
     def wait(self, key: str, within_s: float) -> bool:
-        """Whether a value comes; torch's own wait cannot be interrupted."""
+        """Wait for a key; whether it arrived.  Unlike torch's wait, interruptible."""
         until = time.monotonic() + within_s
-        pause, longest = _LOOK_S
+        pause, longest = _POLL_S
         while True:
             with self._reached():
                 if self._store.check([f"{_PREFIX}/{key}"]):
@@ -93,7 +93,7 @@ class Store:
             yield
         except RuntimeError as error:
             raise RankError(
-                f"is lost, and with it the ranks' meeting: {first_line(error)}",
+                f"is lost, and with it the rendezvous: {first_line(error)}",
                 rank=0,
                 operation=PLACE,
                 cause="peer",
@@ -102,21 +102,21 @@ class Store:
 
 
 def served_by_agent() -> bool:
-    """Whether torchrun's agent has the store, which else ends with rank 0."""
+    """Whether torchrun's agent serves the store; otherwise it ends with rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def where() -> str:
-    """The place where the ranks meet, for people."""
+    """Address of the rendezvous, for messages."""
     return ":".join(map(str, _address()))
 
 
 def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
-    """The store at the place that the launcher names, served by rank 0 or by it."""
+    """Store at the launcher's rendezvous address, served by rank 0 or the launcher."""
     place = urlsplit(rendezvous())
     if place.scheme == "file":
-        # torch counts who uses a file, and removes it: the groups have their own
-        store = FileStore(f"{place.path}-meeting", rank_env.world)
+        # torch removes a file after its last user: the groups have their own
+        store = FileStore(f"{place.path}-rendezvous", rank_env.world)
         store.set_timeout(timedelta(seconds=patience_s))
         return store
     host, port = _address()
@@ -153,7 +153,7 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
 
 
 def _address() -> tuple[str, int]:
-    """Host and port where the ranks meet."""
+    """Host and port of the rendezvous."""
     place = urlsplit(rendezvous())
     host, port = place.hostname, place.port
     if place.scheme == "env":

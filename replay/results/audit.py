@@ -1,16 +1,17 @@
-"""Audit: a replay's times, and how they stand to those of the run it repeats.
+"""Audit: times of a replay and their ratios to the baselines.
 
-Completion times of all operations and of each kind, stream, phase and layer, and of
-iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with an
-interval from iterations that are drawn for both together
-(:mod:`moetraffic.analysis.resampling`).  A ratio is of sums over the operations that
-both know.
+Completion times of all operations, of each kind, stream, phase and layer, and of
+iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with a
+confidence interval from iterations resampled jointly for both
+(:mod:`moetraffic.analysis.resampling`).  A ratio is of sums over the operations whose
+time is known in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,85 +25,82 @@ from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 
 from .baselines import Baselines
 from .durations import NO_CLOCKS, Measured, measure, parts
-from .fidelity import DurationQuantiles, Fidelity, PartFidelity, Ratio
+from .fidelity import UNKNOWN_RATIO, DurationQuantiles, Fidelity, PartFidelity, Ratio
 from .punctuality import punctuality
 
-UNKNOWN_RATIO = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))
+Times = Mapping[int, Timing]
 
 
 def audit(
     plan: Plan,
-    times: Mapping[int, Timing],
+    times: Times,
     measured: Measured,
     *,
     baselines: Baselines | None = None,
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     absolute: bool = False,
-    alone: Sequence[tuple[Mapping[int, Timing], Mapping[int, Timing]]] = (),
+    pairs: Sequence[tuple[Times, Times]] = (),
     captured_wall_s: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Fidelity:
-    """Say how a replay stands to what it repeats.
+    """Compare a replay with the run that it repeats.
 
     Parameters
     ----------
     plan
-        What was replayed.
+        The plan that was replayed.
     times
-        Every rank's times.
+        Times of every rank.
     measured
-        What operations took, of these.
+        Durations of the operations, from these times.
     baselines
-        What they are held against.
+        Durations to compare with.
     clocks
-        Knots of type CLOCK.
+        Clock offsets of type CLOCK.
     absolute
         Whether due times are those of a fixed schedule: see :mod:`.punctuality`.
-    alone
-        Pairs of passes, without and with the dense traffic, for the slowdown.
+    pairs
+        Pairs of passes without and with dense traffic, for the slowdown.
     captured_wall_s
-        What each iteration took in the trace.
+        Wall time of each iteration in the trace.
     seed
-        Of the resamples.
+        Seed of the resampling.
     """
-    held = baselines or Baselines()
+    base = baselines or Baselines()
     found = [
-        _part(plan, measured, held, by, label, at, seed)
+        _part(plan, measured, base, by, label, at, seed)
         for by, label, at in parts(plan)
         if np.isfinite(measured.call_s[at]).any()
     ]
-    found.append(_iterations(measured, captured_wall_s or {}, seed))
+    found.append(_iterations(plan, measured, captured_wall_s or {}, seed))
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
-        slowdown=slowdown(plan, alone, seed=seed) if alone else None,
-        pairs=len(alone),
-        bound_of=held.bound_of,
-        model_of=held.model_of,
+        slowdown=slowdown(plan, pairs, seed=seed) if pairs else None,
+        pairs=len(pairs),
+        bound_of=base.bound_of,
+        model_of=base.model_of,
         clock_error_s=float(clocks["error_ns"].max()) / 1e9 if len(clocks) else 0.0,
-        notes=held.notes,
+        notes=base.notes,
     )
 
 
 def slowdown(
-    plan: Plan,
-    pairs: Sequence[tuple[Mapping[int, Timing], Mapping[int, Timing]]],
-    *,
-    seed: int = 0,
+    plan: Plan, pairs: Sequence[tuple[Times, Times]], *, seed: int = 0
 ) -> Ratio:
-    """How much longer all-to-alls take beside dense traffic than alone.
+    """Time of all-to-alls with dense traffic over their time without.
 
-    Both passes of a pair follow each other, so that what else the machine does falls on
-    both; an iteration of a pair is drawn with its partner.
+    Both passes of a pair follow each other, so that other load of the machine affects
+    both; iterations are resampled together with their counterpart of the pair.
 
     Parameters
     ----------
     plan
-        Of both.
+        Plan of both passes.
     pairs
-        Every rank's times of the all-to-alls without, and of all operations with it.
+        Times of every rank, of the all-to-alls alone and of all operations.
     seed
-        Of the resamples.
+        Seed of the resampling.
 
     Returns
     -------
@@ -127,14 +125,14 @@ def slowdown(
         both = np.isfinite(taken[0]) & np.isfinite(taken[1])
         for into, call in zip(sums, taken, strict=True):
             into.append(by_iteration(call[both], plan.iteration[exchanges][both]))
-    without, beside = (np.concatenate(s) for s in sums)
-    return _ratio(without, beside, seed)
+    without, with_dense = (np.concatenate(s) for s in sums)
+    return _ratio(without, with_dense, seed)
 
 
 def _part(
     plan: Plan,
     measured: Measured,
-    held: Baselines,
+    base: Baselines,
     by: str,
     label: str,
     at: Int64,
@@ -142,8 +140,11 @@ def _part(
 ) -> PartFidelity:
     at = at[np.isfinite(measured.call_s[at])]
     call, transfer = measured.call_s[at], measured.transfer_s[at]
-    crossed = (plan.bottleneck_bytes[at] > 0) & (call > 0)
-    came = np.bincount(measured.last[at][measured.last[at] >= 0])
+    link_bytes = plan.bottleneck_bytes[at]
+    crossed = (link_bytes > 0) & (call > 0)
+    busbw = float("nan")
+    if crossed.any():
+        busbw = float(link_bytes[crossed].sum() / call[crossed].sum() / 1e9)
 
     def over(baseline: Float64 | None, own: Float64) -> Ratio:
         if baseline is None:
@@ -159,44 +160,45 @@ def _part(
         by=by,
         label=label,
         number=len(at),
+        total_bytes=int(plan.total_bytes[at].sum()),
+        network_bytes=int(plan.network_bytes[at].sum()),
         time_s=_quantiles(call),
         transfer_s=_quantiles(transfer),
-        straggler=int(came.argmax()) if came.any() else -1,
-        straggler_share=float(came.max() / came.sum()) if came.any() else 0.0,
-        busbw_gbs=float(
-            plan.bottleneck_bytes[at][crossed].sum() / call[crossed].sum() / 1e9
-        )
-        if crossed.any()
-        else float("nan"),
-        over_captured=over(held.captured_call_s, call),
-        transfer_over_captured=over(held.captured_transfer_s, transfer),
-        over_bound=over(held.bound_s, call),
-        over_model=over(held.model_s, call),
+        **_straggler(measured.last[at]),
+        busbw_gbs=busbw,
+        over_captured=over(base.captured_call_s, call),
+        transfer_over_captured=over(base.captured_transfer_s, transfer),
+        over_bound=over(base.bound_s, call),
+        over_model=over(base.model_s, call),
     )
 
 
 def _iterations(
-    measured: Measured, captured_s: Mapping[int, float], seed: int
+    plan: Plan, measured: Measured, captured_s: Mapping[int, float], seed: int
 ) -> PartFidelity:
     known = np.isfinite(measured.wall_s)
     own, when = measured.wall_s[known], measured.iteration[known]
     before = np.array([captured_s.get(i, np.nan) for i in when.tolist()], np.float64)
     both = np.isfinite(before)
-    slow = np.bincount(measured.wall_rank[known])
     return PartFidelity(
         by="iteration",
         label="",
         number=len(own),
+        total_bytes=int(plan.total_bytes.sum()),
+        network_bytes=int(plan.network_bytes.sum()),
         time_s=_quantiles(own),
-        transfer_s=None,
-        straggler=int(slow.argmax()) if slow.any() else -1,
-        straggler_share=float(slow.max() / slow.sum()) if slow.any() else 0.0,
-        busbw_gbs=float("nan"),
+        **_straggler(measured.wall_rank[known]),
         over_captured=_ratio(before[both], own[both], seed),
-        transfer_over_captured=UNKNOWN_RATIO,
-        over_bound=UNKNOWN_RATIO,
-        over_model=UNKNOWN_RATIO,
     )
+
+
+def _straggler(ranks: Int64) -> dict[str, Any]:
+    """The most frequent rank and its share; negative ranks are not counted."""
+    times = np.bincount(ranks[ranks >= 0], minlength=1)
+    if not times.any():
+        return {"straggler": -1, "straggler_share": 0.0}
+    share = float(times.max() / times.sum())
+    return {"straggler": int(times.argmax()), "straggler_share": share}
 
 
 def _ratio(below: Float64, above: Float64, seed: int) -> Ratio:

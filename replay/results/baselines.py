@@ -1,18 +1,17 @@
-"""Baselines: what a replay's operations took elsewhere, at best, or by a model.
+"""Baselines: captured, minimal and modeled durations of a replay's operations.
 
-Each is ``[n]`` float64 seconds, one an operation of the plan, NaN where it says
-nothing:
+Each is ``[n]`` float64 seconds, one an operation of the plan, NaN if unknown:
 
 ``captured``
-    what the same operation took in the trace that is replayed;
+    duration of the same operation in the trace that is replayed;
 ``bound``
-    the least that it can take on a network: the largest of the port bound and the cut
+    lower bound on its duration on a network: the largest of the port bound and the cut
     bounds (:mod:`moetraffic.fabric.bounds`), of its matrix alone.  With a capacity and
     no topology it is the busiest rank's bytes over the capacity, which is the port
     bound of one switch with a NIC a rank;
 ``model``
-    the time of a collective of its size in a table of measurements, between whose
-    points Hockney's model goes (:mod:`moetraffic.patterns.bandwidth`).
+    duration of a collective of its size in a table of measurements, interpolated by
+    Hockney's model (:mod:`moetraffic.patterns.bandwidth`).
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.replay.plan.matrices import Matrices
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.trace.model import ALL_TO_ALL, Float64
+from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 from moetraffic.trace.trace import Trace
 
 _WHOLE = frozenset({"all_gather", "gather"})
-"""Kinds whose size is a member's part in a plan, and the whole in nccl-tests."""
+"""Kinds whose size is one member's part in a plan, and the total in nccl-tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What the times of a replay are held against; None where it was not asked for."""
+    """Baselines of a replay; None if not requested."""
 
     captured_call_s: Float64 | None = None
     captured_transfer_s: Float64 | None = None
@@ -51,7 +50,7 @@ class Baselines:
 
 
 def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
-    """Call and transfer time of each operation in the trace, ``[n]`` s each."""
+    """Captured call and transfer time of each operation, ``[n]`` s each."""
     calls = completion(trace, kind=None)
     row = np.full(len(trace.occurrences), -1, np.int64)
     row[calls.occurrence] = np.arange(len(calls))
@@ -65,7 +64,7 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
 
 
 def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
-    """The busiest rank's bytes over its link's capacity, ``[n]`` s.
+    """Bytes of the busiest rank over the capacity of its link, ``[n]`` s.
 
     Raises
     ------
@@ -81,48 +80,50 @@ def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
 
 
 def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
-    """The least time of each operation on a network, ``[n]`` s.
+    """Lower bound on the time of each operation on a network, ``[n]`` s.
 
     Parameters
     ----------
     plan
-        Whose ranks are on the network.
+        Plan of the replay.
     matrices
         As :func:`moetraffic.replay.plan.matrices.operation_matrices` yields them.
     network
-        With a slot for each rank.
+        Network with a slot for each rank.
     """
     out = np.full(len(plan), np.nan)
     for at, members, wire in matrices:
         every, which = np.unique(members, axis=0, return_inverse=True)
         for number, ranks in enumerate(every):
             mine = np.flatnonzero(which.reshape(-1) == number)
-            slots = network.slots[ranks]
-            stack = wire[mine]
-            bounds = [
-                port_bound(network.topology, slots, stack),
-                *cut_bounds(network.topology, slots, stack).values(),
-            ]
-            out[at[mine]] = np.max(bounds, axis=0)
+            out[at[mine]] = lower_bounds(network, ranks, wire[mine])
     return out
+
+
+def lower_bounds(network: Network, ranks: Int64, matrices: Int64) -> Float64:
+    """Larger of port and cut bounds of matrices ``[..., W, W]`` of these ranks, s."""
+    slots = network.slots[ranks]
+    cuts = cut_bounds(network.topology, slots, matrices).values()
+    port = port_bound(network.topology, slots, matrices)
+    return np.asarray(np.max([port, *cuts], axis=0), np.float64)
 
 
 def modeled(
     plan: Plan, table: BandwidthTable, nodes: Sequence[str]
 ) -> tuple[Float64, tuple[str, ...]]:
-    """What a table of measurements says of each operation, ``[n]`` s, and what not.
+    """Time of each operation by a table of measurements, ``[n]`` s, and notes.
 
     An uneven all-to-all is looked up by the bytes of its busiest link, among uneven
-    ones where these were measured and otherwise among even ones.
+    ones if these were measured, otherwise among even ones.
 
     Parameters
     ----------
     plan
-        What was replayed.
+        Plan of the replay.
     table
         Measured collectives.
     nodes
-        Each rank's host.
+        Host of each rank.
     """
     out = np.full(len(plan), np.nan)
     measured = {key[0] for key in table.curves}
@@ -146,8 +147,8 @@ def modeled(
         spans = sorted({key[3] for key in table.curves if key[0] == name})
         if hosts not in spans:
             notes.append(
-                f"{kind} over {hosts} hosts: not in the table, taken from those over "
-                f"{spans[0]}"
+                f"{kind} over {hosts} hosts: not in the table, estimated from those "
+                f"over {spans[0]}"
             )
         try:
             found = table.effective(
@@ -160,7 +161,7 @@ def modeled(
         outside = int((~found.inside).sum())
         if outside:
             notes.append(
-                f"{kind}: {outside} of {len(at)} sizes or ranks lie outside of what "
-                "was measured"
+                f"{kind}: {outside} of {len(at)} sizes or ranks lie outside the "
+                "measured range"
             )
     return out, tuple(notes)

@@ -1,4 +1,4 @@
-"""Conclusion: what rank 0 makes of a replay when all times are there."""
+"""Results that rank 0 computes at the end: the replayed trace, and the comparison."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from moetraffic.analysis.times.completion import completion, iteration_times
 from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
+from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.matrices import Scaled, operation_matrices
 from moetraffic.replay.plan.program import Plan
@@ -19,11 +20,10 @@ from moetraffic.units import bit_rate, bytes_per_second
 
 from .audit import audit
 from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
-from .durations import NO_CLOCKS, Measured, measure
-from .fidelity import Fidelity
+from .durations import NO_CLOCKS, measure
 from .output import write
 from .replayed_trace import replayed_trace
-from .result import Summary, summarize
+from .result import Replay, summarize
 
 Times = Mapping[int, Timing]
 
@@ -37,38 +37,33 @@ def conclude(
     nodes: Sequence[str],
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    scale: Scaled | None = None,
-    pace: str = "asap",
-    alone: Sequence[tuple[Times, Times]] = (),
-) -> Summary:
-    """Write the replayed trace, and say how the replay went.
+    pairs: Sequence[tuple[Times, Times]] = (),
+) -> Replay:
+    """Write the replayed trace, and summarize the replay.
 
     Parameters
     ----------
     request
-        What was asked for.
+        Options of the replay.
     trace, plan
-        What was replayed.
+        The trace and the plan that were replayed.
     times
-        Every rank's.
+        Times of every rank.
     nodes
-        Each rank's host.
+        Host of each rank.
     torch_version
-        Of the ranks.
+        Version of torch on the ranks.
     clocks
-        Knots of type CLOCK.
-    scale
-        The one that the plan was made with.
-    pace
-        In words.
-    alone
+        Clock offsets of type CLOCK.
+    pairs
         Pairs of passes without and with dense traffic.
 
     Raises
     ------
     MoetrafficError
-        If the trace cannot be written, or what it is held against cannot be read.
+        If the trace cannot be written, or a baseline cannot be read.
     """
+    scale = request.scaling.scale(trace)
     if request.out is not None:
         made = replayed_trace(
             trace,
@@ -82,6 +77,22 @@ def conclude(
         )
         write(made, request.out, force=request.force, rank=0)
     measured = measure(plan, times, clocks)
+    walls: dict[int, float] = {}
+    if scale is None:
+        calls = completion(trace, kind=None)
+        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
+        when, took, _ = iteration_times(trace, calls.take(mine))
+        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
+    fidelity = audit(
+        plan,
+        times,
+        measured,
+        baselines=_baselines(request, trace, plan, nodes, scale),
+        clocks=clocks,
+        absolute=request.pace.schedule is Schedule.OPEN_LOOP,
+        pairs=pairs,
+        captured_wall_s=walls,
+    )
     return summarize(
         plan,
         times,
@@ -89,52 +100,9 @@ def conclude(
         backend=request.backend,
         nodes=nodes,
         verified=str(request.verify),
-        pace=pace,
+        pace=str(request.pace),
         out=str(request.out or ""),
-        fidelity=hold(
-            request,
-            trace,
-            plan,
-            times,
-            measured,
-            nodes=nodes,
-            clocks=clocks,
-            scale=scale,
-            absolute=pace == "open-loop",
-            alone=alone,
-        ),
-    )
-
-
-def hold(
-    request: Request,
-    trace: Trace,
-    plan: Plan,
-    times: Times,
-    measured: Measured,
-    *,
-    nodes: Sequence[str],
-    clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    scale: Scaled | None = None,
-    absolute: bool = False,
-    alone: Sequence[tuple[Times, Times]] = (),
-) -> Fidelity:
-    """Hold a replay against what was asked for; see :func:`conclude`."""
-    walls: dict[int, float] = {}
-    if scale is None:
-        calls = completion(trace, kind=None)
-        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
-        when, took, _ = iteration_times(trace, calls.take(mine))
-        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
-    return audit(
-        plan,
-        times,
-        measured,
-        baselines=_baselines(request, trace, plan, nodes, scale),
-        clocks=clocks,
-        absolute=absolute,
-        alone=alone,
-        captured_wall_s=walls,
+        fidelity=fidelity,
     )
 
 
@@ -147,21 +115,19 @@ def _baselines(
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
-    bound, bound_of = None, ""
+    bound, model, bound_of = None, None, ""
     if request.topology is not None:
-        asked = load_fabric(
+        on = load_fabric(
             request.topology,
             plan.world,
             capacity=request.capacity,
         )
-        bound = network_bounds(plan, operation_matrices(trace, plan, scale), asked)
-        rate = bit_rate(asked.topology.hosts.nic_bytes_s)
-        bound_of = f"{asked.topology.name}, {rate} a NIC"
+        bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)
+        bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
     elif request.capacity is not None:
         rate_bytes_s = bytes_per_second(request.capacity)
         bound = port_times(plan, rate_bytes_s)
         bound_of = f"{bit_rate(rate_bytes_s)} a rank"
-    model = None
     if request.bandwidth is not None:
         model, notes = modeled(plan, read_table(request.bandwidth), nodes)
     return Baselines(

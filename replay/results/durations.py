@@ -1,7 +1,7 @@
-"""Completion: what each operation of a replay took, from all ranks' times.
+"""Durations of the operations of a replay, from the times of all ranks.
 
-The two times of an operation, ``call`` and ``transfer``, are those of
-:mod:`moetraffic.analysis.times.completion`, which measures them in a trace.
+The two durations of an operation, ``call`` and ``transfer``, are those of
+:mod:`moetraffic.analysis.times.completion`, which computes them for a trace.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NO_CLOCKS: npt.NDArray[np.void] = np.zeros(0, CLOCK)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the n operations of a plan took."""
+    """Durations of the n operations of a plan."""
 
-    call_s: Float64  # [n] longest over members, call to end, NaN where nobody timed it
+    call_s: Float64  # [n] longest over members, call to end; NaN if not timed
     transfer_s: Float64  # [n] from the last member's call to the last end
-    slowest: Int64  # [n] world rank that was in it longest, -1 for none
-    last: Int64  # [n] world rank that came last, -1 where it has one member
+    slowest: Int64  # [n] world rank with the longest call, -1 for none
+    last: Int64  # [n] world rank that arrived last, -1 if it has one member
     iteration: Int64  # [T] iterations, ascending
     wall_s: Float64  # [T] first call to last end, on the rank for which it is longest
     wall_rank: Int64  # [T] that rank
@@ -38,16 +38,16 @@ def measure(
     times: Mapping[int, Timing],
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
 ) -> Measured:
-    """Put all ranks' times together; one rank's are in memory at a time.
+    """Compute durations from the times of all ranks, one rank after the other.
 
     Parameters
     ----------
     plan
-        What was replayed.
+        The plan that was replayed.
     times
-        Every rank's.
+        Times of every rank.
     clocks
-        Knots of type CLOCK, which bring them to rank 0's clock.
+        Clock offsets of type CLOCK, to rank 0's clock.
     """
     count, least = len(plan), np.iinfo(np.int64).min
     longest = np.full(count, -1, np.int64)
@@ -78,7 +78,7 @@ def measure(
         wall[more], wall_rank[more] = span[more], rank
     timed = members > 0
     last[members < 2] = -1
-    # another rank's clock may be off by its error: nothing takes less than 0
+    # clock offsets have errors: durations are at least 0
     moved = np.maximum(np.where(timed, ended, 0) - np.where(timed, began, 0), 0)
     return Measured(
         call_s=np.where(timed, longest / 1e9, np.nan),
@@ -92,7 +92,7 @@ def measure(
 
 
 def common(clocks: npt.NDArray[np.void], rank: int, times: Int64) -> Int64:
-    """A rank's times ``[N]`` int64 ns on rank 0's clock."""
+    """Times of a rank, ``[N]`` int64 ns, converted to rank 0's clock."""
     if not len(clocks):
         return times
     return to_common(clocks, np.full((len(times), 1), rank), times[:, None])[:, 0]
@@ -108,20 +108,20 @@ def _spans(place: Int64, timing: Timing, iterations: int) -> Int64:
 
 
 def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
-    """Operations of each part of a plan: its name, which one, indices ``[k]``.
+    """Parts of a plan: attribute, value, and indices of its operations ``[k]``.
 
-    All; then by kind of operation, by stream where there are several, by phase, layer.
+    All; then by kind of operation, stream (if there are several), phase and layer.
     """
     yield "all", "", np.arange(len(plan))
     phases = [s.phase for s in plan.sites]
     layers = [str(s.layer) if s.layer >= 0 else "" for s in plan.sites]
-    told: tuple[tuple[str, Sequence[str], npt.NDArray[np.integer]], ...] = (
+    attributes: tuple[tuple[str, Sequence[str], npt.NDArray[np.integer]], ...] = (
         ("operation", KINDS, plan.kind),
         ("stream", plan.streams if len(plan.streams) > 1 else (), plan.stream),
         ("phase", phases, plan.site),
         ("layer", layers, plan.site),
     )
-    for by, names, index in told:
+    for by, names, index in attributes:
         if not len(names):
             continue
         of = np.array(names)[index]

@@ -1,24 +1,24 @@
-"""How long a replay takes at the least, and about how long, before anything is sent.
+"""Lower bounds and estimates of the duration of a planned replay.
 
-Lower bounds follow from what the network can carry: no NIC passes its bytes faster than
-its capacity, and what leaves a set of hosts does not cross its uplinks faster
-(:mod:`moetraffic.fabric.bounds`).  All-to-alls have the plan's matrices, other
-collectives travel as rings.  There is one of each operation, and three of the whole,
-each at least the one before it:
+Lower bounds follow from the network: no NIC sends faster than its capacity, and traffic
+that leaves a set of hosts does not cross its uplinks faster
+(:mod:`moetraffic.fabric.bounds`).  All-to-alls have the matrices of the plan, other
+collectives are rings.  There is a bound for each operation, and three for the whole
+replay, each at least the one before it:
 
 ``whole``
-    Every NIC and every cut passes all bytes of the replay, whatever the order.
+    Every NIC and every cut carries all bytes of the replay, in any order.
 ``iterations``
-    No byte of an iteration is sent before all of the iteration before.  Ranks wait for
-    their own operations alone, so that they may run ahead of each other by a little:
-    this holds where in an iteration every rank exchanges something with every other.
+    No byte of an iteration is sent before all bytes of the previous one.  Ranks wait
+    only for their own operations, so they may run slightly ahead of each other: the
+    bound holds if in an iteration every rank exchanges bytes with every other.
 ``operations``
-    No operation of a stream begins on any of its members before the one before has
+    No operation of a stream begins on any of its members before the previous one has
     ended on all of its own: in each iteration the largest sum over a rank's operations
     of a stream.
 
-Estimates come from measurements, of each operation: Hockney's alpha and beta, or a
-table of effective bandwidths.  They are summed as ``operations``.
+Estimates use measurements: Hockney's alpha and beta, or a table of effective
+bandwidths.  They are summed as ``operations``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from itertools import pairwise
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric import cut_bounds, port_bound
 from moetraffic.fabric.named import Network
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.collective import convention
@@ -41,7 +40,7 @@ from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
 
-from .baselines import modeled
+from .baselines import lower_bounds, modeled
 
 _CELLS = 1 << 22  # of matrices over the world, one an iteration, at a time
 
@@ -59,10 +58,10 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What measurements of the network say."""
+    """Estimated durations from measurements of the network."""
 
-    operation_s: Float64  # [n]; 0 where nothing crosses the network, NaN: not told
-    total_s: float  # of those that are told, summed as Bounds.operations_s
+    operation_s: Float64  # [n]; 0 where no byte crosses the network, NaN: unknown
+    total_s: float  # of the known ones, summed as Bounds.operations_s
     source: str
     notes: tuple[str, ...] = ()
 
@@ -75,20 +74,14 @@ def bounds(
     Parameters
     ----------
     trace
-        What the plan was made of.
+        Trace of the plan.
     plan
-        With the programs of all ranks.
+        Plan with the programs of all ranks.
     network
-        With a slot for each rank.
+        Network with a slot for each rank.
     scale
-        The one that the plan was made with.
+        Scale of the plan.
     """
-
-    def least(ranks: Int64, matrices: Int64) -> Float64:
-        slots = network.slots[ranks]
-        of_cuts = cut_bounds(network.topology, slots, matrices).values()
-        port = port_bound(network.topology, slots, matrices)
-        return np.asarray(np.max([port, *of_cuts], axis=0), np.float64)
 
     everyone = np.arange(plan.world)
     each = np.zeros(len(plan))
@@ -100,14 +93,14 @@ def bounds(
         for of, members, wire in operation_matrices(trace, part, scale):
             for ranks in np.unique(members, axis=0):
                 mine = np.flatnonzero((members == ranks).all(axis=1))
-                each[at[of[mine]]] = least(ranks, wire[mine])
+                each[at[of[mine]]] = lower_bounds(network, ranks, wire[mine])
                 into = number[of[mine]][:, None, None]
                 np.add.at(sums, (into, ranks[:, None], ranks), wire[mine])
-        iterations_s += float(least(everyone, sums).sum())
+        iterations_s += float(lower_bounds(network, everyone, sums).sum())
         whole += sums.sum(axis=0)
     return Bounds(
         operation_s=each,
-        whole_s=float(least(everyone, whole)),
+        whole_s=float(lower_bounds(network, everyone, whole)),
         iterations_s=iterations_s,
         operations_s=max(serialized_time(plan, each), iterations_s),
         topology=network.topology.name,
@@ -115,10 +108,10 @@ def bounds(
 
 
 def serialized_time(plan: Plan, operation_s: Float64) -> float:
-    """Time of all operations where those of a stream take turns on every rank.
+    """Duration of all operations if those of a stream do not overlap on any rank.
 
     In each iteration the largest sum over a rank's operations of one stream; summed
-    over iterations.  What is NaN counts nothing.
+    over iterations.  NaN counts as 0.
     """
     iterations, which = np.unique(plan.iteration, return_inverse=True)
     longest = np.zeros(len(iterations))
@@ -136,7 +129,7 @@ def serialized_time(plan: Plan, operation_s: Float64) -> float:
 
 
 def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:
-    """Operations of some iterations at a time, and which of these each is of."""
+    """Blocks of iterations: operations, and the iteration of each in the block."""
     which = np.unique(plan.iteration, return_inverse=True)[1]
     step = max(1, _CELLS // plan.world**2)
     order = np.argsort(which, kind="stable")
@@ -150,7 +143,7 @@ def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:
 
 
 def _part(plan: Plan, at: Int64) -> Plan:
-    """The columns of some operations, without programs."""
+    """The plan with the columns of some operations only."""
     columns = ("occurrence", "iteration", "site", "kind", "group", "stream")
     sizes = ("sender", "receiver", "size")
     return replace(
@@ -158,11 +151,11 @@ def _part(plan: Plan, at: Int64) -> Plan:
     )
 
 
-# ---- what measurements say ---------------------------------------------------------
+# ---- measurements ------------------------------------------------------------------
 
 
 def parse_hockney(text: str) -> Hockney:
-    """Alpha and beta as people write them: ``10us,50GB/s``.
+    """Parse alpha and beta: ``10us,50GB/s``.
 
     Raises
     ------
@@ -172,7 +165,7 @@ def parse_hockney(text: str) -> Hockney:
     alpha, comma, beta = text.partition(",")
     if not comma:
         raise ReplayError(
-            "Hockney's model has a time a round and a bandwidth, but --hockney is "
+            "Hockney's model needs a latency a round and a bandwidth, but --hockney is "
             f"{text[:40]!r}: give 10us,50GB/s"
         )
     return Hockney(alpha_s=seconds(alpha), beta_bytes_s=bytes_per_second(beta))
@@ -201,24 +194,24 @@ def by_hockney(plan: Plan, model: Hockney) -> Estimate:
 
 
 def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Estimate:
-    """Measured times of collectives of as many ranks and bytes, and between them.
+    """Estimated durations from a table of measured collectives.
 
     Parameters
     ----------
     plan
-        Any.
+        Plan of the replay.
     table
         Measured collectives.
     source
-        Its name.
+        Name of the table.
     hosts
-        ``[R]`` int64 the host of each rank.
+        ``[R]`` int64 host of each rank.
     """
     took, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
-    told = np.where(plan.bottleneck_bytes > 0, took, 0.0)
+    known = np.where(plan.bottleneck_bytes > 0, took, 0.0)
     return Estimate(
-        operation_s=told,
-        total_s=serialized_time(plan, told),
+        operation_s=known,
+        total_s=serialized_time(plan, known),
         source=source,
         notes=notes,
     )

@@ -1,7 +1,7 @@
-"""Fidelity: what is said of a replay beside the run that it repeats.
+"""Fidelity records: how a replay compares with the run that it repeats.
 
-Records alone, so that the parent of the ranks need not import what measures them:
-:mod:`.audit`.
+Records only, so that the parent of the ranks need not import :mod:`.audit`, which
+computes them.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LATE_S = 1e-3
-"""An operation that is issued by more after it was due is late."""
+"""An operation issued by more than this after its due time is late."""
 
 LEVEL = 0.95
-"""Of the intervals, as :mod:`moetraffic.analysis.resampling` draws them."""
+"""Confidence level of the intervals of :mod:`moetraffic.analysis.resampling`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio and its interval of LEVEL; NaN where it is not known."""
+    """A ratio and its confidence interval; NaN if unknown."""
 
     value: float
     low: float
     high: float
 
 
+UNKNOWN_RATIO = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DurationQuantiles:
-    """How long some operations took, s."""
+    """Quantiles and sum of the durations of operations, s."""
 
     p50: float
     p90: float
@@ -37,39 +40,44 @@ class DurationQuantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PartFidelity:
-    """How long some operations, or the iterations, took."""
+    """Durations of a part of the operations, or of the iterations, and their ratios."""
 
     by: str  # "all", "operation", "stream", "phase", "layer" or "iteration"
     label: str
     number: int  # operations, or iterations
-    time_s: DurationQuantiles  # of the slowest member; of iterations, wall time
-    transfer_s: (
-        DurationQuantiles | None
-    )  # from the last member's call; None for iterations
-    straggler: int  # rank that came last most often; that took longest, of iterations
-    straggler_share: float  # in how many
-    busbw_gbs: float  # busiest links' bytes over their operations' time; NaN for none
+    total_bytes: int  # bytes of the operations, also those of ranks to themselves
+    network_bytes: int  # bytes between different ranks
+    time_s: DurationQuantiles  # on the slowest member; of iterations, first to last
+    transfer_s: DurationQuantiles | None = None  # from the last call; None: iterations
+    straggler: int  # rank most often last; of iterations, most often slowest
+    straggler_share: float  # in how many of them
+    busbw_gbs: float = float("nan")  # busiest links' bytes over the time; NaN for none
     over_captured: Ratio  # call time over the captured run's
-    transfer_over_captured: Ratio
-    over_bound: Ratio  # call time over the network's lower bound: never below 1
-    over_model: Ratio  # call time over the table of measurements
+    transfer_over_captured: Ratio = UNKNOWN_RATIO
+    over_bound: Ratio = UNKNOWN_RATIO  # call time over the lower bound: at least 1
+    over_model: Ratio = UNKNOWN_RATIO  # call time over the table of measurements
+
+    @property
+    def name(self) -> str:
+        """The part in words."""
+        return f"{self.by} {self.label}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Punctuality:
-    """How well a schedule was kept."""
+    """Deviation of issue times from the schedule."""
 
     scheduled: int  # operations, over all ranks, whose due time is known
     error_p50_s: float  # of the absolute error
     error_p90_s: float
     error_p99_s: float
     error_max_s: float
-    mean_s: float  # with its sign: above 0 is behind the schedule
+    mean_s: float  # signed: above 0 is behind the schedule
     late: int  # operations issued more than LATE_S after they were due
     behind_s: float  # at the last operation, on the rank that is furthest behind
     worst_rank: int  # that rank
-    schedule_s: float  # its length, on the rank that was furthest off; NaN: unknown
-    took_s: float  # what the replay took there, first issue to last
+    schedule_s: float  # length on the rank with the largest deviation; NaN: unknown
+    took_s: float  # duration of the replay there, first issue to last
 
     @property
     def off(self) -> float:
@@ -79,13 +87,13 @@ class Punctuality:
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """How a replay stands to what it repeats."""
+    """Comparison of a replay with the run that it repeats."""
 
     parts: tuple[PartFidelity, ...]
     punctuality: Punctuality | None  # None where as soon as possible
-    slowdown: Ratio | None  # of all-to-alls beside dense traffic over without
-    pairs: int  # passes with and without that the slowdown is from
-    bound_of: str  # the network whose bound it is, "" for none
-    model_of: str  # the table, "" for none
-    clock_error_s: float  # of bringing transfers to one clock; 0: all share one
+    slowdown: Ratio | None  # of all-to-alls with dense traffic over without
+    pairs: int  # pairs of passes of the slowdown
+    bound_of: str  # the network of the lower bound, "" for none
+    model_of: str  # the table of measurements, "" for none
+    clock_error_s: float  # of converting times to one clock; 0: all share one
     notes: tuple[str, ...]

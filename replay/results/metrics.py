@@ -1,8 +1,8 @@
-"""Metrics: a replay's figures as a file that Prometheus' node exporter reads.
+"""Metrics of a replay for Prometheus' node exporter, and the files of a result.
 
-The textfile collector reads every ``*.prom`` in a folder again and again, so the file
-appears whole or not at all, also while the replay runs.  Names end in their unit, as
-Prometheus asks for: ``_seconds``, ``_bytes``, ``_total`` of what only grows.
+The textfile collector reads every ``*.prom`` in a folder periodically, so the file is
+replaced atomically, also while the replay runs.  Names end in their unit, as Prometheus
+requires: ``_seconds``, ``_bytes``, ``_total`` for counters.
 
 References
 ----------
@@ -17,11 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetraffic.errors import ReplayError
-from moetraffic.trace.hdf5.durable import remedy, write_whole
+from moetraffic.replay.request import Request
 
 from .fidelity import Fidelity
-from .result import Summary
+from .output import write_text
+from .progress import Progress
+from .records import to_json
+from .result import Replay
 
 PREFIX = "moetraffic_replay"
 
@@ -39,12 +41,12 @@ class Metric:
 
 
 def gauge(name: str, help: str, *samples: tuple[Labels, float]) -> Metric:
-    """What may rise and fall."""
+    """A metric that may rise and fall."""
     return Metric(name=name, kind="gauge", help=help, samples=samples)
 
 
 def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
-    """The metrics in Prometheus' text format.
+    """Format metrics in Prometheus' text format.
 
     Parameters
     ----------
@@ -63,16 +65,16 @@ def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
     """
     lines = []
     for metric in metrics:
-        told = [(own, v) for own, v in metric.samples if math.isfinite(v)]
-        if not told:
+        finite = [(own, v) for own, v in metric.samples if math.isfinite(v)]
+        if not finite:
             continue
         name = f"{PREFIX}_{metric.name}"
-        text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {metric.kind}"]
-        for own, value in told:
+        help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {metric.kind}"]
+        for own, value in finite:
             labels = ",".join(
-                f'{label}="{_escaped(said)}"'
-                for label, said in {**common, **dict(own)}.items()
+                f'{label}="{_escaped(text)}"'
+                for label, text in {**common, **dict(own)}.items()
             )
             lines.append(f"{name}{{{labels}}} {value!r}")
     return "\n".join(lines) + "\n"
@@ -90,56 +92,45 @@ def write_metrics(
     Raises
     ------
     ReplayError
-        If the system refuses.
+        If the file cannot be written.
     """
-    try:
-        write_whole(path, exposition(metrics, common).encode())
-        path.chmod(0o644)  # the exporter is another user
-    except OSError as error:
-        raise ReplayError(
-            f"{path} cannot be written ({error.strerror}): {remedy(error)}"
-        ) from None
+    write_text(path, exposition(metrics, common), mode=0o644)  # exporter: other user
 
 
-def progress_metrics(
-    stage: str, done: Mapping[int, int], of: Mapping[int, int], elapsed_s: float
-) -> list[Metric]:
-    """How far each rank is, while the replay runs.
+def progress_metrics(progress: Progress) -> list[Metric]:
+    """Progress of each rank, while the replay runs."""
+    at = (("stage", progress.stage),)
 
-    Parameters
-    ----------
-    stage
-        "verify" or "replay".
-    done, of
-        By rank, its operations that have ended, and all of them.
-    elapsed_s
-        Since the stage began.
-    """
-    at = (("stage", stage),)
-
-    def each(values: Mapping[int, int]) -> list[tuple[Labels, float]]:
-        return [((*at, ("rank", str(r))), float(n)) for r, n in sorted(values.items())]
+    def each(name: str) -> list[tuple[Labels, float]]:
+        return [
+            ((*at, ("rank", str(rank))), float(getattr(own, name)))
+            for rank, own in enumerate(progress.of_rank)
+        ]
 
     return [
         Metric(
             name="rank_operations_total",
             kind="counter",
             help="Operations that a rank has done in this stage.",
-            samples=tuple(each(done)),
+            samples=tuple(each("done")),
         ),
         gauge(
             "rank_operations_planned",
             "Operations that a rank has to do in this stage.",
-            *each(of),
+            *each("of"),
         ),
-        gauge("stage_elapsed_seconds", "Time since the stage began.", (at, elapsed_s)),
+        gauge(
+            "stage_elapsed_seconds",
+            "Time since the stage began.",
+            (at, progress.elapsed_s),
+        ),
         gauge("running", "1 while the replay runs, 0 when it has ended.", ((), 1.0)),
     ]
 
 
-def result_metrics(summary: Summary) -> list[Metric]:
-    """The figures of a replay that has ended."""
-    s = summary
+def result_metrics(replay: Replay) -> list[Metric]:
+    """Metrics of a replay that has ended."""
+    s = replay
     spread = {"0.5": s.time_us.p50, "0.9": s.time_us.p90, "0.99": s.time_us.p99}
     metrics = [
         gauge("running", "1 while the replay runs, 0 when it has ended.", ((), 0.0)),
@@ -185,7 +176,7 @@ def result_metrics(summary: Summary) -> list[Metric]:
         metrics.append(
             gauge(
                 "straggler_share_ratio",
-                "In how many operations the rank came last that did so most often.",
+                "Share of operations in which the straggler arrived last.",
                 ((("rank", str(s.straggler)),), s.straggler_share),
             )
         )
@@ -193,7 +184,7 @@ def result_metrics(summary: Summary) -> list[Metric]:
 
 
 def _fidelity(found: Fidelity) -> list[Metric]:
-    held = {
+    baselines = {
         "over_captured": "the captured run's time",
         "over_bound": "the network's lower bound",
         "over_model": "the table of measurements",
@@ -211,16 +202,16 @@ def _fidelity(found: Fidelity) -> list[Metric]:
                 for end in ("value", "low", "high")
             ),
         )
-        for name, what in held.items()
+        for name, what in baselines.items()
     ]
     p = found.punctuality
     if p is not None:
-        told = {"0.5": p.error_p50_s, "0.9": p.error_p90_s, "0.99": p.error_p99_s}
+        quantiles = {"0.5": p.error_p50_s, "0.9": p.error_p90_s, "0.99": p.error_p99_s}
         metrics += [
             gauge(
                 "issue_error_seconds",
                 "Absolute error of issue times against the schedule, by quantile.",
-                *(((("quantile", q),), e) for q, e in told.items()),
+                *(((("quantile", q),), e) for q, e in quantiles.items()),
             ),
             gauge(
                 "issue_error_max_seconds",
@@ -237,7 +228,7 @@ def _fidelity(found: Fidelity) -> list[Metric]:
         metrics.append(
             gauge(
                 "slowdown_ratio",
-                "All-to-alls beside dense traffic over without; value and interval.",
+                "All-to-all time with dense traffic over without; value and interval.",
                 *(
                     ((("of", end),), getattr(found.slowdown, end))
                     for end in ("value", "low", "high")
@@ -245,3 +236,24 @@ def _fidelity(found: Fidelity) -> list[Metric]:
             )
         )
     return metrics
+
+
+def write_reports(request: Request, replay: Replay) -> None:
+    """Write the fidelity as JSON and the metrics, if requested.
+
+    Raises
+    ------
+    ReplayError
+        If a file cannot be written.
+    """
+    if request.fidelity is not None and replay.fidelity is not None:
+        text = to_json("moetraffic replay fidelity", replay.fidelity, indent=2)
+        write_text(request.fidelity, text + "\n")
+    if request.metrics is not None:
+        labels = common_labels(replay.source)
+        write_metrics(request.metrics, result_metrics(replay), labels)
+
+
+def common_labels(source: str) -> dict[str, str]:
+    """Labels of every sample: a folder may hold files of several replays."""
+    return {"trace": source}

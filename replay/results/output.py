@@ -1,7 +1,7 @@
-"""The trace that a replay writes: room for it is made sure of, and no time is lost.
+"""Files that a replay writes: the replayed trace, fidelity as JSON, metrics.
 
-A disk may be full all the same when a long replay is done.  Its times cannot be had
-again, so they are kept in another folder, and the sentence says where.
+The disk may be full when a long replay ends.  Its times cannot be measured again, so
+the trace is then saved in another folder, which the error message names.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from moetraffic.errors import ReplayError, TraceError
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.program import Plan
+from moetraffic.trace.hdf5.durable import remedy, write_whole
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size
 
@@ -23,10 +23,28 @@ WRITING_S = 900.0
 """Longest time that it may take."""
 
 
-def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
-    """Refuse an output that the disk has surely no room for.
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Write a text file, whole or not at all; ``mode`` sets its permissions.
 
-    It holds the same columns as the trace that is replayed, of the occurrences that
+    Raises
+    ------
+    ReplayError
+        If the file cannot be written.
+    """
+    try:
+        write_whole(path, text.encode())
+        if mode is not None:
+            path.chmod(mode)
+    except OSError as error:
+        raise ReplayError(
+            f"{path} cannot be written ({error.strerror}): {remedy(error)}"
+        ) from None
+
+
+def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
+    """Check that the disk has space for the replayed trace.
+
+    It holds the same columns as the trace that is replayed, for the occurrences that
     the plan has.
 
     Parameters
@@ -34,11 +52,11 @@ def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
     trace
         The file that is replayed.
     plan
-        What is replayed of it.
+        Plan of the replay.
     ranks
-        World size of the trace; a replay on fewer has smaller matrices.
+        World size of the trace; a replay on fewer ranks has smaller matrices.
     out
-        The file to be written.
+        The file to write.
 
     Raises
     ------
@@ -58,44 +76,38 @@ def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
 
 
 def write(trace: Trace, out: Path, *, force: bool, rank: int) -> None:
-    """Write the trace, or where that fails keep it in another folder.
+    """Write the trace, or if that fails save it in another folder.
 
     Raises
     ------
     RankError
-        If it is not where it was asked for; saying where it is instead.
+        If it could not be written as requested; naming the file it was saved to.
     """
     try:
         trace.save(out, force=force)
         return
     except TraceError as error:
-        why = str(error)
-    kept = _keep(trace, out)
+        reason = str(error)
+    saved = _save_elsewhere(trace, out)
     raise RankError(
-        f"{why}; the replay is done and its trace "
-        + (f"is kept as {kept}" if kept else "could not be kept in any folder"),
+        f"{reason}; the replay is done and its trace "
+        + (f"is kept as {saved}" if saved else "could not be kept in any folder"),
         rank=rank,
         operation=WRITING,
         cause="own",
     )
 
 
-def _keep(trace: Trace, out: Path) -> Path | None:
-    for folder in _folders():
+def _save_elsewhere(trace: Trace, out: Path) -> Path | None:
+    temporary = Path(tempfile.gettempdir()).absolute()
+    # persistent disks first, then one in memory
+    for folder in (temporary, Path.cwd(), Path.home(), Path("/dev/shm")):
         if folder == out.absolute().parent or not os.access(folder, os.W_OK):
             continue
         path = folder / f"{out.stem}-kept-{os.getpid()}{out.suffix}"
         try:
             trace.save(path)
         except TraceError:
-            continue  # full as well: the next
+            continue  # this one is full as well
         return path
     return None
-
-
-def _folders() -> Iterator[Path]:
-    """Where a file can be kept: on disks that last, then on one in memory."""
-    yield Path(tempfile.gettempdir()).absolute()
-    yield Path.cwd()
-    yield Path.home()
-    yield Path("/dev/shm")

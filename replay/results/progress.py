@@ -1,4 +1,4 @@
-"""Progress: how far the ranks are, how fast, who is late, from their heartbeats."""
+"""Progress of the ranks: how far, how fast, and which are late, from heartbeats."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from dataclasses import dataclass, field
 from moetraffic.launch import Heartbeat
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
-"""What a heartbeat calls a pass, and what people read."""
+"""Names of the passes in heartbeats, and as displayed."""
 
 BEHIND = 0.02
-"""A rank is late that is behind the first by more than this share of the pass."""
+"""A rank is late if it is behind the first by more than this share of the pass."""
 
 SETTLED_S = 1.0
-"""A pass must be on for so long before a rate is told."""
+"""Time after which the rate of a pass is displayed."""
 
 
 @dataclass
 class RankProgress:
-    """One rank in one pass."""
+    """Progress of one rank in one pass."""
 
     done: int = 0
     of: int = 0
-    late_s: float = 0.0  # behind the schedule, as it says itself; 0 without one
-    operation: str = ""  # what it did last
-    changed_s: float = 0.0  # when it last told
+    late_s: float = 0.0  # behind the schedule; 0 without one
 
 
 @dataclass
 class Progress:
-    """All ranks in the pass that is on.
+    """Progress of all ranks in the current pass.
 
     Parameters
     ----------
     ranks
-        How many there are.
+        Number of ranks.
     clock
-        Seconds that only grow.
+        A monotonic clock, s.
     """
 
     ranks: int
@@ -46,45 +44,40 @@ class Progress:
     stage: str = ""
     began_s: float = 0.0
     of_rank: list[RankProgress] = field(default_factory=list)
-    slowest_us: float = 0.0  # the slowest operation that a rank told of
-    slowest: str = ""  # which, and whose
+    slowest_us: float = 0.0  # duration of the slowest operation reported
+    slowest: str = ""  # its name and rank
 
-    def take(self, event: Heartbeat) -> bool:
-        """Take in a heartbeat; whether it was one of a pass."""
+    def update(self, event: Heartbeat) -> bool:
+        """Take in a heartbeat; return whether it was one of a pass."""
         stage, of = event.fields.get("stage"), event.fields.get("of")
         done = event.fields.get("done")
         if stage not in STAGES or not isinstance(of, int) or not isinstance(done, int):
             return False
         if not 0 <= event.rank < self.ranks:
             return False
-        now = self.clock()
         if stage != self.stage:
-            # a rank that is still verifying says nothing new of the timed pass
+            # ignore ranks that still verify when others are in the timed pass
             if self.stage == "replay":
                 return False
-            self.stage, self.began_s = stage, now
+            self.stage, self.began_s = stage, self.clock()
             self.of_rank = [RankProgress() for _ in range(self.ranks)]
-        own = self.of_rank[event.rank]
-        own.done, own.of, own.changed_s = done, of, now
-        own.operation = event.operation or own.operation
-        own.late_s = _number(event.fields.get("late_s"))
+        late_s = _number(event.fields.get("late_s"))
+        self.of_rank[event.rank] = RankProgress(done=done, of=of, late_s=late_s)
         took_us = _number(event.fields.get("slowest_us"))
         if took_us > self.slowest_us:
             name = event.fields.get("slowest")
-            self.slowest_us = took_us
-            self.slowest = (
-                f"{name if isinstance(name, str) else '?'}, rank {event.rank}"
-            )
+            name = name if isinstance(name, str) else "?"
+            self.slowest_us, self.slowest = took_us, f"{name}, rank {event.rank}"
         return True
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first heartbeat of the pass."""
+        """Time since the first heartbeat of the pass."""
         return self.clock() - self.began_s if self.stage else 0.0
 
     @property
     def done(self) -> int:
-        """Operations of the rank that has done fewest."""
+        """Operations done by the rank that has done fewest."""
         return min((r.done for r in self.of_rank), default=0)
 
     @property
@@ -94,14 +87,14 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Operations a second, of the mean rank; 0 where it is not known yet."""
+        """Operations a second of the mean rank; 0 if not known yet."""
         elapsed = self.elapsed_s
         every = [r.done for r in self.of_rank]
-        # the first heartbeats come together, and tell of what was before
+        # the first heartbeats arrive together and cover what was done before
         return sum(every) / len(every) / elapsed if elapsed > SETTLED_S else 0.0
 
     def share(self, rank: int) -> float:
-        """What part of its operations a rank has done."""
+        """Share of its operations that a rank has done."""
         own = self.of_rank[rank]
         return own.done / own.of if own.of else 0.0
 
@@ -109,22 +102,21 @@ class Progress:
     def late(self) -> list[int]:
         """Ranks that are far behind the first, the last first."""
         shares = [self.share(r) for r in range(len(self.of_rank))]
-        if not shares:
-            return []
-        behind = [r for r, s in enumerate(shares) if max(shares) - s > BEHIND]
+        most = max(shares, default=0.0)
+        behind = [r for r, s in enumerate(shares) if most - s > BEHIND]
         return sorted(behind, key=shares.__getitem__)
 
     def line(self) -> str:
-        """All of it in one line of a log."""
-        done, of = self.done, self.of
-        said = f"{STAGES.get(self.stage, 'starting')}: {done} of {of} operations"
+        """The progress as one line of a log."""
+        stage = STAGES.get(self.stage, "starting")
+        line = f"{stage}: {self.done} of {self.of} operations"
         if self.rate:
-            said += f", {self.rate:.4g} a second"
+            line += f", {self.rate:.4g} a second"
         if self.late:
-            said += f", behind: rank {', '.join(map(str, self.late[:4]))}"
+            line += f", behind: rank {', '.join(map(str, self.late[:4]))}"
         if self.slowest:
-            said += f", slowest: {self.slowest_us:.4g} us, {self.slowest}"
-        return said
+            line += f", slowest: {self.slowest_us:.4g} us, {self.slowest}"
+        return line
 
 
 def _number(value: object) -> float:

@@ -1,10 +1,10 @@
-"""Punctuality: whether operations were issued when the schedule said so.
+"""Punctuality: deviation of issue times from the schedule.
 
-An operation's error is its issue minus the time it was due.  Where due times are
-*absolute* (pace ``open-loop``), the schedule of a rank is as long as from its first to
-its last due time, and a slow network makes operations late.  Otherwise an operation is
-due a gap after the end of another: a slow network moves what is due, and the schedule
-is what the rank took without its errors, which add up.
+An operation's error is its issue time minus its due time.  Where due times are
+*absolute* (pace ``open-loop``), the schedule of a rank lasts from its first to its last
+due time, and a slow network makes operations late.  Otherwise an operation is due a gap
+after the end of another: a slow network delays due times, and the length of the
+schedule is the duration on the rank minus its errors, which add up.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .fidelity import LATE_S, Punctuality
 def punctuality(
     times: Mapping[int, Timing], *, absolute: bool = False
 ) -> Punctuality | None:
-    """Hold issue times against the schedule.
+    """Compare issue times with the schedule.
 
     Parameters
     ----------
     times
-        Every rank's.
+        Times of every rank.
     absolute
-        Whether nothing that happens moves what is due.
+        Whether due times are independent of when operations end.
 
     Returns
     -------
     Punctuality or None
-        None where nothing was scheduled.
+        None if no operation has a due time.
     """
     errors: list[Int64] = []
     behind = (float("-inf"), -1)
@@ -50,7 +50,7 @@ def punctuality(
         took = float(issue.max() - issue.min()) / 1e9
         schedule = float(due.max() - due.min()) / 1e9
         if not absolute:
-            # the first operation's error is before anything that is counted
+            # the error of the first operation does not lengthen the replay
             schedule = took - float(error[1:].sum()) / 1e9
         if schedule > 0:
             longest = max(longest, (took / schedule - 1, schedule, took))

@@ -1,6 +1,6 @@
-"""Dataclasses as JSON documents and back: how ranks hand figures to their parent.
+"""Conversion of dataclasses to JSON and back.
 
-What is not a number (NaN) is null in JSON, and NaN again where a float belongs.
+NaN is null in JSON, and null is NaN where a float is expected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, what is not a number as None."""
+    """Convert dataclasses to dicts, tuples to lists, and values not finite to None."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -31,17 +31,17 @@ def plain(value: Any) -> Any:
 
 
 def to_json(kind: str, value: Any, *, indent: int | None = None) -> str:
-    """One JSON object of a dataclass, which says what it is in ``kind``."""
+    """Format a dataclass as a JSON object with an entry ``kind``."""
     return json.dumps({"kind": kind, **plain(value)}, indent=indent)
 
 
 def from_json(of: type[Record], text: str) -> Record:
-    """The dataclass that :func:`to_json` wrote.
+    """Read a dataclass that :func:`to_json` wrote.
 
     Raises
     ------
     ReplayError
-        If the document is none of it.
+        If the document is not such an object.
     """
     try:
         made = _typed(of, json.loads(text))
@@ -55,7 +55,7 @@ def from_json(of: type[Record], text: str) -> Record:
 
 
 def _typed(of: Any, value: Any) -> Any:
-    """A value that JSON brought as the type that it was before."""
+    """Convert a JSON value to a type."""
     origin, inner = get_origin(of), get_args(of)
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:

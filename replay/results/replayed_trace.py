@@ -1,11 +1,11 @@
-"""The trace of a replay: the traffic that was put on the network, at its times.
+"""The replayed trace: the traffic that was sent, with the measured times.
 
-On the ranks of the trace, with nothing added, it is the trace itself with other times,
-its routings and their demand included.  Otherwise (other ranks, other bytes, dense
-background) it is made from the plan: each operation with the bytes that were sent, and
-no demand, for no router decided anything on these ranks.
+On the ranks of the trace, without background traffic, it is the trace with new times,
+including its routings and their demand.  Otherwise (other ranks, other bytes,
+background traffic) it is built from the plan: each operation with the bytes that were
+sent, without demand, because no router ran on these ranks.
 
-Losses and tokens are unknown: a replay trains nothing.
+Losses and tokens are unknown.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ def replayed_trace(
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     scale: Scaled | None = None,
 ) -> Trace:
-    """The trace of the replay.
+    """Build the trace of a replay.
 
     Parameters
     ----------
     trace
         The trace that was replayed.
     plan
-        What was replayed.
+        The plan that was replayed.
     times
-        Every rank's times, of its own clock.
+        Times of every rank, on its own clock.
     backend, nodes, torch_version
-        What it ran on.
+        Backend, host of each rank, and version of torch.
     clocks
-        Knots of type CLOCK.
+        Clock offsets of type CLOCK.
     scale
-        The one that the plan was made with.
+        Scale of the plan.
     """
-    as_it_was = scale is None and bool((plan.occurrence >= 0).all())
-    if as_it_was:
+    same_operations = scale is None and bool((plan.occurrence >= 0).all())
+    if same_operations:
         base = trace.select(plan.occurrence)
         place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
     else:
-        base, place = _made(trace, plan, scale)
+        base, place = _build(trace, plan, scale)
     meta = replace(
         base.meta,
         origin="replayed",
@@ -102,7 +102,7 @@ def replayed_trace(
 def _panels(
     base: Trace, plan: Plan, times: Mapping[int, Timing], place: Int64, name: str
 ) -> dict[int, Int64]:
-    """Times of one kind, by size of group: ``[O_W, W]`` int64 ns."""
+    """One of the three times by group size: ``[O_W, W]`` int64 ns."""
     width = np.array([len(base.groups[s.group].ranks) for s in base.sites], np.int64)
     of = width[base.occurrences.site]
     row = np.zeros(len(of), np.int64)
@@ -125,23 +125,23 @@ def _panels(
     return panels
 
 
-# ---- on other ranks, with other bytes, beside other traffic ------------------------
+# ---- on other ranks, with other bytes, with background traffic ---------------------
 
 
-def _made(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]:
-    """A trace of the plan's operations, and where each stands in it."""
+def _build(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]:
+    """A trace of the plan's operations, and the index of each in it."""
     order = np.lexsort((plan.iteration, plan.site))
     place = np.empty(len(plan), np.int64)
     place[order] = np.arange(len(plan))
     used, site = np.unique(plan.site[order], return_inverse=True)
     members = [len(g) for g in plan.groups]
     first = np.searchsorted(plan.site[order], used)
-    sites, told = [], []
+    sites, inputs = [], []
     for number, head in zip(used.tolist(), order[first].tolist(), strict=True):
         mine = plan.site == number
         made, volumes = _site(plan, number, head, mine)
         sites.append(made)
-        told.append(volumes)
+        inputs.append(volumes)
     width = np.array([members[s.group] for s in sites], np.int64)[site]
     square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)[site]
     stored = np.array([s.wire == WireForm.STORED for s in sites], bool)[site]
@@ -149,7 +149,7 @@ def _made(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]
     for size in np.unique(width).tolist():
         here = width == size
         present = np.full((int(here.sum()), size), Presence.RECORDED, np.uint8)
-        # of a message two members have a part, whatever its group
+        # a message has two members, whatever its group
         for line, at in enumerate(np.flatnonzero(here).tolist()):
             if sites[site[at]].peers[0] >= 0:
                 present[line] = Presence.ABSENT
@@ -164,7 +164,7 @@ def _made(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]
             panels[f"wire_{size}"] = ArrayPanel(np.zeros((count, size, size), np.int64))
         mine = np.flatnonzero(here & ~square & stored)
         if len(mine):
-            rows = [told[site[at]] * plan.size[order[at]] for at in mine.tolist()]
+            rows = [inputs[site[at]] * plan.size[order[at]] for at in mine.tolist()]
             panels[f"volume_{size}"] = ArrayPanel(np.stack(rows).astype(np.int64))
     row_of = np.zeros(len(plan), np.int64)  # of an all-to-all in its panel
     for size in np.unique(width).tolist():
@@ -191,7 +191,7 @@ def _made(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]
 def _site(
     plan: Plan, number: int, head: int, mine: npt.NDArray[np.bool_]
 ) -> tuple[Site, Int64]:
-    """A site as it was replayed, and whose input each of its bytes is, ``[W]``."""
+    """A site as replayed, and the share of its size that each member sends, ``[W]``."""
     site, group = plan.sites[number], int(plan.group[head])
     ranks = plan.groups[group]
     kind = KINDS[int(plan.kind[head])]
@@ -220,12 +220,12 @@ def _site(
 
 
 def _groups(trace: Trace, plan: Plan) -> list[Group]:
-    """The replay's groups: the trace's kinds, and streams' names for what was added."""
+    """Groups of the replay; groups of background traffic are named by their stream."""
     kinds = [g.kind for g in trace.groups]
     for number in range(len(kinds), len(plan.groups)):
         streams = plan.stream[plan.group == number]
         kinds.append(plan.streams[int(streams[0])] if len(streams) else "other")
-    # a group that the scale left without ranks has no operation; its place is kept
+    # a group that the scale left without ranks has no operation; its index is kept
     return [
         Group(kind=kind, ranks=ranks or (0,))
         for kind, ranks in zip(kinds, plan.groups, strict=True)
@@ -233,14 +233,14 @@ def _groups(trace: Trace, plan: Plan) -> list[Group]:
 
 
 def _meta(trace: Trace, plan: Plan) -> Meta:
-    """What still holds of a run on these ranks."""
+    """Metadata of the replay: the parallel layout is that of the trace or unknown."""
     if plan.world == trace.meta.world:
         return trace.meta
     return replace(trace.meta, world=plan.world, dp=1, tp=1, pp=1, ep=1, cp=1)
 
 
 def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
-    """A step an iteration, from its first call to its last end on each rank."""
+    """One step per iteration, from its first call to its last end on each rank."""
     iterations = np.unique(plan.iteration)
     kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
     shape = len(iterations), plan.world

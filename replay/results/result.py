@@ -1,15 +1,15 @@
-"""A replay in figures.
+"""The result of a replay: bytes, times, bandwidths and the comparison with baselines.
 
-An operation's time t is the longest over its members from the call to the exchange's
-end, as nccl-tests reports with ``--average 3``; it needs no common clock.  With row and
-column sums of the operation's matrix of bytes:
+The time t of an operation is the longest over its members from the call to the end of
+the transfer, as nccl-tests reports with ``--average 3``; it needs no common clock.
+With row and column sums of the operation's byte matrix:
 
     algbw = (largest row or column sum) / t
     busbw = (largest row or column sum without the diagonal) / t
 
 For an even all-to-all of n ranks that is nccl-tests' algbw = S/t and busbw = algbw
-(n-1)/n, S being a rank's buffer; for an uneven one busbw says what the busiest rank's
-link carried.
+(n-1)/n, S being a rank's buffer; for an uneven one busbw is the bandwidth of the
+busiest rank's link.
 
 References
 ----------
@@ -20,24 +20,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.tables import Table
 from moetraffic.trace.model import Float64
 
 from .durations import Measured
-from .fidelity import Fidelity
+from .fidelity import Fidelity, PartFidelity
 from .records import to_json
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _SLOWEST = 5
+_RATIOS = ("over_captured", "transfer_over_captured", "over_bound", "over_model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How a measured quantity is spread over operations."""
+    """Distribution of a quantity over operations."""
 
     min: float
     p50: float
@@ -58,8 +62,8 @@ class SlowOperation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
-    """A replay in figures; what has no value is None."""
+class Replay:
+    """Result of a replay; what has no value is None."""
 
     source: str  # the trace that was replayed
     out: str  # the trace that was written, "" for none
@@ -70,10 +74,10 @@ class Summary:
     first_iteration: int
     last_iteration: int
     operations: int
-    kinds: Mapping[str, int]  # how many of each kind
-    streams: tuple[str, ...]  # that overlapped
+    kinds: Mapping[str, int]  # number of operations of each kind
+    streams: tuple[str, ...]  # streams that overlapped
     left_out: Mapping[str, int]  # collectives of the trace that were not replayed
-    verified: str  # whose bytes, in a pass of its own: "full", "sample of ...", "none"
+    verified: str  # "full", "sample of ...", "none": bytes verified before the timing
     digest: str  # of the plan that all ranks agreed on
     total_bytes: int  # all bytes, also those that ranks send to themselves
     network_bytes: int  # bytes between different ranks
@@ -87,8 +91,8 @@ class Summary:
     slowest: tuple[SlowOperation, ...]
     straggler: int | None  # the rank that came last most often
     straggler_share: float  # in how many of the operations with several members
-    notes: tuple[str, ...] = ()  # what scaling, padding, completing changed, in words
-    fidelity: Fidelity | None = None  # how it stands to what it repeats
+    notes: tuple[str, ...] = ()  # changes by scaling, padding or completing, in words
+    fidelity: Fidelity | None = None  # comparison with the captured run and baselines
 
     def to_json(self) -> str:
         """One JSON object; names end in the unit: bytes, ``_s``, ``_us``, ``_gbs``.
@@ -97,24 +101,61 @@ class Summary:
         """
         return to_json("moetraffic replay", self)
 
+    def to_frame(self) -> pd.DataFrame:
+        """Times, bandwidths and ratios as a tidy pandas frame.
+
+        Returns
+        -------
+        DataFrame
+            One row for each part of the replay:
+
+            part, label
+                ``"all"``; or ``"operation"`` with a kind of collective, ``"stream"``,
+                ``"phase"`` or ``"layer"`` with its name; or ``"iteration"``.
+            number
+                Operations, or iterations.
+            total_bytes, network_bytes
+                All bytes, and those between different ranks.
+            time_p50_s, time_p90_s, time_p99_s, time_max_s, time_total_s
+                From the call to the end, on the slowest member.
+            transfer_p50_s, ..., transfer_total_s
+                From the last member's call to the last end.
+            busbw_gbs
+                Bytes of the busiest links over the time, GB/s.
+            straggler, straggler_share
+                Rank that arrived last most often (-1 for none), and in what share.
+            over_captured, over_captured_low, over_captured_high
+                Total call time over that of the captured run, with its 95% confidence
+                interval; so for ``transfer_over_captured``, ``over_bound`` (the lower
+                bound on a network) and ``over_model`` (a table of measurements).
+
+            Unknown values are NaN.
+        """
+        import pandas as pd
+
+        parts = self.fidelity.parts if self.fidelity is not None else ()
+        return pd.DataFrame([_row(part) for part in parts])
+
     def _repr_html_(self) -> str:
-        """How a notebook shows it: what was moved, and how fast."""
-        rows: list[tuple[str, object]] = [
-            ("backend", self.backend),
-            ("pace", self.pace),
-            ("ranks", self.ranks),
-            ("operations", self.operations),
-            ("verified", "every size and byte" if self.verified else "not"),
-            ("bytes between ranks", self.network_bytes),
-            ("wall time, s", self.wall_s),
-            ("median operation, us", self.time_us.p50),
-            ("99th percentile, us", self.time_us.p99),
-        ]
-        if self.total_busbw_gbs is not None:
-            rows.append(("busbw, GB/s", self.total_busbw_gbs))
-        return Table(
-            title=f"replay of {self.source}", rows=rows, notes=self.notes
-        ).to_html()
+        """The tables of the replay, as a notebook shows them."""
+        from .tables import replay_tables
+
+        return "".join(table.to_html() for table in replay_tables(self))
+
+
+def _row(part: PartFidelity) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part.by, "label": part.label}
+    for name in ("number", "total_bytes", "network_bytes"):
+        row[name] = getattr(part, name)
+    for prefix, found in (("time", part.time_s), ("transfer", part.transfer_s)):
+        for name in ("p50", "p90", "p99", "max", "total"):
+            row[f"{prefix}_{name}_s"] = getattr(found, name, float("nan"))
+    for name in ("busbw_gbs", "straggler", "straggler_share"):
+        row[name] = getattr(part, name)
+    for name in _RATIOS:
+        ratio = getattr(part, name)
+        row |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return row
 
 
 def summarize(
@@ -128,30 +169,30 @@ def summarize(
     pace: str = "asap",
     out: str = "",
     fidelity: Fidelity | None = None,
-) -> Summary:
-    """A replay in figures.
+) -> Replay:
+    """Summarize a replay.
 
     Parameters
     ----------
     plan
-        What was replayed; this rank's program is enough.
+        The plan that was replayed, with the program of this rank.
     times
-        Every rank's times.
+        Times of every rank.
     measured
-        What operations took, of these.
+        Durations of the operations, from these times.
     backend, nodes, verified, pace, out, fidelity
-        As in :class:`Summary`.
+        As in :class:`Replay`.
     """
     timed = np.isfinite(measured.call_s)
     seconds = np.where(timed, measured.call_s, 0.0)
     walls = [t.end.max() - t.issue.min() for t in times.values() if len(t.end)]
     moved = (plan.largest_bytes > 0) & (seconds > 0)
     crossed = (plan.bottleneck_bytes > 0) & (seconds > 0)
-    busbw = plan.bottleneck_bytes[crossed] / seconds[crossed] / 1e9
+    link_bytes, link_s = plan.bottleneck_bytes[crossed], seconds[crossed]
     waited = np.bincount(measured.last[measured.last >= 0], minlength=plan.world)
-    worst = np.argsort(-seconds, kind="stable")[:_SLOWEST].tolist()
+    slowest = np.argsort(-seconds, kind="stable")[:_SLOWEST].tolist()
     kinds = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
-    return Summary(
+    return Replay(
         source=plan.source,
         out=out,
         backend=backend,
@@ -175,10 +216,8 @@ def summarize(
         algbw_gbs=_spread(plan.largest_bytes[moved] / seconds[moved] / 1e9)
         if moved.any()
         else None,
-        busbw_gbs=_spread(busbw) if crossed.any() else None,
-        total_busbw_gbs=float(
-            plan.bottleneck_bytes[crossed].sum() / seconds[crossed].sum() / 1e9
-        )
+        busbw_gbs=_spread(link_bytes / link_s / 1e9) if crossed.any() else None,
+        total_busbw_gbs=float(link_bytes.sum() / link_s.sum() / 1e9)
         if crossed.any()
         else None,
         slowest=tuple(
@@ -188,7 +227,7 @@ def summarize(
                 bytes=int(plan.total_bytes[n]),
                 rank=int(measured.slowest[n]),
             )
-            for n in worst
+            for n in slowest
         ),
         straggler=int(waited.argmax()) if waited.any() else None,
         straggler_share=float(waited.max() / waited.sum()) if waited.any() else 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -175,9 +175,9 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     assert first["early"] != first["late"]
     assert first["noise_floor"] < first["mean"]
     paper = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    paper.print(summary.tables(found))
+    paper.print(*summary.tables(found))
     text = paper.export_text()
-    for word in ("normalized entropy", "hot set kept", "duty", "line efficiency"):
+    for word in ("normalized entropy", "persistence", "duty cycle", "Periodicity"):
         assert word in text
     rows = plain_data.records(found, file="run.h5")
     mine = [
@@ -191,7 +191,7 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     for name in ("figures.csv", "figures.parquet"):
         plain_data.write_records(rows, tmp_path / name)
     table = pandas.read_csv(tmp_path / "figures.csv")
-    assert table.columns.tolist() == list(plain_data.COLUMNS)
+    assert table.columns.tolist() == [f.name for f in fields(plain_data.Record)]
     assert len(table) == len(rows)
     again = pandas.read_parquet(tmp_path / "figures.parquet")
     assert np.allclose(again["value"], table["value"], equal_nan=True)

@@ -97,7 +97,7 @@ def test_an_error_in_the_middle_is_told(
     assert merged.missing == ()
     assert merged.remarks == (
         "rank 0 was ended by ZeroDivisionError (boom) after 2 iterations, and its "
-        "record of iteration 2 is not whole",
+        "record of iteration 2 is incomplete",
     )
     assert not merged.trace.meta.complete
     assert merged.trace.meta.missing == merged.remarks[0]

@@ -33,7 +33,7 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
             # in order and without a gap
             assert mine[:kept].all()
             if rank in run["victims"]:
-                assert f"rank {rank} ended without a last word after" in told
+                assert f"rank {rank} was not closed: its record ends after" in told
             else:
                 # a survivor that saw its peer go wrote all that it had
                 assert kept >= steps
@@ -83,8 +83,8 @@ def test_steps_are_handed_over_however_few_records_they_make(
         if any(segments.rglob("*.h5")):
             merged = merge(segments)
             kept = len(merged.trace.iterations)
-    (missing,) = [m for m in merged.missing if "last word" in m]
-    lost = int(missing.split("lost up to ")[1].split()[0])
+    (missing,) = [m for m in merged.missing if "was not closed" in m]
+    lost = int(missing.split("up to ")[1].split()[0])
     assert 100 - kept <= lost <= 16
 
 
@@ -137,7 +137,7 @@ def test_killed_commands_leave_a_trace_that_opens(
         ran = moetraffic("merge", segments)
         assert ran.returncode == 0, ran.stderr
         for rank in (0, 1):
-            assert f"missing: rank {rank} ended without a last word" in ran.stdout
+            assert f"missing: rank {rank} was not closed" in ran.stdout
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) >= 16
         assert not trace.meta.complete

@@ -213,7 +213,7 @@ def test_calls_without_shapes_stay_without_a_size(
     of = trace.find(operation=ALL_TO_ALL)
     assert len(of) == 3 * 6
     assert not trace.present(of).any()
-    with pytest.raises(TraceError, match="were not seen"):
+    with pytest.raises(TraceError, match="are unavailable"):
         trace.wire(of[:1])
 
 

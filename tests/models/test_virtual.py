@@ -156,11 +156,11 @@ def test_a_kill_loses_a_window_at_most(tmp_path: Path) -> None:
     work = workload("switch, 4 ranks")
     path = tmp_path / "v.h5"
     recorder = VirtualRecorder(path, workload=work, window=4).__enter__()
-    train_virtually(work, recorder)  # 8 steps: four segments of two, no last word
+    train_virtually(work, recorder)  # 8 steps: four segments of two, not closed
     assert recorder._spool is not None
     recorder._spool._idle.wait(10)
     merged = merge(path.with_name("v.h5.segments"))
     assert merged.trace.steps.iteration.tolist() == list(range(8))
     assert not merged.trace.meta.complete
-    assert "without a last word after iteration 7" in merged.missing[0]
+    assert "was not closed: its record ends after iteration 7" in merged.missing[0]
     recorder.close(merged=False)

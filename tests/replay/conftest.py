@@ -28,7 +28,7 @@ from moetraffic.replay.__main__ import main
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.local import replay
 from moetraffic.replay.request import Request
-from moetraffic.replay.results.result import Summary
+from moetraffic.replay.results.result import Replay
 from moetraffic.trace.model import (
     Group,
     Meta,
@@ -219,11 +219,11 @@ Fault = Callable[[int, list[str]], None]
 @pytest.fixture
 def replay_with(
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., Summary]]:
+) -> Iterator[Callable[..., Replay]]:
     """Replay with a fault: ``fault(rank, arguments)`` runs in each rank beforehand."""
     pids: list[int] = []
 
-    def run(trace: Path, fault: Fault | None = None, **options: Any) -> Summary:
+    def run(trace: Path, fault: Fault | None = None, **options: Any) -> Replay:
         class ForkedRank(RankProcess):
             def __init__(
                 self,

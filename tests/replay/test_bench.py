@@ -20,6 +20,7 @@ from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
+from moetraffic.replay.results.records import from_json, to_json
 from moetraffic.trace import Trace
 
 MATRIX = ((400, 0, 4000), (80, 0, 0), (0, 12, 400))
@@ -66,7 +67,7 @@ def test_a_matrix_is_scaled_to_the_size_in_whole_elements():
 
 def test_a_sweep_survives_its_way_to_a_rank():
     asked = everything(platform="here", protocol="TCP/IP")
-    assert Sweep.from_json(asked.to_json()) == asked
+    assert from_json(Sweep, to_json("sweep", asked)) == asked
 
 
 def test_a_trace_gives_the_matrix_of_its_all_to_alls(toy_file):

@@ -12,9 +12,9 @@ from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe_format import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
-from moetraffic.replay.execution.background_pairs import without
-from moetraffic.replay.execution.control import gather
+from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.plan.background_pairs import expert_exchanges
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.verification import Depth, Verification
@@ -68,7 +68,7 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
         uninstall = hook.install(notes)
         timing = engine.run()
         uninstall()
-        gather(plan, rank_env.rank, moves, timing)
+        gather_times(plan, rank_env.rank, moves, timing)
         moves.stop()
         program = plan.programs[rank_env.rank]
         sends = (program.sends(n).tolist() for n in range(len(program)))
@@ -111,7 +111,7 @@ def test_without_is_the_exchanges_alone(toy):
     )
     trace = toy(world=4, groups=[(0, 1), (2, 3)])
     plan = make_plan(trace, background=beside, dense=False)
-    alone = without(plan)
+    alone = expert_exchanges(plan)
     only = make_plan(trace, dense=False)
     for rank, program in alone.programs.items():
         want = only.programs[rank]
@@ -122,7 +122,7 @@ def test_without_is_the_exchanges_alone(toy):
         assert (program.stream == 0).all()
         assert program.after.max() < len(program)
     with pytest.raises(ReplayError, match="--alongside"):
-        without(only)
+        expert_exchanges(only)
 
 
 def test_pairs_without_dense_traffic_are_refused(toy_file, replay_with):

@@ -25,7 +25,7 @@ from moetraffic.replay import local, make_plan
 from moetraffic.replay import rank as rank_module
 from moetraffic.replay import request as request_module
 from moetraffic.replay.execution import control, payload
-from moetraffic.replay.failure import lost
+from moetraffic.replay.failure import backend_error
 from moetraffic.replay.plan.program import Program
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.replay.rendezvous import rendezvous
@@ -187,7 +187,7 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
         size = int(program.sends(4)[2])
         place = named(trace, 1, 4)
     assert sentence.startswith(f"rank 1 at {place} sends {size + more} bytes to rank 2")
-    assert f"whose plan says {size}" in sentence
+    assert f"whose plan expects {size}" in sentence
 
 
 def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
@@ -278,7 +278,7 @@ def test_a_lack_of_memory_is_named_before_it_is_allocated(toy_file, replay_with)
     with Trace.open(path) as trace:
         programs = make_plan(trace).programs.values()
         needed = byte_size(sum(sum(p.buffer_bytes) for p in programs))
-    assert sentence.startswith("rank 0 at start-up cannot have its memory: its buffers")
+    assert sentence.startswith("rank 0 at start-up has too little memory: its buffers")
     assert f"and those of 2 more ranks need {needed} on " in sentence
     assert "where 10.00 kB are free" in sentence
 
@@ -369,13 +369,15 @@ def test_gloos_message_loses_its_ornaments():
         "[/build/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:54159: "
         "Connection reset by peer. This is typically caused by a remote worker hanging"
     )
-    error = lost(2, "operation 3", RuntimeError(said))
+    error = backend_error(2, "operation 3", RuntimeError(said))
     assert str(error) == (
         "rank 2 at operation 3 lost another rank: Read error [127.0.0.1]:54159: "
         "Connection reset by peer"
     )
     assert error.cause == "peer"
-    own = lost(2, "operation 3", RuntimeError("CUDA error: out of memory\nmore"))
+    own = backend_error(
+        2, "operation 3", RuntimeError("CUDA error: out of memory\nmore")
+    )
     assert (own.cause, own.reason) == ("own", "CUDA error: out of memory")
 
 

@@ -79,11 +79,14 @@ def killed(toy_file, unsupervised, at_operation, named):
 def test_without_a_supervisor_the_others_name_a_killed_rank(killed):
     # with rank 0 the store is gone, through which the others would hear of each other
     said, place = killed(0)
-    assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
+    assert (
+        f"moetraffic: rank 0 at {place} ended without an error report"
+        in said[1] + said[2]
+    )
     said, place = killed(1)
     assert said[0] == (
-        f"moetraffic: rank 1 at {place} ended without a word: it was killed, or "
-        "crashed\n"
+        f"moetraffic: rank 1 at {place} ended without an error report: it was killed, "
+        "or crashed\n"
     )
     assert said[2] == ""
 
@@ -100,14 +103,17 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
 
     monkeypatch.setattr(rendezvous, "state_of", late)
     said, place = killed(0)
-    assert f"moetraffic: rank 0 at {place} ended without a word" in said[1] + said[2]
+    assert (
+        f"moetraffic: rank 0 at {place} ended without an error report"
+        in said[1] + said[2]
+    )
 
 
 def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     toy_file, unsupervised, monkeypatch, at_operation, named
 ):
     """On a busy machine the others' reports are there before rank 0 has ended."""
-    plain = Rendezvous._leave
+    plain = Rendezvous._report
 
     def slow(self, *given):
         report = plain(self, *given)
@@ -115,7 +121,7 @@ def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
             time.sleep(6.0)
         return report
 
-    monkeypatch.setattr(Rendezvous, "_leave", slow)
+    monkeypatch.setattr(Rendezvous, "_report", slow)
 
     def crash():
         raise KeyError("nothing of that name")
@@ -161,6 +167,6 @@ def test_a_port_in_use_is_named_and_nobody_hangs(toy_file, unsupervised):
             pass
 
         said = unsupervised(toy_file(), fault, 2, port=port, start_timeout=2)
-    assert f"rank 0 at the meeting of the ranks cannot listen on port {port}" in said[0]
+    assert f"rank 0 at the rendezvous cannot listen on port {port}" in said[0]
     assert "set MASTER_PORT to a free one" in said[0]
-    assert "rank 1 at the meeting of the ranks was not ready within 2 s" in said[1]
+    assert "rank 1 at the rendezvous was not ready within 2 s" in said[1]

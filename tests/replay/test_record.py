@@ -12,12 +12,12 @@ from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.pace import pace
+from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.trace.trace import Trace
 
-MEETING = 1  # byte to each rank, by which they meet before a timed pass
+BARRIER = 1  # byte to each rank, exchanged before a timed pass
 
 
 def recorded(forked, plan, path, how="asap"):
@@ -26,7 +26,7 @@ def recorded(forked, plan, path, how="asap"):
     def work(rank_env):
         moves = Gloo()
         moves.start(rank_env, (*plan.groups, tuple(range(plan.world))), 30.0)
-        engine = Engine(plan, rank_env.rank, moves, pace=pace(how))
+        engine = Engine(plan, rank_env.rank, moves, pace=parse_pace(how))
         engine.verify()
         with Recorder(path):
             engine.run()
@@ -63,7 +63,7 @@ def seen(trace) -> Counter:
         for at, rank in enumerate(ranks):
             if trace.present(one)[0, at]:
                 mine = tuple(rows[at].tolist())
-                if not square or set(mine) != {MEETING}:
+                if not square or set(mine) != {BARRIER}:
                     found[rank, site.operation, tuple(sorted(ranks)), mine] += 1
     return found
 

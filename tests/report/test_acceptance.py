@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from moetraffic.report.acceptance import as_dict, figure, table, verdict
+from moetraffic.report.figures import draw
 from moetraffic.validation.acceptance import Acceptance, Trial
 
 
@@ -49,15 +50,15 @@ def printed(result: Acceptance) -> str:
 def test_a_pass_and_a_failure_are_said() -> None:
     good = found(trial(layer=0, adjusted=0.4))
     assert good.passed
-    assert verdict(good).startswith("passed: none of 1 tests")
+    assert verdict(good).startswith("passed: 0 of 1 tests")
     bad = found(trial(layer=0, adjusted=0.4), trial(layer=1, adjusted=0.01))
     assert not bad.passed
-    assert verdict(bad) == "failed: 1 of 2 tests tell it from real runs"
+    assert verdict(bad) == "failed: 1 of 2 tests reject the synthetic trace"
     assert "FAILED" in printed(bad)
     assert "note: a note" in printed(bad)
     assert "FAILED" not in printed(good)
     seen = found(trial(layer=0, adjusted=0.4), recognized=True)
-    assert verdict(seen) == "failed: the classifier's AUC is 0.550"
+    assert verdict(seen) == "failed: classifier AUC 0.550"
 
 
 def test_the_data_are_json_and_say_the_verdict() -> None:
@@ -69,17 +70,14 @@ def test_the_data_are_json_and_say_the_verdict() -> None:
 
 @pytest.mark.parametrize("way", ["seeds", "time blocks"])
 def test_the_picture_has_a_line_a_test_and_a_mark_a_layer(way: str) -> None:
-    drawn = figure(
+    chart = figure(
         found(
             trial(layer=0, adjusted=0.4),
             trial(layer=1, adjusted=0.001, distance=math.inf),
             way=way,
         )
     )
-    (axes,) = drawn.axes
-    assert [t.get_text() for t in axes.get_yticklabels()] == [
-        "max over mean (Wasserstein-1)"
-    ]
-    colors = {line.get_color() for line in axes.lines}
-    assert {"#0072B2", "#D55E00"} <= colors
-    drawn.canvas.draw()
+    (panel,) = chart.panels
+    assert panel.y.names == ("max over mean (Wasserstein-1)",)
+    assert {"#0072B2", "#D55E00"} <= {series.color for series in panel.series}
+    draw(chart).canvas.draw()

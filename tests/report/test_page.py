@@ -22,10 +22,12 @@ from hypothesis.extra.numpy import arrays
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
+from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.page import Content, content, document, highlights
-from moetraffic.report.page.chart import Chart, Listed, Missing, packed
 from moetraffic.report.page.document import data_text
 from moetraffic.report.page.matrices import Matrices
+from moetraffic.report.page.plotly import as_dict, packed
+from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -113,9 +115,9 @@ def test_few_bytes_leave_iterations_out_and_the_page_says_so(
 
 
 def test_loads_are_shares_of_the_demand(golden: Trace, shown: Content) -> None:
-    for view in chart(shown, "loads").views:
-        layer = int(view.name[0].split()[1])
-        share = unpacked(view.traces[0]["z"])
+    for panel in chart(shown, "loads").panels:
+        layer = int(panel.name[0].split()[1])
+        share = panel.series[0].z
         assert np.allclose(share.sum(axis=0), 100.0, atol=1e-3)
         found = golden.find(operation="routing", layer=layer, direction="forward")
         total = golden.demand(found).sum(axis=(0, 1))
@@ -126,36 +128,35 @@ def test_loads_are_shares_of_the_demand(golden: Trace, shown: Content) -> None:
 
 
 def test_half_of_the_time_is_a_ratio_of_a_half(shown: Content) -> None:
-    views = {v.name[0]: v for v in chart(shown, "replay-ratios").views}
-    points = unpacked(views["call"].traces[-1]["x"])
+    panels = {p.name[0]: p for p in chart(shown, "replay-ratios").panels}
+    points = panels["call"].series[-1].x
     assert np.allclose(points, 0.5, atol=1e-3)
     # the very same run is at no distance from itself, and as fast
-    for view in chart(shown, "comparison-distances").views:
-        apart = next(t for t in view.traces if t["name"] == "apart")
-        assert np.allclose(unpacked(apart["x"]), 0.0)
-    same = {v.name[0]: v for v in chart(shown, "comparison-ratios").views}
-    assert np.allclose(unpacked(same["call"].traces[-1]["x"]), 1.0)
+    for panel in chart(shown, "comparison-distances").panels:
+        assert np.allclose(panel.series[0].x, 0.0)
+    same = {p.name[0]: p for p in chart(shown, "comparison-ratios").panels}
+    assert np.allclose(same["call"].series[-1].x, 1.0)
 
 
 def test_one_circuit_is_seen_and_few_stand_apart(shown: Content) -> None:
     """Two ranks need one permutation: as a line alone it would be no mark at all."""
-    for view in chart(shown, "circuits").views:
-        assert {len(t["x"]) for t in view.traces} == {1}
-        assert all("markers" in t["mode"] for t in view.traces)
-        assert "type" not in view.layout["xaxis"]
-        assert view.layout["xaxis"]["range"] == [0, 2]
+    for view in as_dict(chart(shown, "circuits"))["views"]:
+        assert {len(t["x"]) for t in view["traces"]} == {1}
+        assert all("markers" in t["mode"] for t in view["traces"])
+        assert "type" not in view["layout"]["xaxis"]
+        assert view["layout"]["xaxis"]["range"] == [0, 2]
 
 
 def test_what_nobody_told_is_not_shown(golden: Trace) -> None:
     """An own loop without a word has no layout, no layers and no seed of 1, 0, -1."""
-    told = {row[0] for row in highlights.about(golden, {}).rows}
+    told = {row[0] for row in highlights.about(golden).rows}
     assert {"dp", "layers", "experts", "k", "order"} <= told
     nothing = replace(
         golden.meta,
         **{"workload": "", "dp": 1, "layers": 0, "hidden": 0, "experts": 0, "k": 0},
         seed=-1,
     )
-    own = {row[0] for row in highlights.about(golden.replace(meta=nothing), {}).rows}
+    own = {row[0] for row in highlights.about(golden.replace(meta=nothing)).rows}
     assert own == told - {
         *("dp", "tp", "pp", "cp", "order"),
         *("layers", "hidden", "experts", "k", "seed"),
@@ -170,11 +171,10 @@ def test_every_figure_says_its_source_and_units(shown: Content) -> None:
     }
     for each in charts:
         assert len(each.source) > 40
-        assert each.views
-        assert len({v.name for v in each.views}) == len(each.views)
-        assert all(len(v.name) == len(each.choices) for v in each.views)
-        for view in each.views:
-            assert view.layout["xaxis"]["title"]["text"]
+        assert each.panels
+        assert len({p.name for p in each.panels}) == len(each.panels)
+        assert all(len(p.name) == len(each.choices) for p in each.panels)
+        assert all(p.x.label for p in each.panels)
     keys = [p.key for p in parts(shown) if hasattr(p, "key")]
     assert len(set(keys)) == len(keys)
 
@@ -185,11 +185,11 @@ def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> Non
     lacking = {p.title: p.reason for p in parts(alone) if isinstance(p, Missing)}
     assert "virtual" in lacking["Spectrum of the on-off pattern"]
     # one process for all ranks has times, but not those of a run
-    assert "virtual" in lacking["What the time of a step goes into"]
+    assert "virtual" in lacking["Time breakdown of a training step"]
     assert not any(tile.what.startswith("an iteration") for tile in alone.tiles)
     assert "--replay" in lacking["Replay fidelity"]
     assert "second trace" in lacking["Comparison"]
-    ahead = lacking["How well the traffic is forecast, by iterations ahead"]
+    ahead = lacking["Forecast accuracy by horizon"]
     assert "iterations" in ahead
     page = document(alone)
     for reason in lacking.values():
@@ -202,10 +202,10 @@ def test_a_trace_without_exchanges_has_a_page_too(
 ) -> None:
     few = content(golden.select(golden.find(operation=operation)), fabric)
     lacking = {p.title: p.reason for p in parts(few) if isinstance(p, Missing)}
-    assert "no expert exchange" in lacking["Who sends whom how much"]
+    assert "no expert exchange" in lacking["Traffic matrices"]
     assert all(lacking.values())
     # gradients load links all the same
-    assert ("The hottest links" in lacking) == (operation == "nothing")
+    assert ("Busy time of links" in lacking) == (operation == "nothing")
 
 
 def test_text_of_a_trace_is_no_part_of_the_pages_code(shown: Content) -> None:
@@ -233,10 +233,13 @@ def test_the_page_names_no_address(shown: Content) -> None:
 
 
 def test_tables_have_as_many_cells_as_heads(shown: Content) -> None:
-    tables = [p for p in parts(shown) if isinstance(p, Listed)]
-    assert {t.key for t in tables} >= {"layers", "beats", "meta", "replay-times"}
+    tables = [p for p in parts(shown) if isinstance(p, Table)]
+    assert {t.title for t in tables} >= {
+        *("Layers", "On-off statistics", "Metadata of the trace"),
+        "Times of common calls: this run and replay",
+    }
     for each in tables:
-        assert all(len(row) == len(each.head) for row in each.rows)
+        assert all(len(row) == len(each.columns) for row in each.texts())
 
 
 @settings(max_examples=15)

@@ -148,7 +148,7 @@ def test_a_choice_changes_the_view(opened: Any) -> None:
         return [before, axis()];
         """
     )
-    assert titles == ["normalized entropy (1 = even)", "Gini index (0 = even)"]
+    assert titles == ["normalized entropy (1 = balanced)", "Gini index (0 = balanced)"]
 
 
 def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
@@ -175,7 +175,8 @@ def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
     width = golden.meta.world
     assert len(rows) == len(golden.iterations) * width * width
     head, *rows = saved("#figure-evenness", 0)
-    assert head == ["of", "measure", "series", "iteration", "value (dimensionless)"]
+    assert head[:3] == ["quantity", "metric", "series"]
+    assert head[3:] == ["iteration", "value (dimensionless)"]
     names = {row[1] for row in rows}
     assert {"normalized entropy", "gini"} <= names
     head, *rows = saved("#figure-loads", 0)

@@ -11,7 +11,8 @@ from moetraffic.cli import main
 from moetraffic.report import figures
 from moetraffic.report import study as report
 from moetraffic.report.stripes import stripes
-from moetraffic.studies import Study, Table, reproduce, there
+from moetraffic.studies import Study, reproduce, there
+from moetraffic.tables import Table
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def small() -> Study:
 
 def test_every_cell_of_a_study_is_told(small):
     paper = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    paper.print(report.text(small))
+    paper.print(*report.tables(small))
     said = paper.export_text()
     for word in (
         "case 4",
@@ -59,10 +60,10 @@ def test_what_has_published_values_is_drawn_each_in_its_way(small, tmp_path):
     assert [t.title for t in drawn] == ["By row", "Many", "Over size"]
     seen = []
     for table in drawn:
-        fig = report.figure(small, table)
-        (axes,) = fig.axes
+        chart = report.figure(small, table)
+        (axes,) = figures.draw(chart).axes
         seen.append((axes.get_xscale(), len(axes.get_yticks())))
-        path = figures.save(fig, tmp_path / f"{report.slug(table.title)}.png")
+        path = figures.save(chart, tmp_path / f"{report.slug(table.title)}.png")
         assert path.stat().st_size > 5000
     assert [scale for scale, _ in seen] == ["linear", "linear", "log"]
     assert seen[0][1] == 5
@@ -101,7 +102,7 @@ def test_the_stripes_of_a_layout_are_drawn_by_kind():
     drawn = stripes()
     assert set(drawn) == {"p4-t2-d4", "p4-t4-d4", "p2-t8-d4"}
     for figure in drawn.values():
-        said = {axes.get_title().split(":")[0] for axes in figure.axes}
+        said = {panel.name[0].split(":")[0] for panel in figure.panels}
         assert {"all", "TP", "PP", "DP", "EmbTableSync"} <= said
 
 

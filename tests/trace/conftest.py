@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
+from moetraffic.trace.inference.inference import infer_schedule
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK, PLACEMENT, ROUTING
 from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
 ITERATIONS, LAYERS, RANKS, EXPERTS, ROW = 40, 2, 4, 8, 512
@@ -127,6 +129,44 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
         placements=placements,
         clocks=np.array([(1, 10, 5, 2), (1, 30, 25, 2)], CLOCK),
     )
+
+
+def as_segments(record: Record) -> list[Segment]:
+    """The segments of a record, with its iterations, sites, steps and placements."""
+    made = []
+    for number, segment in enumerate(record.segments):
+        mine = record.events[record.events["segment"] == number]
+        ended = record.steps[record.steps["segment"] == number]
+        used, local = np.unique(mine["site"], return_inverse=True)
+        events = np.zeros(len(mine), EVENT)
+        for name in EVENT.names or ():
+            events[name] = mine[name]
+        events["site"] = local
+        steps = np.zeros(len(ended), STEP)
+        for name in STEP.names or ():
+            steps[name] = ended[name]
+        ours = [
+            segment.rank in record.groups[g].ranks for g in record.placements["group"]
+        ]
+        made.append(
+            replace(
+                segment,
+                meta=record.meta,
+                groups=record.groups,
+                sites=tuple(record.sites[n] for n in used.tolist()),
+                events=events,
+                steps=steps,
+                kinds=tuple(ended["kind"].tolist()),
+                placements=record.placements[ours],
+                continued=bool(record.continued[number]),
+            )
+        )
+    return made
+
+
+def inferred(segments: list[Segment]) -> list[Segment]:
+    """Segments with the steps, layers and phases that are inferred from them."""
+    return as_segments(infer_schedule(gather_record(segments)))
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.trace.inference.markers import filled
-from moetraffic.trace.inference.schedule import find_schedule
+from moetraffic.trace.inference.markers import number_early_calls
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
+from moetraffic.trace.segments.record import gather_record
 from moetraffic.trace.segments.segment import Segment, read_segment
+
+from .conftest import as_segments, inferred
 
 QUICK = ("dropped", "padded-again")
 LONG = (
@@ -47,7 +49,8 @@ def rehearsed(
         folder = once("quick" if name in QUICK else name, make)
         found = sorted(folder.glob(f"{name}.h5.segments/rank-*/segment-*.h5"))
         # a window may be written before the first step has ended
-        return filled([read_segment(path) for path in found])
+        segments = [read_segment(path) for path in found]
+        return as_segments(number_early_calls(gather_record(segments)))
 
     return play
 
@@ -106,7 +109,7 @@ def check(original: list[Segment]) -> None:
                     stripped(s, links=links, routing=routing, marks=marks)
                     for s in original
                 ]
-                found = find_schedule(bare)
+                found = inferred(bare)
                 expected = calls(original, routing=routing)
                 if not routing:
                     expected = by_ordinal(expected)

@@ -1,1 +1,1 @@
-"""The hook on torch.distributed, in Python and compiled, and the times of calls."""
+"""Dispatcher hooks on torch.distributed collectives, and their completion times."""

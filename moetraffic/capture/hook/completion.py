@@ -1,4 +1,4 @@
-"""When collectives end, told by those who wait for them.
+"""Completion times of collectives, from the waits for their results.
 
 A wait is the moment at which the program has the result.  It is seen where Python
 waits (``Work.wait``) and where a functional collective's result is waited for
@@ -34,7 +34,7 @@ Put = Callable[[tuple[Any, ...]], None]
 
 
 class CompletionTracker:
-    """Watches works until somebody has waited for them.
+    """Tracks collectives until their results are waited for.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class CompletionTracker:
         self._waits: list[tuple[Any, Any]] = []
 
     def install(self) -> Callable[[], None]:
-        """Watch from now on; returns what ends it."""
+        """Install the hooks on waits; return the function that removes them."""
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
         for kind in kinds:
             if "wait" in vars(kind):
@@ -79,7 +79,7 @@ class CompletionTracker:
         return self.uninstall
 
     def uninstall(self) -> None:
-        """Watch no more."""
+        """Remove the hooks."""
         for kind, wait in self._waits:
             kind.wait = wait
         self._waits.clear()
@@ -97,7 +97,7 @@ class CompletionTracker:
         kind: int,
         before: Any,
     ) -> None:
-        """A call was passed on.
+        """Track a call that was launched.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class CompletionTracker:
         return wait
 
     def _sweep(self) -> None:
-        """Let go of works that are done though nobody waited for them in Python."""
+        """Drop completed works that Python code has not waited for."""
         waiting = list(self._works.items())
         for key, (work, _, kind, before, output) in waiting:
             done = before is None and work.is_completed()

@@ -1,4 +1,4 @@
-"""Device times of collectives, without waiting for the device.
+"""Device times of collectives from CUDA events, without synchronization.
 
 A CUDA event before the call and one after the wait are recorded on the stream that
 calls; a thread beside the training asks whether the device has passed them, and turns
@@ -25,7 +25,7 @@ resolution is 1 us up to 16 s."""
 
 
 class DeviceClock:
-    """Turns CUDA events into times.
+    """Converts CUDA events to host times.
 
     Parameters
     ----------
@@ -49,17 +49,17 @@ class DeviceClock:
         return self._event()
 
     def ahead_of(self, tensor: torch.Tensor | None) -> Any:
-        """An event before a call with this output, if it is on a device."""
+        """Record an event before a call, if its output is on a device."""
         return None if tensor is None or not tensor.is_cuda else self.before()
 
     def ended(self, number: int, before: Any) -> None:
-        """The current stream has waited for a call that began after ``before``."""
+        """Record the end of a call that began after ``before``."""
         after = self._event()
         if after is not None:
             self._waiting.append((number, before, after))
 
     def resolve(self) -> None:
-        """Report the calls that the device has passed; called beside the training."""
+        """Report the calls that the device has completed."""
         if not self._waiting:
             return
         if self._base is None or now_ns() - self._base[1] > REBASE_NS:

@@ -1,4 +1,4 @@
-"""The hook's kernels compiled: a call is noted without entering Python.
+"""Compiled dispatcher hook, which records calls without entering Python.
 
 torch takes some 10 to 40 us to enter a kernel written in Python and to leave it again,
 whatever that kernel does.  Compiled, it costs a call about one; ``moetraffic build``
@@ -38,7 +38,7 @@ VARIABLE = "MOETRAFFIC_HOOK"
 
 
 class Native(Protocol):
-    """The compiled library."""
+    """Interface of the compiled library."""
 
     def install(
         self,
@@ -50,7 +50,7 @@ class Native(Protocol):
         launched: Callable[[int, Any, Any, int, Any], None],
         failed: Callable[[str, str], None],
     ) -> None:
-        """Put a kernel on each c10d operator.
+        """Install a kernel on each c10d operator.
 
         Parameters
         ----------
@@ -71,31 +71,31 @@ class Native(Protocol):
         ...
 
     def uninstall(self) -> None:
-        """Take the kernels out."""
+        """Remove the kernels."""
         ...
 
     def mark(self) -> None:
-        """A record of Python's stands here among those of calls."""
+        """Mark the position of a Python record among those of calls."""
         ...
 
     def stand(self, place: int) -> None:
-        """This thread stands at another place."""
+        """Set this thread's context."""
         ...
 
     def waited(self) -> bool:
-        """End this thread's last call, if it is one that is waited for at once."""
+        """Mark this thread's last synchronous call as completed."""
         ...
 
     def take(self) -> tuple[list[bytes | None], int]:
-        """Words that have come, None for a mark; and how many calls had no room."""
+        """Take the recorded words (None for a mark) and the number of lost calls."""
         ...
 
     def calls(self) -> int:
-        """How many calls have been noted in this process."""
+        """Number of calls recorded in this process."""
         ...
 
     def spent(self) -> list[tuple[int, int]]:
-        """How long the hook itself took of the calls since it was installed.
+        """Histogram of the hook's own time per call.
 
         From the kernel's begin until it passes the call on, and from the call's end
         until its record has it.
@@ -109,12 +109,12 @@ class Native(Protocol):
         ...
 
     def waiting(self) -> int:
-        """How many records wait to be taken."""
+        """Number of records that wait to be taken."""
         ...
 
 
 def load() -> Native | None:
-    """The compiled hook of this torch, or None where it has not been built.
+    """Load the compiled hook of this torch, or None if it is not built.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def load() -> Native | None:
 
 
 def folders() -> tuple[Path, ...]:
-    """Where the compiled hook may lie, the first that can be written is built into."""
+    """Folders of the compiled hook, in order of preference."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(sys.prefix) / "share" / "moetraffic", Path(cache) / "moetraffic"
 

@@ -1,4 +1,4 @@
-"""See every collective of a process, whoever calls it.
+"""Record every collective of a process with kernels at torch's dispatcher.
 
 A kernel for each c10d operator at the dispatcher's BackendSelect key notes the call
 and passes it on.  That is below autograd, torch.compile, DDP's reducer and functional
@@ -50,26 +50,26 @@ group's name, the shape of the input, and the splits as the call was given them.
 
 
 class SynchronousCall(threading.local):
-    """What a thread calls and, being synchronous, waits for next."""
+    """Number of the synchronous call that a thread is about to wait for."""
 
     number: int | None = None
 
 
 class CallSink(Protocol):
-    """Whoever is told of collectives; it must not raise."""
+    """Receiver of collectives; its methods must not raise."""
 
     def put(self, record: Record) -> None:
         """Take a record."""
         ...
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """A group calls for the first time."""
+        """Register a process group at its first call."""
         ...
 
     waiting: SynchronousCall
 
     def before(self, tensor: torch.Tensor | None) -> Any:
-        """A device's event before a call with an output on that device."""
+        """Record a device event before a call with an output on that device."""
         ...
 
     def launched(
@@ -80,15 +80,15 @@ class CallSink(Protocol):
         kind: int,
         before: Any,
     ) -> None:
-        """A call was passed on, and returned ``result``; see :mod:`.completion`."""
+        """Track a launched call that returned ``result``; see :mod:`.completion`."""
         ...
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Recording failed; the training goes on."""
+        """Report that a call could not be recorded."""
         ...
 
     def number(self, kind: str, name: Any) -> int:
-        """The number by which words name a group, place, dtype, thread or node."""
+        """Return the number of a group, context, dtype, thread or autograd node."""
         ...
 
 
@@ -125,7 +125,7 @@ def installed() -> bool:
 
 
 def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
-    """Have a recorder that nobody asked for by name end when another one starts.
+    """Register the attached recorder, which stops when another one starts.
 
     Parameters
     ----------
@@ -137,13 +137,13 @@ def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
 
 
 def stop_attached_recorder() -> None:
-    """End the recorder that gives way, if there is one."""
+    """Stop the attached recorder, if there is one."""
     if _gives_way is not None:
         _gives_way()
 
 
 def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
-    """Tell ``sink`` of every c10d collective from now on.
+    """Install the hook: report every c10d collective to ``sink``.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
 
 
 def uninstall() -> None:
-    """Take the hook out; without one this does nothing."""
+    """Remove the hook, if it is installed."""
     while _installed:
         _installed.pop()()
 
@@ -270,7 +270,7 @@ _unbox = torch.distributed.ProcessGroup.unbox
 def _all_to_all_single(
     redispatch: Callable[..., Any], after: Any, sink: CallSink
 ) -> Callable[..., Any]:
-    """The kernel of the commonest form; written out, for it runs in every layer."""
+    """Specialized kernel of ``all_to_all_single``, which runs in every MoE layer."""
     put, meet, launched = sink.put, sink.meet, sink.launched
     operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
@@ -437,6 +437,6 @@ def _put(
 
 
 def unboxed(group: Any) -> dist.ProcessGroup:
-    """The Python object of a process group that an operator was given."""
+    """The Python object of a boxed process group."""
     found: dist.ProcessGroup = _unbox(group)
     return found

@@ -1,1 +1,1 @@
-"""Records of a rank on their way to disk: journal, encoder, committer process."""
+"""Transport of records to disk: journal, encoder and committer process."""

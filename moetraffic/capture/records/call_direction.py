@@ -1,4 +1,4 @@
-"""Tell forward, backward and recomputation apart, for each call that is made.
+"""Classify calls as forward, backward or recomputation.
 
 While the autograd engine runs, a call is part of the backward pass or of a forward
 pass that is computed once more (activation checkpointing).  What is known of a call is
@@ -19,7 +19,7 @@ MOST_LINKS = 1 << 16
 
 
 class Directions:
-    """Tells the direction of each call of a rank, in the order in which they come."""
+    """Classifies the direction of a rank's calls, in call order."""
 
     def __init__(self) -> None:
         self._links: set[int] = set()
@@ -35,7 +35,7 @@ class Directions:
         node: str,
         phase: str,
     ) -> tuple[str, int]:
-        """Direction of a call, and the link that it shares with its counterpart.
+        """Classify a call; return its direction and autograd sequence number.
 
         Parameters
         ----------

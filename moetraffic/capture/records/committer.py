@@ -1,4 +1,4 @@
-"""The process beside a rank that turns its words into segments on the disk.
+"""Committer process of a rank, which writes its records as segments.
 
 It lives until the pipe ends: told to close, or because the training is no more.  Then
 it commits what has come, so a rank that is killed loses what was not yet in the pipe.
@@ -95,7 +95,7 @@ class Committer:
     # ---- what comes --------------------------------------------------------------
 
     def hear(self, words: dict[str, Any]) -> None:
-        """Something is told."""
+        """Process a JSON message."""
         if "define" in words:
             self._names.setdefault(words["define"], []).append(words["name"])
         if "group" in words:
@@ -111,7 +111,7 @@ class Committer:
             self.close(final=True, even_empty=bool(words["close"]))
 
     def take(self, words: Int64) -> None:
-        """Records come."""
+        """Process encoded records."""
         at, end = 0, len(words)
         plain = words.tolist()
         while at < end:
@@ -135,7 +135,7 @@ class Committer:
         self.look()
 
     def look(self) -> None:
-        """Commit, if it is time to."""
+        """Commit the window if it is full."""
         now = time.monotonic()
         window = self._window
         if not self._full:
@@ -158,7 +158,7 @@ class Committer:
             self.commit(final=False)
 
     def close(self, *, final: bool, even_empty: bool = False) -> None:
-        """Commit the rest, and say the last word.
+        """Commit the remaining data, and send the final report.
 
         Parameters
         ----------
@@ -261,7 +261,7 @@ class Committer:
         boundaries.begun = end
 
     def _settle(self, found: tuple[int, int] | None) -> None:
-        """An optimizer's step has ended an iteration, some calls ago."""
+        """Apply an iteration boundary at an earlier optimizer step."""
         if found is None:
             return
         after, when = found
@@ -275,14 +275,14 @@ class Committer:
         self._boundaries.begun = when
 
     def _gap(self, calls: int) -> None:
-        """Calls were lost on their way: what follows is a window of its own."""
+        """Start a new window after lost calls."""
         self.commit(final=False)
         self._writer.lose(f"{calls} calls came faster than the disk takes them", calls)
         self._index += 1
         self._continued = True
 
     def commit(self, *, final: bool, last: bool = False) -> None:
-        """Write a segment of what has come.
+        """Write the window as a segment.
 
         Parameters
         ----------
@@ -338,7 +338,7 @@ class Committer:
         )
 
     def _at_risk(self, window: RecordWindow, *, last: bool) -> int:
-        """Steps after this window that are lost if all is killed now.
+        """Number of steps after this window that a kill would lose.
 
         After the last, it is only what the training had not handed over.
         """
@@ -361,12 +361,12 @@ class Committer:
 
 
 def _even(rows: int, width: int) -> Int64:
-    """An equal split: no list was given."""
+    """Equal split sizes."""
     return np.full(width, rows // width, np.int64)
 
 
 def main(reader: int, report: int, parent: int) -> None:
-    """Serve a pipe until it ends.
+    """Process the frames of a pipe until it is closed.
 
     Parameters
     ----------

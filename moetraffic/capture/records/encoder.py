@@ -1,4 +1,4 @@
-"""Turn the records of a training into the words that its committer reads."""
+"""Encode records as int64 words for the committer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from moetraffic.capture.pipe_format import (
 
 
 class Encoder:
-    """Turns records into words, and numbers what they name."""
+    """Encodes records, and numbers the names that they contain."""
 
     def __init__(self) -> None:
         self._names: dict[str, dict[Any, int]] = {
@@ -33,7 +33,7 @@ class Encoder:
         self._lock = threading.Lock()
 
     def definitions(self) -> list[dict[str, Any]]:
-        """What was numbered since the last call."""
+        """Definitions of names numbered since the last call."""
         return [self._defined.popleft() for _ in range(len(self._defined))]
 
     def encode(self, record: Sequence[Any], words: list[int]) -> None:
@@ -93,7 +93,7 @@ class Encoder:
         words += received
 
     def number(self, kind: str, name: Any) -> int:
-        """The number of a name, from any thread; it is defined before it is known."""
+        """Return the number of a name; thread-safe."""
         known = self._names[kind]
         number = known.get(name)
         if number is None:
@@ -107,7 +107,7 @@ class Encoder:
 
 
 def _told(name: Any) -> Any:
-    """A name as JSON can say it."""
+    """Convert a name to a JSON value."""
     if isinstance(name, CallContext):
         return [name.layer, name.phase, name.label]
     if isinstance(name, torch.dtype):

@@ -1,4 +1,4 @@
-"""Take records from the training, and hand them to the committer beside it.
+"""Journal: pass records from the training process to the committer process.
 
 The training thread appends a tuple.  A thread encodes tuples into words, many at a time
 so that few calls meet it, and writes them into the pipe of a process that builds,
@@ -57,7 +57,7 @@ LEAVE_S = 120.0  # how long the end waits for the committer's last write
 
 
 class Journal:
-    """The way of records from a training to its committer.
+    """Queue and encoder thread between a training process and its committer.
 
     Parameters
     ----------
@@ -112,11 +112,11 @@ class Journal:
         self._thread.start()
 
     def tell(self, **words: Any) -> None:
-        """Say something to the committer, in the order of the records."""
+        """Send a JSON message to the committer, in order with the records."""
         self.put((TOLD_RECORD, words))
 
     def stepped(self, *, waits: bool = True) -> None:
-        """A step has ended, and its record is put.
+        """Notify the journal that a step has ended.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Journal:
         return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
 
     def close(self, *, even_empty: bool) -> list[dict[str, Any]]:
-        """Have everything written, and end the committer.
+        """Write all records and end the committer.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Journal:
         return self._reports
 
     def abandon(self) -> None:
-        """In a fork's child: the record is the parent's."""
+        """Detach a forked child from its parent's journal."""
         self._records.clear()
         self.put = _ignored
         self._leave()
@@ -233,13 +233,13 @@ class Journal:
                 return
 
     def _put_and_mark(self, record: tuple[Any, ...]) -> None:
-        """A record of Python's, which finds its place among those of calls."""
+        """Queue a Python record and mark its position among the compiled calls."""
         assert self._native is not None
         self._records.append(record)
         self._native.mark()
 
     def _waiting(self) -> int:
-        """How many records wait, at the least."""
+        """Lower bound of the number of queued records."""
         if self._native is None:
             return len(self._records)
         return self._native.waiting()
@@ -267,7 +267,7 @@ class Journal:
             self._send(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
 
     def _encode(self, count: int) -> None:
-        """Encode so many of Python's records."""
+        """Encode ``count`` queued Python records."""
         records, encode = self._records, self._encoder.encode
         words: list[int] = []
         while count:
@@ -326,7 +326,7 @@ class Journal:
         self._backlog += len(chunk)
 
     def _write(self, patience_s: float) -> None:
-        """Write what the pipe takes now; all of it, where the patience lasts."""
+        """Write to the pipe until it is full, or until the timeout."""
         deadline = time.monotonic() + patience_s
         while self._chunks:
             try:
@@ -352,7 +352,7 @@ class Journal:
                 self._chunks.popleft()
 
     def _hear(self, patience_s: float) -> None:
-        """Read what the committer reports, a JSON a line."""
+        """Read the committer's reports, one JSON object per line."""
         ready, _, _ = select.select([self._report], [], [], patience_s)
         if not ready:
             return
@@ -374,7 +374,7 @@ class Journal:
 
 
 def _widen(pipe: int) -> None:
-    """Let a pipe hold more, where the system lets us; without, it is slower alone."""
+    """Increase the pipe's capacity, where the system permits it."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -384,4 +384,4 @@ TOLD_RECORD = -1
 
 
 def _ignored(_record: tuple[Any, ...]) -> None:
-    """Take no record."""
+    """Discard a record."""

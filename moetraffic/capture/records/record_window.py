@@ -1,4 +1,4 @@
-"""What a rank recorded since its last commit, and how it becomes a segment."""
+"""Window of uncommitted events and steps of a rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallEvent:
 
 @dataclass
 class RecordWindow:
-    """Events and steps that wait for their commit."""
+    """Events and steps since the last commit."""
 
     events: list[CallEvent] = field(default_factory=list)
     steps: list[tuple[int, float, int, int, int]] = field(default_factory=list)
@@ -42,12 +42,12 @@ class RecordWindow:
     bytes: int = 0
 
     def put_splits(self, sent: Int64, received: Int64) -> tuple[int, int]:
-        """Row number of an all-to-all's bytes, and 1 if it is that row swapped."""
+        """Store split sizes; return their row number, and 1 if stored transposed."""
         self.bytes += 16 * len(sent)
         return self.splits.setdefault(len(sent), SplitRows()).put(sent, received)
 
     def put_demand(self, counts: Int64, dropped: Int64 | None) -> int:
-        """Row number of a routing's counts."""
+        """Store routing counts; return their row number."""
         self.bytes += 8 * len(counts)
         rows = self.demand.setdefault(len(counts), [])
         rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
@@ -69,14 +69,14 @@ class RecordWindow:
 
 
 class SplitRows:
-    """Split rows, each kept once: the four all-to-alls of a layer share one."""
+    """Deduplicated split rows: the four all-to-alls of a layer share one row."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], int] = {}
         self._rows: list[tuple[Int64, Int64]] = []
 
     def put(self, sent: Int64, received: Int64) -> tuple[int, int]:
-        """Row number of bytes to and from each member, and 1 if they are swapped."""
+        """Store a row; return its number, and 1 if stored transposed."""
         key = (sent.tobytes(), received.tobytes())
         if key in self._known:
             return self._known[key], 0
@@ -94,7 +94,7 @@ class SplitRows:
 def placements(
     sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
 ) -> npt.NDArray[Any]:
-    """Where the experts of each routed layer are: as told, or contiguous.
+    """Expert placement of each routed layer, as configured or contiguous.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Number the call sites of one rank as they are met."""
+"""Table of the call sites of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moetraffic.trace.model import ROUTING, Group, Site
 
 
 class SiteTable:
-    """Sites and groups in the order in which a rank came to them."""
+    """Call sites and process groups of a rank, numbered in order of first use."""
 
     def __init__(self) -> None:
         self.sites: list[Site] = []

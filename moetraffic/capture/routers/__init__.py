@@ -1,1 +1,1 @@
-"""Hooks on the routers of a model: demand, layers, exchanges that bypass torch."""
+"""Hooks on routers and on exchanges that bypass torch.distributed."""

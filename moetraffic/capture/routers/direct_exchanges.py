@@ -1,4 +1,4 @@
-"""Exchanges that do not go through torch.distributed: DeepEP, HybridEP, symm_mem.
+"""Hooks on exchanges outside torch.distributed: DeepEP, HybridEP, symmetric memory.
 
 They are known by name when they are there: the methods of ``deep_ep.Buffer`` and
 ``HybridEPBuffer`` are wrapped once that module is imported, operators of the dispatcher
@@ -42,7 +42,7 @@ KEY = "BackendSelect"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DirectExchange:
-    """What a call that bypasses torch.distributed tells of itself."""
+    """An exchange that bypasses torch.distributed."""
 
     operation: str  # "deep_ep.Buffer.dispatch", "symm_mem::all_to_all_vdev" ...
     group: Any  # its process group, a group's name, or None
@@ -62,7 +62,7 @@ def watch_bypasses(
     on_routing: RoutingSink = annotate.routing,
     on_failure: Callable[[str, Exception], Any] | None = None,
 ) -> Callable[[], None]:
-    """Tell of every exchange that bypasses torch.distributed, from now on.
+    """Install hooks that report exchanges which bypass torch.distributed.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def watch_bypasses(
     return _Watch(on_exchange, on_routing, on_failure).undo
 
 
-# ---- what each call tells ----------------------------------------------------------
+# ---- readers of calls --------------------------------------------------------------
 
 
 def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
@@ -213,7 +213,7 @@ _installed: list[_Watch] = []
 
 
 class _Watch:
-    """Whatever is wrapped by one call of :func:`watch_bypasses`."""
+    """The hooks installed by one call of :func:`watch_bypasses`."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class _Watch:
                 self._front(name, packet.default)
 
     def _front(self, name: str, overload: Any) -> None:
-        """Put a kernel in front of an operator's own."""
+        """Install a kernel in front of an operator's own."""
         namespace, operator = name.split("::")
         library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
@@ -347,7 +347,7 @@ class _Watch:
             self._on_failure(name, error)
 
     def undo(self) -> None:
-        """Take everything out."""
+        """Remove all hooks."""
         if self in _installed:
             _installed.remove(self)
             for undo in reversed(self._undo):
@@ -356,7 +356,7 @@ class _Watch:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Have a function called with ``deep_ep`` once it is imported."""
+    """Import finder that calls a function once ``deep_ep`` is imported."""
 
     def __init__(self, imported: Callable[[ModuleType], None]) -> None:
         self._imported, self._busy = imported, False
@@ -364,7 +364,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, whose loader also tells of it."""
+        """Find the module's spec and wrap its loader."""
         if name != "deep_ep" or self._busy:
             return None
         self._busy = True

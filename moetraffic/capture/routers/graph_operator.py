@@ -1,4 +1,4 @@
-"""Routers where Python does not run as written: compiled, traced or captured.
+"""Custom operator that reports routings from compiled graphs.
 
 In a module that torch compiles, a router's hook becomes one operator of the graph,
 ``moetraffic::routed``: it breaks no graph, and when the graph runs it hands the
@@ -29,14 +29,14 @@ _ledger = torch.zeros(1, dtype=torch.int8)
 
 
 def register_router(entry: ObservedRouter) -> int:
-    """A number by which a graph knows a router."""
+    """Register a router; return the number that identifies it in a graph."""
     number = next(_numbers)
     _entries[number] = entry
     return number
 
 
 def emit(key: int, output: Any) -> None:
-    """Put the operator into the graph that is being traced."""
+    """Insert the operator into the traced graph."""
     values = output if isinstance(output, (tuple, list)) else (output,)
     tensors, at = [], []
     for position, value in enumerate(values):
@@ -57,7 +57,7 @@ def emit(key: int, output: Any) -> None:
 def routed(
     tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
 ) -> None:
-    """Hand on a router's output: its tensors, their positions, and its length."""
+    """Pass a router's output to its hook."""
     entry = _entries.get(key)
     if entry is None:
         return
@@ -78,7 +78,7 @@ def _(
 
 
 def has_no_values(output: Any) -> bool:
-    """Whether an output has no values now: fake tensors, or a CUDA graph's."""
+    """Whether an output has no values: fake tensors, or CUDA graph capture."""
     values = output if isinstance(output, (tuple, list)) else (output,)
     for value in values:
         if isinstance(value, Tensor):
@@ -89,7 +89,7 @@ def has_no_values(output: Any) -> bool:
 
 
 def local(output: Any) -> Any:
-    """The output with this rank's part of distributed tensors."""
+    """Replace distributed tensors of an output by their local shards."""
     if isinstance(output, tuple):
         return tuple(local(value) for value in output)
     if isinstance(output, Tensor) and hasattr(output, "to_local"):
@@ -99,7 +99,7 @@ def local(output: Any) -> Any:
 
 @contextlib.contextmanager
 def no_modes() -> Iterator[None]:
-    """Without dispatch modes: selective checkpointing would count our operators."""
+    """Disable dispatch modes; selective checkpointing would count these operators."""
     if torch._C._len_torch_dispatch_stack() == 0:
         yield
         return

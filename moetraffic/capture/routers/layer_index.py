@@ -1,4 +1,4 @@
-"""Which layer of its model a router belongs to.
+"""Determine the layer index of a router in its model.
 
 A module does not know what holds it, so the modules of the process are looked through
 once.  The layer is, in this order: what the router or a module around it says
@@ -37,13 +37,13 @@ class Position(NamedTuple):
 
 
 def modules_alive() -> list[nn.Module]:
-    """Every module of this process."""
+    """List all live modules of this process."""
     # isinstance would ask lazy proxies for their class
     return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
 
 
 def holders(modules: Iterable[nn.Module]) -> ParentModules:
-    """Who holds each module."""
+    """Map each module to its parent modules."""
     found: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for name, child in module.__dict__.get("_modules", {}).items():
@@ -53,7 +53,7 @@ def holders(modules: Iterable[nn.Module]) -> ParentModules:
 
 
 def path_of(module: nn.Module, held: ParentModules) -> list[tuple[nn.Module, str]]:
-    """Holders of a module and the names in them, from its root down to it."""
+    """Path of a module from its root: parents and attribute names."""
     path: list[tuple[nn.Module, str]] = []
     at, seen = module, {id(module)}
     while len(path) < LONGEST_PATH:
@@ -67,7 +67,7 @@ def path_of(module: nn.Module, held: ParentModules) -> list[tuple[nn.Module, str
 
 
 def position_of(module: nn.Module, held: ParentModules) -> Position | None:
-    """Where a router stands, or None if neither a name nor an attribute tells it."""
+    """Find a router's layer position from attributes or its path, None if unknown."""
     path = path_of(module, held)
     root = id(path[0][0]) if path else id(module)
     for around in (module, *(holder for holder, _ in reversed(path))):
@@ -89,7 +89,7 @@ def position_of(module: nn.Module, held: ParentModules) -> Position | None:
 
 
 class LayerNumbering:
-    """Numbers the layers of a process so that no two routers share one.
+    """Assigns unique layer numbers to the routers of a process.
 
     The stacks of a model that has several (an encoder and a decoder) follow each other
     where their numbers would meet.
@@ -101,7 +101,7 @@ class LayerNumbering:
         self._end = 0
 
     def number(self, positions: Sequence[Position | None]) -> list[int | None]:
-        """The layers of routers, in the order in which their models define them."""
+        """Number the layers of routers, in order of definition."""
         stacks: dict[int, list[Position]] = {}
         for position in positions:
             if position is not None:
@@ -124,7 +124,7 @@ class LayerNumbering:
         ]
 
     def next(self) -> int:
-        """A layer for a router that says nothing: the first number that is free."""
+        """Return the first free layer number, for routers without a position."""
         layer = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
         self._taken[layer] = -1
         self._end = max(self._end, layer + 1)

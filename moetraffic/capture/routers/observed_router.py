@@ -1,4 +1,4 @@
-"""A router that is watched, and the MoE layer that holds it: their hooks.
+"""Forward hooks of an observed router and of its MoE layer.
 
 The hooks are objects, so that a model that has them is copied and pickled as before: a
 copy shares them, and a pickle holds one that does nothing.
@@ -34,7 +34,7 @@ GROUPS = (
 
 
 class RouterObserver(Protocol):
-    """Whoever the hooks belong to."""
+    """Owner of the hooks."""
 
     def routed(
         self,
@@ -43,7 +43,7 @@ class RouterObserver(Protocol):
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
-        """A router has decided."""
+        """Process a router's output."""
         ...
 
     def layer(self, entry: ObservedRouter) -> int:
@@ -51,17 +51,17 @@ class RouterObserver(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """Something could not be read."""
+        """Report a reading error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InferredContext(CallContext):
-    """A place that a hook found, not one that the program told."""
+    """A context inferred by a hook, not annotated by the program."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What is left of a hook in a pickle."""
+    """No-op replacement of a pickled hook."""
 
 
 class ObservedRouter:
@@ -78,14 +78,14 @@ class ObservedRouter:
         self.key = graph_operator.register_router(self)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Tell the output, or leave an operator in the graph that tells it."""
+        """Report the output, or insert the reporting operator into a traced graph."""
         if torch.compiler.is_compiling():
             graph_operator.emit(self.key, output)
         else:
             self.watch.routed(self, module, inputs, output)
 
     def group(self) -> dist.ProcessGroup | None:
-        """The expert-parallel group that its framework tells, or None."""
+        """The expert-parallel group found in the framework's attributes, or None."""
         known: Any = None if self._group is None else self._group()
         if known is None:
             known = _group_of(self.holder(), self.module())
@@ -101,7 +101,7 @@ class ObservedRouter:
 
 
 class LayerHooks:
-    """The hooks of the module that holds a router: inside it is that layer."""
+    """Hooks of a MoE layer, which set the layer context while it runs."""
 
     def __init__(self, watch: RouterObserver, router: ObservedRouter) -> None:
         self.watch, self.router = watch, router
@@ -109,7 +109,7 @@ class LayerHooks:
         self._place = InferredContext()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
-        """Stand in this layer, unless the program says where it is."""
+        """Set the layer context, unless the program has annotated one."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.setdefault("left", [])
@@ -126,7 +126,7 @@ class LayerHooks:
             self.watch.failed(error)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        """Stand where one stood before."""
+        """Restore the previous context."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.get("left")
@@ -143,7 +143,7 @@ class LayerHooks:
 
 
 class _Gone:
-    """What is left of a holder's hooks in a pickle."""
+    """No-op replacement of a layer's pickled hooks."""
 
     enter = leave = staticmethod(_nothing)
 
@@ -177,7 +177,7 @@ def _process_group(found: Any) -> Any:
 
 
 def _expert_meshes(holder: nn.Module | None) -> Iterator[Any]:
-    """Meshes over which transformers shards whole experts."""
+    """Device meshes over which transformers shards experts."""
     experts: Any = getattr(holder, "experts", None)
     if getattr(experts, "_is_expert_parallel", False) is True:
         for parameter in experts.parameters():

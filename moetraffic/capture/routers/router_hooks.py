@@ -39,7 +39,7 @@ def router(
     *,
     experts: int | None = None,
 ) -> Callable[[], None]:
-    """Make routers of a class of your own known.
+    """Register a router class.
 
     ::
 
@@ -98,7 +98,7 @@ def watch_routers(
     on_failure: Failure | None = None,
     model: nn.Module | None = None,
 ) -> Callable[[], None]:
-    """Tell what every known router of this process decides, from now on.
+    """Install hooks on all known routers of this process.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def watch_routers(
 
 
 class _Watch:
-    """The hooks of one call of :func:`watch_routers`."""
+    """The hooks installed by one call of :func:`watch_routers`."""
 
     def __init__(
         self, sink: RoutingSink, failure: Failure | None, model: nn.Module | None
@@ -160,7 +160,7 @@ class _Watch:
     # ---- finding ---------------------------------------------------------------
 
     def scan(self) -> None:
-        """Find the routers that are there already."""
+        """Find and hook existing routers."""
         with self._lock:
             self._kinds.clear()
             modules = self._modules()
@@ -186,7 +186,7 @@ class _Watch:
         return self._kinds[kind]
 
     def _attached(self, holder: nn.Module, _name: str, child: nn.Module | None) -> None:
-        """A module was put into another (called by torch, for every module made)."""
+        """Hook a router when it is added to its parent module (called by torch)."""
         try:
             if child is None or self._model is not None:
                 return
@@ -205,7 +205,7 @@ class _Watch:
             self.failed(error)
 
     def _found(self, module: nn.Module, holder: nn.Module | None) -> None:
-        """Hook a router and what holds it; more may be known than the last time."""
+        """Hook a router and its parent module."""
         if holder is not None and type(holder).__module__.startswith("moetraffic."):
             return  # our own models report by themselves
         entry = self._routers.get(module)
@@ -235,7 +235,7 @@ class _Watch:
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
-        """Read what a router decided, and tell it."""
+        """Read a router's decision and report it."""
         if self._closed or module is None or graph_operator.has_no_values(output):
             return
         try:
@@ -264,7 +264,7 @@ class _Watch:
             self._reporting.on = False
 
     def layer(self, entry: observed_router.ObservedRouter) -> int:
-        """The layer of a router, found when it is first asked for."""
+        """Layer number of a router, determined on first use."""
         if entry.layer < 0:
             with self._lock:
                 self._place_model(entry)
@@ -275,13 +275,13 @@ class _Watch:
     def _first_of_layer(
         self, entry: observed_router.ObservedRouter
     ) -> observed_router.ObservedRouter:
-        """The router that names the layer: Tutel's layers hold several gates."""
+        """The first router of the layer: Tutel's layers contain several gates."""
         holder = entry.holder()
         around = None if holder is None else self._holders.get(holder)
         return entry if around is None else around.router
 
     def _place_model(self, called: observed_router.ObservedRouter) -> None:
-        """Number all routers of the model of one, in the order of their definition.
+        """Number all routers of a router's model, in order of definition.
 
         Models of which nothing was called stay out: their layers would shift others'.
         """
@@ -310,7 +310,7 @@ class _Watch:
             self._own_program.add(layer)
 
     def failed(self, error: Exception) -> None:
-        """A router could not be read."""
+        """Report a router that could not be read."""
         if self._failure is not None:
             self._failure(LABEL, error)
         elif str(error) not in self._complained:
@@ -318,7 +318,7 @@ class _Watch:
             log.warning("a router's decision is not recorded: %s", error)
 
     def undo(self) -> None:
-        """Take every hook out."""
+        """Remove all hooks."""
         if self._closed:
             return
         self._closed = True

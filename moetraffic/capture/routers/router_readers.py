@@ -1,4 +1,4 @@
-"""What a router's output says: how many token copies go to each expert.
+"""Readers of router outputs: the number of token copies per expert.
 
 One table, from the name of a router's class to the reader of its output.  A framework
 is never imported for it: a class is known by its module and its name, and so is every
@@ -32,7 +32,7 @@ EXPERT_COUNTS = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decision:
-    """What a router decided for the tokens of one call."""
+    """Expert demand of one router call."""
 
     demand: Tensor  # [E] int64 token copies routed to each expert, dropped ones too
     dropped: Tensor | None = None  # [E] int64 of these over capacity; None: not told
@@ -43,7 +43,7 @@ Reader = Callable[[nn.Module, Sequence[Any], Any], "Decision | None"]
 
 
 def chosen(ids: Tensor, experts: int) -> Tensor:
-    """``[E]`` int64: how often each expert is chosen in ``ids``, of any shape.
+    """Count how often each expert is chosen in ``ids`` of any shape, ``[E]`` int64.
 
     What is no expert (-1 for a dropped copy, E for padding) is not counted.
     """
@@ -54,17 +54,17 @@ def chosen(ids: Tensor, experts: int) -> Tensor:
 
 
 def marked(mask: Tensor) -> Tensor:
-    """``[E]`` int64: entries of a mask ``[..., E]`` that are not zero, by expert."""
+    """Count the nonzero entries of a mask ``[..., E]`` by expert, ``[E]`` int64."""
     return (mask.detach() != 0).reshape(-1, mask.shape[-1]).sum(0)
 
 
 def experts_of(module: nn.Module) -> int:
-    """How many experts a router says that it has.
+    """Find the number of experts of a router.
 
     Raises
     ------
     ValueError
-        If it does not say.
+        If no attribute has it.
     """
     for holder in (module, getattr(module, "config", None)):
         for name in EXPERT_COUNTS:
@@ -259,7 +259,7 @@ _registered: dict[str, Reader] = {}  # what users registered, before the table
 
 
 def register(name: str, reader: Reader) -> Callable[[], None]:
-    """Have ``reader`` read the routers of a class; returns what takes it back."""
+    """Register a reader for a router class; return the function that removes it."""
     _registered[name] = reader
 
     def undo() -> None:
@@ -270,7 +270,7 @@ def register(name: str, reader: Reader) -> Callable[[], None]:
 
 
 def reader_for(kind: type) -> Reader | None:
-    """The reader for a module's class, or None if it is no router that is known."""
+    """Find the reader of a module's class; None if it is not a known router."""
     for ancestor in kind.__mro__:
         name = full_name(ancestor)
         for pattern, reader in (*_registered.items(), *READERS.items()):
@@ -291,7 +291,7 @@ def full_name(kind: type) -> str:
 def reader_of_ids(
     read: Callable[[Sequence[Any], Any], Any], experts: int | None
 ) -> Reader:
-    """The reader that a user's function ``(inputs, output) -> ids`` makes.
+    """Create a reader from a function ``(inputs, output) -> ids``.
 
     Ids are integers of any shape, a bool mask ``[..., E]``, or None for "nothing
     routed".
@@ -318,7 +318,7 @@ _found: dict[str, Reader] | None = None
 
 
 def _installed() -> dict[str, Reader]:
-    """Readers of installed packages, loaded when a router is first looked for."""
+    """Load the readers of installed packages."""
     global _found
     if _found is None:
         _found = {

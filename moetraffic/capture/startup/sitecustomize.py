@@ -34,7 +34,7 @@ LOCAL_RANKS = (
 
 
 def note(word: str, text: str = "") -> bool | None:
-    """Leave a word for the launcher; False where it is there, None without one."""
+    """Leave a note for the launcher; False if it exists, None without a launcher."""
     folder = os.environ.get(NOTES)
     if not folder:
         return None
@@ -51,7 +51,7 @@ def note(word: str, text: str = "") -> bool | None:
 
 
 def say(word: str, text: str) -> None:
-    """Say a thing on standard error, once a host."""
+    """Print a message to standard error, once per host."""
     first = note(word, text)
     if first is None:
         first = next((os.environ[n] for n in LOCAL_RANKS if n in os.environ), "") in (
@@ -66,12 +66,12 @@ def say(word: str, text: str) -> None:
 
 
 class ImportFinder:
-    """A finder that finds nothing, but sees when the awaited module is looked for."""
+    """Import finder that wraps the awaited module when it is imported."""
 
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> ModuleSpec | None:
-        """Have the other finders find the awaited module, and wrap what it defines."""
+        """Find the awaited module with the other finders, and wrap its loader."""
         if name != AWAITED:
             return None
         sys.meta_path.remove(self)
@@ -87,7 +87,7 @@ class ImportFinder:
 
 
 def attach_when_executed(loader: Any) -> None:
-    """Have ``loader`` wrap the functions of the module that it executes next."""
+    """Make ``loader`` wrap the functions of the module that it executes next."""
 
     def exec_module(module: Any) -> None:
         del loader.exec_module
@@ -128,7 +128,7 @@ def attach(module: Any) -> None:
 
 
 def begin() -> None:
-    """Record from now on; whatever is in the way is said, and training goes on."""
+    """Start recording; on failure, print the reason and continue."""
     note("initialized")
     try:
         attached = import_attached()
@@ -154,14 +154,14 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Close the record before the process group goes."""
+    """Close the recorder before the process group is destroyed."""
     attached = sys.modules.get("moetraffic.capture.attachment")
     if attached is not None:
         attached.end(sys.exc_info()[1])
 
 
 def import_attached() -> Any:
-    """The recorder's side of this hook: as installed, or from where this file lies."""
+    """Import the attachment module as installed, or from this file's package."""
     import importlib
 
     try:

@@ -1,4 +1,4 @@
-"""Traces in other tools' formats: an exporter a format."""
+"""Exporters: traces in the formats of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a trace that are exported, in order, and their bytes.
+"""Select and order the calls of a trace to export.
 
 An all-to-all of a MoE layer is made by every expert-parallel group; those of one
 iteration, layer, phase and micro-batch are one :class:`ExportedExchange` between all
@@ -33,7 +33,7 @@ AT_ONCE = 1 << 23  # cells of matrices that are read at once: 64 MiB
 
 @dataclass(frozen=True, kw_only=True)
 class CallSelection:
-    """The calls that are exported."""
+    """The selected calls."""
 
     occurrences: Int64  # [n] in the trace's order
     lost: tuple[str, ...]  # what was left out, a sentence each
@@ -41,7 +41,7 @@ class CallSelection:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportedExchange:
-    """One all-to-all of all groups that make it at the same place of the program."""
+    """One all-to-all of all groups that execute the same call site."""
 
     iteration: int
     site: Site  # that of the first group
@@ -52,13 +52,13 @@ class ExportedExchange:
 
     @property
     def begin_ns(self) -> int:
-        """When its first rank begins, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        """Begin on its first rank, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
         mine = self.begins[list(self.ranks)]
         return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.min())
 
     @property
     def end_ns(self) -> int:
-        """When its last rank ends, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        """End on its last rank, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
         mine = self.ends[list(self.ranks)]
         return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.max())
 
@@ -69,12 +69,12 @@ class ExportedExchange:
 
     @property
     def name(self) -> str:
-        """Iteration, layer, phase and micro-batch, as a file may be called."""
+        """File name from iteration, layer, phase and micro-batch."""
         return f"iteration-{self.iteration:06d}-{site_name(self.site)}"
 
 
 def site_name(site: Site) -> str:
-    """What a call is, in letters, digits, ``-`` and ``_``."""
+    """Name of a call site in letters, digits, ``-`` and ``_``."""
     layer = f"layer-{site.layer:03d}-" if site.layer >= 0 else ""
     what = site.phase or site.label or site.operation
     plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in what)
@@ -85,7 +85,7 @@ def site_name(site: Site) -> str:
 def select_calls(
     trace: Trace, options: ExportOptions, *, only: str | None = None
 ) -> CallSelection:
-    """The calls that fit the options and whose bytes are known.
+    """Select the calls that match the options and have known byte counts.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def select_calls(
 
 
 def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
-    """What :meth:`Trace.find` finds in the chosen layers and iterations."""
+    """Call :meth:`Trace.find` with the selected layers and iterations."""
     found = trace.find(iterations=options.iterations, kind=step_kind(trace), **what)
     if options.layers is None:
         return found
@@ -140,7 +140,7 @@ def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
 
 
 def step_kind(trace: Trace) -> str | None:
-    """Training steps, or all where nobody said which are: what is exported."""
+    """Kind of steps to export: training steps, or all if steps are not marked."""
     return "train" if len(trace.iterations) else None
 
 
@@ -164,7 +164,7 @@ def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
 
 
 def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
-    """First issue and last end of calls, ``[n]`` each, ns of rank 0's clock.
+    """Earliest issue and latest end of calls, ``[n]`` each, ns of rank 0's clock.
 
     UNKNOWN_TIME where a member's is not known.
     """
@@ -182,7 +182,7 @@ def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
 
 
 def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
-    """Indices of the occurrences whose groups have one size, size by size.
+    """Group the indices of occurrences by group size.
 
     Each in the trace's order, in which panels are read a chunk once.
     """
@@ -195,7 +195,7 @@ def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
 
 
 def in_order(trace: Trace, occurrences: Int64) -> Int64:
-    """The same calls, sorted by iteration and first issue.
+    """Sort calls by iteration and first issue.
 
     Where a time is not known, by where the call stands in its members' programs.
     """
@@ -219,7 +219,7 @@ def in_order(trace: Trace, occurrences: Int64) -> Int64:
 def exchanges(
     trace: Trace, options: ExportOptions, chosen: CallSelection
 ) -> Iterator[ExportedExchange]:
-    """The chosen all-to-alls, those of all groups together, in order.
+    """Iterate over the selected all-to-alls in order, merged over groups.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def _add_times(
 
 
 def _place(site: Site) -> Site:
-    """A site without what differs between groups that make the same call."""
+    """Copy of a site without the fields that differ between groups."""
     return Site(
         group=0,
         operation=site.operation,
@@ -320,7 +320,7 @@ def _wanted(trace: Trace, iteration: int, site: Site) -> Int64:
 def check_times_known(
     trace: Trace, chosen: CallSelection, options: ExportOptions
 ) -> None:
-    """Refuse the captured pace where a call's time is not known.
+    """Check that all call times are known if the captured pace is requested.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Chakra execution traces: ``run.<rank>.et``, for ASTRA-sim and others.
+"""Export to Chakra execution traces (``run.<rank>.et``), for ASTRA-sim.
 
 A file is a GlobalMetadata and Nodes, each with its length before it (mlcommons/chakra
 ``schema/protobuf/et_def.proto``, ``src/third_party/utils/protolib.py``).  An all-to-all
@@ -43,7 +43,7 @@ GROUPS = "comm_group.json"
 
 @dataclass(kw_only=True)
 class _Program:
-    """What was written of a rank."""
+    """Writer state of a rank."""
 
     nodes: int = 0
     before: list[int] = field(default_factory=list)  # nodes of the last call
@@ -51,7 +51,7 @@ class _Program:
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write a file a rank, and the groups of collectives.
+    """Write one file per rank, and the process groups.
 
     At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
     of its call before to the issue of the next; at "asap" it takes no time, and with
@@ -181,7 +181,7 @@ def _message(
 
 
 class _Node:
-    """A Node that is being written."""
+    """Builder of a Node message."""
 
     def __init__(self, state: _Program, kind: int, name: str, after: list[int]) -> None:
         state.nodes += 1
@@ -190,18 +190,18 @@ class _Node:
         self._parts.append(packed(5, after))  # data_deps
 
     def times(self, begin_ns: int, duration_ns: int) -> None:
-        """Start and duration, in whole microseconds, where they are known."""
+        """Set start and duration in whole microseconds, if they are known."""
         if begin_ns > 0:
             self._parts.append(number(6, begin_ns // 1000))
         if duration_ns > 0:
             self._parts.append(number(7, (duration_ns + 500) // 1000))
 
     def attribute(self, name: str, kind: int, value: int | str) -> None:
-        """An AttributeProto."""
+        """Add an AttributeProto."""
         self._parts.append(_attribute(name, kind, value))
 
     def finish(self) -> bytes:
-        """The message."""
+        """Serialize the message."""
         return b"".join(self._parts)
 
 

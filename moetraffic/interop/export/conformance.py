@@ -1,6 +1,6 @@
-"""What every exporter keeps: a check that built-in and third parties' formats pass.
+"""Conformance checks for exporters, built-in and third-party.
 
-Call it in a test of your own, with a trace that your format can hold::
+Call :func:`check_exporter` in a test, with a trace that the format can represent::
 
     from moetraffic.interop.export import check_exporter
 
@@ -31,7 +31,7 @@ def check_exporter(
     *,
     options: ExportOptions | None = None,
 ) -> None:
-    """Try an exporter and say what is wrong with it.
+    """Check that an exporter meets the requirements of :class:`.exporter.Exporter`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def check_exporter(
     Raises
     ------
     AssertionError
-        With a sentence, at the first thing that does not hold.
+        At the first violated requirement, with a sentence that describes it.
     """
     options = options or ExportOptions()
     for what in ("name", "what", "readers", "limits"):

@@ -1,4 +1,4 @@
-"""The load tensor of DeepSeek's expert-parallelism load balancer.
+"""Export to the load tensor of DeepSeek's expert-parallelism load balancer (EPLB).
 
 ``rebalance_experts(weight, ...)`` takes ``[layers, experts]`` load (deepseek-ai/EPLB
 ``eplb.py``) and turns it into float32.  Written as .npy without pickled objects:

@@ -1,4 +1,4 @@
-"""What an exporter is, and writing what it writes whole or not at all.
+"""Exporter interface, and atomic writing of exports.
 
 A third party adds a format with an entry point of its name in the group
 ``moetraffic.exporters`` that is an :class:`Exporter`, and proves it with
@@ -39,7 +39,7 @@ Returns what the format cannot hold or was left out, a sentence each.
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """A format that traces are written in."""
+    """An export format."""
 
     name: str
     what: str  # is in a file of it, in words
@@ -51,12 +51,12 @@ class Exporter:
 
     @property
     def folder(self) -> bool:
-        """Whether it is a folder of files."""
+        """Whether the output is a folder of files."""
         return bool(self.files)
 
 
 def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
-    """Refuse an output that could not be written, before any work is done for it.
+    """Check that the output can be written, before any work is done.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def write(
     *,
     force: bool,
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Write a trace; the output appears whole or not at all.
+    """Write a trace atomically.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def write(
 
 @contextmanager
 def _aside(exporter: Exporter, output: Path) -> Iterator[Path]:
-    """A folder beside the output, or a file of its name in it, that takes its place."""
+    """Temporary folder or file that replaces the output when it is complete."""
     making = output.with_name(f".{output.name}.{os.getpid()}.making")
     making.mkdir()
     made = making if exporter.folder else making / output.name

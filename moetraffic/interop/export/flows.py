@@ -1,4 +1,4 @@
-"""Flows of a trace's all-to-alls: who sends whom how many bytes, from when on."""
+"""Flows of a trace's all-to-alls: source, destination, bytes and start time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import ExportOptions
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Burst:
-    """The flows of one exchange within one group, cut to a reader's largest size."""
+    """Flows of one exchange within one group, split at the format's maximum size."""
 
     exchange: ExportedExchange
     group: tuple[int, ...]  # world ranks
@@ -27,14 +27,14 @@ class Burst:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was cut or left out on the way."""
+    """Counts of flows, split flows and omitted bytes."""
 
     flows: int = 0
     own_bytes: int = 0  # that ranks kept for themselves
     cut: int = 0  # flows that were cut into several
 
     def sentences(self, most: int) -> list[str]:
-        """What was lost, a sentence each."""
+        """Describe the losses, one sentence each."""
         said = []
         if self.own_bytes:
             said.append(
@@ -48,7 +48,7 @@ class Tally:
 def bursts(
     trace: Trace, options: ExportOptions, chosen: CallSelection, most: int, tally: Tally
 ) -> Iterator[Burst]:
-    """The flows of the chosen all-to-alls, burst by burst in the order of calls.
+    """Iterate over the flows of the selected all-to-alls, in call order.
 
     A flow begins when its sender starts, or, where that is not known, issues the call;
     with ``every_ns`` exchanges begin at that distance.
@@ -96,7 +96,7 @@ def bursts(
 
 
 def _first(trace: Trace, options: ExportOptions, chosen: CallSelection) -> int:
-    """When the first call began, ns of rank 0's clock; no flow begins before it."""
+    """Begin of the first call, ns of rank 0's clock."""
     if options.every_ns or options.pace == "asap":
         return 0
     issued, _ = moments(trace, chosen.occurrences)

@@ -1,4 +1,4 @@
-"""Flow files for HPCC's ns-3 and its descendants: ``flow.txt``.
+"""Export to flow files (``flow.txt``) for HPCC's ns-3 and its descendants.
 
 The number of flows, then lines ``src dst priority port bytes seconds`` in ascending
 order of their start (alibaba-edu/High-Precision-Congestion-Control
@@ -31,7 +31,7 @@ BEGIN_NS = 2 * 10**9
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all flows, a host a rank: rank 0 is node 0.
+    """Write all flows, one host per rank; rank 0 is node 0.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Connection matrices for htsim: ``.cm`` files.
+"""Export to connection matrices (``.cm``) for htsim.
 
 ``Nodes N``, ``Connections M``, ``Triggers T``, then lines ``src->dst id I start PS size
 BYTES`` and ``trigger id I barrier count C`` (Broadcom/csg-htsim
@@ -26,7 +26,7 @@ MOST = 2**31 - 1
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all flows, a node a rank.
+    """Write all flows, one node per rank.
 
     At the pace "asap" an exchange of a group begins when all flows of its exchange
     before have been received, by a barrier trigger.
@@ -66,7 +66,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
-    """Lines of flows that begin at a time, and by how many ps that is rounded."""
+    """Flows with start times, and the maximum rounding error in ps."""
     lines: list[str] = []
     moved = 0
     for burst in found:
@@ -78,7 +78,7 @@ def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
 
 
 def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
-    """Lines of flows that wait for those before them; triggers and groups."""
+    """Flows chained by barrier triggers; counts of triggers and groups."""
     lines: list[str] = []
     last: dict[tuple[int, ...], range] = {}  # of a group: its last exchange's flows
     barriers: list[str] = []

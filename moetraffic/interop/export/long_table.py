@@ -1,7 +1,7 @@
-"""Long tables, a line a pair of ranks or a rank and expert: CSV and Parquet.
+"""Export to long tables in CSV and Parquet.
 
-The columns are those that :mod:`moetraffic.interop.exchange_table` imports, so that a
-table comes back as it went.
+A row is a pair of ranks, or a rank and an expert.  The columns are those that
+:mod:`moetraffic.interop.exchange_table` imports, without loss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Columns = dict[str, npt.NDArray[Any] | str | int | None]
 
 
 def blocks(trace: Trace, options: ExportOptions) -> Iterator[Columns]:
-    """The lines of a trace, site by site.
+    """Iterate over the rows of a trace, site by site.
 
     Of what was sent: every all-to-all of which all bytes are known.  Of what was
     wanted: every routing.
@@ -72,7 +72,7 @@ def blocks(trace: Trace, options: ExportOptions) -> Iterator[Columns]:
 
 
 def _with_all(options: ExportOptions) -> ExportOptions:
-    """Calls without a phase are lines like others."""
+    """Include calls without a phase."""
     return replace(options, unnamed=True)
 
 
@@ -120,7 +120,7 @@ def _named(group: Group) -> str:
 
 
 def write_csv(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the lines as CSV, names first."""
+    """Write the rows as CSV, with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         for number, block in enumerate(blocks(trace, options)):
@@ -145,7 +145,7 @@ def _lines(block: Columns) -> int:
 
 
 def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the lines as Parquet, with the trace's meta as metadata of the schema.
+    """Write the rows as Parquet, with the trace's metadata in the schema.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Matrices for nccl-tests' ``alltoallv_perf``: a file a call.
+"""Export to matrices for nccl-tests' ``alltoallv_perf``, one file per call.
 
 Whitespace between numbers, a row a source; square. Two generations of the program read
 them (NVIDIA/nccl-tests ``src/alltoallv.cu``): with NCCL_TESTS_ALLTOALLV_MATRIX_FILE
@@ -29,7 +29,7 @@ INDEX = "matrices.csv"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write a matrix a call, and a table that says what each is.
+    """Write one matrix per call, and an index table.
 
     Numbers are rounded to the nearest that the program keeps.
 
@@ -71,7 +71,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
 
 
 def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """The nearest multiples of ``least``, but never 0 for what is not 0.
+    """Round to multiples of ``least``, but positive values never to 0.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
 
 
 def as_text(values: npt.NDArray[np.int64]) -> str:
-    """Rows as lines, numbers between spaces."""
+    """Format a matrix as lines of space-separated numbers."""
     return "".join(" ".join(map(str, row)) + "\n" for row in values.tolist())
 
 

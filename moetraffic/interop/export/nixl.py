@@ -1,4 +1,4 @@
-"""Traffic patterns for NIXL's ``kvbench sequential-ct-perftest``: YAML and matrices.
+"""Export to traffic patterns for NIXL's ``kvbench sequential-ct-perftest``.
 
 ``traffic_patterns`` is a list of ``matrix_file`` (relative to the YAML file),
 ``mem_type`` ``sleep_before_launch_sec`` and ``metadata``; a matrix has a row a source,
@@ -29,7 +29,7 @@ PATTERNS = "traffic_patterns.yaml"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write the patterns in order, and a matrix file each.
+    """Write the patterns in order, with one matrix file each.
 
     Before a pattern all ranks sleep alike, as long as the one that was away from
     exchanges for the shortest time.  With the pace "asap" nobody
@@ -79,7 +79,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
 
 
 def _gap(one: ExportedExchange, before: Int64 | None) -> int:
-    """The shortest time of any rank from its end before to its beginning now, ns."""
+    """Shortest gap of any rank since its previous exchange, ns."""
     if before is None:
         return 0
     known = (before != UNKNOWN_TIME) & (one.begins != UNKNOWN_TIME)

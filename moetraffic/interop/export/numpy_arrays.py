@@ -1,4 +1,4 @@
-"""Arrays for numpy: ``.npz`` without pickled objects.
+"""Export to NumPy arrays: ``.npz`` without pickled objects.
 
 For each group size W: ``wire_W`` ``[n, W, W]`` int64 bytes, and of its rows
 ``wire_W_iteration``, ``_layer``, ``_phase``, ``_direction``, ``_label``,
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the arrays, one after another and some rows at a time.
+    """Write the arrays in chunks of rows.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _families(trace: Trace, routed: Int64) -> Iterator[Int64]:
-    """Routings of one number of ranks and experts, together."""
+    """Group routings by their numbers of ranks and experts."""
     experts = np.array([s.experts for s in trace.sites], np.int64)
     for at in by_width(trace, routed):
         mine = routed[at]
@@ -129,7 +129,7 @@ def _add(
     shape: tuple[int, ...] | None = None,
     dtype: Any = np.int64,
 ) -> None:
-    """Write an array, given whole or in pieces along its first axis."""
+    """Write an array, given whole or in chunks along its first axis."""
     pieces: Iterable[Array] = [values] if isinstance(values, np.ndarray) else values
     if isinstance(values, np.ndarray):
         shape, dtype = values.shape, values.dtype

@@ -1,4 +1,4 @@
-"""What of a trace is exported, and what came of it."""
+"""Options and result of an export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACES = ("captured", "asap")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What of a trace is exported, and at what pace.
+    """Selection of calls, and pace, of an export.
 
     Raises
     ------
@@ -51,7 +51,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export wrote."""
+    """Result of an export."""
 
     format: str
     files: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""Basic traces for PARAM's ``comm_replay``: a JSON list of calls a rank.
+"""Export to basic traces for PARAM's ``comm_replay``: a JSON call list per rank.
 
 Each call has ``comms``, ``req``, ``pg_id``, ``world_size``, ``in_msg_size`` and
 ``out_msg_size`` in elements of ``dtype``, and ``in_split``, ``out_split``
@@ -110,7 +110,7 @@ def _program(
     base: int,
     lost: Counter[str],
 ) -> Iterator[dict[str, Any]]:
-    """The calls of a rank, each waited for, but sends at the end of the iteration.
+    """The entries of a rank; sends move to the end of their iteration.
 
     Two ranks that send to each other before they receive would wait for ever.
     """
@@ -159,7 +159,7 @@ def _entries(
 
 
 def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
-    """Sizes in elements, and whom they go to; None if that is not known."""
+    """Sizes in elements and peers of a call; None if its peers are unknown."""
     site, width, me = call.site, len(call.group.ranks), call.member
     name, size = TYPES.get(site.dtype, BYTE)
     if (call.bytes % size).any():

@@ -1,4 +1,4 @@
-"""A timeline for Perfetto and chrome://tracing: Chrome's JSON trace events.
+"""Export to Chrome trace events, for Perfetto and chrome://tracing.
 
 A rank is a process; its steps and the groups it belongs to are threads. A call is a
 complete event (``ph`` X) from issue to end, with its bytes as ``args``; counters
@@ -78,7 +78,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 class _Events:
-    """The document, an event at a time."""
+    """Writer of the JSON document, one event at a time."""
 
     def __init__(self, file: io.TextIOBase, trace: Trace) -> None:
         self._file, self._between = file, ""
@@ -145,7 +145,7 @@ def _training(trace: Trace, options: ExportOptions) -> _Steps:
 
 
 def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
-    """When each call is on: when the last of its members has issued it, ``[n]`` ns."""
+    """Time at which the last member has issued each call, ``[n]`` ns."""
     on = np.full(len(chosen.occurrences), UNKNOWN_TIME, np.int64)
     for at in by_width(trace, chosen.occurrences):
         issue, _, _ = trace.times(chosen.occurrences[at])
@@ -155,7 +155,7 @@ def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
 
 
 def _first(trace: Trace, chosen: CallSelection, steps: _Steps) -> int:
-    """The first of all times, ns of rank 0's clock."""
+    """The earliest time, ns of rank 0's clock."""
     seen = [steps.start[steps.start != UNKNOWN_TIME]]
     called = False
     for at in by_width(trace, chosen.occurrences):
@@ -178,14 +178,14 @@ def _us(ns: int) -> float:
 
 
 class _Lanes:
-    """Threads of a rank: of each kind of group as many as calls overlap."""
+    """Assigns overlapping calls of a rank to separate threads."""
 
     def __init__(self) -> None:
         self._busy: dict[int, int] = {}  # thread -> until when, ns
         self._of: dict[str, list[int]] = {}
 
     def place(self, call: ProgramCall) -> tuple[int, bool]:
-        """The thread of a call, and whether it is new."""
+        """Assign a thread to a call; return it and whether it is new."""
         mine = self._of.setdefault(call.group.kind, [])
         for lane in mine:
             if self._busy[lane] <= call.issue_ns:
@@ -265,7 +265,7 @@ def _slice(
 
 
 def _moved(call: ProgramCall) -> tuple[int, int]:
-    """Bytes that a rank sends to others and receives from them.
+    """Bytes that a rank sends to and receives from other ranks.
 
     Of collectives that add up or spread: its own buffer, both ways.
     """
@@ -283,7 +283,7 @@ def _moved(call: ProgramCall) -> tuple[int, int]:
 def _counters(
     calls: list[ProgramCall], rank: int, base: int, on: Int64
 ) -> Iterator[dict[str, Any]]:
-    """Calls on the wire and bytes/s to others, whenever they change."""
+    """Counter events of active calls and send rate."""
     changes: list[tuple[int, int, float]] = []
     for call in calls:
         begin = int(on[call.number])

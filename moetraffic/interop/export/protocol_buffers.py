@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, as far as an execution trace needs it.
+"""Encoder of the Protocol Buffers wire format.
 
 A field is its number and wire type as a varint, then a varint (type 0) or a length and
 so many bytes (type 2).  Source: "Encoding", protobuf.dev/programming-guides/encoding.
@@ -14,7 +14,7 @@ SMALL = [bytes([value]) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow.
+    """Encode a non-negative integer as a varint.
 
     Examples
     --------
@@ -34,27 +34,27 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A whole number or truth value; zero is written too."""
+    """Encode an integer or boolean field, zero included."""
     return varint(field << 3 | VARINT) + varint(value)
 
 
 def content(field: int, value: bytes) -> bytes:
-    """Bytes, or a message."""
+    """Encode a field of bytes or a message."""
     return varint(field << 3 | BYTES) + varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """Text in UTF-8."""
+    """Encode a string field in UTF-8."""
     return content(field, value.encode())
 
 
 def packed(field: int, values: Sequence[int]) -> bytes:
-    """Repeated whole numbers, packed; nothing for none."""
+    """Encode a packed repeated integer field; empty for no values."""
     if not values:
         return b""
     return content(field, b"".join(map(varint, values)))
 
 
 def delimited(message: bytes) -> bytes:
-    """A message with its length before it, as one of several in a file."""
+    """Prefix a message with its length."""
     return varint(len(message)) + message

@@ -1,4 +1,4 @@
-"""What each rank calls, in its own order, with the bytes of each call."""
+"""Per-rank call sequences with the bytes of each call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESSAGE = "send_recv"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgramCall:
-    """One rank's part in one call."""
+    """One rank's part of a call."""
 
     number: int  # of the call among all that are exported, alike on its members
     iteration: int
@@ -39,7 +39,7 @@ class ProgramCall:
 def programs(
     trace: Trace, chosen: CallSelection
 ) -> Iterator[tuple[int, list[ProgramCall]]]:
-    """The calls of each rank, some iterations at a time.
+    """Iterate over the calls of each rank in blocks of iterations.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def _takes_part(call: ProgramCall) -> bool:
 
 
 def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
-    """First and, not included, last iteration of blocks that fit into memory."""
+    """Half-open iteration ranges of blocks that fit into memory."""
     iterations, count = np.unique(
         trace.occurrences.iteration[occurrences], return_counts=True
     )
@@ -91,7 +91,7 @@ def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
 
 
 class _Read:
-    """Bytes and times of some calls, read together."""
+    """Bytes and times of a block of calls."""
 
     def __init__(self, trace: Trace, occurrences: Int64) -> None:
         self._trace = trace
@@ -128,7 +128,7 @@ class _Read:
 
 
 def lasts(call: ProgramCall) -> int:
-    """How long a rank's call takes, ns; UNKNOWN_TIME if not known."""
+    """Duration of a rank's call, ns; UNKNOWN_TIME if unknown."""
     if UNKNOWN_TIME in (call.issue_ns, call.end_ns):
         return UNKNOWN_TIME
     return max(0, call.end_ns - call.issue_ns)

@@ -1,4 +1,4 @@
-"""The formats, and writing a trace in one of them."""
+"""Registry of export formats, and the export function."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 def known_exporters() -> tuple[str, ...]:
-    """The names of all formats, built-in ones first."""
+    """Names of all export formats, built-in ones first."""
     others = set(entry_points(group=ENTRY_POINTS).names) - EXPORTERS.keys()
     return (*EXPORTERS, *sorted(others))
 
 
 def exporter_named(name: str) -> Exporter:
-    """A format by its name, a built-in one or that of an installed package.
+    """Look up an export format by name.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def export_trace(
     options: ExportOptions | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write a trace in another tool's format.
+    """Export a trace to the format of another tool.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Demands for REPETITA: mean rates between ranks.
+"""Export to REPETITA demands: mean rates between ranks.
 
 ``DEMANDS n``, a line of names, then ``label src dest bw``; source and destination are
 numbers of nodes of the topology file, rates are kbit/s as in its data sets
@@ -21,7 +21,7 @@ from .options import ExportOptions
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the mean rate of each pair over the chosen iterations, a node a rank.
+    """Write the mean rate of each pair of ranks over the selected iterations.
 
     An iteration lasts as long as its step on the rank where that is longest; with
     ``every_ns`` that long.
@@ -59,7 +59,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _length_ns(trace: Trace, iterations: np.ndarray) -> int:
-    """How long the iterations lasted together."""
+    """Total duration of the iterations, ns."""
     steps = trace.steps
     mine = np.isin(steps.iteration, iterations)
     start, end = steps.start[mine], steps.end[mine]

@@ -1,4 +1,4 @@
-"""Pattern files for UCC's ``ucc_perftest -c alltoallv --gen file:name=...``.
+"""Export to pattern files for UCC's ``ucc_perftest -c alltoallv``.
 
 An INI file: a section ``[collective]`` a call, whose ``counts`` are the elements that
 each rank sends to each, row by row between braces (openucx/ucc
@@ -28,7 +28,7 @@ DATATYPES = (("INT8", 1), ("INT32", 4), ("INT64", 8))
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all calls into one file, in order.
+    """Write all calls to one file, in order.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
-    """The largest element type that divides the bytes of every pair."""
+    """The largest element type whose size divides the bytes of every pair."""
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     every = (one.bytes for one in exchanges(trace, options, chosen))
     common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
@@ -88,7 +88,7 @@ def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that no INI file reads as something else."""
+    """Replace characters with a meaning in INI files."""
     return "".join(c if c.isalnum() or c in " -._/" else " " for c in text)[:200]
 
 

@@ -1,4 +1,4 @@
-"""What a model's shape means for time: weights that multiply, and parameters held."""
+"""Model shape for the time model: multiplied weights and stored parameters."""
 
 from __future__ import annotations
 

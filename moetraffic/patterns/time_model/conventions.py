@@ -1,4 +1,4 @@
-"""What published models of time disagree about: each choice is an input."""
+"""Conventions in which published time models differ, as inputs."""
 
 from __future__ import annotations
 

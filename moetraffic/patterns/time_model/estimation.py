@@ -44,7 +44,7 @@ class Estimate:
     fits: Bool  # bool: into the memory that is not reserved
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it: the parts of the time, of one configuration."""
+        """Format the terms of one configuration's time as an HTML table."""
         if np.size(self.iteration) != 1:
             times = np.asarray(self.iteration)
             rows: list[tuple[str, object]] = [("configurations", times.size)]

@@ -1,4 +1,4 @@
-"""Memory of a rank: does it fit?
+"""Memory that a rank needs.
 
 Weights, gradients and optimizer states: Rajbhandari et al., arXiv 1910.02054, section
 3.1 and figure 1 (Adam in mixed precision: 2 + 2 + 12 bytes a parameter; each stage

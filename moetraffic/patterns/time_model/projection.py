@@ -1,4 +1,4 @@
-"""From a few GPUs to many: what a breakdown of one run tells of a larger one."""
+"""Project the time of a run to more GPUs from its time breakdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration runs on: speeds, overheads, memory, and what overlaps.
+"""System that a configuration runs on: speeds, overheads, memory, overlap.
 
 Every number may be an array that broadcasts with the configurations.
 """

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in an iteration, kind by kind, as rings send them.
+"""Bytes that a rank sends in an iteration, by kind of traffic.
 
 The list of a run's every collective is made elsewhere, one configuration at a time;
 this is the same in closed form, for arrays of configurations.

@@ -1,35 +1,48 @@
-"""A run as sections of a page: one reading of the trace, all its figures."""
+"""Content of the HTML report: one reading of the trace, all its charts and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moetraffic.analysis import Analysis, Comparison, analyze, compare
+from moetraffic.analysis import analyze, compare
 from moetraffic.analysis.engine import Tick, in_threads
 from moetraffic.analysis.exchange import OF, sources
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
+from moetraffic.report import (
+    comparison,
+    convergence,
+    forecasts,
+    rhythm,
+    skew,
+    time_breakdown,
+)
+from moetraffic.report.chart import Chart, Missing
+from moetraffic.report.complexity import complexity_map
+from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
-from . import (
-    convergence,
-    fabric,
-    forecasts,
-    highlights,
-    packets,
-    rhythm,
-    side_by_side,
-    skew,
-)
-from .chart import Chart, Listed, Missing, Section
-from .matrices import MOST_BYTES, Kept, matrices
+from . import fabric, highlights, side_by_side
+from .matrices import MOST_BYTES, Kept, Matrices, matrices
+
+Part = Chart | Missing | Table | Matrices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page."""
+
+    key: str
+    title: str
+    about: str = ""  # how to read it
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What stands on a page."""
+    """Everything that the HTML report of a run shows."""
 
     title: str
     tiles: tuple[highlights.Tile, ...]
@@ -52,18 +65,18 @@ def content(
     most_bytes: int = MOST_BYTES,
     tick: Tick | None = None,
 ) -> Content:
-    """Compute everything that a page shows of a run.
+    """Compute everything that the HTML report of a run shows.
 
     Parameters
     ----------
     trace
         Any.
     network
-        Whose links the traffic is put on.
+        Whose links carry the traffic.
     replay
-        The trace of a replay of the same run; None: none was made.
+        Trace of a replay of the same run.
     other
-        A run to compare with; None: none.
+        A run to compare with.
     title
         Headline; "": the file's name.
     layers, phase, iterations, threads
@@ -71,7 +84,7 @@ def content(
     most_bytes
         Of all matrices that the page holds: more, and iterations are left out.
     tick
-        Told of every window that was read.
+        Called after every window that was read.
 
     Returns
     -------
@@ -91,130 +104,108 @@ def content(
         mapper=in_threads(trace, threads, watch=kept),
         tick=tick,
     )
-    sections = [
-        _summary(trace, found),
-        *_traffic(trace, found, kept, phase),
-        _time(trace, found),
-        _future(found),
-        _network(trace, found, kept, network),
-        _replay(trace, replay),
-        _comparison(trace, other),
+    notes = found.notes
+    shown = matrices(trace, kept, phase=phase)
+    no_bytes = "the trace has no routing and no expert exchange whose bytes are known"
+    packets = {
+        f"{skew.named(e, found)}, {e.phase}": e.complexity
+        for e in found.exchanges
+        if e.complexity is not None
+    }
+    no_times = rhythm.why_no_times(found)
+    sections = (
         Section(
-            key="about",
-            title="About",
-            about="",
-            parts=(highlights.about(trace, {}),),
+            key="summary",
+            title="Summary",
+            parts=(highlights.by_layer(found),) if found.exchanges else (),
         ),
-    ]
+        Section(
+            key="traffic",
+            title="Traffic matrices",
+            about="The slider moves through the run; choose the layer, demand or wire "
+            "bytes, and the phase.",
+            parts=(shown or Missing(title="Traffic matrices", reason=no_bytes),),
+        ),
+        Section(
+            key="skew",
+            title="Load balance",
+            about="Outside the gray band: more imbalance than a balanced router's "
+            "sampling noise (±2 sd).",
+            parts=(
+                skew.curves(found),
+                skew.loads(
+                    found,
+                    {key: load for key, s in kept.seen.items() if (load := s.load())},
+                ),
+            ),
+        ),
+        Section(
+            key="rhythm",
+            title="On-off rhythm",
+            about="When the network is used, and how regularly.",
+            parts=(
+                rhythm.timeline(trace, reason=no_times),
+                rhythm.spectrum(trace, found),
+                *rhythm.statistics_tables(found),
+                time_breakdown.figure(
+                    found.occupation,
+                    reason="; ".join(n for n in notes if "occupation" in n),
+                ),
+            ),
+        ),
+        Section(
+            key="forecast",
+            title="Predictability and convergence",
+            about="How far ahead the traffic can be forecast, and whether it has "
+            "converged.",
+            parts=(
+                forecasts.horizons(found),
+                forecasts.within(found),
+                convergence.convergence(found),
+            ),
+        ),
+        Section(
+            key="network",
+            title="Network",
+            about="Complexity of the traffic, loads of the links of a network, and "
+            "circuits that would serve it.",
+            parts=(
+                complexity_map(
+                    packets, reason="; ".join(n for n in notes if "complexity" in n)
+                ),
+                *fabric.links(trace, network),
+                fabric.circuits(found, kept, network),
+            ),
+        ),
+        _beside(
+            trace,
+            replay,
+            key="replay",
+            title="Replay fidelity",
+            name="replay",
+            about="Times and bytes of the replay of this run, compared with the run.",
+            absent="no replayed trace was given: make one with moetraffic replay, and "
+            "give it with --replay",
+        ),
+        _beside(
+            trace,
+            other,
+            key="comparison",
+            title="Comparison",
+            name="second run",
+            about="Distance of another run from this one, and whether it exceeds the "
+            "within-run noise.",
+            absent="no second trace was given: name one after the first",
+        ),
+        Section(key="about", title="Metadata", parts=(highlights.about(trace),)),
+    )
     return Content(
         title=title or trace.name.rsplit("/", 1)[-1],
         tiles=tuple(highlights.tiles(trace, found)),
         lines=tuple(highlights.run_in_words(trace, found)),
-        notes=found.notes,
-        sections=tuple(sections),
+        notes=notes,
+        sections=sections,
     )
-
-
-def _summary(trace: Trace, found: Analysis) -> Section:
-    parts: tuple[Listed, ...] = (highlights.by_layer(found),) if found.exchanges else ()
-    return Section(key="summary", title="Summary", about="", parts=parts)
-
-
-def _traffic(
-    trace: Trace, found: Analysis, kept: Kept, phase: str
-) -> tuple[Section, ...]:
-    shown = matrices(trace, kept, phase=phase)
-    why = "the trace shows no routing and no expert exchange whose bytes are known"
-    return (
-        Section(
-            key="traffic",
-            title="Matrices",
-            about="Move the slider through the run; choose the layer, demand or wire, "
-            "and the phase.",
-            parts=(shown or Missing(title="Who sends whom how much", reason=why),),
-        ),
-        Section(
-            key="skew",
-            title="Evenness",
-            about="What stands out of the gray band is more than chance makes of a "
-            "perfectly balanced gate.",
-            parts=(skew.curves(found), skew.loads(found, kept)),
-        ),
-    )
-
-
-def _time(trace: Trace, found: Analysis) -> Section:
-    return Section(
-        key="rhythm",
-        title="Rhythm",
-        about="When the network is used, and how regularly.",
-        parts=(
-            rhythm.timeline(trace, found),
-            rhythm.spectrum(trace, found),
-            rhythm.beats(found),
-            rhythm.occupation(found),
-        ),
-    )
-
-
-def _future(found: Analysis) -> Section:
-    return Section(
-        key="forecast",
-        title="Predictability and convergence",
-        about="How far ahead a scheduler can count on the traffic, and whether the run "
-        "has come to rest.",
-        parts=(
-            forecasts.horizons(found),
-            forecasts.within(found),
-            convergence.convergence(found),
-        ),
-    )
-
-
-def _network(trace: Trace, found: Analysis, kept: Kept, network: Network) -> Section:
-    return Section(
-        key="network",
-        title="On a network",
-        about="How complex the traffic is to a network, what it does to the links of "
-        "one, and how few circuits would serve it.",
-        parts=(
-            packets.complexity(found),
-            *fabric.links(trace, network),
-            fabric.circuits(found, kept, network),
-        ),
-    )
-
-
-def _replay(trace: Trace, replay: Trace | None) -> Section:
-    return _beside(
-        trace,
-        replay,
-        key="replay",
-        title="Replay fidelity",
-        name="replay",
-        about="The same calls, put on a network again: how long they take, and whether "
-        "the same bytes go the same ways.",
-        absent="no replayed trace was given: make one with moetraffic replay, and give "
-        "it with --replay",
-        order=(side_by_side.ratios, side_by_side.quantiles, side_by_side.distances),
-    )
-
-
-def _comparison(trace: Trace, other: Trace | None) -> Section:
-    return _beside(
-        trace,
-        other,
-        key="comparison",
-        title="Comparison",
-        name="second run",
-        about="How far another run is from this one, and whether that is more than "
-        "this run's distance to itself.",
-        absent="no second trace was given: name one after the first",
-        order=(side_by_side.distances, side_by_side.ratios, side_by_side.quantiles),
-    )
-
-
-Drawer = Callable[[Comparison, str, str, str], Chart | Missing]
 
 
 def _beside(
@@ -226,20 +217,22 @@ def _beside(
     name: str,
     about: str,
     absent: str,
-    order: tuple[Drawer, ...],
 ) -> Section:
-    if other is None:
-        return Section(
-            key=key, title=title, about="", parts=(Missing(title=title, reason=absent),)
-        )
-    try:
-        found = compare(trace, other)
-    except AnalysisError as error:
-        lacking = Missing(title=title, reason=str(error))
-        return Section(key=key, title=title, about=about, parts=(lacking,))
-    parts = (
-        side_by_side.who([("this run", trace), (name, other)]),
-        *(draw(found, key, "this run", name) for draw in order),
-        side_by_side.figures(found, key),
-    )
-    return Section(key=key, title=title, about=about, parts=parts)
+    reason = absent
+    if other is not None:
+        try:
+            found = compare(trace, other)
+        except AnalysisError as error:
+            reason = str(error)
+        else:
+            names = ("this run", name)
+            draw = (side_by_side.ratios, side_by_side.quantiles, side_by_side.distances)
+            times = f"Times of common calls: this run and {name}"
+            parts = (
+                side_by_side.who(names[0], trace, name, other),
+                *(each(found, key, *names) for each in draw),
+                *([comparison.times(found.times, times)] if found.times else []),
+            )
+            return Section(key=key, title=title, about=about, parts=parts)
+    lacking = Missing(title=title, reason=reason)
+    return Section(key=key, title=title, parts=(lacking,))

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file with all its data and scripts, for any browser.
+"""HTML of the report: one file with all its data and scripts, for any browser.
 
 Nothing is fetched: a content security policy forbids it.  Text from a trace is escaped;
 data stand in ``application/json`` elements in which no tag can begin.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from typing import Any
 from moetraffic import __version__
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
+from moetraffic.report.chart import Missing
+from moetraffic.tables import Table
+from moetraffic.text import html_text as escape
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_output, write_whole
 
-from .chart import Chart, Listed, Missing, Section
-from .content import Content, content
+from .content import Content, Section, content
 from .matrices import Matrices
+from .plotly import as_dict
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -31,7 +34,7 @@ POLICY = (
 
 
 def document(content: Content) -> str:
-    """A page as HTML text.
+    """Render the content of a report as HTML.
 
     Parameters
     ----------
@@ -177,11 +180,11 @@ def _summary(content: Content) -> str:
     if content.notes:
         told = "".join(f"<li>{escape(note)}</li>" for note in content.notes)
         notes = (
-            f'<article class="card"><h3>What could not be computed, and why</h3>'
+            f'<article class="card"><h3>Unavailable statistics</h3>'
             f'<ul class="notes">{told}</ul></article>'
         )
     return (
-        f'<div class="tiles">{tiles}</div><article class="card"><h3>In words</h3>'
+        f'<div class="tiles">{tiles}</div><article class="card"><h3>Findings</h3>'
         f'<ul class="words">{lines}</ul></article>{notes}'
     )
 
@@ -191,74 +194,50 @@ def _part(part: Any) -> str:
         why = part.reason[:1].upper() + part.reason[1:]
         return (
             f'<article class="card absent"><h3>{escape(part.title)}</h3>'
-            f'<p class="missing">Not shown: {escape(why.rstrip("."))}.</p></article>'
+            f'<p class="missing">Unavailable: {escape(why.rstrip("."))}.</p></article>'
         )
-    if isinstance(part, Listed):
-        return _listed(part)
+    if isinstance(part, Table):
+        return _table(part)
     if isinstance(part, Matrices):
-        return _figure(
-            part.key,
-            part.title,
-            part.source,
-            "matrices",
-            {"key": part.key, "blocks": part.blocks},
-            520,
-        )
-    assert isinstance(part, Chart)
-    told = {
-        "key": part.key,
-        "columns": part.columns,
-        "choices": part.choices,
-        "views": [
-            {
-                "name": v.name,
-                "traces": v.traces,
-                "layout": v.layout,
-                "smooth": v.smooth,
-                "aside": v.aside,
-            }
-            for v in part.views
-        ],
-    }
-    return _figure(part.key, part.title, part.source, "chart", told, part.height)
+        data = {"key": part.key, "blocks": part.blocks}
+        return _figure(part.key, part.title, part.source, "matrices", data, 520)
+    return _figure(
+        part.key, part.title, part.source, "chart", as_dict(part), part.height
+    )
 
 
 def _figure(
-    key: str, title: str, source: str, kind: str, told: Mapping[str, Any], height: int
+    key: str, title: str, source: str, kind: str, data: Mapping[str, Any], height: int
 ) -> str:
     return (
         f'<article class="card figure" id="figure-{key}" data-kind="{kind}">'
         f"<h3>{escape(title)}</h3>"
         '<div class="controls"></div>'
         f'<div class="plot" style="height:{height}px" role="img" '
-        f'aria-label="{escape(title, quote=True)}"></div>'
+        f'aria-label="{escape(title)}"></div>'
         '<p class="aside" aria-live="polite"></p>'
         f'<p class="source">{escape(source)}</p>'
         '<p class="downloads"></p>'
-        f'<script type="application/json" id="data-{key}">{data_text(told)}</script>'
+        f'<script type="application/json" id="data-{key}">{data_text(data)}</script>'
         "</article>"
     )
 
 
-def _listed(part: Listed) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in part.head)
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "".join(
-        "<tr>"
-        + "".join(
-            f'<th scope="row">{escape(cell)}</th>'
-            if at == 0
-            else f"<td>{escape(cell)}</td>"
-            for at, cell in enumerate(row)
-        )
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
-        for row in part.rows
+        for first, *cells in table.texts()
     )
+    key = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
     return (
-        f'<article class="card listed" id="figure-{part.key}">'
-        f"<h3>{escape(part.title)}</h3>"
+        f'<article class="card listed" id="figure-{key}">'
+        f"<h3>{escape(table.title)}</h3>"
         f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
-        f'<p class="source">{escape(part.source)}</p>'
+        f'<p class="source">{escape(" ".join(table.notes))}</p>'
         f'<p class="downloads"></p></article>'
     )
 
@@ -279,6 +258,3 @@ def _known(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-__all__ = ["Section", "data_text", "document", "plotly_script"]

@@ -1,8 +1,8 @@
-"""The summary: what a run is and does, in words and a few figures."""
+"""Summary of a run: main figures, sentences, and a row for each layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +11,17 @@ import numpy as np
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.report.overview import layout, layout_known
 from moetraffic.report.plain_data import mean
-from moetraffic.report.summary import SHOWN_LAYERS, sentences
+from moetraffic.report.skew import named, subject_of
+from moetraffic.report.summary import sentences
+from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.units import byte_size, duration
 
-from .chart import Listed
-from .skew import named, subject_of
-
-UNTOLD = {"layers": 0, "hidden": 0, "experts": 0, "k": 0, "seed": -1, "virtual": False}
-"""Of a trace's meta, what says that nobody said it."""
+UNRECORDED = {
+    **{"layers": 0, "hidden": 0, "experts": 0, "k": 0},
+    **{"seed": -1, "virtual": False},
+}
+"""Values of a trace's metadata that stand for "not recorded"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,161 +30,135 @@ class Tile:
 
     value: str
     what: str
-    beside: str = ""  # what to hold it against
+    beside: str = ""  # what to compare it with
 
 
-def tiles(trace: Trace, analysis: Analysis) -> list[Tile]:
-    """The figures that say most of a run."""
+def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
+    """Choose the main figures of a run."""
     meta = trace.meta
-    found = [
-        Tile(
-            value=str(meta.world),
-            what="ranks",
-            beside=f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}"
-            if layout_known(meta)
-            else layout(trace),
-        ),
-        Tile(
-            value=f"{len(trace.iterations):,}",
-            what="training iterations",
-            beside="virtual: nothing was sent" if meta.virtual else "",
-        ),
-    ]
+    degrees = f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}"
+    yield Tile(
+        value=str(meta.world),
+        what="ranks",
+        beside=degrees if layout_known(meta) else layout(trace),
+    )
+    yield Tile(
+        value=f"{len(trace.iterations):,}",
+        what="training iterations",
+        beside="virtual: nothing was sent" if meta.virtual else "",
+    )
     if len(trace.layers):
-        found.append(
-            Tile(
-                value=str(len(trace.layers)),
-                what="MoE layers",
-                beside=f"{meta.experts} experts" if meta.experts else "",
-            )
+        experts = f"{meta.experts} experts" if meta.experts else ""
+        yield Tile(value=str(len(trace.layers)), what="MoE layers", beside=experts)
+    bottleneck = mean(
+        [mean(e.network.bottleneck_bytes) for e in analysis.exchanges if e.network]
+    )
+    if np.isfinite(bottleneck):
+        yield Tile(
+            value=byte_size(bottleneck),
+            what="bottleneck rank, a layer's dispatch",
+            beside="sent or received, mean of iterations",
         )
-    bottleneck = [
-        e.network.bottleneck_bytes.mean()
-        for e in analysis.exchanges
-        if e.network is not None and len(e.network.bottleneck_bytes)
-    ]
-    if bottleneck:
-        found.append(
-            Tile(
-                value=byte_size(float(np.mean(bottleneck))),
-                what="busiest rank, a layer's dispatch",
-                beside="sent or received, mean of iterations",
-            )
-        )
-    for measure, what in (
+    for metric, what in (
         ("normalized_entropy", "entropy of the expert load"),
-        ("max_over_mean", "max / mean expert load"),
+        ("max_over_mean", "max/mean expert load"),
     ):
-        told = [
-            s.curves[measure]
+        curves = [
+            s.curves[metric]
             for e in analysis.exchanges
-            if (s := subject_of(e, "expert_load")) and measure in s.curves
+            if (s := subject_of(e, "expert_load")) and metric in s.curves
         ]
-        if told:
-            floors = [mean(c.floor.mean) for c in told if c.floor is not None]
-            found.append(
-                Tile(
-                    value=f"{np.mean([mean(c.values) for c in told]):.3f}",
-                    what=what,
-                    beside=f"balanced gate: {np.mean(floors):.3f}" if floors else "",
-                )
+        floor = mean([mean(c.floor.mean) for c in curves if c.floor is not None])
+        if curves:
+            yield Tile(
+                value=f"{np.mean([mean(c.values) for c in curves]):.3f}",
+                what=what,
+                beside=f"balanced router: {floor:.3f}" if np.isfinite(floor) else "",
             )
     if np.isfinite(analysis.leads.iteration_s):
-        found.append(
-            Tile(
-                value=duration(analysis.leads.iteration_s), what="an iteration, median"
-            )
+        seconds = duration(analysis.leads.iteration_s)
+        yield Tile(value=seconds, what="iteration time, median")
+    source = next((b for b in analysis.beats.found if b.by == "rank"), None)
+    if source is not None and np.isfinite(source.rhythm.duty):
+        yield Tile(
+            value=f"{source.rhythm.duty:.1%}",
+            what=f"duty cycle of all-to-alls, {source.name}",
+            beside=f"in {source.rhythm.bursts:,} bursts",
         )
-    beat = next((b for b in analysis.beats.found if b.by == "rank"), None)
-    if beat is not None and np.isfinite(beat.rhythm.duty):
-        found.append(
-            Tile(
-                value=f"{beat.rhythm.duty:.1%}",
-                what=f"of the time all-to-alls are on, {beat.name}",
-                beside=f"in {beat.rhythm.bursts:,} bursts",
-            )
+    product = mean([e.complexity.product for e in analysis.exchanges if e.complexity])
+    if np.isfinite(product):
+        yield Tile(
+            value=f"{product:.3f}", what="trace complexity Ψ", beside="1: no structure"
         )
-    products = [
-        e.complexity.product
-        for e in analysis.exchanges
-        if e.complexity is not None and np.isfinite(e.complexity.product)
-    ]
-    if products:
-        found.append(
-            Tile(
-                value=f"{np.mean(products):.3f}",
-                what="trace complexity Ψ",
-                beside="1: no structure at all",
-            )
-        )
-    return found
 
 
 def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
-    """A few sentences on what the run is, and what a scheduler can count on."""
+    """Describe the run and its predictability in a few sentences."""
     meta = trace.meta
-    model = f"{meta.model} model" if meta.model else "model that is not named"
-    router = f", routed by {meta.router}, k = {meta.k}" if meta.router else ""
+    model = f"{meta.model} model" if meta.model else "unnamed model"
+    router = f", router {meta.router}, k = {meta.k}" if meta.router else ""
+    dispatch = f", {meta.dispatch}" if meta.dispatch else ""
+    complete = "complete" if meta.complete else f"not complete: {meta.missing}"
     lines = [
-        f"A {meta.origin} run of a {model} on {meta.world} ranks{router}"
-        f"{f', {meta.dispatch}' if meta.dispatch else ''}; "
-        + (
-            "the trace is complete."
-            if meta.complete
-            else f"the trace is not complete: {meta.missing}."
-        )
+        f"Run of a {model} ({meta.origin}) on {meta.world} ranks{router}{dispatch}; "
+        f"the trace is {complete}."
     ]
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")
     return lines + sentences(analysis)
 
 
-def by_layer(analysis: Analysis) -> Listed:
-    """The main figures of each layer, and their floors."""
-    rows = tuple(_row(e, analysis) for e in analysis.exchanges)
-    return Listed(
-        key="layers",
-        title="Layers in figures",
-        source="Means over the iterations; in brackets, what a perfectly balanced gate "
-        "shows, where that is known. Placed: what of the demand (of the wire, where no "
-        "router was seen) is forecast within 20% one iteration ahead, by the best "
-        "forecaster (by the last value). T, NT: temporal and non-temporal complexity. "
-        "Loads, matrix: from which training step on they are stable.",
-        head=(
-            *("exchange", "iterations", "entropy", "max / mean", "placed"),
-            *("T", "NT", "loads", "matrix"),
+def by_layer(analysis: Analysis) -> Table:
+    """Tabulate the main figures of each layer, with their noise floors."""
+    return Table(
+        title="Layers",
+        columns=(
+            *("exchange", "iterations", "entropy", "max/mean", "bytes within 20%"),
+            *("T", "NT", "loads converged", "matrix converged"),
         ),
-        rows=rows,
+        rows=[_row(e, analysis) for e in analysis.exchanges],
+        notes=[
+            "Means over the iterations; in brackets, the noise floor of a balanced "
+            "router, where it is known. Bytes within 20%: share of the demand (of the "
+            "wire bytes, where no router was observed) in cells forecast to within "
+            "±20% one iteration ahead by the best forecaster (by the persistence "
+            "baseline). T, NT: temporal and non-temporal complexity. Converged: "
+            "training step from which loads or matrix are stable."
+        ],
     )
 
 
-def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[str, ...]:
+def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[object, ...]:
     load = subject_of(exchange, "expert_load") or subject_of(exchange, "received")
     matrix = subject_of(exchange, "demand") or subject_of(exchange, "wire")
-    packets = exchange.complexity
-    both = exchange.convergence
+    packets, both = exchange.complexity, exchange.convergence
+    courses = (both.load, both.cells) if both else ()
+    settled = [
+        "no"
+        if course.settled_at < 0
+        else f"step {course.settled_at}"
+        + ("" if course.converged else ", changed afterwards")
+        for course in courses
+    ]
     return (
-        named(exchange, analysis),
-        str(len(exchange.iterations)),
+        *(named(exchange, analysis), len(exchange.iterations)),
         _with_floor(load, "normalized_entropy"),
         _with_floor(load, "max_over_mean"),
-        _placed(matrix),
-        _figure(packets.temporal) if packets else "",
-        _figure(packets.non_temporal) if packets else "",
-        _settled(both.load.settled_at, both.load.converged) if both else "",
-        _settled(both.cells.settled_at, both.cells.converged) if both else "",
+        _within(matrix),
+        *((packets.temporal, packets.non_temporal) if packets else (None, None)),
+        *(settled or (None, None)),
     )
 
 
-def _with_floor(subject: Subject | None, measure: str) -> str:
-    curve = subject.curves.get(measure) if subject else None
+def _with_floor(subject: Subject | None, metric: str) -> str:
+    curve = subject.curves.get(metric) if subject else None
     if curve is None:
         return ""
     floor = f" ({mean(curve.floor.mean):.3f})" if curve.floor is not None else ""
     return f"{mean(curve.values):.3f}{floor}"
 
 
-def _placed(subject: Subject | None) -> str:
+def _within(subject: Subject | None) -> str:
     verdicts = subject.forecasts.verdicts if subject and subject.forecasts else ()
     first = next((v for v in verdicts if v.horizon == 1 and not v.reason), None)
     if first is None:
@@ -191,38 +167,19 @@ def _placed(subject: Subject | None) -> str:
     return f"{first.within[at]:.0%} ({first.unchanged[at]:.0%})"
 
 
-def _settled(at: int, converged: bool | None) -> str:
-    if at < 0:
-        return "not settled"
-    return f"step {at}" + ("" if converged else ", moved since")
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3f}" if np.isfinite(value) else ""
-
-
-def about(trace: Trace, notes: Mapping[str, str]) -> Listed:
-    """What the trace says of itself."""
+def about(trace: Trace) -> Table:
+    """Tabulate what the trace records of the run."""
     meta = trace.meta
-    untold = () if layout_known(meta) else ("dp", "tp", "pp", "cp", "order")
-    told = {
-        "file": Path(trace.name).name,
-        **{
-            name: str(value)
-            for name, value in meta.as_dict().items()
-            if name not in ("workload", "nodes", *untold)
-            and str(value) not in ("", "nan")
-            and not (name in UNTOLD and value == UNTOLD[name])
-        },
-        **notes,
+    hidden = () if layout_known(meta) else ("dp", "tp", "pp", "cp", "order")
+    facts = {
+        name: str(value)
+        for name, value in meta.as_dict().items()
+        if name not in ("workload", "nodes", *hidden)
+        and str(value) not in ("", "nan")
+        and not (name in UNRECORDED and value == UNRECORDED[name])
     }
-    return Listed(
-        key="meta",
-        title="The trace",
-        source="What the file says of itself.",
-        head=("what", "value"),
-        rows=tuple(told.items()),
+    return Table(
+        title="Metadata of the trace",
+        columns=("field", "value"),
+        rows=[("file", Path(trace.name).name), *facts.items()],
     )
-
-
-__all__ = ["SHOWN_LAYERS", "Tile", "about", "by_layer", "run_in_words", "tiles"]

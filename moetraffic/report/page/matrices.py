@@ -1,4 +1,4 @@
-"""Matrices of a page: some of a run's, kept as they are read, packed to be moved over.
+"""Traffic matrices of the HTML report: sampled while a trace is read, and packed.
 
 While an analysis reads a trace, :class:`Kept` keeps the loads of all iterations and the
 matrices of some.  :func:`blocks` packs these: what follows from another block (a
@@ -174,7 +174,7 @@ def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
     )
     return Matrices(
         key="matrices",
-        title="Who sends whom how much",
+        title="Traffic matrices",
         source=f"{how} of every expert exchange. Demand: token copies that each rank's "
         "router chose, by expert, those dropped later included. Wire: bytes of the "
         "phase's all-to-alls, row sends, column receives, the part that a rank keeps "

@@ -1,10 +1,9 @@
-"""Pieces of an HDF5 file's structure, read with bounds.
+"""Bounds-checked access to blocks of an HDF5 file's structure.
 
-Every number of a file may be a lie.  A block is cut out of the file by an address and
-a length that must lie in it, fields are taken from it one after another, and whatever
-does not fit is one error.  Checksums of HDF5's metadata are not compared: what a file
-says is compared with checksums of its own (``container``), which find a change in the
-structure as well.
+Every number of a file may be wrong.  A block is read at an address and length that
+must lie in the file, fields are taken from it in order, and any violation is one error.
+Checksums of HDF5's metadata are not compared: the content has checksums of its own
+(``container``), which detect changes of the structure as well.
 
 Layouts: HDF5 File Format Specification, version 3.0.
 """
@@ -14,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 UNDEFINED = (1 << 64) - 1
-"""The address of what is not there."""
+"""The undefined address."""
 
 
 class Malformed(ValueError):
-    """The structure of a file is not one that the writer makes."""
+    """The structure of a file differs from what the writer makes."""
 
 
 class Block:
-    """Bytes of a file, from which fields are taken in their order."""
+    """Bytes of a file, from which fields are taken in order."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -30,7 +29,7 @@ class Block:
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken."""
+        """Number of remaining bytes."""
         return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
@@ -46,18 +45,18 @@ class Block:
         return int.from_bytes(self.take(width), "little")
 
     def expect(self, want: bytes) -> None:
-        """Take bytes that must be these."""
+        """Take bytes that must equal these."""
         if self.take(len(want)) != want:
             raise Malformed(f"a piece of its structure does not begin with {want!r}")
 
 
 class Source:
-    """A file's bytes by address, of which only so many are read as structure.
+    """A file's bytes by address, with a limit on what is read as structure.
 
     Parameters
     ----------
     pread
-        Bytes from an offset on, at most so many.
+        Function of an offset and a number of bytes.
     size
         Bytes of the file.
     """
@@ -65,7 +64,7 @@ class Source:
     def __init__(self, pread: Callable[[int, int], bytes], size: int) -> None:
         self._pread = pread
         self._size = size
-        # structure that leads round in a circle is read again and again
+        # cyclic structure would be read repeatedly
         self._left = 4 * size + (1 << 20)
 
     @property
@@ -74,12 +73,12 @@ class Source:
         return self._size
 
     def block(self, address: int, length: int) -> Block:
-        """A piece of the file.
+        """Read a block of the file.
 
         Raises
         ------
         Malformed
-            If it does not lie in the file, or more was read than the file has.
+            If it is outside the file, or the limit is exceeded.
         """
         self._left -= length
         if not (0 <= address <= self._size - length and length >= 0 <= self._left):

@@ -1,8 +1,8 @@
-"""The index of a dataset's chunks: an extensible array, as one unlimited axis has it.
+"""Read the chunk index of a dataset with one unlimited axis: an extensible array.
 
-Elements are, of each chunk in the order of its place: address, stored bytes, and the
-filters that were left out.  The first few stand in the index block, others in data
-blocks, whose addresses stand in the index block or in super blocks.
+The elements hold, for each chunk in order: address, stored bytes, and the mask of
+filters that were skipped.  The first are in the index block, others in data blocks,
+whose addresses are in the index block or in super blocks.
 
 Source: HDF5 File Format Specification 3.0, VII.D "Extensible Array Index".
 """
@@ -21,7 +21,7 @@ PREFIX = 14  # bytes of a block before its own fields: name, version, client, he
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What the header says of the array."""
+    """Sizes from the header of the array."""
 
     element: int  # bytes
     in_index: int  # elements in the index block
@@ -39,7 +39,7 @@ def read_index(
     Raises
     ------
     Malformed
-        If one of them is not there, or was stored with filters left out.
+        If one of them is missing, or was stored with filters skipped.
     """
     if not count:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
@@ -47,14 +47,14 @@ def read_index(
     head.expect(b"EAHD\0\1")
     element, bits, in_index, least, pointers, page = (head.number(1) for _ in range(6))
     head.take(32)  # counts of blocks
-    told = head.number(8)  # elements that were set
+    stored = head.number(8)  # elements that were set
     head.take(8)  # elements that have places
     index = head.number(8)
     powers = all(n and n & (n - 1) == 0 for n in (least, pointers))
     if not (13 <= element <= 20 and 0 < bits <= 64 and powers and page <= 16):
         raise Malformed("an index of chunks has impossible sizes")
-    if told < count:
-        raise Malformed(f"an index has {told} of {count} chunks")
+    if stored < count:
+        raise Malformed(f"an index has {stored} of {count} chunks")
     shape = _Shape(
         element=element,
         in_index=in_index,
@@ -66,7 +66,7 @@ def read_index(
     raw = _elements(source, index, shape, count, bits)
     table = np.frombuffer(raw, np.uint8).reshape(count, element)
     if table[:, -4:].any():
-        raise Malformed("a chunk was stored with filters left out")
+        raise Malformed("a chunk was stored with filters skipped")
     sizes = np.zeros((count, 8), np.uint8)
     sizes[:, : element - 12] = table[:, 8:-4]
     return (
@@ -78,7 +78,7 @@ def read_index(
 def _elements(
     source: Source, address: int, shape: _Shape, count: int, bits: int
 ) -> bytes:
-    """The raw elements, put together from all blocks."""
+    """The raw elements of all blocks."""
     direct = 2 * (shape.pointers - 1)  # data blocks that the index block points to
     # super blocks without a block of their own: two of each size
     first = 2 * (shape.pointers.bit_length() - 1)
@@ -111,22 +111,22 @@ def _super_block(
 ) -> list[int]:
     """Addresses of the data blocks of a super block."""
     if address == UNDEFINED:
-        raise Malformed("a part of an index of chunks is not there")
+        raise Malformed("a part of an index of chunks is missing")
     pages = each // shape.page if each > shape.page else 0
-    marks = blocks * ((pages + 7) // 8)  # which pages were begun
-    size = PREFIX + shape.offset_bytes + marks + 8 * blocks
+    bitmap = blocks * ((pages + 7) // 8)  # of pages in use
+    size = PREFIX + shape.offset_bytes + bitmap + 8 * blocks
     block = source.block(address, size)
     block.expect(b"EASB\0\1")
-    block.take(8 + shape.offset_bytes + marks)
+    block.take(8 + shape.offset_bytes + bitmap)
     return [block.number(8) for _ in range(blocks)]
 
 
 def _data_block(
     source: Source, address: int, shape: _Shape, each: int, some: int
 ) -> bytes:
-    """The first elements of a data block; large ones are cut into pages."""
+    """The first elements of a data block; large blocks are split into pages."""
     if address == UNDEFINED:
-        raise Malformed("a part of an index of chunks is not there")
+        raise Malformed("a part of an index of chunks is missing")
     head = PREFIX + shape.offset_bytes
     source.block(address, head).expect(b"EADB\0\1")
     if each <= shape.page:

@@ -1,11 +1,11 @@
-"""Read columns and panels from a file that is not to be trusted.
+"""Read columns and panels from an untrusted HDF5 file.
 
-Order of the checks: a regular file with HDF5's signature; few enough links and
+Checks, in order: a regular file with HDF5's signature; a limited number of links and
 attributes, none of variable length; the format's name and version; each dataset by
 hard link, of exactly the expected type and rank, neither virtual nor external; chunks
-that lie inside the file, complete, apart from each other and of plausible size.
-HDF5 is not asked: ``structure`` understands what ``image`` writes.  Columns are
-compared with their CRC-32; panels are inflated by ``codec``.
+inside the file, complete, disjoint and of plausible size.  The HDF5 library is not
+used: ``structure`` parses what ``image`` writes.  Columns are verified by CRC-32;
+panels are inflated by ``codec``.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from .structure import SIGNATURE, Stored, Structure
 
 SUPERBLOCK = b"\x03"  # the version that HDF5 1.10 writes
 MOST_CHUNK_BYTES = 64 << 20
-MOST_ROW_BYTES = 64 << 20  # a matrix between 2896 ranks, in bytes that were sent
-MOST_RATIO = 1100  # deflate cannot shrink by more than 1032
+MOST_ROW_BYTES = 64 << 20  # an int64 matrix between 2896 ranks
+MOST_RATIO = 1100  # deflate compresses by at most 1032
 MOST_TEXT = 1024
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
-"""Filters of HDF5 by their numbers."""
+"""Numbers of HDF5 filters."""
 
 KINDS = {
     "moetraffic": "a moetraffic trace",
     "moetraffic-segment": "a segment",
     "moetraffic-model": "a traffic model",
 }
-"""The kinds of files, in words."""
+"""Descriptions of the kinds of files."""
 
 
 class OtherVersionError(TraceError):
-    """A file of the right kind, but of a version that is not read here."""
+    """A file of the right kind, but of an unsupported version."""
 
 
 class Container:
@@ -58,7 +58,7 @@ class Container:
     path
         The file.
     kind, version
-        What its ``format`` and ``format_version`` attributes must say.
+        Expected values of its ``format`` and ``format_version`` attributes.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class Container:
         return frozenset(self._structure.links)
 
     def close(self) -> None:
-        """Close the file; panels cannot be read after it."""
+        """Close the file; its panels cannot be read afterwards."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -140,7 +140,8 @@ class Container:
         )
         row = math.prod(made.shape[1:]) * made.dtype.itemsize
         self._require(
-            row <= MOST_ROW_BYTES, f"a row of /{name} has {row} bytes, which is absurd"
+            row <= MOST_ROW_BYTES,
+            f"a row of /{name} has an implausible {row} bytes",
         )
         self._require(
             made.chunks == chunk_shape(made.shape, made.dtype.itemsize),
@@ -154,14 +155,14 @@ class Container:
         return FilePanel(self, name, made, offsets, sizes, sums, counts=counts)
 
     def damaged(self, what: str) -> TraceError:
-        """The error that says what is wrong with this file."""
+        """The error for a damaged file."""
         return TraceError(
             f"{self.path} is damaged or no trace: {' '.join(what.split())[:300]}; take "
             "a copy that is whole"
         )
 
     def translated(self, error: BaseException) -> BaseException:
-        """Whatever h5py or the system raised on this file, as one sentence."""
+        """An error of the system or of parsing, as a TraceError about this file."""
         if isinstance(error, TraceError | MemoryError) or not isinstance(
             error, Exception
         ):
@@ -197,11 +198,11 @@ class Container:
                 f"{self.path} is not an HDF5 file: name a trace that moetraffic wrote"
             )
         if self.pread(len(SIGNATURE), 1) != SUPERBLOCK:
-            raise self._strange("moetraffic")
+            raise self._other_kind("moetraffic")
 
     def _identify(self, kind: str, version: int) -> None:
         if self.attributes.get("format") != kind:
-            raise self._strange(kind)
+            raise self._other_kind(kind)
         found = self.attributes.get("format_version")
         if found != version:
             raise OtherVersionError(
@@ -209,22 +210,22 @@ class Container:
                 f"version {version}: use the release that wrote it"
             )
 
-    def _strange(self, kind: str) -> TraceError:
+    def _other_kind(self, kind: str) -> TraceError:
         return TraceError(
             f"{self.path} is an HDF5 file of another kind, not "
             f"{KINDS.get(kind, kind)}: name a file that moetraffic wrote"
         )
 
     def _read_checksums(self) -> dict[str, int]:
-        """What each column must have; the root attributes are compared at once."""
+        """Checksums of the columns; the root attributes are verified immediately."""
         names = self._column("checksum", "S", None)
         sums = self._column("checksum_crc32", "<u4", len(names)).tolist()
-        told = {n.decode(): s for n, s in zip(names.tolist(), sums, strict=True)}
+        found = {n.decode(): s for n, s in zip(names.tolist(), sums, strict=True)}
         self._require(
-            told.get("") == attributes_checksum(self.attributes),
+            found.get("") == attributes_checksum(self.attributes),
             "its attributes are not what was written",
         )
-        return told
+        return found
 
     def _column(self, name: str, dtype: str, length: int | None) -> npt.NDArray[Any]:
         made = self._dataset(name, dtype, rank=1)
@@ -271,7 +272,7 @@ class Container:
     def _chunks(
         self, name: str, made: Stored, *, least: int, most: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Offset and stored bytes of each chunk, in their order, after all checks."""
+        """Offset and stored bytes of each chunk, in order, after all checks."""
         want = math.prod(
             -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
         )

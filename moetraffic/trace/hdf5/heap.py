@@ -1,7 +1,7 @@
-"""Dense storage of links and attributes: a fractal heap behind a version 2 B-tree.
+"""Read dense storage of links and attributes: a fractal heap and a version 2 B-tree.
 
-The tree's records hold identifiers of objects, the heap holds the objects.  All
-records are walked; names are not looked up by their hashes.
+The tree's records hold identifiers of objects, the heap the objects.  All records are
+traversed; names are not looked up by hash.
 
 Source: HDF5 File Format Specification 3.0, III.A.2 "Version 2 B-trees", III.G
 "Fractal Heap"; block sizes of the doubling table as in III.G.
@@ -24,7 +24,7 @@ ATTRIBUTE_NAMES = 8  # of attributes by name
 
 @dataclass(frozen=True, kw_only=True)
 class Heap:
-    """A fractal heap: where its objects are."""
+    """Layout of a fractal heap."""
 
     source: Source
     id_bytes: int  # of an object's identifier
@@ -38,23 +38,23 @@ class Heap:
     rows: int  # rows of it, 0 where it is the only block
 
     def object(self, name: bytes, most: int) -> Block:
-        """The object of an identifier.
+        """Read the object of an identifier.
 
         Parameters
         ----------
         name
             The identifier.
         most
-            Objects that there can be.
+            Upper limit of the number of objects.
         """
-        told = Block(name)
-        kind = told.number(1)
+        fields = Block(name)
+        kind = fields.number(1)
         if kind == 0x10:
-            return self._huge(told.number(self.id_bytes - 1), most)
+            return self._huge(fields.number(self.id_bytes - 1), most)
         if kind != 0:
             raise Malformed("an object of a heap is of an unknown kind")
-        offset = told.number(self.offset_bytes)
-        length = told.number(self.length_bytes)
+        offset = fields.number(self.offset_bytes)
+        length = fields.number(self.length_bytes)
         if length > MOST_OBJECT_BYTES:
             raise Malformed(f"an object of a heap has {length} bytes")
         return self.source.block(self._address(offset, length), length)
@@ -86,11 +86,11 @@ class Heap:
                 if length > MOST_OBJECT_BYTES:
                     raise Malformed(f"an object of a heap has {length} bytes")
                 return self.source.block(address, length)
-        raise Malformed("an object of a heap is not there")
+        raise Malformed("an object of a heap is missing")
 
 
 def read_heap(source: Source, address: int) -> Heap:
-    """The heap whose header is at an address."""
+    """Read the header of a heap."""
     head = source.block(address, 142)
     head.expect(b"FRHP\0")
     id_bytes, filtered = head.number(2), head.number(2)
@@ -104,7 +104,7 @@ def read_heap(source: Source, address: int) -> Heap:
     head.take(2)  # rows that the root began with
     root, rows = head.number(8), head.number(2)
     offset_bytes = (bits + 7) // 8
-    # a length must tell the largest block, or the largest object in one
+    # wide enough for the largest block, or the largest object in one
     length_bytes = (min(largest, most_managed).bit_length() + 6) // 8
     sound = (
         not filtered
@@ -133,7 +133,7 @@ def read_heap(source: Source, address: int) -> Heap:
 def dense(
     source: Source, heap: int, tree: int, kind: int, record: int, most: int
 ) -> Iterator[Block]:
-    """Objects of dense storage.
+    """Iterate over the objects of dense storage.
 
     Parameters
     ----------
@@ -144,40 +144,40 @@ def dense(
     record
         Bytes of a record of the tree.
     most
-        Objects that there may be.
+        Upper limit of the number of objects.
     """
     if heap == UNDEFINED:
         return
-    there = read_heap(source, heap)
-    for told in records(source, tree, kind, record, most):
+    objects = read_heap(source, heap)
+    for fields in records(source, tree, kind, record, most):
         if kind == LINK_NAMES:
-            told.take(4)  # the hash
-        yield there.object(told.take(there.id_bytes), most)
+            fields.take(4)  # the hash
+        yield objects.object(fields.take(objects.id_bytes), most)
 
 
 def records(
     source: Source, address: int, kind: int, size: int, most: int
 ) -> Iterator[Block]:
-    """Records of a version 2 B-tree, at most so many."""
+    """Iterate over the records of a version 2 B-tree, at most ``most``."""
     if address == UNDEFINED:
         return
     head = source.block(address, 38)
     head.expect(b"BTHD\0" + bytes([kind]))
-    node, told, depth = head.number(4), head.number(2), head.number(2)
+    node, record_size, depth = head.number(4), head.number(2), head.number(2)
     head.take(2)  # when nodes are split and merged
     root, count, total = head.number(8), head.number(2), head.number(8)
     if total > most:
         raise Malformed(f"it has {total} datasets or attributes, more than {most}")
-    if told != size or depth > MOST_DEPTH or node > 1 << 16:
+    if record_size != size or depth > MOST_DEPTH or node > 1 << 16:
         raise Malformed("a tree has impossible sizes")
     seen = 0
     for record in _node(source, root, kind, size, node, count, depth):
         seen += 1
         if seen > total:
-            raise Malformed("a tree has more records than it says")
+            raise Malformed("a tree has more records than its header states")
         yield record
     if seen != total:
-        raise Malformed("a tree has fewer records than it says")
+        raise Malformed("a tree has fewer records than its header states")
 
 
 def _node(

@@ -1,9 +1,9 @@
 """Build an HDF5 file of columns and panels, as ``docs/format.md`` describes it.
 
-A *column* is one-dimensional, stored as it is with HDF5's Fletcher-32 checksum.  A
-*panel* ``[N, ...]`` is shuffled and deflated, with a CRC32 a row in ``<name>_crc32``.
+A *column* is one-dimensional, stored uncompressed with HDF5's Fletcher-32 checksum.  A
+*panel* ``[N, ...]`` is shuffled and deflated, with a CRC32 per row in ``<name>_crc32``.
 The CRC32 of every column, and of the root attributes, are in ``checksum_crc32``.
-Every axis has a dimension scale, so that netCDF readers give it its name.
+Every axis has a dimension scale, which netCDF readers use as its name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Image:
         unit: str = "",
         about: str = "",
     ) -> None:
-        """Write ``[n]`` values; without ``axis`` the column is an axis of its own."""
+        """Write ``[n]`` values; without ``axis`` the column becomes an axis."""
         array = np.asarray(data, dtype)
         self._sums[name] = column_checksum(name, array)
         made = self._file.create_dataset(
@@ -90,7 +90,7 @@ class Image:
         unit: str = "",
         about: str = "",
     ) -> None:
-        """Write ``[N, ...]`` rows chunk by chunk, and their checksums."""
+        """Write ``[N, ...]`` rows chunk by chunk, with their checksums."""
         kind = np.dtype(dtype)
         chunk = chunk_shape(panel.shape, kind.itemsize)
         made = self._file.create_dataset(

@@ -1,9 +1,9 @@
-"""The objects of an HDF5 file, read without HDF5: a root of datasets and attributes.
+"""Parse the root group, datasets and attributes of an HDF5 file.
 
-HDF5's own code believes a file's structure: metadata with valid checksums make it
-divide by zero, or look for ever.  Here exactly that is understood which ``image``
-writes (HDF5 1.10 objects: a version 3 superblock, version 2 object headers, chunks in
-extensible arrays), and all else is refused.
+The HDF5 library trusts a file's structure: crafted metadata with valid checksums make
+it divide by zero or loop forever.  This parser accepts exactly what ``image`` writes
+(HDF5 1.10 objects: a version 3 superblock, version 2 object headers, chunks in
+extensible arrays), and rejects everything else.
 
 Source: HDF5 File Format Specification 3.0, II "Superblock", IV "Data Objects".
 """
@@ -29,7 +29,7 @@ MOST_HEADER_BYTES = 1 << 17
 DATASPACE, LINK_INFO, DATATYPE, LINK, LAYOUT = 0x01, 0x02, 0x03, 0x06, 0x08
 FILTERS, ATTRIBUTE, CONTINUED, ATTRIBUTE_INFO = 0x0B, 0x0C, 0x10, 0x15
 EXTERNAL = 0x07
-SHARED = 0x02  # flag of a message that stands elsewhere
+SHARED = 0x02  # flag of a message that is stored elsewhere
 CHUNKED, VIRTUAL, EXTENSIBLE_ARRAY = 2, 3, 4
 SIMPLE, NOTHING = 1, 2  # kinds of dataspaces
 FLOAT64 = bytes.fromhex("203f000800000000004000340b0034ff030000")
@@ -39,7 +39,7 @@ FLOAT64 = bytes.fromhex("203f000800000000004000340b0034ff030000")
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A dataset, and how it is stored."""
+    """Layout of a dataset."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -54,14 +54,14 @@ class Structure:
     Raises
     ------
     Malformed
-        If it is not one that the writer makes.
+        If it differs from what the writer makes.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         head = source.block(0, 48)
         head.expect(SIGNATURE + b"\x03\x08\x08")
-        head.take(1)  # flags: somebody was writing
+        head.take(1)  # flags: open for writing
         base, extension = head.number(8), head.number(8)
         end = head.number(8)
         if base or extension != UNDEFINED:
@@ -73,37 +73,37 @@ class Structure:
         self.attributes = dict(self._attributes())
 
     def dataset(self, name: str) -> Stored:
-        """How a dataset is stored."""
+        """Layout of a dataset, by name."""
         address = self.links.get(name)
         if address is None:
             raise Malformed(f"/{name} is missing or no dataset")
-        told: dict[int, Block] = {}
+        found: dict[int, Block] = {}
         for part, flags, block in _messages(self._source, address):
             if part in (DATASPACE, DATATYPE, LAYOUT, FILTERS, EXTERNAL, LINK_INFO):
-                if part in told or flags & SHARED:
+                if part in found or flags & SHARED:
                     raise Malformed(f"/{name} has a part twice, or elsewhere")
-                told[part] = block
-        if LINK_INFO in told or not {DATASPACE, DATATYPE, LAYOUT} <= told.keys():
+                found[part] = block
+        if LINK_INFO in found or not {DATASPACE, DATATYPE, LAYOUT} <= found.keys():
             raise Malformed(f"/{name} is missing or no dataset")
-        if EXTERNAL in told:
+        if EXTERNAL in found:
             raise Malformed(f"/{name} has its data in another file")
-        kind = _dtype(told[DATATYPE])
-        shape = _shape(told[DATASPACE])
+        kind = _dtype(found[DATATYPE])
+        shape = _shape(found[DATASPACE])
         if kind is None or shape is None:
             raise Malformed(f"/{name} has elements of another type than numbers")
-        chunks, index = _layout(told[LAYOUT], name)
+        chunks, index = _layout(found[LAYOUT], name)
         if len(chunks) != len(shape) + 1 or chunks[-1] != kind.itemsize:
             raise Malformed(f"/{name} has chunks of another rank or type")
         return Stored(
             shape=shape,
             dtype=kind,
             chunks=chunks[:-1],
-            filters=_filters(told[FILTERS]) if FILTERS in told else (),
+            filters=_filters(found[FILTERS]) if FILTERS in found else (),
             index=index,
         )
 
     def _links(self) -> Iterator[tuple[str, int | None]]:
-        """Names at the root; the address of what a hard link leads to, else None."""
+        """Names at the root, with the address of hard links, else None."""
         for count, block in enumerate(
             self._parts(LINK, LINK_INFO, LINK_NAMES, 11, 8, MOST_LINKS)
         ):
@@ -129,7 +129,7 @@ class Structure:
     def _parts(
         self, one: int, info: int, tree: int, record: int, order: int, most: int
     ) -> Iterator[Block]:
-        """Links or attributes: messages of the root's own, and those stored densely."""
+        """Links or attributes: messages of the root object, and dense storage."""
         for kind, flags, block in self._root:
             if kind == one and not flags & SHARED:
                 yield block
@@ -141,7 +141,7 @@ class Structure:
 
 
 def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
-    """Kind, flags and content of the messages of an object, in their order."""
+    """Kind, flags and content of the messages of an object, in order."""
     head = source.block(address, min(34, source.size - address))
     head.expect(b"OHDR\2")
     flags = head.number(1)
@@ -157,7 +157,7 @@ def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
             raise Malformed("an object's header is too long")
         block = source.block(at, length)
         block.expect(mark)
-        # fewer bytes than a message has are a gap
+        # fewer bytes than a message header are a gap
         while block.left >= 4 + (2 if flags & 4 else 0):
             kind, part, own = block.number(1), block.number(2), block.number(1)
             block.take(2 if flags & 4 else 0)
@@ -174,7 +174,7 @@ def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
 
 
 def _shape(block: Block) -> tuple[int, ...] | None:
-    """Lengths of the axes; () for a scalar, None for nothing at all."""
+    """Lengths of the axes; () for a scalar, None for a null dataspace."""
     block.expect(b"\2")
     rank, _, kind = block.number(1), block.number(1), block.number(1)
     if kind == NOTHING or rank > 8:
@@ -183,7 +183,7 @@ def _shape(block: Block) -> tuple[int, ...] | None:
 
 
 def _dtype(block: Block) -> np.dtype[Any] | None:
-    """Little-endian integers of all bits, float64 and text of fixed width; or None."""
+    """Type of little-endian integers, float64 and fixed-width text; else None."""
     kind = block.number(1) & 15
     if kind == 1:
         return np.dtype("<f8") if block.take(min(19, block.left)) == FLOAT64 else None
@@ -197,7 +197,7 @@ def _dtype(block: Block) -> np.dtype[Any] | None:
 
 
 def _layout(block: Block, name: str) -> tuple[tuple[int, ...], int]:
-    """Lengths of a chunk, the bytes of an element last; address of the index."""
+    """Lengths of a chunk with the element size last, and the address of its index."""
     version, kind = block.number(1), block.number(1)
     if kind == VIRTUAL:
         raise Malformed(f"/{name} has its data in another file")
@@ -228,7 +228,7 @@ def _filters(block: Block) -> tuple[int, ...]:
 def _attribute(block: Block) -> tuple[str, str | int | float]:
     version, flags = block.number(1), block.number(1)
     if version != 3 or flags:
-        raise Malformed("an attribute is not of a type of its own")
+        raise Malformed("an attribute has a shared type")
     sizes = [block.number(2) for _ in range(3)]
     block.take(1)
     name = block.take(sizes[0]).rstrip(b"\0").decode()

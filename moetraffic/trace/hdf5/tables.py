@@ -1,4 +1,4 @@
-"""Tables that a trace and a segment of a capture both hold.
+"""Tables that traces and segments share: metadata, groups, sites, structured arrays.
 
 Text is UTF-8 of fixed width; lists of lists are a flat column and a column of lengths.
 """
@@ -38,14 +38,12 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
-    """Root attributes that tell the meta; the nodes are a column of their own."""
-    told = meta.as_dict()
-    del told["nodes"]
-    return told
+    """Root attributes of the metadata; the nodes are a separate column."""
+    return {name: v for name, v in meta.as_dict().items() if name != "nodes"}
 
 
 def write_groups(image: Image, groups: Sequence[Group]) -> None:
-    """Groups, and the ranks of all of them in one column."""
+    """Write groups, and the ranks of all of them in one column."""
     image.column("group", np.arange(len(groups)), "<i4")
     image.column("group_kind", *as_text([g.kind for g in groups]), axis="group")
     image.column("group_size", [len(g.ranks) for g in groups], "<i4", axis="group")
@@ -55,7 +53,7 @@ def write_groups(image: Image, groups: Sequence[Group]) -> None:
 
 
 def write_sites(image: Image, sites: Sequence[Site]) -> None:
-    """Sites, and the constants of all of them in one column."""
+    """Write sites, and the constants of all of them in one column."""
     image.column("site", np.arange(len(sites)), "<i4")
     for name, (attribute, dtype) in SITE_COLUMNS.items():
         values = [getattr(s, attribute) for s in sites]
@@ -70,7 +68,7 @@ def write_sites(image: Image, sites: Sequence[Site]) -> None:
 
 
 def write_table(image: Image, name: str, table: Any) -> None:
-    """A structured array, a column a field."""
+    """Write a structured array, a column per field."""
     image.column(name, np.arange(len(table)), "<i8")
     for field in table.dtype.names:
         kind = table.dtype[field].str
@@ -78,14 +76,14 @@ def write_table(image: Image, name: str, table: Any) -> None:
 
 
 def as_text(values: Sequence[str]) -> tuple[Any, str]:
-    """Text as fixed-width UTF-8, with the type that holds the longest."""
+    """Text as fixed-width UTF-8, with its type."""
     raw = [_encoded(v) for v in values]
     width = max([1, *map(len, raw)])
     return np.array(raw, f"S{width}"), f"S{width}"
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8 of at most the width that is read; what is no text becomes "?"."""
+    """UTF-8 of at most the width that is read; unencodable characters become "?"."""
     raw = text.encode(errors="replace")
     if len(raw) <= MOST_TEXT:
         return raw
@@ -93,8 +91,8 @@ def _encoded(text: str) -> bytes:
 
 
 def read_meta(container: Container) -> Meta:
-    """What :func:`meta_attributes` told, without the nodes."""
-    told: dict[str, Any] = {}
+    """Read the metadata that :func:`meta_attributes` describes, without the nodes."""
+    found: dict[str, Any] = {}
     for field in fields(Meta):
         if field.name == "nodes":
             continue
@@ -102,12 +100,12 @@ def read_meta(container: Container) -> Meta:
         want = {"str": str, "int": int, "bool": int, "float": float}[str(field.type)]
         if not isinstance(value, want):
             raise container.damaged(f"attribute {field.name} is {value!r}")
-        told[field.name] = bool(value) if field.type == "bool" else value
-    return Meta(**told)
+        found[field.name] = bool(value) if field.type == "bool" else value
+    return Meta(**found)
 
 
 def read_groups(container: Container) -> list[Group]:
-    """What :func:`write_groups` wrote."""
+    """Read groups."""
     kinds = read_strings(container, "group_kind")
     sizes = container.column("group_size", "<i4", len(kinds))
     parts = split_column(container, container.column("group_rank", "<i4"), sizes)
@@ -117,7 +115,7 @@ def read_groups(container: Container) -> list[Group]:
 
 
 def read_sites(container: Container) -> list[Site]:
-    """What :func:`write_sites` wrote."""
+    """Read sites."""
     count = len(container.column("site", "<i4"))
     columns: dict[str, list[Any]] = {}
     for name, (attribute, dtype) in SITE_COLUMNS.items():
@@ -149,7 +147,7 @@ def read_sites(container: Container) -> list[Site]:
 
 
 def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
-    """What :func:`write_table` wrote."""
+    """Read a structured array."""
     count = len(container.column(name, "<i8"))
     table = np.zeros(count, dtype)
     for field in dtype.names or ():
@@ -160,8 +158,8 @@ def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
 def read_strings(
     container: Container, name: str, count: int | None = None
 ) -> list[str]:
-    """A column of text."""
-    # most rows say the same: one text in memory for all that do
+    """Read a column of text."""
+    # most rows are equal: keep each distinct text in memory once
     return [
         sys.intern(raw.decode()) for raw in container.column(name, TEXT, count).tolist()
     ]

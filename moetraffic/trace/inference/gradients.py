@@ -1,8 +1,8 @@
-"""Which backward all-to-all is the gradient of which, and what is computed again.
+"""Match backward all-to-alls with their forward calls, and recomputed calls.
 
-Links that autograd gives decide; elsewhere gradients come in the reverse order of their
-forward calls, each being its call with sending and receiving swapped.  Under 1F1B
-several passes wait for their gradients, the oldest first.
+Links recorded by autograd decide.  Otherwise gradients come in the reverse order of
+their forward calls, with sent and received bytes swapped.  Under 1F1B several passes
+wait for their gradients, the oldest first.
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ from __future__ import annotations
 from .phases import Experts, Forward, ForwardCall, Pass, Unit
 from .programs import BETWEEN, ROUTER, CallSequence
 
-NEAR = 12  # calls that may have no gradient, or come in another order
+NEAR = 12  # calls that may lack a gradient, or have it out of order
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
 
 
 class Reading:
-    """What the calls of a program turned out to be.
+    """Phases, labels and layers of the calls of a program.
 
     Parameters
     ----------
     program
-        What was called.
+        The calls.
     experts
-        Which sorts of all-to-alls are experts'.
+        The kinds of all-to-alls that are expert exchanges.
     """
 
     def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program = program
         self.calls: dict[int, ForwardCall] = {}
-        self.interleaved = False  # gradients of a pass come amid another pass
+        self.interleaved = False  # gradients of one pass occur within another
         self.forward = Forward(program, experts)
         self._again = Forward(program, experts)
         self._experts = experts
         self._active: Pass | None = None
-        self._gradients: list[
-            tuple[ForwardCall, ForwardCall]
-        ] = []  # and the call that each is of
+        # and the forward call of each
+        self._gradients: list[tuple[ForwardCall, ForwardCall]] = []
         self._read()
         for call, of in self._gradients:
             call.phase = GRADIENT.get(of.phase, "")
@@ -43,7 +42,7 @@ class Reading:
 
     @property
     def passes(self) -> list[Pass]:
-        """The passes that have layers of experts."""
+        """The passes that have MoE layers."""
         return [p for p in self.forward.passes if p.units]
 
     def _read(self) -> None:
@@ -51,7 +50,7 @@ class Reading:
         routed_again = False
         for at, token in enumerate(self.program.word):
             again = token.direction == "recompute" or (
-                # counts have no gradient: they are computed again
+                # counts have no gradient: they are recomputed
                 token.direction == "backward" and token.counts
             )
             if token.kind == BETWEEN:
@@ -88,12 +87,12 @@ class Reading:
         self.forward.finish()
 
     def _pause(self) -> None:
-        """The way back begins."""
+        """Begin a backward."""
         self.interleaved |= bool(self.forward.open)
         self.forward.pause()
 
     def _leave(self) -> None:
-        """Forward calls begin again: what is left of a pass has no gradient."""
+        """Begin another forward: remaining calls of the pass have no gradient."""
         active = self._active
         if active is None:
             return
@@ -132,7 +131,7 @@ class Reading:
         return None
 
     def _take_out(self, again: ForwardCall) -> None:
-        """The gradient of a recomputed call is that of the call it repeats."""
+        """Take the original of a recomputed call off the calls without a gradient."""
         unit = again.unit.again if again.unit is not None else None
         for one in self.forward.passes:
             for call in one.stack:
@@ -152,7 +151,7 @@ class Reading:
         return None
 
     def _settle(self) -> None:
-        """Say which layers were computed again: the next whose gradients are due."""
+        """Assign recomputed layers to those whose gradients are due next."""
         units = [u for p in self._again.passes for u in p.units]
         of_pass = self._due(units)
         if of_pass is not None:
@@ -160,7 +159,7 @@ class Reading:
             left = [u for u in of_pass.units if u in due]
             for unit, first in zip(reversed(units), reversed(left), strict=False):
                 unit.again = first
-        # a combine whose result nobody needs is not computed again
+        # a combine whose result is not needed is not recomputed
         self._again.open = []
         self._again.finish()
         fresh = Forward(self.program, self._experts)
@@ -168,7 +167,7 @@ class Reading:
         self._again = fresh
 
     def _due(self, units: list[Unit]) -> Pass | None:
-        """The pass whose layers these are."""
+        """The pass that these recomputed layers belong to."""
         waiting = [p for p in self.forward.passes if p.stack and p.units]
         active = self._active
         if active is not None and any(c.phase == "combine" for c in active.stack):
@@ -182,6 +181,6 @@ class Reading:
 
     def _equal(self, one: int, other: int) -> bool:
         program = self.program
-        return program.alike(one, other) and bool(
+        return program.proportional(one, other) and bool(
             (program.sent[:, one] == program.sent[:, other]).all()
         )

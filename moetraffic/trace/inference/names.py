@@ -1,4 +1,4 @@
-"""Phase, layer and label of every all-to-all that carries none, alike on all ranks."""
+"""Infer phase, layer and label of all-to-alls, consistently on all ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ UNNAMED: Name = ("", -1, "")
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """What was found."""
+    """Inferred names of calls."""
 
     names: tuple[Name, ...]
-    of_call: dict[int, Int64]  # by rank: [n] index into names, -1: as it was told
-    remarks: tuple[str, ...]  # what could not be told, a sentence each
+    of_call: dict[int, Int64]  # by rank: [n] index into names, -1: as annotated
+    remarks: tuple[str, ...]  # what is unknown, a sentence each
 
 
 def find_names(
@@ -47,8 +47,8 @@ def find_names(
     experts = experts_sorts(programs, mixture=mixture)
     readings = [Reading(p, experts) for p in programs]
     remarks = [experts.why_not] if experts.why_not else []
-    layers, said = _Layers(every, readings).found
-    remarks += said
+    layers, unknown = _layers(every, readings)
+    remarks += unknown
     names: dict[Name, int] = {UNNAMED: 0}
     of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
     for reading in readings:
@@ -58,21 +58,20 @@ def find_names(
             depth = layers.get(rank)
             if depth not in by_depth:
                 word = range(len(program.word))
-                told = [_number(names, reading, at, depth) for at in word]
-                by_depth[depth] = np.array(told, np.int64)
+                numbers = [_number(names, reading, at, depth) for at in word]
+                by_depth[depth] = np.array(numbers, np.int64)
             of_call[rank][place] = by_depth[depth]
-    unlike = _agree(every, of_call)
-    if unlike:
+    if unlike := _agree(every, of_call):
         remarks.append(
-            f"what {unlike} all-to-all calls are is not told, for their members' "
-            "calls tell different things of them"
+            f"{unlike} all-to-all calls have no phase: their members' calls imply "
+            "different ones"
         )
     return Naming(names=tuple(names), of_call=of_call, remarks=tuple(remarks))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Depth:
-    """The layers of a rank's passes, where no hook tells them."""
+    """The MoE layers of a rank's passes, where no hook reports them."""
 
     count: int  # layers of experts in a pass
     offset: int  # of the pipeline stages before
@@ -81,7 +80,7 @@ class _Depth:
 def _number(
     names: dict[Name, int], reading: Reading, at: int, depth: _Depth | None
 ) -> int:
-    """The name of a call, -1 where it stays as it was told."""
+    """The name of a call, -1 where it stays as annotated."""
     token = reading.program.word[at]
     if token.kind != EXCHANGE or token.phase or at not in reading.calls:
         return -1
@@ -102,8 +101,8 @@ def _layer(call: ForwardCall, reading: Reading, depth: _Depth | None) -> int:
     seen = set()
     while unit is not None and id(unit) not in seen:
         seen.add(id(unit))
-        if unit.told >= 0:
-            return unit.told
+        if unit.layer >= 0:
+            return unit.layer
         if unit.again is None:
             break
         unit = unit.again
@@ -122,85 +121,75 @@ def _units_of_passes(reading: Reading) -> set[Unit]:
     return found
 
 
-class _Layers:
-    """How many layers of experts each rank's passes have, and which come before."""
-
-    def __init__(self, every: Sequence[Calls], readings: Sequence[Reading]) -> None:
-        self.remarks: list[str] = []
-        self.found: tuple[dict[int, _Depth], list[str]] = ({}, self.remarks)
-        trained: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
-        other: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
-        cut: dict[int, Counter[int]] = {c.rank: Counter() for c in every}
-        untold = False
-        last = {c.rank: 0 for c in every}
-        for reading in readings:
-            for rank, step in zip(
-                reading.program.rank.tolist(),
-                reading.program.step.tolist(),
-                strict=True,
-            ):
-                last[rank] = max(last[rank], step)
-        for reading in readings:
-            word = reading.program.word
-            backward = any(t.direction == "backward" for t in word)
-            program = reading.program
-            # the last step of a record may be cut short
-            ends = np.array([last[r] for r in program.rank.tolist()])
-            early = program.step < ends
-            for one in reading.passes:
-                untold |= any(u.told < 0 for u in one.units)
-                for rank in np.unique(program.rank[early]).tolist():
-                    (trained if backward else other)[rank][len(one.units)] += 1
-                for rank in np.unique(program.rank[~early]).tolist():
-                    cut[rank][len(one.units)] += 1
-        if not untold:
-            return
-        if any(r.interleaved for r in readings):
-            self.remarks.append(
-                "layers are not told where a pass begins before another has ended, "
-                "unless a router tells its layer"
+def _layers(
+    every: Sequence[Calls], readings: Sequence[Reading]
+) -> tuple[dict[int, _Depth], list[str]]:
+    """MoE layers of each rank's passes, and of the stages before; and remarks."""
+    # lengths of passes: of steps with a backward, without, and cut off by the end
+    trained, other, cut = ({c.rank: Counter[int]() for c in every} for _ in range(3))
+    unknown = False
+    last = dict.fromkeys(trained, 0)
+    for reading in readings:
+        program = reading.program
+        for rank, step in zip(
+            program.rank.tolist(), program.step.tolist(), strict=True
+        ):
+            last[rank] = max(last[rank], step)
+    for reading in readings:
+        program = reading.program
+        backward = any(t.direction == "backward" for t in program.word)
+        ends = np.array([last[r] for r in program.rank.tolist()])
+        early = program.step < ends
+        for one in reading.passes:
+            unknown |= any(u.layer < 0 for u in one.units)
+            for kind, mask in ((trained if backward else other, early), (cut, ~early)):
+                for rank in np.unique(program.rank[mask]).tolist():
+                    kind[rank][len(one.units)] += 1
+    if not unknown:
+        return {}, []
+    remarks = []
+    if any(r.interleaved for r in readings):
+        remarks.append(
+            "layers are unknown where a pass begins before another has ended, unless a "
+            "router reports its layer"
+        )
+    counts = {}
+    for rank in trained:
+        # layers of a pass: the shortest, if the others are multiples of it
+        lengths = trained[rank] or other[rank] or cut[rank]
+        least = min(lengths, default=0)
+        counts[rank] = least if all(n % least == 0 for n in lengths) else 0
+    before = _stage_before(every)
+    if before is None:
+        return {}, [
+            *remarks,
+            "layers are unknown: the order of the pipeline's stages is unclear",
+        ]
+    found = {}
+    for rank, count in counts.items():
+        offset, at = 0, before.get(rank)
+        while at is not None and count:
+            if not counts[at] and (trained[at] or cut[at]):
+                count = 0
+            offset += counts[at]
+            at = before.get(at)
+        if count:
+            found[rank] = _Depth(count=count, offset=offset)
+        elif trained[rank] or other[rank] or cut[rank]:
+            remarks.append(
+                f"layers of rank {rank} are unknown: its passes differ in length"
             )
-        counts = {
-            rank: self._count(trained[rank] or other[rank] or cut[rank])
-            for rank in trained
-        }
-        before = _stage_before(every)
-        if before is None:
-            self.remarks.append(
-                "layers are not told: the order of the pipeline's stages is not clear"
-            )
-            return
-        for rank, count in counts.items():
-            offset, at = 0, before.get(rank)
-            while at is not None and count:
-                if not counts[at] and (trained[at] or cut[at]):
-                    count = 0
-                offset += counts[at]
-                at = before.get(at)
-            if count:
-                self.found[0][rank] = _Depth(count=count, offset=offset)
-            elif trained[rank] or other[rank] or cut[rank]:
-                self.remarks.append(
-                    f"layers of rank {rank} are not told: its passes differ in length"
-                )
-
-    @staticmethod
-    def _count(lengths: Counter[int]) -> int:
-        """Layers of a pass: the shortest, if the others are multiples of it."""
-        if not lengths:
-            return 0
-        least = min(lengths)
-        return least if all(n % least == 0 for n in lengths) else 0
+    return found, remarks
 
 
 def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
-    """The rank that sends its activations to each; None if they go in a ring."""
+    """The rank of the preceding pipeline stage of each; None if the order is cyclic."""
     before: dict[int, int] = {}
     for calls in every:
         between = np.flatnonzero(is_between_stages(calls))
         if not len(between):
             continue
-        # what a rank does first is to send on, or to wait for what is sent to it
+        # the first transfer of a rank sends activations on, or receives them
         site = calls.sites[calls.table["site"][between[0]]]
         source, destination = (calls.groups[site.group].ranks[p] for p in site.peers)
         if destination == calls.rank:
@@ -217,25 +206,26 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
 
 
 def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
-    """Give a call the name that other members tell; how many are told differently.
+    """Give unnamed calls the name on other members; return the number of conflicts.
 
-    A record that ends early may tell less.  What members name differently is unnamed.
+    A record that ends early may determine less.  Calls with conflicting names are left
+    unnamed.
     """
-    told, unlike = Shared(), Shared()
+    names, conflicts = Shared(), Shared()
     differ = 0
     for calls in every:
         mine = np.where(is_exchange(calls), of_call[calls.rank], -1)
-        before = told.said(calls)
+        before = names.values(calls)
         wrong = (before >= 0) & (mine >= 0) & (before != mine)
         differ += int(wrong.sum())
-        told.say(calls, mine)
-        unlike.say(calls, np.where(wrong, 1, -1))
+        names.add(calls, mine)
+        conflicts.add(calls, np.where(wrong, 1, -1))
     for calls in every:
         mine = of_call[calls.rank]
         bare = is_exchange(calls) & calls.where(
             [not s.phase and not s.label for s in calls.sites]
         )
-        theirs = told.said(calls)
+        theirs = names.values(calls)
         mine[:] = np.where(bare & (mine < 0), theirs, mine)
-        mine[unlike.said(calls) >= 0] = -1
+        mine[conflicts.values(calls) >= 0] = -1
     return differ

@@ -1,8 +1,8 @@
-"""Give the calls of all ranks one numbering of steps, where nobody numbered them.
+"""Number the steps of all ranks consistently, where the program did not mark them.
 
-Each rank's steps are told from its own calls; a collective that two ranks make together
-must be in the same step of both, so that a rank whose calls tell too little, or
-something else, takes its steps from those it has collectives with.
+Each rank's steps are inferred from its own calls.  A collective must be in the same
+step on all its members: a rank whose calls are inconclusive, or contradict the others,
+takes its steps from the ranks that it shares collectives with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_GROUPS = 1 << 10  # of the same ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """The step of each of a rank's calls, and what kind of step each is."""
+    """The step of each of a rank's calls, and the kind of each step."""
 
     step: Int64  # [n], from 0 on, never decreasing
     kinds: tuple[str, ...]
@@ -39,7 +39,7 @@ class Numbered:
 
 
 def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
-    """Number the steps of all ranks alike.
+    """Number the steps of all ranks consistently.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
     Returns
     -------
     dict or None
-        By rank; None where the calls of no rank tell where a step ends, or ranks that
-        share no collective disagree.
+        By rank; None where no rank's calls determine its steps, or ranks that share no
+        collective disagree.
     """
     found = {c.rank: find_steps(traits(c)) for c in every}
     own = {rank: steps for rank, steps in found.items() if steps is not None}
@@ -65,30 +65,30 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
         if steps is None or not _same(steps.kinds, kinds):
             continue
         step = _step_of(steps, len(calls.table))
-        theirs = shared.said(calls)
+        theirs = shared.values(calls)
         if ((theirs >= 0) & (theirs != step)).any():
             continue
         numbered[calls.rank] = Numbered(step=step, kinds=steps.kinds, whole=steps.whole)
-        shared.say(calls, step)
+        shared.add(calls, step)
         del waiting[calls.rank]
     while waiting:
         taken = [(c, _taken(c, shared)) for c in waiting.values()]
-        told = [(c, step) for c, step in taken if step is not None]
-        if not told:
+        known = [(c, step) for c, step in taken if step is not None]
+        if not known:
             return None
-        for calls, step in told:
+        for calls, step in known:
             last = int(step.max(initial=0)) + 1
             of_other = max(numbered.values(), key=lambda n: len(n.kinds))
             numbered[calls.rank] = Numbered(
                 step=step, kinds=of_other.kinds[:last], whole=of_other.whole[:last]
             )
-            shared.say(calls, step)
+            shared.add(calls, step)
             del waiting[calls.rank]
     return _with_common_kinds(numbered)
 
 
 def traits(calls: Calls) -> Traits:
-    """What the search for a period looks at."""
+    """Attributes of calls that the search for a period uses."""
     exchange, routing = is_exchange(calls), is_routing(calls)
     layered = calls.where([s.layer >= 0 for s in calls.sites])
     return Traits(
@@ -98,19 +98,18 @@ def traits(calls: Calls) -> Traits:
         between=is_between_stages(calls),
         reduces=calls.where([s.operation == "all_reduce" for s in calls.sites]),
         group=np.array([s.group for s in calls.sites], np.int64)[calls.table["site"]],
-        telling=layered | ~(exchange | routing),
+        distinct=layered | ~(exchange | routing),
     )
 
 
 def _agreed(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """What most ranks found; ranks that ended earlier agree with the longest."""
+    """The kinds of steps on most ranks; shorter records agree with the longest."""
     votes = Counter(kinds)
-    best = max(votes, key=lambda k: (sum(_same(k, other) for other in kinds), len(k)))
-    return best
+    return max(votes, key=lambda k: (sum(_same(k, o) for o in kinds), len(k)))
 
 
 def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
-    """Whether two ranks found the same steps, but for the last of a shorter record."""
+    """Whether two ranks have the same steps, except the last of a shorter record."""
     if len(a) == len(b):
         return a[:-1] == b[:-1]
     short = min(len(a), len(b)) - 1
@@ -118,43 +117,40 @@ def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 
 def _step_of(steps: InferredSteps, count: int) -> Int64:
-    step = np.zeros(count, np.int64)
-    for begin in steps.begins[1:]:
-        step[begin:] += 1
-    return step
+    return np.searchsorted(steps.begins, np.arange(count), side="right") - 1
 
 
 class Shared:
-    """What ranks say of the collectives that they make together, by group."""
+    """Values of collectives that are shared between their members, by group."""
 
     def __init__(self) -> None:
-        self._told: dict[Members, tuple[Int64, Int64]] = {}
+        self._known: dict[Members, tuple[Int64, Int64]] = {}
 
-    def said(self, calls: Calls) -> Int64:
-        """What another rank said of each call, -1 where none did, ``[n]``."""
+    def values(self, calls: Calls) -> Int64:
+        """The value of each call from other members, ``[n]``; -1 for none."""
         found = np.full(len(calls.table), -1, np.int64)
         for members, mine, keys in collectives(calls):
-            if members in self._told and len(mine):
-                known, values = self._told[members]
+            if members in self._known and len(mine):
+                known, values = self._known[members]
                 at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
                 found[mine] = np.where(known[at] == keys, values[at], -1)
         return found
 
-    def say(self, calls: Calls, values: Int64) -> None:
-        """Say something of each call, ``[n]``, -1 nothing; the first word stays."""
+    def add(self, calls: Calls, values: Int64) -> None:
+        """Add a value for each call, ``[n]``, -1 for none; the first value is kept."""
         for members, every_one, all_keys in collectives(calls):
             kept = values[every_one] >= 0
             mine, keys = every_one[kept], all_keys[kept]
             if not len(mine):
                 continue
-            known, before = self._told.get(members, (keys[:0], values[:0]))
+            known, before = self._known.get(members, (keys[:0], values[:0]))
             every, first = np.unique(np.concatenate([known, keys]), return_index=True)
             both = np.concatenate([before, values[mine]])
-            self._told[members] = (every, both[first])
+            self._known[members] = (every, both[first])
 
 
 def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
-    """By group: which calls its members count together, and as what.
+    """Match the calls of a rank with those of the other members of each group.
 
     Parameters
     ----------
@@ -164,7 +160,7 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
     Yields
     ------
     members, mine, keys
-        World ranks; ``[m]`` indices of the calls; ``[m]`` what each is to all members.
+        World ranks; ``[m]`` indices of the calls; ``[m]`` keys, equal on all members.
     """
     by_members: dict[Members, list[int]] = {}
     for site, members in enumerate(calls.ranks_of_group):
@@ -173,8 +169,8 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
     for members, sites in by_members.items():
         mine = np.flatnonzero(counted & np.isin(calls.table["site"], sites))
         number = calls.table["sequence"][mine].astype(np.int64)
-        # several groups of the same ranks count each by itself: the first of a number
-        # is the same call on all members, and so is the second
+        # several groups of the same ranks count separately: the first call of a number
+        # is the same on all members, and so is the second
         order = np.argsort(number, kind="stable")
         new = np.ones(len(mine), bool)
         new[1:] = number[order][1:] != number[order][:-1]
@@ -185,23 +181,22 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
 
 
 def _taken(calls: Calls, shared: Shared) -> Int64 | None:
-    """A rank's steps as others have them; None if it shares no collective."""
-    taken = shared.said(calls)
+    """A rank's steps from other members; None if it shares no collective."""
+    taken = shared.values(calls)
     if not (taken >= 0).any():
         return None
-    # what stands between collectives of two steps goes with those after it
+    # calls between collectives of two steps belong to the later step
     backwards = np.where(taken < 0, np.iinfo(np.int64).max, taken)[::-1]
     latest = np.minimum.accumulate(backwards)[::-1]
     return np.asarray(np.minimum(latest, taken.max()), np.int64)
 
 
 def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
-    """The kind of a step is what most ranks told; it is whole on each rank or not."""
+    """Give each step the kind that most ranks inferred."""
     length = max(len(n.kinds) for n in numbered.values())
     kinds = []
     for at in range(length):
-        told = [n.kinds[at] for n in numbered.values() if at < len(n.kinds)]
-        votes = Counter(told)
+        votes = Counter(n.kinds[at] for n in numbered.values() if at < len(n.kinds))
         kinds.append(max(sorted(votes), key=lambda k: (votes[k], k == "train")))
     return {
         rank: Numbered(step=n.step, kinds=tuple(kinds[: len(n.kinds)]), whole=n.whole)

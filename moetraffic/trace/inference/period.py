@@ -1,10 +1,10 @@
-"""Where the steps of a run begin that nobody marked, told from a rank's calls.
+"""Infer where the unmarked steps of a rank begin, from the order of its calls.
 
-A training step is one or more blocks, each some forward calls and then some backward
-ones.  What all blocks' forward calls end with is the forward pass; calls before it that
-no pass makes (gradients, their norm, parameters) end a step, and passes before it that
-no backward follows are an evaluation.  A program without a backward has the shortest
-period of its calls.
+A training step is one or more blocks of forward calls followed by backward calls.  The
+common suffix of all blocks' forward calls is the forward pass.  Calls before it that no
+pass makes (gradients, their norm, parameters) end a step, and passes before it without
+a backward are an evaluation.  The steps of a program without a backward are the
+shortest period of its calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 
 from moetraffic.trace.model import Bool, Int64
 
-AT_LEAST = 0.95  # of the calls that must repeat after a period
-COVERED = 0.8  # of the steps that must have the same number of blocks
+AT_LEAST = 0.95  # share of the calls that must repeat after a period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +26,12 @@ class InferredSteps:
 
     begins: tuple[int, ...]  # the first call of each
     kinds: tuple[str, ...]
-    whole: tuple[bool, ...]  # the record has all of it
+    whole: tuple[bool, ...]  # the record contains all of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What each call is, ``[n]``."""
+    """Attributes of each call, ``[n]``."""
 
     symbol: Int64  # the same for calls of the same kind
     backward: Bool
@@ -40,11 +39,11 @@ class Traits:
     between: Bool  # sends and receives
     reduces: Bool  # all_reduce
     group: Int64
-    telling: Bool  # calls that a layer alone would not repeat
+    distinct: Bool  # calls that do not merely repeat with every layer
 
 
 def find_steps(traits: Traits) -> InferredSteps | None:
-    """The steps of a rank, or None where they cannot be told.
+    """Infer the steps of a rank; None where its calls do not determine them.
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ Word = tuple[int, ...]
 
 
 class _Blocks:
-    """The blocks of a rank, compared."""
+    """The blocks of a rank and their common forward pass."""
 
     def __init__(self, traits: Traits, blocks: list[tuple[int, int, int]]) -> None:
         self.traits, self.blocks = traits, blocks
@@ -95,7 +94,7 @@ class _Blocks:
         self.cut_short = self._begins_within()
         self.pass_ = self._pass()
         self.of_pass = set(self.pass_)
-        # what comes before the pass in each block
+        # calls before the pass in each block
         self.before = [
             w[: len(w) - _common_end(w, self.pass_)] if w else () for w in self.forward
         ]
@@ -113,12 +112,12 @@ class _Blocks:
         return bool(later) and first < min(later)
 
     def _pass(self) -> Word:
-        """What the forward calls of all blocks end with."""
+        """The common suffix of the forward calls of all blocks."""
         words = set(self.forward[1:])
         if not self.cut_short:
             words.add(self.forward[0])
         if self.piped:
-            words.discard(())  # nothing but sends between two backward passes
+            words.discard(())  # only sends between two backward passes
         if not words:
             return ()
         found, *rest = sorted(words)
@@ -140,7 +139,7 @@ class _Blocks:
             kinds.append("train")
             whole.append(True)
         sizes = np.diff([*leads, len(self.blocks)])
-        blocks = _most(sizes.tolist()[:-1] or sizes.tolist())
+        blocks = Counter(sizes.tolist()[:-1] or sizes.tolist()).most_common(1)[0][0]
         for lead_block, size in zip(leads, sizes.tolist(), strict=True):
             if lead_block:
                 ended = len(ends[lead_block])
@@ -158,7 +157,7 @@ class _Blocks:
                     kinds.append("train")
                     whole.append(True)
             if size > blocks and size % blocks == 0 and not self.piped and usual:
-                # steps after which nothing was synchronized: they were skipped
+                # steps without synchronization were skipped
                 for k in range(lead_block + blocks, lead_block + size, blocks):
                     kinds[-1] = "skipped"
                     begins.append(self.blocks[k][0])
@@ -188,14 +187,14 @@ class _Blocks:
         return found
 
     def _reduced_at_end(self) -> bool:
-        """Whether nothing is reduced but at the end of the record: it is one step."""
+        """Whether only the end of the record has reductions: it is one step."""
         traits, last = self.traits, self.blocks[-1][2]
         end = set(self.tail) - self.of_pass
         reduced = set(np.unique(traits.symbol[last:][traits.reduces[last:]]).tolist())
         return bool(end & reduced) and not traits.reduces[:last].any()
 
     def _synchronized(self) -> list[int]:
-        """The blocks after those whose backward alone has more than the others'."""
+        """The blocks after those whose backward has more calls than the others'."""
         inner = [set(w) for w in self.backward[1:-1] or self.backward]
         common = set.intersection(*inner)
         more = [bool(set(w) - common) for w in self.backward]
@@ -237,7 +236,7 @@ class _Blocks:
         return before[: len(before) - len(lead)] if at is None else before[:at]
 
     def _evaluated(self, before: Word, lead: Word) -> int | None:
-        """Where passes begin that are not the step's own; None if there are none."""
+        """Where the passes of an evaluation begin; None if there are none."""
         end = len(before) - len(lead)
         for at in range(end):
             if before[at] in self.of_pass and self._is_evaluation(before[at:], lead):
@@ -258,7 +257,7 @@ class _Blocks:
         return next(s for s in calls if s in self.exchanges) == first
 
     def _skipped(self, end: Word, usual: Word) -> bool:
-        """Whether a step's end lacks what the others have."""
+        """Whether a step's end lacks calls that the usual end has."""
         less, more = Counter(end), Counter(usual)
         return less != more and not less - more
 
@@ -277,7 +276,7 @@ class _Blocks:
         *,
         short: bool,
     ) -> None:
-        """What follows the last backward pass."""
+        """Add the calls after the last backward pass."""
         at = next(
             (n for n, s in enumerate(self.tail) if s in self.of_pass and self.pass_),
             len(self.tail),
@@ -309,24 +308,17 @@ class _Blocks:
 
 def _usual(words: Iterable[Word]) -> Word:
     """The most frequent word, the first of them."""
-    counted = Counter(words)
-    return max(counted, key=lambda w: counted[w]) if counted else ()
-
-
-def _most(numbers: Sequence[int]) -> int:
-    """The most frequent number, the first of them."""
-    counted = Counter(numbers)
-    return max(counted, key=lambda n: counted[n])
+    return max(Counter(words).most_common(1), default=((), 0))[0]
 
 
 def _after_end(before: Word, of_pass: set[int]) -> Word:
-    """What follows the last call that no pass makes."""
+    """Calls after the last one that no pass makes."""
     last = max((n for n, s in enumerate(before) if s not in of_pass), default=-1)
     return before[last + 1 :]
 
 
 def _common_end(a: Word, b: Word) -> int:
-    """How many calls two words end with in common."""
+    """Length of the common suffix of two words."""
     count = 0
     for x, y in zip(reversed(a), reversed(b), strict=False):
         if x != y:
@@ -336,7 +328,7 @@ def _common_end(a: Word, b: Word) -> int:
 
 
 def _contains(word: Word, part: Word) -> bool:
-    """Whether a word holds another in one piece."""
+    """Whether a word contains another as a contiguous part."""
     if not part:
         return False
     return any(
@@ -356,9 +348,10 @@ def _repeated(traits: Traits) -> InferredSteps | None:
         if len(word) < 3 * period or same.mean() < AT_LEAST:
             continue
         first = int(np.argmax(same))
-        if not traits.telling[first : first + period].any():
-            return None  # it may be one layer of many
-        # each begins where its rarest call says, which an odd call does not shift
+        if not traits.distinct[first : first + period].any():
+            return None  # the period may be one layer
+        # steps begin relative to a call that occurs once, so that extra calls do not
+        # shift them
         unit = word[first : first + period]
         once = next((u for u in unit.tolist() if (unit == u).sum() == 1), None)
         if once is None:

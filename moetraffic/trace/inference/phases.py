@@ -1,9 +1,9 @@
-"""Which all-to-alls are dispatches and combines, told from a program's forward calls.
+"""Classify forward all-to-alls as dispatches, combines and their companions.
 
-A combine sends back what its dispatch brought: its splits are those of an open dispatch
-with sending and receiving swapped.  What travels beside a dispatch in the same
-proportions (routing probabilities, indices, scale factors) is its companion, and small
-integers in equal parts before it tell how many rows will come.
+A combine returns the rows of its dispatch: its splits are those of an open dispatch
+with sent and received bytes swapped.  Calls in the same proportions as a dispatch
+(routing probabilities, indices, scale factors) are its companions, and small even
+exchanges of integers before it are exchanges of counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROBABILITIES = "probabilities"
 INDICES = "indices"
 SCALES = "scale_factors"
 COMPANION = "companion"
-SMALL = 4  # a companion is at least so many times smaller, where all parts are equal
+SMALL = 4  # ratio by which a companion is smaller, where all parts are equal
 
 Sort = tuple[object, ...]
 
@@ -27,16 +27,16 @@ Sort = tuple[object, ...]
 class Unit:
     """The calls of one MoE layer in one pass."""
 
-    told: int = -1  # its layer, where a hook or a router said so
-    place: int = -1  # the how-manieth of its pass
+    layer: int = -1  # where a hook or a router reported it
+    place: int = -1  # index within its pass
     passed: Pass | None = None
     dispatch: int = -1  # its first dispatch
-    again: Unit | None = None  # the unit that this one computes again
+    again: Unit | None = None  # the unit that this one recomputes
 
 
 @dataclass(eq=False)
 class Pass:
-    """The layers that a micro-batch runs through in one go."""
+    """The layers of one uninterrupted forward pass of a micro-batch."""
 
     units: list[Unit] = field(default_factory=list)
     stack: list[ForwardCall] = field(default_factory=list)  # whose backward is to come
@@ -45,7 +45,7 @@ class Pass:
 
 @dataclass(eq=False)
 class ForwardCall:
-    """What a call of the word turned out to be."""
+    """A call, with its phase, label and layer."""
 
     at: int
     phase: str = ""
@@ -55,20 +55,19 @@ class ForwardCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Which sorts of all-to-alls are experts'."""
+    """The kinds of all-to-alls that are expert exchanges."""
 
     sorts: frozenset[Sort]
-    armed: bool  # a dispatch follows a routing: sequence parallelism looks the same
-    why_not: str = ""  # why none is, in words
+    armed: bool  # dispatches follow a routing; others may be sequence parallelism
+    why_not: str = ""  # why there is none
 
 
 def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts:
-    """Tell experts' all-to-alls from others', over all programs.
+    """Identify the kinds of all-to-alls that are expert exchanges, over all programs.
 
-    Uneven ones are experts'.  Where all are even, those that follow a count exchange or
-    a routing are; where nothing says so, only a run that is known to have experts, or
-    that sends rows of several experts to each rank, has them, and nothing else may be
-    sent all to all in it.
+    Uneven ones are.  Where all are even, those that follow a count exchange or a
+    routing are.  Without either, they are only in a run that is known to have experts,
+    or that sends rows of several experts to each rank, and has no other all-to-alls.
 
     Parameters
     ----------
@@ -117,20 +116,20 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
     if every:
         why = (
             "all all-to-alls send equal parts and no routing or count exchange was "
-            "seen: experts' and sequence parallelism's look the same"
+            "recorded: expert and sequence parallelism cannot be distinguished"
         )
     return Experts(sorts=frozenset(), armed=False, why_not=why)
 
 
 class Forward:
-    """Reads forward calls one by one; recomputed ones are another reader's.
+    """Classifies forward calls one by one; recomputed ones have their own classifier.
 
     Parameters
     ----------
     program
-        Whose calls they are.
+        The program of the calls.
     experts
-        Which sorts of all-to-alls are experts'.
+        The kinds of all-to-alls that are expert exchanges.
     """
 
     def __init__(self, program: CallSequence, experts: Experts) -> None:
@@ -145,16 +144,16 @@ class Forward:
         self._routed: int | None = None  # layer of a routing without a dispatch yet
 
     def routing(self, token: Token) -> None:
-        """A router decided."""
+        """Note a routing."""
         self._routed = token.layer
 
     def pause(self) -> None:
-        """Something else begins; if no exchange is under way, a pass ends."""
+        """End the pass, unless a dispatch has no combine yet."""
         if not self.open:
             self._pass = None
 
     def read(self, at: int) -> ForwardCall:
-        """Take the next forward all-to-all."""
+        """Classify the next forward all-to-all."""
         token = self.program.word[at]
         call = self.calls[at] = ForwardCall(at, token.phase, token.label)
         if token.label == COUNTS or (
@@ -167,13 +166,13 @@ class Forward:
         if not token.phase and not token.label and (ours or self._beside(at)):
             self._place(call)
         if call.unit is None:
-            self._nothing_announced(token.group)
+            self._undo_counts(token.group)
         if not token.counts:
             self._current().stack.append(call)
         return call
 
     def finish(self) -> None:
-        """What never came back was no dispatch."""
+        """Undo dispatches without a combine, and number the units of each pass."""
         for call, companions in self.open:
             for mine in (call, *companions):
                 mine.phase = mine.label = ""
@@ -187,8 +186,8 @@ class Forward:
             for place, unit in enumerate(one.units):
                 unit.place, unit.passed = place, one
 
-    def _nothing_announced(self, group: int) -> None:
-        """What looked like counts was none, unless that was told."""
+    def _undo_counts(self, group: int) -> None:
+        """Undo count exchanges that no dispatch followed, unless annotated."""
         word = self.program.word
         for call in self.waiting:
             if word[call.at].group == group:
@@ -202,7 +201,7 @@ class Forward:
         return self._pass
 
     def _beside(self, at: int) -> bool:
-        """Whether a call of another sort travels beside an open dispatch."""
+        """Whether a call of another kind is a companion of an open dispatch."""
         if not self.open:
             return False
         main = self.open[-1][0].at
@@ -212,14 +211,14 @@ class Forward:
         if program.even[at] and program.even[main]:
             small = program.bytes_of(at) * SMALL <= program.bytes_of(main)
             return small and self._rows(at) == self._rows(main)
-        return program.alike(main, at) or program.turned(main, at)
+        return program.proportional(main, at) or program.turned(main, at)
 
     def _rows(self, at: int) -> float:
         """Rows of a call in all steps."""
         return self.program.bytes_of(at) / max(1, self.program.word[at].row_bytes)
 
     def _place(self, call: ForwardCall) -> None:
-        """Say what an experts' all-to-all is."""
+        """Classify an expert exchange."""
         program, at = self.program, call.at
         mine = program.bytes_of(at)
         group = program.word[at].group
@@ -227,16 +226,16 @@ class Forward:
             main, companions = self.open[number]
             if program.word[main.at].group != group:
                 continue
-            alike, theirs = program.alike(main.at, at), program.bytes_of(main.at)
-            small = alike and mine * SMALL <= theirs
+            same, theirs = program.proportional(main.at, at), program.bytes_of(main.at)
+            small = same and mine * SMALL <= theirs
             if not small and program.turned(main.at, at):
                 self._combine(call, number)
                 return
-            if alike and mine < theirs:
+            if same and mine < theirs:
                 self._accompany(call, main)
                 companions.append(call)
                 return
-            if alike and mine > theirs and number == len(self.open) - 1:
+            if same and mine > theirs and number == len(self.open) - 1:
                 # the smaller one came first
                 call.phase, call.unit = "dispatch", main.unit
                 main.phase = ""
@@ -248,13 +247,13 @@ class Forward:
             last is not None
             and not self.open
             and program.word[last.at].group == group
-            and program.alike(last.at, at)
+            and program.proportional(last.at, at)
             and mine * SMALL <= program.bytes_of(last.at)
         ):
             self._accompany(call, last)
             return
         if self.experts.armed and self._routed is None and not self.waiting:
-            return  # nothing announced a dispatch: it is attention's
+            return  # no routing or counts before it: it belongs to attention
         self._dispatch(call)
 
     def _dispatch(self, call: ForwardCall) -> None:
@@ -263,9 +262,9 @@ class Forward:
             self._current().units.append(self._unit)
         unit, token = self._unit, self.program.word[call.at]
         if token.layer >= 0:
-            unit.told = token.layer
-        elif self._routed is not None and unit.told < 0:
-            unit.told = self._routed
+            unit.layer = token.layer
+        elif self._routed is not None and unit.layer < 0:
+            unit.layer = self._routed
         self._routed = None
         call.phase, call.unit = "dispatch", unit
         for one in self.waiting:
@@ -279,8 +278,8 @@ class Forward:
         main, _ = self.open.pop(number)
         call.phase, call.unit = "combine", main.unit
         layer = self.program.word[call.at].layer
-        if layer >= 0 and call.unit is not None and call.unit.told < 0:
-            call.unit.told = layer
+        if layer >= 0 and call.unit is not None and call.unit.layer < 0:
+            call.unit.layer = layer
         self._closed = call
 
     def _accompany(self, call: ForwardCall, main: ForwardCall) -> None:

@@ -1,8 +1,9 @@
-"""What ranks do in a step, as words; steps that are the same word are told together.
+"""Call sequences of steps; steps with equal sequences are analyzed together.
 
-A word lists all-to-alls, sends between pipeline stages, and routings.  It does not name
-ranks: groups are numbered as a rank came to them.  What two calls of a word sent is
-compared in all steps of all ranks with this word, so that chance decides nothing.
+A sequence (word) lists all-to-alls, transfers between pipeline stages, and routings.
+It is independent of the rank: groups are numbered in the order of first use.  Splits of
+two calls are compared in all steps of all ranks with the sequence, so that equality by
+chance is improbable.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class Token:
     """A call of a word."""
 
     kind: str  # EXCHANGE, BETWEEN or ROUTER
-    group: int = -1  # of the rank, as it came to them
+    group: int = -1  # in the rank's order of first use
     width: int = 0  # ranks of the group
     dtype: str = ""
-    row_bytes: int = 0  # 0 where calls of this kind have many
+    row_bytes: int = 0  # 0 where calls of this kind have many sizes
     direction: str = "forward"
-    phase: str = ""  # as told
-    layer: int = -1  # as told
-    label: str = ""  # as told
+    phase: str = ""  # phase, layer and label as annotated
+    layer: int = -1
+    label: str = ""
 
     @property
     def sort(self) -> tuple[object, ...]:
-        """What calls of the same tensor, and its gradient, have in common."""
+        """Key that calls of a tensor and of its gradient share."""
         return (self.group, self.width, self.dtype, self.row_bytes)
 
     @property
@@ -56,22 +57,22 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSequence:
-    """A word, and all steps that consist of it."""
+    """A word, and all steps that have it."""
 
     word: tuple[Token, ...]  # [n]
     rank: Int64  # [N] of each step
     step: Int64  # [N]
     place: tuple[Int64, ...]  # N times [n]: the rank's call of each token
-    sent: npt.NDArray[np.uint64]  # [N, n] marks of the bytes sent
+    sent: npt.NDArray[np.uint64]  # [N, n] fingerprints of the bytes sent
     received: npt.NDArray[np.uint64]  # [N, n]
-    sent_share: npt.NDArray[np.uint64]  # [N, n] marks of their proportions
+    sent_share: npt.NDArray[np.uint64]  # [N, n] fingerprints of their proportions
     received_share: npt.NDArray[np.uint64]  # [N, n]
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
     partner: Int64  # [n] the forward call of a backward one by its link, -1: not known
 
     def turned(self, one: int, other: int) -> bool:
-        """Whether ``other`` sends what ``one`` received, and the other way round."""
+        """Whether ``other`` has the splits of ``one``, with directions swapped."""
         same = (
             (self.sent_share[:, one] == self.received_share[:, other])
             & (self.received_share[:, one] == self.sent_share[:, other])
@@ -83,8 +84,8 @@ class CallSequence:
             ).all()
         return bool(same)
 
-    def alike(self, one: int, other: int) -> bool:
-        """Whether both send as many rows to and from everybody."""
+    def proportional(self, one: int, other: int) -> bool:
+        """Whether both have splits in the same proportions."""
         return bool(
             (
                 (self.sent_share[:, one] == self.sent_share[:, other])
@@ -100,7 +101,7 @@ class CallSequence:
 def gather_programs(
     every: Sequence[Calls], numbered: Mapping[int, Numbered]
 ) -> list[CallSequence]:
-    """The different words of all ranks' steps, the most frequent first."""
+    """Gather the distinct words of all ranks' steps, the most frequent first."""
     tokens: dict[Token, int] = {}
     found: dict[bytes, list[tuple[Calls, int, Int64]]] = {}
     for calls in every:
@@ -115,8 +116,8 @@ def gather_programs(
             found.setdefault(word, []).append((calls, step, places))
     names = list(tokens)
     programs = [
-        _program(tuple(names[t] for t in np.frombuffer(word, np.int32)), told)
-        for word, told in found.items()
+        _program(tuple(names[t] for t in np.frombuffer(word, np.int32)), steps)
+        for word, steps in found.items()
     ]
     return sorted(programs, key=lambda p: -len(p.rank))
 
@@ -154,32 +155,32 @@ def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
 
 
 def _program(
-    word: tuple[Token, ...], told: Sequence[tuple[Calls, int, Int64]]
+    word: tuple[Token, ...], steps: Sequence[tuple[Calls, int, Int64]]
 ) -> CallSequence:
     def column(name: str, of: str) -> npt.NDArray[np.uint64]:
-        return np.stack([getattr(c, name)[of][p] for c, _, p in told])
+        return np.stack([getattr(c, name)[of][p] for c, _, p in steps])
 
-    size = np.stack([c.size[p] for c, _, p in told])
+    size = np.stack([c.size[p] for c, _, p in steps])
     return CallSequence(
         word=word,
-        rank=np.array([c.rank for c, _, _ in told]),
-        step=np.array([s for _, s, _ in told]),
-        place=tuple(p for _, _, p in told),
+        rank=np.array([c.rank for c, _, _ in steps]),
+        step=np.array([s for _, s, _ in steps]),
+        place=tuple(p for _, _, p in steps),
         sent=column("volume", "sent"),
         received=column("volume", "received"),
         sent_share=column("share", "sent"),
         received_share=column("share", "received"),
         size=size,
-        even=np.asarray(np.stack([c.even[p] for c, _, p in told]).all(axis=0), bool),
-        partner=_partners(word, told),
+        even=np.asarray(np.stack([c.even[p] for c, _, p in steps]).all(axis=0), bool),
+        partner=_partners(word, steps),
     )
 
 
 def _partners(
-    word: tuple[Token, ...], told: Sequence[tuple[Calls, int, Int64]]
+    word: tuple[Token, ...], steps: Sequence[tuple[Calls, int, Int64]]
 ) -> Int64:
-    """The call whose link each backward call has, where that is so in all steps."""
-    links = np.stack([c.table["link"][p] for c, _, p in told])
+    """The forward call of each backward call by its link, where equal in all steps."""
+    links = np.stack([c.table["link"][p] for c, _, p in steps])
     partner = np.full(len(word), -1, np.int64)
     exchanges = np.array([t.kind == EXCHANGE for t in word], bool)
     backward = np.array([t.direction == "backward" for t in word], bool) & exchanges
@@ -190,7 +191,7 @@ def _partners(
             continue
         same = (links[:, :at] == mine[:, None]).all(axis=0) & ahead[:at]
         again = (links == mine[:, None]).all(axis=0) & backward
-        # calls of one function share a number: which is whose is not told then
+        # calls of one autograd function share a link: then they are ambiguous
         if same.sum() == 1 and again.sum() == 1:
             partner[at] = int(np.argmax(same))
     return partner

@@ -1,9 +1,8 @@
-"""Put the events of all ranks beside each other: what calls are the same occurrence.
+"""Assemble the events of all ranks into occurrences.
 
-A collective is the same occurrence on two ranks if its site and iteration are the
-same.  Sites are the same if everything that describes them is, and their groups have
-the same ranks.  The count of collectives on a group, which each rank keeps by itself,
-must then agree as well.
+Events of two ranks belong to one occurrence if their site, call index and iteration are
+equal.  The sequence number of the collective on its group, which each rank counts
+separately, must then be equal as well.
 """
 
 from __future__ import annotations
@@ -16,39 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.model import Group, Int32, Int64, Occurrences, Site
-from moetraffic.trace.segments.segment import EVENT, Segment
-
-ALIGNED = np.dtype(
-    [
-        *((name, EVENT[name]) for name in EVENT.names or ()),
-        ("rank", "<i4"),
-        ("member", "<i4"),  # group rank
-        ("segment", "<i4"),
-        ("occurrence", "<i8"),
-    ]
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layouts:
-    """Groups and spots of all ranks, and how each segment numbers them.
-
-    A spot is a site before its calls are counted: the n-th call of a spot in an
-    iteration is the site with slot n.
-    """
-
-    groups: tuple[Group, ...]
-    spots: tuple[Site, ...]
-    group_of: tuple[Int64, ...]  # by segment: its group number -> the common one
-    spot_of: tuple[Int64, ...]  # by segment: its site number -> the common one
+from moetraffic.trace.model import Bool, Int32, Int64, Occurrences, Site
+from moetraffic.trace.segments.record import Record, Table
+from moetraffic.trace.segments.segment import Segment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
     """All events, sorted by occurrence and member."""
 
-    table: npt.NDArray[Any]  # ALIGNED
+    table: Table  # [n] RANK_EVENT
     sites: tuple[Site, ...]
     occurrences: Occurrences
     segments: Sequence[Segment]
@@ -94,49 +70,22 @@ class Events:
         return out
 
 
-def gather_layouts(segments: Sequence[Segment]) -> Layouts:
-    """Number the groups and spots of all segments in common.
-
-    Groups are the same if their kind and ranks are.
-    """
-    spots: dict[Site, int] = {}
-    group_of, spot_of = [], []
-    every = {g for segment in segments for g in segment.groups}
-    groups = sorted(every, key=lambda g: (g.kind, g.ranks))
-    numbers = {group: number for number, group in enumerate(groups)}
-    for segment in segments:
-        mine = np.array([numbers[g] for g in segment.groups], np.int64)
-        group_of.append(mine)
-        named = [replace(s, group=int(mine[s.group])) for s in segment.sites]
-        spot_of.append(
-            np.array([spots.setdefault(s, len(spots)) for s in named], np.int64)
-        )
-    return Layouts(
-        groups=tuple(groups),
-        spots=tuple(spots),
-        group_of=tuple(group_of),
-        spot_of=tuple(spot_of),
-    )
-
-
-def gather_events(segments: Sequence[Segment], layouts: Layouts) -> Events:
+def assemble_events(record: Record) -> Events:
     """Sort the events of all ranks into occurrences.
 
     Parameters
     ----------
-    segments
-        By rank, and by index within a rank.
-    layouts
-        What :func:`gather_layouts` said of them.
+    record
+        Of all ranks, with steps numbered.
 
     Raises
     ------
     CaptureError
-        If a rank says that it ended one iteration twice.
+        If a rank ended one iteration twice.
     """
-    _refuse_two_captures(segments)
-    table = _one_table(segments, layouts)
-    slots = _slots(table, layouts.spots)
+    _validate_one_capture(record)
+    table = record.events[_whole_iterations(record)]
+    slots = _call_index(table, record.sites)
     pairs, first, site = np.unique(
         table["site"].astype(np.int64) * (int(slots.max(initial=0)) + 1) + slots,
         return_index=True,
@@ -146,7 +95,7 @@ def gather_events(segments: Sequence[Segment], layouts: Layouts) -> Events:
     rank_of = np.empty(len(pairs), np.int64)
     rank_of[np.argsort(first)] = np.arange(len(pairs))
     sites = [
-        replace(layouts.spots[table["site"][at]], slot=int(slots[at]))
+        replace(record.sites[table["site"][at]], slot=int(slots[at]))
         for at in np.sort(first)
     ]
     table["site"] = rank_of[site]
@@ -164,60 +113,51 @@ def gather_events(segments: Sequence[Segment], layouts: Layouts) -> Events:
             site=table["site"][new],
             sequence=table["sequence"][new],
         ),
-        segments=segments,
+        segments=record.segments,
     )
 
 
-def _refuse_two_captures(segments: Sequence[Segment]) -> None:
-    for rank in sorted({s.rank for s in segments}):
-        mine = [s.steps["iteration"] for s in segments if s.rank == rank]
-        ended, count = np.unique(np.concatenate(mine), return_counts=True)
-        if (count > 1).any():
-            raise CaptureError(
-                f"a rank ends an iteration once, but rank {rank} ended iteration "
-                f"{ended[count > 1][0]} twice: the folder holds segments of two "
-                "captures, merge each by itself"
-            )
+def _validate_one_capture(record: Record) -> None:
+    steps = record.steps[["rank", "iteration"]]
+    ended, count = np.unique(steps, return_counts=True)
+    if (count > 1).any():
+        rank, iteration = ended[count > 1][0].tolist()
+        raise CaptureError(
+            f"a rank ends an iteration once, but rank {rank} ended iteration "
+            f"{iteration} twice: the folder holds segments of two captures, merge "
+            "each separately"
+        )
 
 
-def _one_table(segments: Sequence[Segment], layouts: Layouts) -> npt.NDArray[Any]:
-    """All events in the order of their calls, with the number of their spot."""
-    parts = []
-    for number, segment in enumerate(segments):
-        part = np.zeros(len(segment.events), ALIGNED)
-        for name in EVENT.names or ():
-            part[name] = segment.events[name]
-        local = segment.events["site"]
-        members = [segment.groups[s.group].ranks for s in segment.sites]
-        member_of = np.array([m.index(segment.rank) for m in members], np.int64)
-        part["site"] = layouts.spot_of[number][local]
-        part["member"] = member_of[local]
-        part["rank"] = segment.rank
-        part["segment"] = number
-        if number and not _follows(segments[number - 1], segment):
-            # the calls before these are lost: which of their spot they are is unknown
-            begun = part["iteration"][:1]
-            part = part[part["iteration"] != begun]
-        parts.append(part)
-    return np.concatenate(parts) if parts else np.zeros(0, ALIGNED)
+def _whole_iterations(record: Record) -> Bool:
+    """Mask of events without those of an iteration whose first calls are lost.
+
+    Call indices within such an iteration are unknown.
+    """
+    keep = np.ones(len(record.events), bool)
+    edges = np.searchsorted(
+        record.events["segment"], np.arange(len(record.segments) + 1)
+    )
+    for number in (np.flatnonzero(record.continued[1:]) + 1).tolist():
+        before, segment = record.segments[number - 1], record.segments[number]
+        if (before.rank, before.index + 1) == (segment.rank, segment.index):
+            continue
+        here = slice(edges[number], edges[number + 1])
+        when = record.events["iteration"][here]
+        keep[here] = ~np.isin(when, when[:1])
+    return keep
 
 
-def _follows(before: Segment, segment: Segment) -> bool:
-    """Whether the calls of a segment's first iteration are all there."""
-    beside = before.rank == segment.rank and before.index + 1 == segment.index
-    return beside or not segment.continued
+def _call_index(table: Table, sites: Sequence[Site]) -> Int64:
+    """Call index of each event: the n-th call of its site in its iteration, ``[n]``.
 
-
-def _slots(table: npt.NDArray[Any], spots: Sequence[Site]) -> Int64:
-    """The how-manieth call of its spot in its iteration each event is, ``[n]``.
-
-    Calls whose rows differ in size count together: a micro-batch may be smaller.
+    Calls whose rows differ in size are counted together: a micro-batch may be smaller.
     """
     plain: dict[Site, int] = {}
     place_of = np.array(
         [
             plain.setdefault(replace(s, dtype="", row_bytes=0, experts=0), len(plain))
-            for s in spots
+            for s in sites
         ],
         np.int64,
     )
@@ -235,14 +175,14 @@ def _slots(table: npt.NDArray[Any], spots: Sequence[Site]) -> Int64:
 
 
 def out_of_step(events: Events) -> list[str]:
-    """Where members count an occurrence as different collectives of their group.
+    """Members that count an occurrence as different collectives of their group.
 
-    Sends and receives are not counted by the group and have sequence -1.
+    Sends and receives are not counted and have sequence -1.
     """
     table = events.table
-    told = table["sequence"] >= 0
+    counted = table["sequence"] >= 0
     expected = events.occurrences.sequence[table["occurrence"]]
-    wrong = np.flatnonzero(told & (expected != table["sequence"]))
+    wrong = np.flatnonzero(counted & (expected != table["sequence"]))
     if not len(wrong):
         return []
     first = table[wrong[0]]

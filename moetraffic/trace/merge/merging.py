@@ -1,14 +1,18 @@
 """Merge the segments of all ranks into one trace.
 
-Step 1 reads every segment and puts the ranks' sites and events beside each other.
-Step 2 fills the panels: who was present when, times, demand.
-Step 3 checks the bytes of each site and states them as briefly as they allow.
-Ranks that were killed leave ragged ends: what a rank did not record is absent there.
+1. Join the events of all ranks (``segments.record``), infer what is not annotated
+   (``inference``), and assemble occurrences (``assembly``).
+2. Fill the panels: presence, times, demand.
+3. Check the bytes of each site, and store them in the most compact form
+   (``wire_encoding``).
+
+Where a rank was killed, what it did not record is absent.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +24,13 @@ import numpy as np
 
 from moetraffic.errors import CaptureError, TraceError
 from moetraffic.trace.hdf5.durable import SEGMENTS, remove_folder
-from moetraffic.trace.inference.schedule import find_schedule
+from moetraffic.trace.inference.inference import infer_schedule
 from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
     Group,
+    Int64,
     Meta,
     Presence,
     Program,
@@ -33,6 +38,7 @@ from moetraffic.trace.model import (
     Steps,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
+from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import (
     PATTERN,
     Segment,
@@ -41,9 +47,9 @@ from moetraffic.trace.segments.segment import (
 )
 from moetraffic.trace.trace import Trace
 
-from .assembly import Events, Layouts, gather_events, gather_layouts
+from .assembly import Events, assemble_events
 from .shards import trace_of_shards
-from .wire_encoding import state_bytes
+from .wire_encoding import encode_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks that need no proof
 MOST_ABSENT = 64  # of these, at most, one that is there
@@ -111,44 +117,56 @@ def merge_segments(
             f"{name} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
         )
-    _refuse_mostly_absent(segments, name)
-    segments = find_schedule(segments)
-    first = segments[0].meta
-    virtual = segments[0].shards > 0
-    ranks = range(1 if virtual else first.world)
-    missing = [*missing, *_ragged(segments, ranks)]
-    remarks = _remarks(segments)
-    if virtual:
-        meta = _meta(segments, [*remarks, *missing])
-        return Merged(
-            trace=trace_of_shards(segments, meta),
-            missing=tuple(missing),
-            remarks=tuple(remarks),
-            contradictions=(),
+    _validate_presence(segments, name)
+    meta = segments[0].meta
+    contradictions: list[str] = []
+    if segments[0].shards:
+        ended, seen = (
+            _last(0 * table["iteration"], table["iteration"])
+            for table in (
+                np.concatenate([s.steps for s in segments]),
+                np.concatenate([s.events for s in segments]),
+            )
         )
-    layouts = gather_layouts(segments)
-    events = gather_events(segments, layouts)
-    steps = _steps(segments, first.world)
-    panels, sites = _panels(events, layouts.groups)
-    placements = _placements(segments, layouts)
+        gaps = _gaps(segments, range(1), ended)
+        remarks = _remarks(segments, ended, seen)
+        meta = _merged_meta(meta, segments, [*remarks, *missing, *gaps])
+        trace = trace_of_shards(segments, meta)
+    else:
+        record = infer_schedule(gather_record(segments))
+        ended, seen = (
+            _last(table["rank"], table["iteration"])
+            for table in (record.steps, record.events)
+        )
+        gaps = _gaps(segments, range(meta.world), ended)
+        remarks = _remarks(segments, ended, seen)
+        meta = _merged_meta(record.meta, segments, [*remarks, *missing, *gaps])
+        trace, contradictions = _merged(record, meta, recover=recover)
+    return Merged(
+        trace=trace,
+        missing=(*missing, *gaps),
+        remarks=tuple(remarks),
+        contradictions=tuple(contradictions),
+    )
+
+
+def _merged(record: Record, meta: Meta, *, recover: bool) -> tuple[Trace, list[str]]:
+    """The trace of a record, and its contradictions."""
+    events = assemble_events(record)
+    steps = _steps(record)
+    panels, sites = _panels(events, record.groups)
     draft = Trace(
-        meta=_derived(_meta(segments, [*remarks, *missing]), sites, layouts.groups),
-        groups=layouts.groups,
+        meta=_derived(meta, sites, record.groups),
+        groups=record.groups,
         sites=sites,
         occurrences=events.occurrences,
         panels=panels,
         steps=steps,
         programs=_programs(events, steps),
-        placements=placements,
-        clocks=np.unique(np.concatenate([s.clocks for s in segments])),
+        placements=np.unique(record.placements),
+        clocks=np.unique(np.concatenate([s.clocks for s in record.segments])),
     )
-    trace, contradictions = state_bytes(draft, events, recover=recover)
-    return Merged(
-        trace=trace,
-        missing=tuple(missing),
-        remarks=tuple(remarks),
-        contradictions=tuple(contradictions),
-    )
+    return encode_bytes(draft, events, recover=recover)
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
@@ -224,107 +242,92 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
     return kept, missing
 
 
-def _refuse_mostly_absent(segments: Sequence[Segment], name: str) -> None:
-    """Refuse a world of which next to nothing is there: absence would fill memory."""
+def _validate_presence(segments: Sequence[Segment], name: str) -> None:
+    """Refuse segments of too few of the ranks: absent data would fill the memory."""
     world = segments[0].meta.world
     iterations = np.unique(np.concatenate([s.steps["iteration"] for s in segments]))
     cells = max(1, len(iterations)) * world
-    told = sum(len(s.steps) for s in segments)
-    if cells > max(MOST_CELLS, MOST_ABSENT * told):
+    there = sum(len(s.steps) for s in segments)
+    if cells > max(MOST_CELLS, MOST_ABSENT * there):
         raise CaptureError(
-            f"a trace has the greater part of its steps, but {name} tells of "
-            f"{len(iterations)} steps of {world} ranks and holds {told} of them: "
-            "gather the segments of the other ranks in it"
+            f"too few segments: {name} has {len(iterations)} steps of {world} ranks, "
+            f"but segments of only {there} of them: gather the segments of the other "
+            "ranks in it"
         )
 
 
-def _ragged(segments: Sequence[Segment], ranks: range) -> list[str]:
-    """What is missing of each rank that wrote, a sentence each."""
-    told = []
-    last = max(
-        (int(s.steps["iteration"].max()) for s in segments if len(s.steps)), default=-1
-    )
-    by_rank = _by_rank(segments)
-    for first, after in pairwise([-1, *sorted(by_rank), ranks.stop]):
-        # ranks between two that wrote
-        if after - first == 2:
-            told.append(f"rank {first + 1} recorded nothing")
-        elif after - first > 2:
-            told.append(f"ranks {first + 1} to {after - 1} recorded nothing")
-    for rank, mine in sorted(by_rank.items()):
-        gaps = _gaps([s.index for s in mine])
-        if gaps:
-            told.append(f"rank {rank} lacks its windows [{gaps}]")
-        if mine[-1].unrecorded:
-            told.append(f"rank {rank} could not write {mine[-1].unrecorded} events")
-        if not mine[-1].final:
-            end = _last_step(mine)
-            lost = mine[-1].window
-            told.append(
-                f"rank {rank} ended without a last word after iteration {end}"
-                + (f", {last - end} before the last of all" if end < last else "")
-                + (f", and lost up to {lost} steps that came after" if lost else "")
-            )
-    return told
+def _last(ranks: Int64, iterations: Int64) -> dict[int, int]:
+    """The last iteration of each rank."""
+    used, at = np.unique(ranks, return_inverse=True)
+    last = np.full(len(used), -1)
+    np.maximum.at(last, at, iterations)
+    return dict(zip(used.tolist(), last.tolist(), strict=True))
 
 
 def _by_rank(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
     found: dict[int, list[Segment]] = {}
     for segment in segments:
         found.setdefault(segment.rank, []).append(segment)
-    return found
+    return dict(sorted(found.items()))
 
 
-def _gaps(there: Sequence[int]) -> str:
-    """The numbers from 0 on that are left out: "3, 5 to 8"."""
-    return ", ".join(
-        str(a + 1) if b - a == 2 else f"{a + 1} to {b - 1}"
-        for a, b in pairwise([-1, *sorted(there)])
-        if b - a > 1
-    )
+def _gaps(
+    segments: Sequence[Segment], ranks: range, ended: dict[int, int]
+) -> list[str]:
+    """What is missing from the capture, a sentence each."""
+    by_rank = _by_rank(segments)
+    missing = []
+    for first, after in pairwise([-1, *by_rank, ranks.stop]):
+        if after - first > 1:
+            missing.append(f"{_span('rank', first + 1, after - 1)} recorded nothing")
+    last = max(ended.values(), default=-1)
+    for rank, mine in by_rank.items():
+        indices = [-1, *sorted(s.index for s in mine)]
+        lost = [_span("", a + 1, b - 1) for a, b in pairwise(indices) if b - a > 1]
+        if lost:
+            missing.append(f"rank {rank} lacks its windows [{', '.join(lost)}]")
+        if mine[-1].unrecorded:
+            missing.append(f"rank {rank} could not write {mine[-1].unrecorded} events")
+        if not mine[-1].final:
+            end, window = ended.get(rank, -1), mine[-1].window
+            missing.append(
+                f"rank {rank} was not closed: its record ends after iteration {end}"
+                + (f", {last - end} before the last of all" if end < last else "")
+                + (f", and up to {window} later steps are lost" if window else "")
+            )
+    return missing
 
 
-def _last_step(mine: Sequence[Segment]) -> int:
-    """The last iteration that a rank ended, -1 for none."""
-    ends = [int(s.steps["iteration"].max()) for s in mine if len(s.steps)]
-    return max(ends, default=-1)
+def _span(name: str, first: int, last: int) -> str:
+    """A number or a range of numbers: "rank 3", "ranks 5 to 8"."""
+    if first == last:
+        return f"{name} {first}".strip()
+    return f"{name and name + 's'} {first} to {last}".strip()
 
 
-def _remarks(segments: Sequence[Segment]) -> list[str]:
-    """What ended the capture early, and what was left out; ranks alike in one."""
-    told: dict[str, list[int]] = {}
-    left_out: dict[str, list[int]] = {}
-    for rank, mine in sorted(_by_rank(segments).items()):
+def _remarks(
+    segments: Sequence[Segment], ended: dict[int, int], seen: dict[int, int]
+) -> list[str]:
+    """What ended the capture early, and what was left out, by equal ranks."""
+    remarks: dict[str, list[int]] = {}
+    for rank, mine in _by_rank(segments).items():
+        last, end = mine[-1], ended.get(rank, -1)
+        if last.ended:
+            planned = _planned(last.meta)
+            of = f" of {planned}" if planned else ""
+            text = f"{last.ended} after {end + 1}{of} iterations"
+            if (begun := seen.get(rank, -1)) > end:
+                text += f", and its record of iteration {begun} is incomplete"
+            remarks.setdefault(f"was {text}", []).append(rank)
+    for rank, mine in _by_rank(segments).items():
         if mine[-1].left_out:
-            left_out.setdefault(mine[-1].left_out, []).append(rank)
-        if mine[-1].ended:
-            told.setdefault(_ending(mine), []).append(rank)
-    ended = [
-        f"rank {alike[0]} was {ending}"
-        if len(alike) == 1
-        else f"ranks {', '.join(map(str, alike))} were {ending}"
-        for ending, alike in told.items()
+            remarks.setdefault(f"left out {mine[-1].left_out}", []).append(rank)
+    return [
+        f"rank {ranks[0]} {what}"
+        if len(ranks) == 1
+        else f"ranks {', '.join(map(str, ranks))} {re.sub('^was', 'were', what)}"
+        for what, ranks in remarks.items()
     ]
-    lost = [
-        f"rank {alike[0]} left out {what}"
-        if len(alike) == 1
-        else f"ranks {', '.join(map(str, alike))} left out {what}"
-        for what, alike in left_out.items()
-    ]
-    return ended + lost
-
-
-def _ending(mine: Sequence[Segment]) -> str:
-    """What ended a rank's capture, and where."""
-    last = _last_step(mine)
-    seen = [int(s.events["iteration"].max()) for s in mine if len(s.events)]
-    planned = _planned(mine[-1].meta)
-    of = f" of {planned}" if planned else ""
-    text = f"{mine[-1].ended} after {last + 1}{of} iterations"
-    begun = max(seen, default=-1)
-    if begun > last:
-        text += f", and its record of iteration {begun} is not whole"
-    return text
 
 
 def _planned(meta: Meta) -> int:
@@ -350,45 +353,31 @@ def _derived(meta: Meta, every: Sequence[Site], groups: Sequence[Group]) -> Meta
     )
 
 
-def _meta(segments: Sequence[Segment], missing: list[str]) -> Meta:
-    first = segments[0].meta
+def _merged_meta(meta: Meta, segments: Sequence[Segment], missing: list[str]) -> Meta:
     names = {s.rank: s.node for s in segments}
     return replace(
-        first,
+        meta,
         complete=not missing,
         missing="; ".join(missing)[:4000],
-        nodes=tuple(names.get(rank, "") for rank in range(first.world)),
+        nodes=tuple(names.get(rank, "") for rank in range(meta.world)),
     )
 
 
-def _steps(segments: Sequence[Segment], world: int) -> Steps:
-    every = [s.steps["iteration"] for s in segments]
-    iterations = np.unique(np.concatenate(every)) if every else np.zeros(0, np.int64)
-    shape = (len(iterations), world)
-    kinds = ["train"] * len(iterations)
+def _steps(record: Record) -> Steps:
+    table = record.steps
+    iterations, row = np.unique(table["iteration"], return_inverse=True)
+    shape = (len(iterations), record.meta.world)
+    kinds = np.full(len(iterations), "train", table["kind"].dtype)
+    kinds[row] = table["kind"]
     columns: dict[str, Any] = {
         "loss": np.full(shape, np.nan),
         "tokens": np.full(shape, -1, np.int64),
         "start": np.full(shape, UNKNOWN_TIME, np.int64),
         "end": np.full(shape, UNKNOWN_TIME, np.int64),
     }
-    for segment in segments:
-        rows = np.searchsorted(iterations, segment.steps["iteration"])
-        for name, column in columns.items():
-            column[rows, segment.rank] = segment.steps[name]
-        for row, kind in zip(rows, segment.kinds, strict=True):
-            kinds[row] = kind
-    return Steps(iteration=iterations, kind=tuple(kinds), **columns)
-
-
-def _placements(segments: Sequence[Segment], layouts: Layouts) -> Any:
-    parts = []
-    for number, segment in enumerate(segments):
-        rows = segment.placements.copy()
-        if len(rows):
-            rows["group"] = layouts.group_of[number][rows["group"]]
-            parts.append(rows)
-    return np.unique(np.concatenate(parts)) if parts else None
+    for name, column in columns.items():
+        column[row, table["rank"]] = table[name]
+    return Steps(iteration=iterations, kind=tuple(kinds.tolist()), **columns)
 
 
 def _programs(events: Events, steps: Steps) -> list[Program]:

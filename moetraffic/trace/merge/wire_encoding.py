@@ -1,9 +1,9 @@
-"""State the bytes of every site as briefly as they allow, and check them on the way.
+"""Encode the bytes of every site in the most compact exact form, and check them.
 
-The ranks' splits are put together to matrices.  What one rank says that it sent,
-another must say that it received.  A layer's exchanges must be transposes of each
-other, and follow its routing where nothing is padded.  A statement that holds in all
-occurrences takes the place of the matrices.
+The ranks' splits are joined to matrices.  What one rank sent, another must have
+received.  A layer's exchanges must be transposes of each other, and equal its routing
+where nothing is padded.  Sites whose bytes are constant, or follow from the demand in
+all occurrences, store no matrices.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ FOLLOWS_DEMAND = ("dropped", "dropless")
 Layer = tuple[int, int, int]  # group, layer, slot
 
 
-def state_bytes(
+def encode_bytes(
     draft: Trace, events: Events, *, recover: bool = False
 ) -> tuple[Trace, list[str]]:
-    """Give every site the briefest true statement of its bytes.
+    """Give every site the most compact exact form of its bytes.
 
     Parameters
     ----------
     draft
-        The trace without bytes.
+        The trace, without bytes.
     events
-        What the ranks recorded.
+        The ranks' records.
     recover
         Take what a rank did not record of an all-to-all from its peers.
 
     Returns
     -------
     Trace
-        With statements, and panels of what no statement tells.
+        With the form of each site's bytes, and panels of those that are stored.
     list of str
-        Where the records contradict each other, a sentence each.
+        Contradictions between the records, a sentence each.
     """
     sites, wrong = list(draft.sites), out_of_step(events)
     stored: dict[str, list[Int64]] = {}
@@ -68,21 +68,21 @@ def state_bytes(
         if w not in presence:
             panel = draft.panels[f"present_{w}"]
             presence[w] = panel.read(0, panel.shape[0]).copy()
-        told, rows = presence[w], draft.rows_of(f"present_{w}")[of]
-        recorded = told[rows] == Presence.RECORDED
+        there, rows = presence[w], draft.rows_of(f"present_{w}")[of]
+        recorded = there[rows] == Presence.RECORDED
         if site.operation == ALL_TO_ALL:
             splits = events.by_member(number, w, events.sent_and_received(number, w))
             found = reconcile(splits, recorded, recover=recover)
-            values, told[rows] = found.sent, found.presence
+            values, there[rows] = found.sent, found.presence
             wrong += _unequal(draft, site, of, found, splits)
         else:
             values = events.by_member(number, w, events.volumes(number))
-            told[rows] = np.where(values < 0, Presence.UNSIZED, told[rows])
+            there[rows] = np.where(values < 0, Presence.UNSIZED, there[rows])
             values = np.maximum(values, 0)
-            wrong += _unequal_message(draft, site, of, values, told[rows])
-        whole = sized(told[rows]).all(axis=1)
-        if not sized(told[rows]).any():
-            continue  # of no call the bytes are known: the site's wire is unknown
+            wrong += _unequal_message(draft, site, of, values, there[rows])
+        whole = sized(there[rows]).all(axis=1)
+        if not sized(there[rows]).any():
+            continue  # no call has known bytes: the site's wire is unknown
         if site.operation == ALL_TO_ALL and site.phase:
             when = draft.occurrences.iteration[of[whole]]
             wrong += _not_transposed(site, when, values[whole], dispatched)
@@ -103,14 +103,14 @@ def state_bytes(
             stored.setdefault(f"{kind}_{w}", []).append(values)
     panels = dict(draft.panels)
     panels |= {n: ArrayPanel(np.concatenate(parts)) for n, parts in stored.items()}
-    panels |= {f"present_{w}": ArrayPanel(told) for w, told in presence.items()}
+    panels |= {f"present_{w}": ArrayPanel(rows) for w, rows in presence.items()}
     return draft.replaced(sites=sites, panels=panels), wrong
 
 
 def _following_demand(
     draft: Trace, site: Site, occurrences: Int64, sent: Int64
 ) -> Site:
-    """The site, told by its routing if its bytes are (demand - dropped) x row bytes."""
+    """The site, with wire DEMAND if its bytes are (demand - dropped) x row bytes."""
     # the backward of a layer follows the routing of its forward
     key = (site.group, site.layer, site.slot)
     routing = next((n for n, r in enumerate(draft.sites) if _routes(r, key)), -1)
@@ -119,10 +119,10 @@ def _following_demand(
     when = draft.occurrences.iteration[occurrences]
     try:
         routed = draft.rows.at(np.full(len(when), routing), when)
-        told = bytes_by_demand(draft, site, routed)
+        derived = bytes_by_demand(draft, site, routed)
     except TraceError:
         return site  # no placement, or no routing in one of the iterations
-    if not np.array_equal(told, sent):
+    if not np.array_equal(derived, sent):
         return site
     return replace(
         site, wire=WireForm.DEMAND, routing=routing, wire_checked=len(occurrences)
@@ -138,7 +138,7 @@ def _routes(site: Site, key: Layer) -> bool:
 
 
 def _not_following(draft: Trace, site: Site) -> list[str]:
-    """Complain where a run that is known not to pad sends what nobody routed."""
+    """Contradictions of a site without padding whose bytes differ from the routing."""
     key = (site.group, site.layer, site.slot)
     seen = any(_routes(s, key) for s in draft.sites)
     if draft.meta.dispatch not in FOLLOWS_DEMAND or not seen:
@@ -156,7 +156,7 @@ def _not_transposed(
     sent: Int64,
     dispatched: dict[Layer, tuple[Site, Int64, Int64]],
 ) -> list[str]:
-    """Complain where an exchange is not its layer's dispatch, or that transposed."""
+    """Iterations where an exchange differs from its layer's dispatch or transpose."""
     key = (site.group, site.layer, site.slot)
     if site.phase == "dispatch" and site.direction == "forward":
         dispatched[key] = (site, when, sent)
@@ -176,7 +176,7 @@ def _not_transposed(
     if not differ.any():
         return []
     return [
-        f"layer {site.layer}, {site.phase}, micro-batch {site.slot}: it is not the "
+        f"layer {site.layer}, {site.phase}, micro-batch {site.slot}: differs from the "
         f"dispatch matrix in {int(differ.sum())} of {len(both)} iterations, the first "
         f"is {int(both[differ][0])}"
     ]
@@ -185,7 +185,7 @@ def _not_transposed(
 def _unequal(
     draft: Trace, site: Site, of: Int64, found: Reconciled, splits: Int64
 ) -> list[str]:
-    """Complain where a rank did not receive what another says that it sent."""
+    """Pairs of ranks whose sent and received bytes differ."""
     if not found.conflict.any():
         return []
     ranks = draft.groups[site.group].ranks
@@ -199,13 +199,13 @@ def _unequal(
 
 
 def _unequal_message(
-    draft: Trace, site: Site, of: Int64, values: Int64, told: UInt8
+    draft: Trace, site: Site, of: Int64, values: Int64, presence: UInt8
 ) -> list[str]:
-    """Complain where the two ends of a message say different sizes."""
+    """Messages whose sender and receiver recorded different sizes."""
     source, destination = site.peers
     if min(source, destination) < 0:
         return []
-    both = sized(told)[:, [source, destination]].all(axis=1)
+    both = sized(presence)[:, [source, destination]].all(axis=1)
     wrong = both & (values[:, source] != values[:, destination])
     if not wrong.any():
         return []
@@ -218,7 +218,7 @@ def _unequal_message(
 
 
 def _call(draft: Trace, site: Site, occurrence: int) -> str:
-    """An occurrence in words."""
+    """Description of an occurrence."""
     iteration = int(draft.occurrences.iteration[occurrence])
     sequence = int(draft.occurrences.sequence[occurrence])
     name = site.phase or site.label or site.operation

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis.times.time_breakdown import distribution, occupation
 from moetraffic.errors import AnalysisError
-from moetraffic.report import occupation as report
+from moetraffic.report import time_breakdown as report
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
 from moetraffic.trace.panel import ArrayPanel
@@ -167,4 +167,4 @@ def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
         assert (occupation(trace, awaited="last").shares == found.shares).all()
     picture = figures.save(report.figure(found, "a captured run"), tmp_path / "o.png")
     assert picture.stat().st_size > 5000
-    assert report.table(found).row_count == len(fraction)
+    assert len(report.table(found).rows) == len(fraction)

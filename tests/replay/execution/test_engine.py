@@ -7,7 +7,7 @@ import pytest
 
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
-from moetraffic.replay.execution.control import gather
+from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.trace.trace import Trace
@@ -51,7 +51,7 @@ def test_the_timed_pass_moves_exactly_the_traces_bytes_in_order(
         moves.asked.clear()
         timing = engine.run()
         asked = moves.asked[1:]  # the first is the ranks' meeting
-        times = gather(plan, rank_env.rank, moves, timing)
+        times = gather_times(plan, rank_env.rank, moves, timing)
         moves.stop()
         return asked, timing, times
 

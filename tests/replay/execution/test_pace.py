@@ -14,7 +14,13 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.pace import Gaps, Pace, Schedule, pace, wait_until
+from moetraffic.replay.execution.pace import (
+    Gaps,
+    Pace,
+    Schedule,
+    parse_pace,
+    wait_until,
+)
 from moetraffic.replay.plan.program import UNKNOWN_GAP
 from moetraffic.trace.model import UNKNOWN_TIME
 
@@ -102,7 +108,7 @@ def test_unknown_times_leave_one_order_for_all_ranks(toy):
     for program in plan.programs.values():
         assert set(program.gap_ns.tolist()) == {UNKNOWN_GAP}
         assert set(program.after.tolist()) == {-1}
-    how = pace("captured")
+    how = parse_pace("captured")
     with pytest.raises(ReplayError, match=r"needs the captured times.*--pace asap"):
         how.validate(plan, 0, device="cpu", timeout_s=60.0)
 
@@ -114,7 +120,7 @@ def test_at_a_pace_of_gaps_each_is_due_a_gap_after_what_it_waits_for(
     toy, forked, text, stretch
 ):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
-    for rank, (begin, timing) in enumerate(run(forked, plan, pace(text))):
+    for rank, (begin, timing) in enumerate(run(forked, plan, parse_pace(text))):
         program = plan.programs[rank]
         due = timing.end[program.after[1:]] + np.rint(program.gap_ns[1:] * stretch)
         assert (timing.due[1:] == due).all()
@@ -154,7 +160,7 @@ class SlowOperation(Gloo):
 def test_streams_overlap_and_iterations_do_not(toy, forked, text):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), beside))
     for rank, (_, timing) in enumerate(
-        run(forked, plan, pace(text), backend=SlowOperation)
+        run(forked, plan, parse_pace(text), backend=SlowOperation)
     ):
         program = plan.programs[rank]
         when = plan.iteration[program.operation]
@@ -173,7 +179,7 @@ def test_streams_overlap_and_iterations_do_not(toy, forked, text):
 def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
     for rank, (_, timing) in enumerate(
-        run(forked, plan, pace("open-loop"), backend=SlowOperation)
+        run(forked, plan, parse_pace("open-loop"), backend=SlowOperation)
     ):
         program = plan.programs[rank]
         due = timing.due - timing.due[0]
@@ -186,7 +192,7 @@ def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
 
 def test_operations_that_are_not_waited_for_all_have_ends(toy, forked):
     plan = make_plan(at_times(toy(iterations=range(4), largest=100), beside))
-    for _, timing in run(forked, plan, pace("open-loop")):
+    for _, timing in run(forked, plan, parse_pace("open-loop")):
         assert (timing.end >= timing.issue).all()
 
 
@@ -208,7 +214,7 @@ def test_long_waits_show_that_the_rank_lives():
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_a_pace_reads_what_it_writes(factor):
     one = Pace(schedule=Schedule.SCALED, factor=float(f"{factor:g}"))
-    assert pace(str(one)) == one
+    assert parse_pace(str(one)) == one
 
 
 @pytest.mark.parametrize(
@@ -217,14 +223,16 @@ def test_a_pace_reads_what_it_writes(factor):
 )
 def test_what_is_no_pace_is_refused(text):
     with pytest.raises(ReplayError):
-        pace(text)
+        parse_pace(text)
 
 
 def test_a_pace_that_cannot_be_kept_is_refused(toy):
     plan = make_plan(at_times(toy(iterations=(0, 1)), spaced))
     with pytest.raises(ReplayError, match=r"rank 0 pauses for 9 s: raise --timeout"):
-        pace("scaled:1000").validate(plan, 0, device="cpu", timeout_s=5.0)
+        parse_pace("scaled:1000").validate(plan, 0, device="cpu", timeout_s=5.0)
     with pytest.raises(ReplayError, match=r"rank 0 pauses for 0\.01 s"):
-        pace("open-loop").validate(plan, 0, device="cpu", timeout_s=0.005)
+        parse_pace("open-loop").validate(plan, 0, device="cpu", timeout_s=0.005)
     with pytest.raises(ReplayError, match="buffers are on cpu: choose --gaps spin"):
-        pace("captured", Gaps.GEMM).validate(plan, 0, device="cpu", timeout_s=60.0)
+        parse_pace("captured", Gaps.GEMM).validate(
+            plan, 0, device="cpu", timeout_s=60.0
+        )

@@ -10,7 +10,7 @@ import pytest
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.traffic import traffic_matrix
-from moetraffic.replay.execution.background_pairs import schedule
+from moetraffic.replay.plan.background_pairs import pass_order
 from moetraffic.replay.plan.background_pattern import BackgroundPattern
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
@@ -114,7 +114,7 @@ def test_a_layout_of_other_ranks_is_refused():
 
 
 def test_pairs_alternate():
-    order = schedule(4)
+    order = pass_order(4)
     assert order == (True, False, False, True) * 2
     with pytest.raises(ReplayError, match="2 to 1000 pairs"):
-        schedule(1)
+        pass_order(1)

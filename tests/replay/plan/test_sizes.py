@@ -12,10 +12,10 @@ from moetraffic.patterns.collective import wire_bytes
 from moetraffic.replay import make_plan, scratch_file
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
-from moetraffic.replay.execution import sequential, timed_pass
+from moetraffic.replay.execution import timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
-from moetraffic.replay.plan.sizes import buffers, moved, sizes
+from moetraffic.replay.plan.sizes import buffers, sizes, traffic_bytes
 from moetraffic.replay.scratch_file import release, scratch_array
 
 CUT = {"reduce_scatter", "scatter"}
@@ -31,7 +31,7 @@ def test_bytes_are_those_of_the_ring_and_the_busiest_link_is_nccls(kind, width, 
     if kind in CUT:
         size -= size % width
     one = np.array([KINDS.index(kind)], np.int8)
-    network, busiest, largest = moved(
+    network, busiest, largest = traffic_bytes(
         one, np.array([size]), np.array([width]), np.array([False])
     )[:, 0].tolist()
     # nccl-tests counts the whole array of what is gathered
@@ -95,9 +95,8 @@ def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
     trace = toy(iterations=range(12))
     whole = make_plan(trace)
     monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 64)
-    for module in (timed_pass, sequential):
-        monkeypatch.setattr(module, "PREPARED", 8)
-        monkeypatch.setattr(module, "BLOCK", 8)
+    monkeypatch.setattr(timed_pass, "PREPARED", 8)
+    monkeypatch.setattr(timed_pass, "BLOCK", 8)
     plan = make_plan(trace)
     assert isinstance(plan.programs[0].send_bytes, np.memmap)
     for rank in (0, 1):

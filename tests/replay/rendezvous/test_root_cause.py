@@ -29,7 +29,7 @@ def report(rank, cause="peer", **fields):
             {"1": "ended"},
             1,
             "operation 2",
-            "ended without a word: it was killed, or crashed",
+            "ended without an error report: it was killed, or crashed",
         ),
         # a stopped one explains a silent one, whoever saw it
         (
@@ -41,7 +41,14 @@ def report(rank, cause="peer", **fields):
             "was stopped by a signal and did not go on",
         ),
         # of two silent ones, it is the one that is gone
-        ([report(0)], [1, 2], {"2": "ended"}, 2, "operation 4", "ended without a word"),
+        (
+            [report(0)],
+            [1, 2],
+            {"2": "ended"},
+            2,
+            "operation 4",
+            "ended without an error report",
+        ),
         # on another host nothing can be seen
         ([report(0)], [1], {}, 1, "operation 4", "did not answer"),
         # an error of its own explains all who are missing

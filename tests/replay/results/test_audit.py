@@ -22,6 +22,7 @@ from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.clocks import offsets
+from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.request import Request
@@ -34,7 +35,7 @@ from moetraffic.replay.results.baselines import (
     network_bounds,
     port_times,
 )
-from moetraffic.replay.results.conclusion import hold
+from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.fidelity import Fidelity
 from moetraffic.replay.results.punctuality import punctuality
@@ -158,16 +159,11 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
                 end=end,
                 due=issue - 5_000,
             )
-        measured = measure(plan, times)
-        found = hold(
-            Request(trace=captured, capacity="100Gbps"),
-            trace,
-            plan,
-            times,
-            measured,
-            nodes=["a"] * plan.world,
-            absolute=True,
+        request = Request(
+            trace=captured, capacity="100Gbps", pace=parse_pace("open-loop")
         )
+        made = conclude(request, trace, plan, times, nodes=["a"] * plan.world)
+        found = made.fidelity
         for p in found.parts:
             assert p.over_captured.value == pytest.approx(1)
             if p.by != "iteration":
@@ -190,6 +186,7 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         for row in compare_times(trace, made):
             assert row.ratio.value == pytest.approx(1, abs=1e-6)
         when, took, _ = iteration_times(made, completion(made))
+        measured = measure(plan, times)
         np.testing.assert_array_equal(when, measured.iteration)
         np.testing.assert_allclose(took, measured.wall_s)
 
@@ -300,7 +297,7 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
     assert found.high - found.low < 0.01
     with pytest.raises(ReplayError, match="pairs of passes"):
         slowdown(plan, [])
-    whole = said(plan, pairs[0][1], alone=pairs)
+    whole = said(plan, pairs[0][1], pairs=pairs)
     assert (whole.slowdown, whole.pairs) == (found, 4)
 
 

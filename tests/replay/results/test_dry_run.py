@@ -18,9 +18,7 @@ from moetraffic.replay.plan.background_pattern import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.results.dry_run import (
     DryRunOptions,
-    as_dict,
     estimate_plan,
-    rows,
 )
 from moetraffic.replay.results.estimate import (
     bounds,
@@ -140,14 +138,14 @@ def test_rows_are_the_whole_plan(toy):
     found = estimate_plan(
         trace, plan, DryRunOptions(capacity="1Gbps", hockney="1us,1GB/s")
     )
-    table = list(rows(found))
+    table = list(found.rows())
     sent = sum(sum(r["sends"]) for r in table)
     received = sum(sum(r["receives"]) for r in table)
     exchanges = plan.kind == 0
     assert sent == received == plan.total_bytes[exchanges].sum()
     assert all(r["rank"] in r["ranks"] for r in table)
     assert {r["stream"] for r in table} >= {"experts", "tp", "dp"}
-    told = as_dict(found)
+    told = found.as_dict()
     assert told["bounds"]["topology"] == "single switch"
     assert sum(s["operations"] for s in told["streams"]) == len(plan)
     for rank in told["ranks"]:

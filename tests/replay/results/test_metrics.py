@@ -131,7 +131,7 @@ def test_every_metric_has_help_type_and_its_unit_in_its_name(toy, tmp_path):
 def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
     path = tmp_path / "run.prom"
     seen: list[dict] = []
-    done = threading.Heartbeat()
+    done = threading.Event()
 
     def read() -> None:
         while not done.is_set():

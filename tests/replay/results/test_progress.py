@@ -43,11 +43,11 @@ def test_the_slowest_rank_the_rate_and_who_is_behind():
     clock = Clock()
     progress = Progress(3, clock)
     assert drawn(progress).startswith("starting")
-    progress.take(beat(0, 0))
+    progress.update(beat(0, 0))
     clock.now += 10
     for rank, done in enumerate((60, 59, 20)):
         told = {"slowest_us": 50.0 * rank, "slowest": f"layer {rank}", "late_s": 0.02}
-        assert progress.take(beat(rank, done, **told))
+        assert progress.update(beat(rank, done, **told))
     assert (progress.done, progress.of) == (20, 100)
     assert progress.rate == pytest.approx((60 + 59 + 20) / 3 / 10)
     assert progress.late == [2]
@@ -62,9 +62,9 @@ def test_the_slowest_rank_the_rate_and_who_is_behind():
 def test_of_many_ranks_the_last_are_shown():
     progress = Progress(64, Clock())
     for rank in range(64):
-        progress.take(beat(rank, 100 - rank))
+        progress.update(beat(rank, 100 - rank))
     shown = drawn(progress)
-    assert "the 16 last of 64 ranks" in shown
+    assert "the slowest 16 of 64 ranks" in shown
     assert "rank 63" in shown
     assert "rank 0 " not in shown
 
@@ -72,12 +72,12 @@ def test_of_many_ranks_the_last_are_shown():
 def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
     clock = Clock()
     progress = Progress(2, clock)
-    progress.take(beat(0, 90, stage="verify"))
+    progress.update(beat(0, 90, stage="verify"))
     clock.now += 50
-    progress.take(beat(0, 1))
+    progress.update(beat(0, 1))
     assert progress.elapsed_s == 0
     assert (progress.stage, progress.of_rank[0].done) == ("replay", 1)
-    assert not progress.take(beat(1, 95, stage="verify"))
+    assert not progress.update(beat(1, 95, stage="verify"))
     assert progress.of_rank[1].done == 0
 
 
@@ -93,7 +93,7 @@ def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
 )
 def test_what_is_no_progress_changes_nothing(wrong):
     progress = Progress(2, Clock())
-    assert not progress.take(wrong)
+    assert not progress.update(wrong)
     assert progress.stage == ""
 
 

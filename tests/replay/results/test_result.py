@@ -10,10 +10,12 @@ import pytest
 
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.local import read_summary
+from moetraffic.replay.results.audit import audit
+from moetraffic.replay.results.baselines import Baselines
 from moetraffic.replay.results.durations import measure
+from moetraffic.replay.results.records import from_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import summarize
+from moetraffic.replay.results.result import Replay, summarize
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -134,11 +136,35 @@ def test_the_summary_survives_its_json(toy, tmp_path):
     summary = summary_of(plan, timed(plan, lambda r, o: 1000 + r + o), out="x.h5")
     path = tmp_path / "summary.json"
     path.write_text(summary.to_json())
-    assert read_summary(path) == summary
+    assert from_json(Replay, path.read_text()) == summary
     said = json.loads(summary.to_json())
     assert said["kind"] == "moetraffic replay"
     assert said["operations"] == 36
     assert said["kinds"] == {"all_to_all": 36}
+
+
+def test_the_frame_has_a_row_for_each_part_with_its_bytes_and_times(toy):
+    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
+    times = timed(plan, lambda r, o: 1000 + r + o)
+    measured = measure(plan, times)
+    bound = Baselines(bound_s=measured.call_s / 2, bound_of="half")
+    fidelity = audit(plan, times, measured, baselines=bound)
+    frame = summary_of(plan, times, fidelity=fidelity).to_frame()
+    frame = frame.set_index(["part", "label"])
+    whole, layer = frame.loc["all", ""], frame.loc["layer", "1"]
+    in_layer = np.array([s.layer for s in plan.sites])[plan.site] == 1
+    for row, mine in ((whole, plan.iteration >= 0), (layer, in_layer)):
+        assert row["number"] == mine.sum()
+        assert row["total_bytes"] == plan.total_bytes[mine].sum()
+        assert row["network_bytes"] == plan.network_bytes[mine].sum()
+        assert row["time_total_s"] == pytest.approx(measured.call_s[mine].sum())
+        assert row["time_max_s"] == pytest.approx(measured.call_s[mine].max())
+        assert row["over_bound"] == pytest.approx(2)
+        assert row["over_bound_low"] <= 2 <= row["over_bound_high"]
+    assert np.isnan(whole["over_captured"])
+    kinds = frame.loc["operation", "number"]
+    assert kinds.to_dict() == {"all_to_all": 36, "all_reduce": 3}
+    assert len(frame) == len(fidelity.parts)
 
 
 def test_the_replayed_trace_is_the_same_traffic_at_new_times(toy, tmp_path):

@@ -158,7 +158,7 @@ def test_a_damaged_segment_is_left_out_and_named(folder: Path) -> None:
     merged = merge(folder)
     told = "; ".join(merged.missing)
     assert f"a segment is left out: {path} is damaged" in told
-    assert "rank 0 ended without a last word after iteration 7, 4 before" in told
+    assert "rank 0 was not closed: its record ends after iteration 7, 4 before" in told
 
 
 def test_a_rank_that_recorded_nothing_is_named(folder: Path) -> None:
@@ -194,7 +194,7 @@ def test_an_exchange_that_is_no_transpose_is_a_contradiction(folder: Path) -> No
         changed(folder, rank, 1, events=events)
     merged = merge(folder)
     assert merged.contradictions == (
-        "layer 1, combine, micro-batch 0: it is not the dispatch matrix in 1 of 12 "
+        "layer 1, combine, micro-batch 0: differs from the dispatch matrix in 1 of 12 "
         "iterations, the first is 6",
         "layer 1, combine, micro-batch 0: the bytes are not (demand - dropped) x 32, "
         "though dispatch is dropless",
@@ -296,7 +296,7 @@ def test_a_step_that_did_not_end_is_told(folder: Path) -> None:
     changed(folder, 1, 2, ended="ended by ValueError", left_out="1 x loss (x)", **short)
     assert merge(folder).remarks == (
         "rank 1 was ended by ValueError after 11 iterations, and its record of "
-        "iteration 11 is not whole",
+        "iteration 11 is incomplete",
         "rank 1 left out 1 x loss (x)",
     )
 
@@ -305,8 +305,8 @@ def test_a_lost_end_is_measured_by_the_window(folder: Path) -> None:
     segment(folder, 1, 2).unlink()
     changed(folder, 1, 1, window=8)
     assert merge(folder).missing == (
-        "rank 1 ended without a last word after iteration 7, 4 before the last of all, "
-        "and lost up to 8 steps that came after",
+        "rank 1 was not closed: its record ends after iteration 7, 4 before the last "
+        "of all, and up to 8 later steps are lost",
     )
 
 

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.trace.inference.schedule import find_schedule
 from moetraffic.trace.model import (
     PLACEMENT,
     ROUTING,
     Site,
 )
 from moetraffic.trace.segments.segment import STEP, Segment
+
+from .conftest import inferred
 
 
 def found(segments: list[Segment]) -> dict[int, list[Label]]:
@@ -41,7 +42,7 @@ def kinds(segments: list[Segment]) -> dict[int, list[str]]:
 def check(made: Any) -> list[Segment]:
     """Find a made-up run again."""
     segments, truth = made.run()
-    out = find_schedule(segments)
+    out = inferred(segments)
     told = found(out)
     for rank, labels in truth.items():
         wrong = [
@@ -141,9 +142,9 @@ def test_made_up_runs_with_attention_are_found_again(
 
 def test_padded_layers_beside_attention_are_left_unnamed(theatre: Made) -> None:
     segments, truth = theatre(even=True, attention=True, counts=False).run()
-    out = find_schedule(segments)
+    out = inferred(segments)
     assert all(not s.phase and not s.label for x in out for s in x.sites)
-    assert "look the same" in out[0].meta.schedule
+    assert "cannot be distinguished" in out[0].meta.schedule
     # the steps are found all the same
     assert [x[0] for x in found(out)[0]] == [x[0] for x in truth[0]]
 
@@ -169,7 +170,7 @@ def test_placements_follow_a_routing_to_its_group(theatre: Made) -> None:
         group = next(n for n, g in enumerate(segment.groups) if g.ranks == world)
         rows = [(group, segment.rank // 4, e, 0, e, 0) for e in range(8)]
         given_rows.append(replace(segment, placements=np.array(rows, PLACEMENT)))
-    for segment in find_schedule(given_rows):
+    for segment in inferred(given_rows):
         first = segment.rank // 4 * 4
         assert segment.placements["rank"].tolist() == [first + e // 2 for e in range(8)]
         (number,) = set(segment.placements["group"].tolist())
@@ -193,14 +194,14 @@ def test_steps_of_an_optimizer_do_not_hide_evaluations(theatre: Made) -> None:
         marked.append(
             replace(segment, events=events, steps=steps, kinds=("train",) * play.steps)
         )
-    out = find_schedule(marked)
+    out = inferred(marked)
     assert found(out) == truth
     assert kinds(out)[0] == made.kinds
     # what a program says of its steps stays
     told = [replace(s, steps=s.steps.copy()) for s in marked]
     for segment in told:
         segment.steps["loss"] = 1.0
-    out = find_schedule(told)
+    out = inferred(told)
     assert [s.steps["loss"].tolist() for s in out] == [[1.0] * play.steps] * 4
     assert all(
         (a.events["iteration"] == b.events["iteration"]).all()
@@ -220,21 +221,21 @@ def test_marked_steps_are_told_by_what_they_lack(theatre: Made) -> None:
         steps["iteration"], steps["loss"] = range(last + 1), 2.0
         told = ("train",) * (last + 1)
         marked.append(replace(segment, events=events, steps=steps, kinds=told))
-    out = find_schedule(marked)
+    out = inferred(marked)
     assert kinds(out)[3] == [*made.kinds, "skipped"]
     assert found(out) == truth
 
 
 def test_what_was_told_stays(theatre: Made) -> None:
     segments, truth = theatre().run()
-    again = find_schedule(find_schedule(segments))
+    again = inferred(inferred(segments))
     assert found(again) == truth
 
 
 def test_a_record_that_ends_in_a_step_does_not_say_that_it_ended(theatre: Made) -> None:
     segments, truth = theatre(steps=5, warm_up=True).run()
     cut = [replace(s, events=s.events[:-7]) for s in segments]
-    out = find_schedule(cut)
+    out = inferred(cut)
     for segment in out:
         assert segment.steps["iteration"].tolist() == [0, 1, 2, 3]
         assert found(out)[segment.rank] == truth[segment.rank][:-7]
@@ -243,7 +244,7 @@ def test_a_record_that_ends_in_a_step_does_not_say_that_it_ended(theatre: Made) 
 def test_ranks_that_end_apart_agree(theatre: Made) -> None:
     segments, truth = theatre(steps=6).run()
     cut = [replace(s, events=s.events[: len(s.events) - 40 * s.rank]) for s in segments]
-    out = found(find_schedule(cut))
+    out = found(inferred(cut))
     for rank, mine in out.items():
         assert mine == truth[rank][: len(mine)]
 
@@ -273,7 +274,7 @@ def test_gradients_reduced_on_the_way_back(record: Any, deferred: bool) -> None:
                     row_bytes=4,
                 )
                 rank.call(site, 4096, (step, "", -1, ""))
-    (out,) = find_schedule(rank.segments(window=10_000))
+    (out,) = inferred(rank.segments(window=10_000))
     assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
     assert out.kinds == ("train",) * 8
 
@@ -284,7 +285,7 @@ def test_a_program_without_a_backward_repeats_itself(record: Any) -> None:
         for _ in range(4):
             rank.other("all_gather", (0, 1), step)
         rank.other("broadcast", (0, 1), step)
-    (out,) = find_schedule(rank.segments(window=10_000))
+    (out,) = inferred(rank.segments(window=10_000))
     assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
 
 
@@ -298,10 +299,10 @@ def test_layers_alone_are_no_steps(record: Any) -> None:
             (0, 1), sent, received, dtype="float32", row_bytes=64,
             label=(-1, "", -1, ""),
         )  # fmt: skip
-    (out,) = find_schedule(rank.segments(window=10_000))
+    (out,) = inferred(rank.segments(window=10_000))
     assert (out.events["iteration"] == -1).all()
     assert len(out.steps) == 0
-    assert "no step could be told" in out.meta.schedule
+    assert "steps could not be inferred" in out.meta.schedule
 
 
 @pytest.mark.slow
@@ -324,4 +325,4 @@ def test_what_was_written_before_the_first_mark_is_of_the_first_step(
             events["iteration"] = mine
         marked.append(replace(segment, events=events))
     assert truth[0][19][0] == 0  # all of the first window
-    assert found(find_schedule(marked)) == truth
+    assert found(inferred(marked)) == truth

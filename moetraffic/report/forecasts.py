@@ -1,0 +1,176 @@
+"""Forecast accuracy by horizon, beside baselines and bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moetraffic.analysis import Analysis, Subject
+from moetraffic.analysis.forecast.judging import ForecastScore
+
+from .chart import OTHER_COLOR, Axis, Chart, Missing, Panel, Series, line_colors
+from .skew import named
+
+TOLERANCE = 0.2
+"""Relative error of the share of bytes that is drawn."""
+
+MEASURES = {
+    "bytes within 20%": "share of bytes in cells forecast to within ±20% [%]",
+    "skill": "skill: 1 − MSE / MSE of the persistence baseline",
+    "NMSE": "NMSE: MSE / variance (1 = forecasting the mean)",
+}
+
+
+def horizons(analysis: Analysis) -> Chart | Missing:
+    """Draw every forecaster's accuracy at every horizon, for each quantity."""
+    title = "Forecast accuracy by horizon"
+    panels, reasons = [], []
+    for exchange in analysis.exchanges:
+        for subject in exchange.subjects:
+            if subject.forecasts is None:
+                continue
+            verdicts = subject.forecasts.verdicts
+            lacking = [v for v in verdicts if v.reason]
+            reasons += [f"{v.horizon} ahead: {v.reason}" for v in lacking]
+            if len(lacking) == len(verdicts):
+                continue
+            notes = [
+                f"{v.horizon} iterations ahead is unavailable: {v.reason}."
+                for v in lacking
+            ]
+            where = (named(exchange, analysis), subject.name.replace("_", " "))
+            panels += [_panel(subject, (*where, m), notes) for m in MEASURES]
+    if not panels:
+        why = "; ".join(dict.fromkeys(reasons)) or "the trace has no expert exchange"
+        return Missing(title=title, reason=why)
+    return Chart(
+        key="forecasts",
+        title=title,
+        source="Forecasters are tuned on the middle of the run and tested on its last "
+        "quarter. Baseline: persistence (the last value). Oracle: true gate "
+        "probabilities, sampling noise only. Lower bound: of any linear forecast one "
+        "iteration ahead, from the spectrum (Kolmogorov). Bars: 95% intervals.",
+        columns=("iterations ahead", "value (unit as on the axis)"),
+        choices=("layer", "quantity", "metric"),
+        panels=tuple(panels),
+        height=420,
+    )
+
+
+def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
+    assert subject.forecasts is not None
+    measure = name[-1]
+    found = [h for h in subject.forecasts.horizons if h.scores]
+    at = 0
+    if found:
+        given = np.array(found[0].verdict.tolerances)
+        at = int(np.argmin(abs(given - TOLERANCE)))
+    forecasters = list(dict.fromkeys(s.forecaster for h in found for s in h.scores))
+    series: list[Series] = []
+    for forecaster, color in zip(
+        forecasters, line_colors(len(forecasters)), strict=True
+    ):
+        rows = [(h, s) for h in found if (s := h.score(forecaster)) is not None]
+        baseline = forecaster == "persistence"
+        ends = [s.skill_low for _, s in rows], [s.skill_high for _, s in rows]
+        series.append(
+            Series(
+                x=[str(h.horizon) for h, _ in rows],
+                y=np.array([_value(s, measure, at) for _, s in rows]),
+                name="persistence baseline" if baseline else forecaster,
+                color=color,
+                dash="dash" if baseline else "solid",
+                marked=True,
+                size=[11 if h.best == forecaster else 6 for h, _ in rows],
+                y_interval=ends if measure == "skill" else None,
+            )
+        )
+    oracle: list[float] = []
+    if measure == "NMSE":
+        oracle = [h.nmse_floor for h in found]
+    elif measure != "skill":
+        oracle = [100 * h.verdict.ceiling[at] for h in found]
+    if np.isfinite(oracle).any():
+        series.append(
+            Series(
+                x=[str(h.horizon) for h in found],
+                y=np.array(oracle),
+                name="oracle (true gate probabilities)",
+                color=OTHER_COLOR,
+                dash="dot",
+                marked=True,
+                reference=True,
+            )
+        )
+    limits = subject.limits
+    one_ahead = any(h.horizon == 1 for h in found)
+    if measure == "NMSE" and limits is not None and one_ahead:
+        pooled, reach = limits.pooled_nmse, np.exp(1.96 * limits.pooled_error)
+        if np.isfinite(pooled):
+            series.append(
+                Series(
+                    kind="points",
+                    x=["1"],
+                    y=[pooled],
+                    name="lower bound of linear forecasts",
+                    color="#000000",
+                    symbol="diamond",
+                    size=12,
+                    y_interval=([pooled / reach], [pooled * reach]),
+                )
+            )
+    span: tuple[float, float] | None = None
+    lowest = min((s.skill for h in found for s in h.scores), default=0.0)
+    notes = ["Large markers: selected without the last quarter.", *notes]
+    if measure == "skill" and lowest < -1:
+        span = (-1.05, 1.05)
+        notes.insert(1, "Skill below −1 is cut off.")
+    elif measure not in ("skill", "NMSE"):
+        span = (0, 101)
+    return Panel(
+        name=name,
+        x=Axis(label="iterations ahead"),
+        y=Axis(label=MEASURES[measure], limits=span),
+        series=tuple(series),
+        note=" ".join(notes),
+    )
+
+
+def _value(score: ForecastScore, measure: str, at: int) -> float:
+    if measure == "skill":
+        return score.skill
+    return score.nmse if measure == "NMSE" else 100 * score.within[at]
+
+
+def within(analysis: Analysis) -> Chart | Missing:
+    """Draw how well the first dispatch predicts later layers of its iteration."""
+    title = "Prediction of later layers from the first dispatch of an iteration"
+    found = [s for s in analysis.sights if np.isfinite(s.skill)]
+    if not found:
+        why = "; ".join(dict.fromkeys(s.reason for s in analysis.sights if s.reason))
+        return Missing(
+            title=title, reason=why or "it takes two MoE layers, and there are fewer"
+        )
+    points = Series(
+        kind="points",
+        x=np.array([s.skill for s in found]),
+        y=[s.target for s in found],
+        name="skill, 95% interval",
+        size=10,
+        x_interval=([s.skill_low for s in found], [s.skill_high for s in found]),
+    )
+    return Chart(
+        key="within",
+        title=title,
+        source="Expert loads of the first MoE layer as predictors of those of later "
+        f"layers, {found[0].origins} iterations of the run's last quarter. Skill: "
+        "1 − MSE / MSE of the best history-based forecaster.",
+        columns=("skill (dimensionless)", "target"),
+        panels=(
+            Panel(
+                x=Axis(label="skill over the best history-based forecaster"),
+                y=Axis(reverse=True),
+                series=(points,),
+            ),
+        ),
+        height=max(220, 110 + 28 * len(found)),
+    )

@@ -1,0 +1,240 @@
+"""On-off rhythm: timeline of the all-to-alls, spectrum, burst statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis import Analysis
+from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
+from moetraffic.tables import Table
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.units import duration
+
+from .chart import (
+    OTHER_COLOR,
+    PHASE_COLORS,
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Rule,
+    Series,
+    line_colors,
+)
+
+SHOWN = 3  # iterations in the timeline
+MOST_BARS = 6000
+MOST_ROWS = 64
+MOST_SOURCES = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """When each rank's all-to-alls were on, a few iterations, ns of rank 0's clock."""
+
+    start: npt.NDArray[np.int64]  # [n]
+    end: npt.NDArray[np.int64]  # [n]
+    rank: npt.NDArray[np.int64]  # [n] world rank
+    phase: npt.NDArray[np.object_]  # [n]
+    begins: dict[int, int]  # of iterations, on rank 0
+
+
+def calls(trace: Trace) -> Calls:
+    """Find when each rank's all-to-alls were on, in iterations of the middle.
+
+    Parameters
+    ----------
+    trace
+        With times; without, there are no calls.
+    """
+    when = trace.iterations
+    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
+    chosen = range(first, first + SHOWN)
+    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=chosen))
+    phases = np.array([site.phase for site in trace.sites], object)
+    widths = np.array([trace.size(int(o)) for o in found], np.int64)
+    parts: list[list[npt.NDArray[np.generic]]] = []
+    for width in np.unique(widths):
+        of = found[widths == width]
+        issue, start, end = trace.times(of)
+        begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
+        phase = np.broadcast_to(phases[trace.occurrences.site[of]][:, None], end.shape)
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (phase != "")
+        ranks = np.asarray(trace.members(of))
+        every = (np.minimum(begin, end), end, ranks, phase)
+        parts.append([each[known] for each in every])
+    empty = [np.zeros(0, kind) for kind in (np.int64, np.int64, np.int64, object)]
+    columns = [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
+    steps = trace.steps
+    begins = {
+        int(i): int(t)
+        for i, t in zip(steps.iteration, steps.start[:, 0], strict=True)
+        if i in chosen and t != UNKNOWN_TIME
+    }
+    start, end, ranks, phase = columns
+    return Calls(start=start, end=end, rank=ranks, phase=phase, begins=begins)
+
+
+def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Missing:
+    """Draw each rank's all-to-alls as bars over time, colored by phase.
+
+    Parameters
+    ----------
+    trace
+        With times.
+    source
+        What it was computed from.
+    reason
+        Why there is none, where that is known.
+    """
+    title = "On-off timeline of the all-to-alls"
+    on = calls(trace)
+    if not len(on.start):
+        why = reason or "the times of the all-to-alls are not recorded"
+        return Missing(title=title, reason=why)
+    ranks = np.unique(on.rank)
+    each = -(-len(ranks) // MOST_ROWS)
+    shown = np.isin(on.rank, ranks[::each])
+    note = f" One of every {each} ranks is drawn." if each > 1 else ""
+    if shown.sum() > MOST_BARS:
+        # later iterations are left out
+        shown &= on.start <= np.sort(on.start[shown])[MOST_BARS - 1]
+        note += f" The first {MOST_BARS} calls are drawn."
+    origin = min([int(on.start[shown].min()), *on.begins.values()])
+    series = []
+    for phase in dict.fromkeys([*PHASE_COLORS, *sorted(set(on.phase[shown]))]):
+        mine = shown & (on.phase == phase)
+        if not mine.any():
+            continue
+        series.append(
+            Series(
+                kind="bars",
+                x=(on.end[mine] - on.start[mine]) / 1e6,
+                y=on.rank[mine],
+                base=(on.start[mine] - origin) / 1e6,
+                name=phase,
+                color=PHASE_COLORS.get(phase, OTHER_COLOR),
+                width=0.74 * each,
+                hover="rank %{y}<br>at %{base:.3f} ms, for %{x:.3f} ms",
+            )
+        )
+    rules = tuple(
+        Rule(x=(begin - origin) / 1e6, text=f"iteration {i}")
+        for i, begin in on.begins.items()
+    )
+    about = (
+        "From when the last rank has issued the all-to-all until it has ended on the "
+        "rank; times on rank 0's clock."
+    )
+    return Chart(
+        key="timeline",
+        title=title,
+        source=f"{source}. {about}{note}" if source else f"{about}{note}",
+        columns=("length [ms]", "rank", "begin [ms]"),
+        panels=(
+            Panel(
+                x=Axis(label="time [ms]"),
+                y=Axis(label="rank", reverse=True),
+                series=tuple(series),
+                rules=rules,
+            ),
+        ),
+        height=int(np.clip(190 + 30 * len(ranks[::each]), 260, 620)),
+        width=1200,
+    )
+
+
+def spectrum(trace: Trace, analysis: Analysis) -> Chart | Missing:
+    """Draw the power spectrum of the on-off series of phases and ranks."""
+    title = "Spectrum of the on-off pattern"
+    found, reason = spectra(trace)
+    if not found:
+        return Missing(title=title, reason=reason)
+    periods = {b.name: b.rhythm.period_ns for b in analysis.beats.found}
+    one = found[0]
+    return Chart(
+        key="spectrum",
+        title=title,
+        source="Fourier power of the on-off series, 32 bins an iteration, averaged "
+        f"over {one.windows} overlapping windows (Welch), as a share of all but the "
+        f"mean. An iteration takes {duration(1 / one.step_hz)}, the median of rank 0.",
+        columns=("frequency [1/s]", "share of the power"),
+        choices=("source",),
+        panels=tuple(
+            _spectrum([s for s in found if s.by == kind], kind, periods)
+            for kind in dict.fromkeys(s.by for s in found)
+        ),
+    )
+
+
+def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Panel:
+    own = [
+        f"{s.name}: {duration(periods[s.name] / 1e9)}"
+        for s in found
+        if np.isfinite(periods.get(s.name, np.nan))
+    ]
+    return Panel(
+        name=(kind,),
+        x=Axis(label="frequency [1/s]"),
+        y=Axis(label="share of the power [%]", from_zero=True),
+        series=tuple(
+            Series(x=s.frequency_hz, y=100 * s.share, name=s.name, color=c, width=1.2)
+            for s, c in zip(found, line_colors(len(found)), strict=True)
+        ),
+        rules=(Rule(x=found[0].step_hz, text="once per iteration"),),
+        note=f"Periods by autocorrelation: {', '.join(own)}." if own else "",
+    )
+
+
+def statistics_tables(
+    analysis: Analysis, *, most: int = MOST_SOURCES
+) -> list[Table | Missing]:
+    """Tabulate duty cycle, bursts and gaps of each source, and its periodicity."""
+    title = "On-off statistics"
+    every = analysis.beats.found
+    if not every:
+        return [Missing(title=title, reason=why_no_times(analysis))]
+    on_off, periods = [], []
+    for one in every[:most]:
+        r = one.rhythm
+        name = one.name if one.by in one.name else f"{one.by} {one.name}"
+        bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
+        on_off.append((name, *bursts, r.gap_ns / 1e9, r.gap_cv, r.peak_to_mean))
+        stationary = r.length_steady.p if r.length_steady else None
+        period = (r.period_ns / 1e9, r.strength, r.cycle_ns / 1e9)
+        periods.append((name, *period, r.likeness, r.jitter, stationary))
+    more = len(every) - len(on_off)
+    about = analysis.beats.about
+    return [
+        Table(
+            title=title,
+            columns={
+                **{"source": "", "duty cycle": ".1%", "bursts": "", "mean burst": "s"},
+                **{"CV of bursts": ".2f", "mean gap": "s", "CV of gaps": ".2f"},
+                "peak/mean": ".1f",
+            },
+            rows=on_off,
+            notes=[
+                *([f"{about[:1].upper()}{about[1:]}."] if about else []),
+                *([f"{more} more: moetraffic analyze --json"] if more > 0 else []),
+            ],
+        ),
+        Table(
+            title="Periodicity",
+            columns={
+                **{"source": "", "period": "s", "autocorrelation at the period": ".2f"},
+                **{"cycle time": "s", "cycle-to-cycle correlation": ".2f"},
+                **{"jitter": ".1%", "stationarity p-value": ".2g"},
+            },
+            rows=periods,
+        ),
+    ]
+
+
+def why_no_times(analysis: Analysis) -> str:
+    """Why there is no rhythm."""
+    notes = [note for note in analysis.beats.notes if "rhythm" in note]
+    return "; ".join(notes) or "the times of the all-to-alls are not recorded"

@@ -1,0 +1,209 @@
+"""Infer the steps, layers and phases of a run that was not annotated.
+
+1. Number the steps where the program did not mark them (``numbering``, ``period``).
+2. Classify all-to-alls as dispatches, combines and their gradients, and assign them to
+   layers (``programs``, ``phases``, ``gradients``, ``names``).
+3. Assign routings that a hook on a router reported to the group of their layer.
+
+Annotations are kept.  The meta's ``schedule`` states what was inferred and what is
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moetraffic.trace.model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
+from moetraffic.trace.segments.calls import Calls, gather_calls, is_exchange
+from moetraffic.trace.segments.record import Record
+
+from .markers import (
+    hide_evaluations,
+    infer_kinds,
+    number_early_calls,
+    steps_bare,
+    with_inferred_steps,
+)
+from .names import Naming, find_names
+from .numbering import Numbered, number_steps
+
+ROUTER = "router"
+"""Label of a routing reported by a hook on the router, not by an annotation."""
+
+LONGEST = 2000  # characters of the remarks
+
+
+def infer_schedule(record: Record) -> Record:
+    """Number unmarked steps, and name all-to-alls that carry no phase.
+
+    Parameters
+    ----------
+    record
+        The events of all ranks.
+
+    Returns
+    -------
+    Record
+        The same events in the same order, with their steps and sites; its meta's
+        ``schedule`` states what was inferred.
+    """
+    record = number_early_calls(record)
+    marked = not (record.events["iteration"] < 0).any()
+    if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
+        return infer_kinds(record)
+    every = [gather_calls(record, rank) for rank in record.ranks]
+    numbered: Mapping[int, Numbered] | None = None
+    if not marked or steps_bare(record):
+        numbered = number_steps(every)
+    if marked and (numbered is None or not hide_evaluations(record, numbered)):
+        numbered = None
+    remarks: list[str] = []
+    inferred = numbered is not None
+    if numbered is not None:
+        remarks.append(_steps_found(numbered))
+    elif marked:
+        numbered = {c.rank: _as_numbered(c.table["iteration"]) for c in every}
+    else:
+        remarks.append("steps could not be inferred from the order of the calls")
+        numbered = {c.rank: _as_numbered(np.zeros(len(c.table))) for c in every}
+    meta = record.meta
+    routed = any(s.operation == ROUTING for s in record.sites)
+    mixture = bool(meta.experts or meta.workload or routed)
+    naming = find_names(every, numbered, mixture=mixture)
+    remarks += _names_found(every, naming)
+    record = _with_names(record, every, naming)
+    if inferred:
+        record = with_inferred_steps(record, every, numbered)
+    elif marked:
+        record = infer_kinds(record)
+    schedule = "; ".join(r for r in remarks if r)[:LONGEST]
+    return replace(record, meta=replace(meta, schedule=schedule))
+
+
+def _unnamed(site: Site) -> bool:
+    return site.operation == ALL_TO_ALL and not site.phase and not site.label
+
+
+def _unbound(site: Site) -> bool:
+    return site.operation == ROUTING and site.label == ROUTER
+
+
+def _as_numbered(steps: Any) -> Numbered:
+    """Steps as they were marked."""
+    return Numbered(step=steps.astype(np.int64), kinds=(), whole=())
+
+
+def _steps_found(numbered: Mapping[int, Numbered]) -> str:
+    kinds = max((n.kinds for n in numbered.values()), key=len)
+    counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
+    return f"steps inferred from the period of the calls: {', '.join(counts)}"
+
+
+def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
+    """Remarks on the calls that were named, and on those that were not."""
+    named = left = 0
+    kinds: dict[str, None] = {}
+    for calls in every:
+        mine = naming.of_call[calls.rank]
+        bare = is_exchange(calls) & calls.where([_unnamed(s) for s in calls.sites])
+        named += int((mine[bare] >= 0).sum())
+        left += int((mine[bare] < 0).sum())
+        for number in np.unique(mine[mine >= 0]).tolist():
+            phase, _, label = naming.names[number]
+            kinds.setdefault(phase or label)
+    remarks = []
+    if named:
+        remarks.append(
+            f"{', '.join(kinds)} inferred from order and bytes of the all-to-alls"
+        )
+    if left:
+        remarks.append(
+            f"{left} of {named + left} all-to-all calls have no inferred phase"
+        )
+    return remarks + list(naming.remarks)
+
+
+def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Record:
+    """Give the events their named sites, and routings the group of their layer."""
+    sites = {site: number for number, site in enumerate(record.sites)}
+    events, placements = record.events.copy(), record.placements
+    numbers = {group: number for number, group in enumerate(record.groups)}
+    rebound = np.zeros(len(placements), bool)
+    for calls in every:
+        names = naming.of_call[calls.rank]
+        groups = _groups_of_layers(calls, naming)
+        pairs, at = np.unique(
+            np.stack([calls.table["site"], names]), axis=1, return_inverse=True
+        )
+        new = []
+        for old, name in pairs.T.tolist():
+            site = calls.sites[old]
+            group = groups.get(site.layer)
+            if name >= 0:
+                phase, layer, label = naming.names[name]
+                site = replace(site, phase=phase, layer=layer, label=label)
+            elif _unbound(site) and group and group != record.groups[site.group]:
+                placements = _rebound(placements, site, numbers[group], record.groups)
+                wide = record.placements
+                rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
+                site = replace(site, group=numbers[group])
+            new.append(sites.setdefault(site, len(sites)))
+        events["site"][calls.place] = np.array(new, np.int64)[at.reshape(-1)]
+    kept = np.ones(len(placements), bool)
+    kept[: len(rebound)] = ~rebound
+    members = [record.groups[s.group].ranks for s in sites]
+    pairs, at = np.unique(
+        np.stack([events["site"], events["rank"]]), axis=1, return_inverse=True
+    )
+    member = [members[site].index(rank) for site, rank in pairs.T.tolist()]
+    events["member"] = np.array(member, np.int64)[at.reshape(-1)]
+    return replace(
+        record, events=events, sites=tuple(sites), placements=placements[kept]
+    )
+
+
+def _groups_of_layers(calls: Calls, naming: Naming) -> dict[int, Group]:
+    """The group of each layer's dispatch, annotated or inferred."""
+    found: dict[int, Group] = {}
+    for site in calls.sites:
+        if site.phase == "dispatch":
+            found.setdefault(site.layer, calls.groups[site.group])
+    names = naming.of_call[calls.rank]
+    pairs, first = np.unique(
+        np.stack([calls.table["site"], names]), axis=1, return_index=True
+    )
+    for site, name in pairs[:, np.argsort(first)].T.tolist():
+        phase, layer, _ = naming.names[name] if name >= 0 else ("", -1, "")
+        if phase == "dispatch":
+            found.setdefault(layer, calls.groups[calls.sites[site].group])
+    return found
+
+
+def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
+    """Placements with those of a routing's layer on the group of its dispatch.
+
+    Contiguous placements are contiguous on the new group; others name group ranks.
+    """
+    experts = site.experts
+    wide, ranks = groups[site.group].ranks, groups[after].ranks
+    ours = (rows["group"] == after) & (rows["layer"] == site.layer)
+    mine = (rows["group"] == site.group) & (rows["layer"] == site.layer)
+    if ours.any():
+        return rows
+    holders: list[int] = []
+    if mine.sum() == experts:
+        members = [wide.index(r) for r in rows["rank"][mine].tolist()]
+        contiguous = [e * len(wide) // experts for e in range(experts)]
+        if members != contiguous and max(members) < len(ranks):
+            holders = members
+    if not holders and experts % len(ranks) == 0:
+        holders = [e * len(ranks) // experts for e in range(experts)]
+    fresh = np.array(
+        [(after, site.layer, e, 0, ranks[m], 0) for e, m in enumerate(holders)],
+        PLACEMENT,
+    )
+    return np.concatenate([rows, fresh])

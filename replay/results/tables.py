@@ -1,0 +1,194 @@
+"""Tables of a replay: summary, times of operations, ratios to baselines, schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from moetraffic.tables import Table
+from moetraffic.units import byte_size, duration
+
+from .fidelity import LATE_S, LEVEL, Fidelity, Punctuality, Ratio
+from .result import Replay
+
+_QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
+
+
+def replay_tables(replay: Replay) -> list[Table]:
+    """All tables of a replay; empty ones are left out."""
+    tables = [_summary(replay), _spreads(replay), _slowest(replay)]
+    if replay.fidelity is not None:
+        tables += fidelity_tables(replay.fidelity)
+    return tables
+
+
+def fidelity_tables(fidelity: Fidelity) -> list[Table]:
+    """Completion times, ratios to baselines and deviation from the schedule."""
+    tables = [_times(fidelity)]
+    ratios = _ratios(fidelity)
+    if ratios.rows:
+        tables.append(ratios)
+    if fidelity.punctuality is not None:
+        tables.append(_schedule(fidelity.punctuality))
+    return tables
+
+
+def counts(kinds: Mapping[str, int]) -> str:
+    """Numbers of operations of each kind, in words."""
+    return ", ".join(
+        f"{count} {name.replace('_', '-')}{'s' if count > 1 else ''}"
+        for name, count in kinds.items()
+    )
+
+
+def verification(verified: str) -> str:
+    """What was verified, in words."""
+    return {
+        "full": "every size and byte verified",
+        "none": "every size verified, no bytes",
+    }.get(verified, f"every size verified, bytes of a {verified}")
+
+
+def _summary(r: Replay) -> Table:
+    hosts = len(set(r.nodes))
+    rows = [
+        (
+            "operations",
+            f"{counts(r.kinds)} in iterations {r.first_iteration} to "
+            f"{r.last_iteration}, {verification(r.verified)}",
+        ),
+        ("streams", ", ".join(r.streams) if len(r.streams) > 1 else ""),
+        *(("note", note) for note in r.notes),
+        ("not replayed", counts(r.left_out)),
+        (
+            "ranks",
+            f"{r.ranks} on {hosts} host{'s' if hosts > 1 else ''}, backend "
+            f"{r.backend}, pace {r.pace}",
+        ),
+        (
+            "bytes",
+            f"{byte_size(r.total_bytes)}, {byte_size(r.network_bytes)} of them between "
+            f"ranks; sent by a rank: {byte_size(min(r.rank_bytes))} to "
+            f"{byte_size(max(r.rank_bytes))}",
+        ),
+        ("wall time", f"{r.wall_s:.3f} s"),
+    ]
+    if r.straggler is not None:
+        last = f"arrived last in {r.straggler_share:.0%} of operations"
+        rows.append(("straggler", f"rank {r.straggler} {last}"))
+    if r.total_busbw_gbs is not None:
+        rows.append(("busbw", f"{r.total_busbw_gbs:.3g} GB/s over all operations"))
+    if r.fidelity is not None and r.fidelity.slowdown is not None:
+        pairs = f"{r.fidelity.pairs} pairs of passes with and without dense traffic"
+        ratio = _interval(r.fidelity.slowdown)
+        rows.append(("slowdown", f"{ratio}, all-to-alls in {pairs}"))
+    rows.append(("written to", r.out))
+    return Table(title=f"replay of {r.source}", rows=[row for row in rows if row[1]])
+
+
+def _spreads(r: Replay) -> Table:
+    spreads = {
+        "time, us": r.time_us,
+        "algbw, GB/s": r.algbw_gbs,
+        "busbw, GB/s": r.busbw_gbs,
+    }
+    return Table(
+        title="operations",
+        columns=["", *_QUANTILES],
+        rows=[
+            [name, *(getattr(spread, q) for q in _QUANTILES)]
+            for name, spread in spreads.items()
+            if spread is not None
+        ],
+    )
+
+
+def _slowest(r: Replay) -> Table:
+    return Table(
+        title="slowest operations",
+        columns={"time, us": ".4g", "bytes": "bytes", "rank": "d", "operation": "<"},
+        rows=[(s.time_us, s.bytes, s.rank, s.operation) for s in r.slowest],
+    )
+
+
+def _times(fidelity: Fidelity) -> Table:
+    return Table(
+        title="completion times, from call to end on the slowest member",
+        columns={
+            **{"operations": "<", "number": "d"},
+            **{"p50": "s", "p90": "s", "p99": "s", "max": "s", "transfer p50": "s"},
+            **{"busbw, GB/s": ".3g", "straggler": "<"},
+        },
+        rows=[
+            (
+                part.name,
+                part.number,
+                *(part.time_s.p50, part.time_s.p90, part.time_s.p99, part.time_s.max),
+                part.transfer_s.p50 if part.transfer_s is not None else None,
+                part.busbw_gbs,
+                f"rank {part.straggler}, {part.straggler_share:.0%}"
+                if part.straggler >= 0
+                else "",
+            )
+            for part in fidelity.parts
+        ],
+        notes=fidelity.notes,
+    )
+
+
+def _ratios(fidelity: Fidelity) -> Table:
+    columns = {
+        "call time / captured": "over_captured",
+        "transfer time / captured": "transfer_over_captured",
+        f"call time / lower bound ({fidelity.bound_of})": "over_bound",
+        f"call time / measurements ({fidelity.model_of})": "over_model",
+    }
+    used = {
+        title: name
+        for title, name in columns.items()
+        if any(not math.isnan(getattr(p, name).value) for p in fidelity.parts)
+    }
+    rows = [
+        [part.name, *(_interval(getattr(part, name)) for name in used.values())]
+        for part in fidelity.parts
+    ]
+    return Table(
+        title=f"ratios of total times (intervals of {LEVEL:.0%} confidence)",
+        columns=["operations", *used],
+        rows=[row for row in rows if any(row[1:])],
+    )
+
+
+def _schedule(p: Punctuality) -> Table:
+    errors = {"p50": p.error_p50_s, "p90": p.error_p90_s}
+    errors |= {"p99": p.error_p99_s, "max": p.error_max_s}
+    rows = [
+        (
+            "issue-time error",
+            ", ".join(f"{name} {duration(e)}" for name, e in errors.items())
+            + f", mean {'-' if p.mean_s < 0 else '+'}{duration(abs(p.mean_s))}, of "
+            f"{p.scheduled} operations",
+        ),
+        (
+            "late",
+            f"{p.late} by more than {duration(LATE_S)} ({p.late / p.scheduled:.1%})",
+        ),
+        ("behind at the end", f"{p.behind_s * 1e3:.3g} ms, rank {p.worst_rank}"),
+    ]
+    if not math.isnan(p.schedule_s):
+        rows.append(
+            (
+                "total",
+                f"{duration(p.took_s)} for a schedule of {duration(p.schedule_s)}: "
+                f"{p.off:+.2%}",
+            )
+        )
+    return Table(title="deviation from the schedule", rows=rows)
+
+
+def _interval(ratio: Ratio) -> str:
+    if math.isnan(ratio.value):
+        return ""
+    if math.isnan(ratio.low):
+        return f"{ratio.value:.4g}"
+    return f"{ratio.value:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
