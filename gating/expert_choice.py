@@ -41,6 +41,8 @@ class ExpertChoiceRouter(LinearGate):
     section 3.2, equations 1 and 2.
     """
 
+    shown = (*LinearGate.shown, "k")
+
     def __init__(
         self,
         hidden: int,
@@ -78,7 +80,3 @@ class ExpertChoiceRouter(LinearGate):
             z_loss=router_z_loss(logits),
             capacity=None if self.capacity_factor is None else take,
         )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return f"{super().extra_repr()}, k={self.k}"

@@ -55,6 +55,8 @@ class GShardRouter(LinearGate):
     choices; it is E^2 times the paper's, so that a uniform router has 1 here too.
     """
 
+    shown = (*LinearGate.shown, "second", "weights")
+
     def __init__(
         self,
         hidden: int,
@@ -126,10 +128,6 @@ class GShardRouter(LinearGate):
             probabilities=probabilities,
             balanced=first,
         )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return f"{super().extra_repr()}, second={self.second}, weights={self.weights}"
 
 
 def _gumbel(like: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from moetraffic.errors import LayoutError
 
 from .capacity import limit
 from .hashing import mixed
+from .linear_gate import check_k
 from .routing import Routing
 
 
@@ -50,11 +51,7 @@ class HashRouter(nn.Module):
         capacity_factor: float | None = None,
         seed: int = 0,
     ) -> None:
-        if not 1 <= k <= experts:
-            raise LayoutError(
-                f"a token's k experts are distinct, but k is {k} and there are "
-                f"{experts} experts: choose k between 1 and {experts}"
-            )
+        check_k(k, experts)
         super().__init__()
         self.experts = experts
         self.k = k

@@ -6,6 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from moetraffic.errors import LayoutError
+
+
+def check_k(k: int, experts: int) -> None:
+    """Check that k distinct experts exist.
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and the number of experts.
+    """
+    if not 1 <= k <= experts:
+        raise LayoutError(
+            f"a token's k experts are distinct, but k is {k} and there are {experts} "
+            f"experts: choose k between 1 and {experts}"
+        )
+
 
 class LinearGate(nn.Module):
     """Logits ``x W^T`` of each token for each expert.
@@ -21,6 +38,8 @@ class LinearGate(nn.Module):
     experts
         Number of experts E.
     """
+
+    shown: tuple[str, ...] = ("hidden", "experts")  # attributes in ``repr``
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__()
@@ -40,5 +59,5 @@ class LinearGate(nn.Module):
             return F.linear(x.to(dtype), self.weight.to(dtype))
 
     def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return f"hidden={self.hidden}, experts={self.experts}"
+        """Format the sizes and options for ``print(module)``."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)

@@ -39,11 +39,8 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
     k > 1: Dai et al., "DeepSeekMoE", arXiv 2401.06066, equations 12 to 14, which
     divide the counts by k so that the uniform value stays 1.
     """
-    tokens, experts = probabilities.shape
-    counts = torch.bincount(expert.reshape(-1), minlength=experts)
-    share = counts.to(probabilities.dtype) / max(expert.numel(), 1)
-    mean = probabilities.sum(0) / max(tokens, 1)
-    return experts * (share * mean).sum()
+    counts = torch.bincount(expert.reshape(-1), minlength=probabilities.shape[1])
+    return global_balance_loss(probabilities, counts)
 
 
 def sequence_balance_loss(

@@ -12,7 +12,9 @@ the built-in routers stand in ``moetraffic.patterns.ROUTERS``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any, cast
 
 from torch import nn
@@ -89,52 +91,25 @@ def _limited(gating: Gating) -> dict[str, Any]:
     }
 
 
-def _switch(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return SwitchRouter(hidden, experts, **_limited(gating))
-
-
-def _topk(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return TopKRouter(hidden, experts, k=gating.k, **_limited(gating))
-
-
-def _gshard(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return GShardRouter(hidden, experts, **_limited(gating))
-
-
-def _fairscale(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return FairscaleTop2Router(hidden, experts)
-
-
-def _expert_choice(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return ExpertChoiceRouter(hidden, experts, k=gating.k, **_limited(gating))
-
-
-def _deepseek(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return DeepSeekRouter(hidden, experts, k=gating.k, **_limited(gating))
-
-
-def _hash(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return HashRouter(experts, k=gating.k, **_limited(gating))
-
-
-def _sinkhorn(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return SinkhornRouter(hidden, experts, k=gating.k, **_limited(gating))
-
-
-def _skewed(gating: Gating, hidden: int, experts: int) -> nn.Module:
-    return SkewedRouter(hidden, experts, k=gating.k, **_limited(gating))
+def _create(
+    kind: Callable[..., nn.Module], gating: Gating, hidden: int, experts: int
+) -> nn.Module:
+    """Create a router from the sizes and options that its class accepts."""
+    given = {"hidden": hidden, "experts": experts, "k": gating.k, **_limited(gating)}
+    accepted = signature(kind).parameters
+    return kind(**{name: value for name, value in given.items() if name in accepted})
 
 
 ROUTERS: dict[str, RouterFactory] = {
-    "switch": _switch,
-    "topk": _topk,
-    "gshard": _gshard,
-    "fairscale-top2": _fairscale,
-    "fairscale": _fairscale,  # the gate of models/layers/fairscale_moe.py
-    "expert-choice": _expert_choice,
-    "deepseek": _deepseek,
-    "hash": _hash,
-    "sinkhorn": _sinkhorn,
-    "skewed": _skewed,
+    "switch": partial(_create, SwitchRouter),
+    "topk": partial(_create, TopKRouter),
+    "gshard": partial(_create, GShardRouter),
+    "fairscale-top2": partial(_create, FairscaleTop2Router),
+    "fairscale": partial(_create, FairscaleTop2Router),  # of layers/fairscale_moe.py
+    "expert-choice": partial(_create, ExpertChoiceRouter),
+    "deepseek": partial(_create, DeepSeekRouter),
+    "hash": partial(_create, HashRouter),
+    "sinkhorn": partial(_create, SinkhornRouter),
+    "skewed": partial(_create, SkewedRouter),
 }
 """The built-in routers, ``name -> factory(gating, hidden, experts)``."""

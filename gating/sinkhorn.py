@@ -9,7 +9,7 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import limit
-from .linear_gate import LinearGate
+from .linear_gate import LinearGate, check_k
 from .losses import router_z_loss
 from .routing import Routing
 
@@ -51,6 +51,8 @@ class SinkhornRouter(LinearGate):
     ``megatron/core/transformer/moe/router.py``, ``sinkhorn_load_balancing``.
     """
 
+    shown = (*LinearGate.shown, "k", "score")
+
     def __init__(
         self,
         hidden: int,
@@ -62,11 +64,7 @@ class SinkhornRouter(LinearGate):
         tolerance: float = 1e-4,
         rounds: int = 1000,
     ) -> None:
-        if not 1 <= k <= experts:
-            raise LayoutError(
-                f"a token's k experts are distinct, but k is {k} and there are "
-                f"{experts} experts: choose k between 1 and {experts}"
-            )
+        check_k(k, experts)
         if score not in SCORES:
             raise LayoutError(
                 f"the score is one of {', '.join(SCORES)}, not {score!r}: choose one"
@@ -95,10 +93,6 @@ class SinkhornRouter(LinearGate):
             auxiliary_loss=logits.new_zeros(()),
             z_loss=router_z_loss(logits),
         )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return f"{super().extra_repr()}, k={self.k}, score={self.score}"
 
 
 def sinkhorn_plan(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moetraffic.errors import LayoutError
-
 from .capacity import limit
 from .hashing import mixed, uniform
-from .linear_gate import LinearGate
+from .linear_gate import LinearGate, check_k
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 
@@ -56,6 +54,8 @@ class SkewedRouter(LinearGate):
     "Stochastic Beams and Where to Find Them", arXiv 1903.06059, section 2.3.
     """
 
+    shown = (*LinearGate.shown, "k", "exponent", "period")
+
     step: Tensor
 
     def __init__(
@@ -69,11 +69,7 @@ class SkewedRouter(LinearGate):
         period: int = 50,
         seed: int = 0,
     ) -> None:
-        if not 1 <= k <= experts:
-            raise LayoutError(
-                f"a token's k experts are distinct, but k is {k} and there are "
-                f"{experts} experts: choose k between 1 and {experts}"
-            )
+        check_k(k, experts)
         super().__init__(hidden, experts)
         self.k = k
         self.capacity_factor = capacity_factor
@@ -131,10 +127,3 @@ class SkewedRouter(LinearGate):
         gumbel = -(-drawn.log()).log()
         keys = self.popularity().log() + gumbel
         return keys.topk(self.k, dim=-1).indices
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return (
-            f"{super().extra_repr()}, k={self.k}, exponent={self.exponent}, "
-            f"period={self.period}"
-        )

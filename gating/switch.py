@@ -33,6 +33,8 @@ class SwitchRouter(LinearGate):
     the jitter is its "input jitter", as ``transformers`` computes it for Switch.
     """
 
+    shown = (*LinearGate.shown, "jitter")
+
     def __init__(
         self,
         hidden: int,
@@ -62,7 +64,3 @@ class SwitchRouter(LinearGate):
             z_loss=router_z_loss(logits),
             probabilities=probabilities,
         )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return f"{super().extra_repr()}, jitter={self.jitter}"

@@ -7,7 +7,7 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import limit
-from .linear_gate import LinearGate
+from .linear_gate import LinearGate, check_k
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 
@@ -50,6 +50,8 @@ class TopKRouter(LinearGate):
     3 to 5 (without their noise).
     """
 
+    shown = (*LinearGate.shown, "k", "softmax", "renormalize")
+
     def __init__(
         self,
         hidden: int,
@@ -60,11 +62,7 @@ class TopKRouter(LinearGate):
         softmax: str = "before",
         renormalize: bool | None = None,
     ) -> None:
-        if not 1 <= k <= experts:
-            raise LayoutError(
-                f"a token's k experts are distinct, but k is {k} and there are "
-                f"{experts} experts: choose k between 1 and {experts}"
-            )
+        check_k(k, experts)
         after = softmax == "after"
         if softmax not in ("before", "after") or (after and renormalize is False):
             raise LayoutError(
@@ -96,11 +94,4 @@ class TopKRouter(LinearGate):
             auxiliary_loss=load_balancing_loss(probabilities, expert),
             z_loss=router_z_loss(logits),
             probabilities=probabilities,
-        )
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
-        return (
-            f"{super().extra_repr()}, k={self.k}, softmax={self.softmax}, "
-            f"renormalize={self.renormalize}"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
+from moetraffic.models.layers.moe import adapt
 from moetraffic.models.parallelism.gradients import (
     ParameterSets,
     ParameterUpdate,
@@ -19,7 +20,6 @@ from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
 
-from .adaptation import adapt
 from .corpus import Corpus
 from .gpt import GPT, Losses
 from .objective import batch, text

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from moetraffic.gating import Routing
 from moetraffic.models.layers.lossy_network import LossyNetwork
-from moetraffic.models.layers.moe import Shards
+from moetraffic.models.layers.moe import Shards, adapt
 from moetraffic.models.parallelism.gradients import (
     ParameterSets,
     ReplicatedUpdate,
@@ -26,7 +26,6 @@ from moetraffic.models.parallelism.groups import connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import ParallelLayout, Workload
 
-from .adaptation import adapt
 from .corpus import Corpus
 from .gpt import GPT, IGNORED
 from .objective import batch, text

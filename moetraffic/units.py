@@ -1,4 +1,4 @@
-"""Quantities as people read them."""
+"""Format and parse bytes, rates and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moetraffic.errors import MoetrafficError
 
 
 def byte_size(count: float) -> str:
-    """Bytes with a decimal prefix.
+    """Format bytes with a decimal prefix.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def byte_size(count: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A figure with its unit; blank if it is not known.
+    """Format a value with its unit; blank if it is not finite.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def rank_span(ranks: Sequence[int]) -> str:
-    """World ranks, briefly.
+    """Format world ranks as a range or a list.
 
     Examples
     --------
@@ -75,7 +75,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z/]+)")
 
 
 def bytes_per_second(text: str) -> float:
-    """A rate as people write it, in bytes/s.
+    """Parse a rate with its unit to bytes/s.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def bytes_per_second(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time as people write it, in seconds.
+    """Parse a time with its unit to seconds.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def seconds(text: str) -> float:
 
 
 def bit_rate(bytes_s: float) -> str:
-    """A rate in bits a second, as networks are sold.
+    """Format bytes/s as bits per second with a prefix.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def bit_rate(bytes_s: float) -> str:
 
 
 def duration(value_s: float) -> str:
-    """A time with a prefix; blank if it is not known.
+    """Format seconds with a prefix; blank if not finite.
 
     Examples
     --------

@@ -7,6 +7,7 @@ capacity, h hidden size, f feed-forward width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -18,7 +19,7 @@ from moetraffic.capture import at
 from moetraffic.capture import routing as report_routing
 from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
-from moetraffic.gating import Router, Routing, balance_counts, balance_loss
+from moetraffic.gating import Adaptive, Router, Routing, balance_counts, balance_loss
 
 from .feedforward import LocalExperts
 from .lossy_network import LossyNetwork
@@ -319,3 +320,28 @@ def _weighted_sum(
 ) -> Tensor:
     weighted_nh = (done_nh * weight_n.unsqueeze(1)).to(x_th.dtype)
     return torch.zeros_like(x_th).index_add(0, token_n, weighted_nh)
+
+
+def adapt(
+    mixtures: Sequence[MixtureOfExperts], replicas: dist.ProcessGroup | None
+) -> None:
+    """Pass the global expert load of the finished step to each adaptive router.
+
+    Parameters
+    ----------
+    mixtures
+        This rank's MoE layers.
+    replicas
+        The data-parallel group, over which loads are summed; None: nobody else.
+    """
+    adaptive = [m for m in mixtures if isinstance(m.router, Adaptive)]
+    if not adaptive:
+        return
+    loads = torch.stack([m.take_load() for m in adaptive])  # [layers, E]
+    if replicas is not None and replicas.size() > 1:
+        with at(label="router_load"):
+            dist.all_reduce(loads, group=replicas)
+    for mixture, load in zip(adaptive, loads, strict=True):
+        router = mixture.router
+        assert isinstance(router, Adaptive)
+        router.after_step(load)

@@ -1,4 +1,4 @@
-r"""How far apart the traffic of two traces is, with intervals and a floor.
+r"""Comparison of two traces: distances with confidence intervals and a noise floor.
 
 A distance between two finite runs is never zero: two halves of one run differ, too.
 Each distance therefore has three figures beside it: an interval by the moving-block
@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.completion import TimeRatio, compare_times
+from moetraffic.analysis.times.completion import TimeRatio, compare_times, completion
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, Trace
 
 from .distances import (
     relative_difference,
@@ -40,6 +40,9 @@ from .engine import Tick, observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
 from .resampling import LEVEL, block_means, block_values
+
+if TYPE_CHECKING:
+    import pandas
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -66,7 +69,7 @@ of, the measures of skew, has none either."""
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far apart two runs are in one respect."""
+    """Distance of two runs in one respect, with its interval and noise floor."""
 
     layer: int  # -1: of the whole run
     of: str  # what is compared
@@ -81,17 +84,31 @@ class Distance:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the distance is more than the run's own."""
+        """Whether the distance exceeds the first run's distance to itself."""
         return self.value > self.floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ShownAsTables):
-    """All distances between two traces, and the times of what both did."""
+    """All distances between two traces, and time ratios of their common calls."""
 
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
     times: tuple[TimeRatio, ...] = ()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Data frame with one row a distance.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the fields of :class:`Distance` and ``beyond_chance`` as columns.
+        """
+        import pandas
+
+        rows = [vars(d) | {"beyond_chance": d.beyond_chance} for d in self.distances]
+        names = [*Distance.__dataclass_fields__, "beyond_chance"]
+        return pandas.DataFrame(rows, columns=names)
 
 
 def compare(
@@ -291,26 +308,15 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
         By phase (those without one: "all-to-alls without a phase"), ``[n]`` float64 in
         the order of the iterations.
     """
-    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
-    found = found[np.argsort(trace.occurrences.iteration[found], kind="stable")]
-    site = trace.occurrences.site[found]
-    phase = np.array([s.phase for s in trace.sites])
-    widths = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
-    spent: dict[str, list[Float64]] = {}
-    for name in dict.fromkeys(phase[site].tolist()):
-        for width in np.unique(widths[site[phase[site] == name]]):
-            mine = found[(phase[site] == name) & (widths[site] == width)]
-            issue, start, end = trace.times(mine)
-            begin = np.where(start != UNKNOWN_TIME, start, issue).max(axis=1)
-            known = (issue != UNKNOWN_TIME).all(axis=1) & (end != UNKNOWN_TIME).all(
-                axis=1
-            )
-            # another rank's clock may be off by its error: nothing takes less than 0
-            lasted = np.maximum(end.max(axis=1) - begin, 0)[known] / 1e9
-            if len(lasted):
-                label = name or "all-to-alls without a phase"
-                spent.setdefault(label, []).append(lasted)
-    return {name: np.concatenate(parts) for name, parts in spent.items()}
+    calls = completion(trace, iterations)
+    exchanges = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
+    calls = calls.take(np.flatnonzero(exchanges[calls.site]))
+    calls = calls.take(np.argsort(calls.iteration, kind="stable"))
+    phase = np.array([s.phase for s in trace.sites])[calls.site]
+    return {
+        name or "all-to-alls without a phase": calls.transfer_s[phase == name]
+        for name in dict.fromkeys(phase.tolist())
+    }
 
 
 ON_MEANS = (total_variation, relative_difference)
@@ -333,7 +339,7 @@ def distance(
     seed: int = 0,
     figure: Callable[[Float64], float] | None = None,
 ) -> Distance:
-    """One distance, with its interval and its floor.
+    """Compute one distance with its confidence interval and noise floor.
 
     Parameters
     ----------
@@ -405,7 +411,7 @@ def _quantile(values: Float64, level: float) -> float:
 
 
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
-    """Distances that are surely beyond their threshold: their interval lies above it.
+    """Distances whose confidence interval lies above their threshold.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Apply the measures to a trace: what can be computed is, the rest says why not.
+"""Compute all statistics of a trace; notes give the reason for missing ones.
 
 Two stages.  *Observation* reads the file once, window by window, and keeps a row an
 iteration (:mod:`.observation`).  *Conclusion* computes from the rows what needs the
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,9 @@ from .exchange import OF, Rows, Source, Window, read, sources, windows
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
 
+if TYPE_CHECKING:
+    import pandas
+
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -51,7 +55,7 @@ Tick = Callable[[int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeAnalysis:
-    """The statistics of one layer's expert exchange on one process group."""
+    """Statistics of one layer's expert exchange on one process group."""
 
     layer: int
     group: int
@@ -67,7 +71,7 @@ class ExchangeAnalysis:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis(ShownAsTables):
-    """Everything that was computed of a trace."""
+    """All statistics of a trace."""
 
     exchanges: tuple[ExchangeAnalysis, ...]
     beats: OnOffStatistics  # the on-off rhythm of phases, layers and ranks
@@ -77,6 +81,34 @@ class Analysis(ShownAsTables):
     ]  # what an iteration's first dispatch tells of later ones
     occupation: TimeBreakdown | None = None  # what ranks' time went into
     notes: tuple[str, ...] = ()  # what could not be computed, and why
+
+    def to_frame(self, *, file: str = "") -> pandas.DataFrame:
+        """Tidy data frame: one row a figure, and an iteration for statistics over time.
+
+        Parameters
+        ----------
+        file
+            Value of the column ``file``, to tell several analyses apart.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns of :class:`moetraffic.analysis.records.Record`.
+
+        Examples
+        --------
+        >>> from moetraffic.data import path
+        >>> with Trace.open(path("golden-v1.h5")) as trace:
+        ...     frame = analyze(trace, parts=["skew"]).to_frame()
+        >>> cv = frame[(frame.subject == "expert_load") & (frame.statistic == "cv")]
+        >>> cv[["layer", "iteration", "value", "floor"]].shape[1]
+        4
+        """
+        import pandas
+
+        from .records import COLUMNS, records
+
+        return pandas.DataFrame(map(vars, records(self, file=file)), columns=COLUMNS)
 
 
 def analyze(

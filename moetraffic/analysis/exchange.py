@@ -1,4 +1,4 @@
-"""Where the matrices of an expert exchange lie in a trace, and reading them in windows.
+"""Locate the matrices of expert exchanges in a trace, and read them in windows.
 
 An *exchange* is what one MoE layer's experts are given on one process group.  Its
 matrices are read a *window* of iterations at a time: whatever the size of the trace,
@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
 Rows = dict[str, npt.NDArray[np.generic]]
-"""What is kept of iterations, by name, ``[n, ...]``: one entry an iteration."""
+"""Rows of iterations, by name, ``[n, ...]``: one entry an iteration."""
 
 WINDOW_BYTES = 16 << 20
 """Of matrices that are in memory at a time, a thread; at least one iteration."""
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The exchange in words."""
+        """Layer and group, for messages."""
         return f"layer {self.layer}, group {self.group}"
 
 

@@ -1,4 +1,4 @@
-"""A computed pattern as a trace: to be analyzed, plotted, replayed, saved as any other.
+"""Convert a computed traffic pattern to a trace.
 
 It has no times, no routing and no losses: those were not computed.  Bytes are what
 every iteration sends, so each site's wire is stored once.

@@ -1,4 +1,4 @@
-"""Moving-block resamples: what hangs together in time is drawn together.
+"""Moving-block bootstrap of autocorrelated series.
 
 A block of consecutive iterations begins anywhere and goes on at the beginning, so that
 every iteration is drawn equally often.
@@ -88,7 +88,7 @@ def block_values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Floa
 
 
 def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Interval:
-    """Sum of one thing over the sum of another, measured in the same iterations.
+    """Ratio of two sums over the same iterations, with a bootstrap interval.
 
     The two are drawn together, so that what both share cancels.
 

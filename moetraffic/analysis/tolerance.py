@@ -1,4 +1,4 @@
-"""How much loss of traffic a training bears: the loss increase and p*."""
+"""Loss tolerance: training-loss increase by share of traffic dropped, and p*."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Increase:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What a sweep over shares and seeds says."""
+    """Result of a sweep over shares and seeds."""
 
     increases: tuple[Increase, ...]  # in order of the shares, 0 left out
     sigma: float  # standard deviation of the loss over seeds, nothing dropped

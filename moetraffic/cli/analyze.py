@@ -103,8 +103,10 @@ def analyze(
     if output is not None and output.suffix == ".json":
         write_output(output, json_text(data) + "\n")
     elif output is not None:
-        rows = [r for p, a in found for r in plain_data.records(a, file=str(p))]
-        plain_data.write_records(rows, output, force=force)
+        import pandas
+
+        frame = pandas.concat([a.to_frame(file=str(p)) for p, a in found])
+        plain_data.write_records(frame, output, force=force)
     shown: list[Any] = []
     for path, analysis in found:
         shown += [f"\n{path}"] * (len(found) > 1) + [*summary.tables(analysis)]

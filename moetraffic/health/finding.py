@@ -29,3 +29,9 @@ class Finding:
 def stops(findings: Iterable[Finding]) -> list[Finding]:
     """Select the findings that prevent a run."""
     return [f for f in findings if f.state is State.STOP]
+
+
+def finding(area: str, name: str, state: State, said: str, remedy: str = "") -> Finding:
+    """Create a finding; the remedy is kept only where there is a problem."""
+    kept = "" if state is State.OK else remedy
+    return Finding(area=area, name=name, state=state, said=said, remedy=kept)

@@ -17,7 +17,7 @@ from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import available_bytes
 
 from .exchange_check import try_ranks
-from .finding import Finding, State
+from .finding import Finding, State, finding
 from .software import software
 
 RANKS = 2
@@ -55,7 +55,7 @@ def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     try:
         rank_env = current_rank()
     except LayoutError as error:
-        found.append(_finding("network", "launcher", State.STOP, str(error)))
+        found.append(finding("network", "launcher", State.STOP, str(error)))
         return found
     found.append(_launcher(rank_env))
     if exchange:
@@ -63,31 +63,24 @@ def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     return found
 
 
-def _finding(
-    area: str, name: str, state: State, said: str, remedy: str = ""
-) -> Finding:
-    kept = "" if state is State.OK else remedy
-    return Finding(area=area, name=name, state=state, said=said, remedy=kept)
-
-
 def _torch() -> Iterator[Finding]:
     try:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        yield _finding(
+        yield finding(
             "torch", "torch", State.STOP, f"does not import: {error}", "reinstall it"
         )
         return
     if not dist.is_available():
-        yield _finding(
+        yield finding(
             *("torch", "distributed", State.STOP),
             "this torch is built without torch.distributed",
             "install a torch that has it",
         )
         return
     gloo = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True
-    yield _finding(
+    yield finding(
         *("torch", "gloo", State.OK if gloo else State.STOP),
         "there: ranks on CPUs" if gloo else "missing: ranks on CPUs need it",
         "install a torch that has it",
@@ -97,7 +90,7 @@ def _torch() -> Iterator[Finding]:
     number = ()
     if nccl and cuda:
         number = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    yield _finding(
+    yield finding(
         *("torch", "NCCL", State.OK if nccl or not devices else State.NOTE),
         "not in this torch: GPUs cannot exchange through it"
         if not nccl
@@ -106,20 +99,16 @@ def _torch() -> Iterator[Finding]:
         else "there, of a version that torch does not tell",
         "install a torch with CUDA",
     )
-    for name, there in (("MPI", dist.is_mpi_available()), ("UCC", _ucc(dist))):
+    ucc = getattr(dist, "is_ucc_available", bool)()
+    for name, there in (("MPI", dist.is_mpi_available()), ("UCC", ucc)):
         said = "there" if there else "not in this torch (needed only for --backend)"
-        yield _finding("torch", name, State.OK, said)
+        yield finding("torch", name, State.OK, said)
     named = [torch.cuda.get_device_properties(d) for d in range(devices)]
-    yield _finding(
+    yield finding(
         *("torch", "GPUs", State.OK),
         "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
         or "none: ranks compute and send on CPUs",
     )
-
-
-def _ucc(dist: object) -> bool:
-    ask = getattr(dist, "is_ucc_available", None)
-    return bool(ask and ask())
 
 
 def _hook() -> Iterator[Finding]:
@@ -128,10 +117,10 @@ def _hook() -> Iterator[Finding]:
     try:
         compiled = native.load() is not None
     except CaptureError as error:
-        yield _finding("torch", "compiled hook", State.STOP, str(error))
+        yield finding("torch", "compiled hook", State.STOP, str(error))
         return
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    yield _finding(
+    yield finding(
         *("torch", "compiled hook", State.OK if compiled else State.NOTE),
         "there: a recorded collective costs least"
         if compiled
@@ -144,7 +133,7 @@ def _hook() -> Iterator[Finding]:
 
 def _network() -> Iterator[Finding]:
     there = {name: _interface(name) for _, name in socket.if_nameindex()}
-    yield _finding(
+    yield finding(
         *("network", "interfaces", State.OK if there else State.STOP),
         "; ".join(f"{name} {told}" for name, told in there.items()) or "none",
         "ranks need at least the loopback interface: ip link set lo up",
@@ -154,7 +143,7 @@ def _network() -> Iterator[Finding]:
             # NCCL takes prefixes, =exact names and ^exclusions
             bare = name.lstrip("^=")
             known = any(other.startswith(bare) for other in there)
-            yield _finding(
+            yield finding(
                 *("network", variable, State.OK if known else State.STOP),
                 name if known else f"{name}, which is no interface here",
                 f"set it to one of {', '.join(there)}, or unset it",
@@ -163,13 +152,13 @@ def _network() -> Iterator[Finding]:
     try:
         address = socket.getaddrinfo(host, None)[0][4][0]
     except OSError as error:
-        yield _finding(
+        yield finding(
             *("network", "host name", State.NOTE),
             f"{host} has no address ({error}): ranks use the loopback interface",
             "for several hosts, give it one in /etc/hosts or set GLOO_SOCKET_IFNAME",
         )
     else:
-        yield _finding("network", "host name", State.OK, f"{host} is {address}")
+        yield finding("network", "host name", State.OK, f"{host} is {address}")
 
 
 def _interface(name: str) -> str:
@@ -202,13 +191,13 @@ def _files(folder: Path) -> Iterator[Finding]:
             with path.open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        yield _finding(
+        yield finding(
             *("files", "folder", State.STOP),
             f"{folder} takes no trace ({error.strerror or error})",
             "choose a folder that you may write to, with file locks",
         )
     else:
-        yield _finding(
+        yield finding(
             *("files", "HDF5", State.OK if same else State.STOP),
             f"{h5py.version.hdf5_version}, written and read in {folder}",
             "reinstall h5py",
@@ -221,7 +210,7 @@ def _files(folder: Path) -> Iterator[Finding]:
 def room(folder: Path, needed: float, area: str, name: str) -> Finding:
     """Check the free disk space of a folder."""
     free = shutil.disk_usage(folder).free
-    return _finding(
+    return finding(
         *(area, name, State.OK if free >= needed else State.NOTE),
         f"{free / 1e9:.1f} GB are free in {folder}"
         + ("" if free >= needed else f", less than {needed / 1e9:.1f} GB"),
@@ -232,10 +221,10 @@ def room(folder: Path, needed: float, area: str, name: str) -> Finding:
 def _limits() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     memory = available_bytes()
-    yield _finding(
+    yield finding(
         *("machine", "processors", State.OK), f"{cores or os.cpu_count()} to compute on"
     )
-    yield _finding(
+    yield finding(
         "machine",
         "memory",
         State.OK if memory is None or memory >= LITTLE_BYTES else State.NOTE,
@@ -247,7 +236,7 @@ def _limits() -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = files == resource.RLIM_INFINITY
     few = not endless and files < FEW_FILES
-    yield _finding(
+    yield finding(
         *("machine", "open files", State.NOTE if few else State.OK),
         "no limit" if endless else f"at most {files} of a process",
         f"ulimit -n {FEW_FILES}",
@@ -260,4 +249,4 @@ def _launcher(rank_env: RankEnvironment | None) -> Finding:
         if rank_env is None
         else f"this is rank {rank_env.rank} of {rank_env.world}"
     )
-    return _finding("network", "launcher", State.OK, said)
+    return finding("network", "launcher", State.OK, said)

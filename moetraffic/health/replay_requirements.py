@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
 
 from .finding import Finding, State
+from .finding import finding as any_finding
 from .machine import room
 
 AREA = "replay"
+_finding = partial(any_finding, AREA)
 RANK_BYTES = 300_000_000
 """Of a process that has imported torch, resident."""
 AT_ONCE = 4096
@@ -82,11 +85,6 @@ def largest_bytes(trace: Trace) -> int:
             wire = trace.wire(of[first : first + AT_ONCE])  # [n, W, W]
             most = max(most, int((wire.sum(axis=2) + wire.sum(axis=1)).max()))
     return most
-
-
-def _finding(name: str, state: State, said: str, remedy: str = "") -> Finding:
-    kept = "" if state is State.OK else remedy
-    return Finding(area=AREA, name=name, state=state, said=said, remedy=kept)
 
 
 def _ranks(world: int, ranks: int) -> Finding:

@@ -27,18 +27,18 @@ from .imported_call import RankRecord
 from .json_reader import JsonStream, integers, opened, whole, wrong
 from .process_group import ProfileGroups
 from .torch_collective import (
+    C10D,
+    ENGINE,
     OPERATORS,
+    PARAMETERS,
     RECORDED,
+    STEP,
     C10dOperator,
     InputTensors,
     RecordedCollective,
     call_of,
 )
 
-STEP = re.compile(r"ProfilerStep#(\d{1,12})")
-C10D = "c10d::"
-PARAMETERS = "record_param_comms"
-ENGINE = "autograd::engine::evaluate_function"
 GROUPS = "## process_group:init ##"
 
 
@@ -387,15 +387,9 @@ def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
     if size is None and at is not None:
         sizes = [whole(v, 1) for v in node.values[at + 3 :] if not isinstance(v, bool)]
         size = sizes[-1] if sizes else None
-    if size is not None and size == groups.world:
-        return groups.group(range(size), described)
     first = whole(told.get("global_rank_start"))
     stride = whole(told.get("global_rank_stride"), 1)
-    if first is not None and stride is not None and size and groups.world:
-        ranks = range(first, first + stride * size, stride)
-        if ranks[-1] < groups.world:
-            return groups.group(ranks, described)
-    return None
+    return groups.from_range(size, first, stride, described)
 
 
 def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -254,15 +255,13 @@ def rank_in_name(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _kineto(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    return _rank_by_rank([kineto.read(f, rank_in_name(f)) for f in files])
-
-
-def _execution_trace(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    return _rank_by_rank([execution_trace.read(f, rank_in_name(f)) for f in files])
-
-
-def _rank_by_rank(read: Sequence[tuple[RankRecord, int]]) -> ImportedFiles:
+def _rank_by_rank(
+    reader: Callable[[Path, int | None], tuple[RankRecord, int]],
+    files: Sequence[Path],
+    options: ImportOptions,
+) -> ImportedFiles:
+    """Read files that each hold one rank, and check that they fit together."""
+    read = [reader(file, rank_in_name(file)) for file in files]
     worlds = {world: record.source for record, world in read if world}
     if len(worlds) > 1:
         (few, one), (many, other) = sorted(worlds.items())[:2]
@@ -273,7 +272,9 @@ def _rank_by_rank(read: Sequence[tuple[RankRecord, int]]) -> ImportedFiles:
     records = [record for record, _ in read]
     for rank in {r.rank for r in records}:
         mine = [r for r in records if r.rank == rank]
-        spans = sorted((min(i), max(i)) for r in mine if (i := _iterations(r)))
+        spans = sorted(
+            (min(i), max(i)) for r in mine if (i := [step for step, _, _ in r.steps])
+        )
         apart = all(a[1] < b[0] for a, b in pairwise(spans))
         if len(mine) > 1 and (len(spans) < len(mine) or not apart):
             raise TraceError(
@@ -282,10 +283,6 @@ def _rank_by_rank(read: Sequence[tuple[RankRecord, int]]) -> ImportedFiles:
                 "leave one of them out"
             )
     return ImportedFiles(records=records, world=max(worlds, default=0))
-
-
-def _iterations(record: RankRecord) -> list[int]:
-    return [i for i, _, _ in record.steps]
 
 
 def _megatron(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
@@ -393,9 +390,9 @@ def _exchange_table(files: Sequence[Path], options: ImportOptions) -> ImportedFi
     return ImportedFiles(records=records, world=world, experts=experts)
 
 
-READERS = {
-    "profiler": _kineto,
-    "execution-trace": _execution_trace,
+READERS: dict[str, Callable[[Sequence[Path], ImportOptions], ImportedFiles]] = {
+    "profiler": partial(_rank_by_rank, kineto.read),
+    "execution-trace": partial(_rank_by_rank, execution_trace.read),
     "megatron": _megatron,
     "nccl-inspector": _nccl_inspector,
     "matrix": _traffic_matrix,

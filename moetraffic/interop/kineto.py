@@ -8,7 +8,6 @@ of more than 30 entries are cut in ``record_param_comms`` and left out of operat
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,8 +22,12 @@ from .imported_call import ImportedCall, RankRecord
 from .json_reader import JsonStream, integers, number, opened, whole, words, wrong
 from .process_group import ProfileGroups
 from .torch_collective import (
+    C10D,
+    ENGINE,
     OPERATORS,
+    PARAMETERS,
     RECORDED,
+    STEP,
     C10dOperator,
     InputTensors,
     RecordedCollective,
@@ -33,10 +36,6 @@ from .torch_collective import (
     width_of,
 )
 
-STEP = re.compile(r"ProfilerStep#(\d{1,12})")
-C10D = "c10d::"
-PARAMETERS = "record_param_comms"
-ENGINE = "autograd::engine::evaluate_function"
 GLOO = "gloo:"
 TENSOR_LIST = "TensorList"
 
@@ -349,16 +348,9 @@ def _group(args: dict[str, Any], groups: ProfileGroups) -> Group | None:
     named = groups.named(str(args.get("Process Group Name", "")))
     if named is not None and size in (None, len(named.ranks)):
         return named
-    if size is not None and size == groups.world:
-        return groups.group(range(size), described)
-    first, stride = (
-        whole(args.get("Global rank start")),
-        whole(args.get("Global rank stride"), 1),
-    )
-    if first is not None and stride is not None and size and groups.world:
-        found = range(first, first + stride * size, stride)
-        return groups.group(found, described) if found[-1] < groups.world else None
-    return None
+    first = whole(args.get("Global rank start"))
+    stride = whole(args.get("Global rank stride"), 1)
+    return groups.from_range(size, first, stride, described)
 
 
 def _times(

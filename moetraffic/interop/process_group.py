@@ -48,7 +48,9 @@ class ProfileGroups:
     """
 
     def __init__(self, told: Any, world: int = 0) -> None:
-        entries = [e for e in told if isinstance(e, dict)] if _is_list(told) else []
+        entries = (
+            [e for e in told if isinstance(e, dict)] if isinstance(told, list) else []
+        )
         # no ranks: every rank
         everyone = [whole(e.get("group_size"), 1) for e in entries if not _ranks(e)]
         self.world = world or max((n or 0 for n in everyone), default=0)
@@ -92,6 +94,17 @@ class ProfileGroups:
         """Look up a group by name."""
         return next((n.group for n in self._named if name in n.names), None)
 
+    def from_range(
+        self, size: int | None, first: int | None, stride: int | None, described: str
+    ) -> Group | None:
+        """The world group of this size, or the group of a strided range of ranks."""
+        if size is not None and size == self.world:
+            return self.group(range(size), described)
+        if first is None or stride is None or not size or not self.world:
+            return None
+        ranks = range(first, first + stride * size, stride)
+        return self.group(ranks, described) if ranks[-1] < self.world else None
+
     def of_width(self, width: int, rank: int) -> Group | None:
         """The only group of this size that contains a rank; 0 matches any size.
 
@@ -106,10 +119,6 @@ class ProfileGroups:
 
     def __bool__(self) -> bool:
         return bool(self._named)
-
-
-def _is_list(told: Any) -> bool:
-    return isinstance(told, list)
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:

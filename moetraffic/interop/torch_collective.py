@@ -8,6 +8,7 @@ rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,11 @@ from moetraffic.trace.model import ALL_TO_ALL, Group
 
 from .imported_call import ImportedCall, RankRecord
 from .process_group import ProfileGroups
+
+STEP = re.compile(r"ProfilerStep#(\d{1,12})")
+C10D = "c10d::"
+PARAMETERS = "record_param_comms"
+ENGINE = "autograd::engine::evaluate_function"
 
 OPERATORS = {  # c10d operator: (operation, index of this rank's input)
     "alltoall_base_": (ALL_TO_ALL, 1),

@@ -61,14 +61,11 @@ def available_bytes() -> int | None:
 def _system() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        told = {name: int(rest.split()[0]) for name, _, rest in _parted(lines)}
+        parts = (line.partition(":") for line in lines)
+        told = {name: int(rest.split()[0]) for name, _, rest in parts}
         return (told["MemAvailable"] + told.get("SwapFree", 0)) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return None
-
-
-def _parted(lines: list[str]) -> list[tuple[str, str, str]]:
-    return [line.partition(":") for line in lines]
 
 
 def _control_group() -> int | None:

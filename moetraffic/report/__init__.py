@@ -1,3 +1,3 @@
-"""Figures and tables of traces and analyses."""
+"""Tables, charts and the HTML report of traces and analyses."""
 
 from __future__ import annotations

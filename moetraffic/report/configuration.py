@@ -1,6 +1,6 @@
-"""Options of long command lines, kept in a TOML file.
+"""Options of the command line from a TOML configuration file.
 
-A table a verb, a key an option without its dashes::
+A table for each verb, a key for each option without its dashes::
 
     [capture]
     nproc = 4
@@ -9,7 +9,7 @@ A table a verb, a key an option without its dashes::
 
 The file is read only when it is asked for, with ``--config FILE`` or the variable
 ``MOETRAFFIC_CONFIG``: no file that happens to lie in a folder changes what a command
-does.  What the command line says goes before what the file says.
+does.  Options on the command line override the file.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ else:
     import tomli as tomllib
 
 VARIABLE = "MOETRAFFIC_CONFIG"
-"""Names the file; a verb that another program runs reads it there."""
+"""Environment variable that names the file."""
 
 FILE = "moetraffic.toml"
-"""In a folder that is named instead of a file."""
+"""Name of the file in a folder."""
 
 
 def read(
     path: Path, verbs: Iterable[str], *, strict: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Read a configuration file: a table of options a verb.
+    """Read a configuration file: a table of options for each verb.
 
     Parameters
     ----------
     path
         The file, or the folder that ``moetraffic.toml`` lies in.
     verbs
-        Those that there are.
+        Names of all verbs.
     strict
         Refuse tables of other verbs.
 
@@ -94,7 +94,7 @@ def read(
 def defaults(
     table: Mapping[str, Any], verb: str, parameters: Iterable[Any], path: object
 ) -> dict[str, Any]:
-    """What a verb's options are where the command line does not give them.
+    """Convert the options of a verb to defaults of its parameters.
 
     Parameters
     ----------
@@ -141,12 +141,12 @@ def defaults(
 
 
 def asked() -> str:
-    """The file that the environment asks for, which children do not read again."""
+    """The file that the environment names; children do not read it again."""
     return os.environ.pop(VARIABLE, "")
 
 
 def _value(option: Any, value: Any, where: str) -> Any:
-    """A TOML value as the command line would give it."""
+    """Convert a TOML value to what the command line would give."""
     if option.is_flag:
         if isinstance(value, bool):
             return value

@@ -1,4 +1,4 @@
-"""The stripes of a layout: heatmaps of its traffic, all kinds and each for itself."""
+"""Heatmaps of a layout's traffic by kind: the stripes that APNet'24 shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 
 
 def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
-    """Heatmaps of the layouts, by a name for their files.
+    """Draw heatmaps of the layouts, by names for their files.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Bring times of each rank's own clock onto rank 0's."""
+"""Convert times of each rank's own clock to rank 0's clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a trace consists of: groups, sites, placements, programs, steps, meta.
+"""Tables of a trace: groups, sites, occurrences, programs, placements, steps, meta.
 
-A run is a sequence of *occurrences* of call *sites*.  A site is what a program calls
-again and again (layer 3's dispatch of micro-batch 1 on one expert-parallel group); an
+A run is a sequence of *occurrences* of call *sites*.  A site is a call that a program
+repeats (layer 3's dispatch of micro-batch 1 on one expert-parallel group); an
 occurrence is one such call in one iteration.
 """
 
@@ -26,47 +26,47 @@ TRANSPOSED_PHASES = frozenset({"combine", "dispatch_grad"})
 """Phases whose matrix is the dispatch matrix transposed."""
 
 UNKNOWN_TIME = int(np.iinfo(np.int64).min)
-"""Marks a time that was not measured."""
+"""Value of a time that was not measured."""
 
 ROUTING = "routing"
-"""The operation of a site at which a router's decision was seen; nothing is sent."""
+"""Operation of a site that records a router's decisions; nothing is sent."""
 
 ALL_TO_ALL = "all_to_all"
 
 STEP_KINDS = ("train", "evaluation", "skipped")
 
 MOST_BYTES = 1 << 46
-"""Bytes of one call beyond which a record is not believed: sums stay in int64."""
+"""Largest valid number of bytes of one call: sums stay in int64."""
 
 MOST_ROW_BYTES = 1 << 31
-"""Bytes of a row (a token copy) beyond which a record is not believed."""
+"""Largest valid number of bytes of a row (a token copy)."""
 
 MOST_ITERATIONS = 1 << 40
-"""Iterations, times sites, must be numbers in int64."""
+"""Limit of iteration numbers: their product with sites stays in int64."""
 
 MOST_SITES = 1 << 22
 
 
 class WireForm(enum.IntEnum):
-    """How a site's wire bytes are stored."""
+    """Form in which a site's wire bytes are stored."""
 
-    UNKNOWN = 0  # not seen
+    UNKNOWN = 0  # not recorded
     CONSTANT = 1  # the same in every occurrence: stored once
-    DEMAND = 2  # (demand - dropped) x row bytes of a routing site: stored as that
-    STORED = 3  # an array of its own for every occurrence
+    DEMAND = 2  # (demand - dropped) x row bytes of a routing site: not stored
+    STORED = 3  # an array for every occurrence
 
 
 class Presence(enum.IntEnum):
-    """What is known of a member's part in an occurrence."""
+    """Availability of a member's record of an occurrence."""
 
-    ABSENT = 0  # nothing
+    ABSENT = 0  # no record
     RECORDED = 1  # it recorded the call
-    RECOVERED = 2  # its bytes are what its peers say they received from it
-    UNSIZED = 3  # it recorded the call, but not, or not all of, its bytes
+    RECOVERED = 2  # its bytes are those that its peers received from it
+    UNSIZED = 3  # it recorded the call, but not all of its bytes
 
 
 class DroppedForm(enum.IntEnum):
-    """How a routing site's dropped token copies are stored."""
+    """Form in which a routing site's dropped token copies are stored."""
 
     UNKNOWN = 0
     NONE = 1  # no copy was dropped in any occurrence
@@ -83,37 +83,37 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """A place in a program that communicates, or routes, again and again."""
+    """A call of a program that communicates or routes, repeated in every iteration."""
 
     group: int  # index into Trace.groups
     operation: str  # "routing", "all_to_all", "all_reduce", "all_gather" ...
-    phase: str = ""  # one of PHASES, or "" where it is no expert exchange
-    layer: int = -1  # global layer, -1 where it belongs to none
+    phase: str = ""  # one of PHASES, or "" if it is no expert exchange
+    layer: int = -1  # global layer, -1 for none
     direction: str = "forward"  # "forward", "backward" or "recompute"
-    slot: int = 0  # n-th call of this place in a step: the micro-batch of a MoE layer
+    slot: int = 0  # call index within a step: the micro-batch of a MoE layer
     dtype: str = ""  # element type on the wire, as torch names it
     row_bytes: int = 0  # bytes of a row (a token copy); 0 for routing
-    label: str = ""  # what the program calls it ("gradient_sync", "count_exchange")
+    label: str = ""  # name of other calls ("gradient_sync", "count_exchange")
     peers: tuple[int, int] = (-1, -1)  # group ranks (source, destination) of send/recv
     experts: int = 0  # E, for routing sites
     wire: WireForm = WireForm.UNKNOWN
-    wire_checked: int = 0  # occurrences in which the statement was compared and held
-    routing: int = -1  # site whose demand the wire follows, where wire is DEMAND
+    wire_checked: int = 0  # occurrences in which the form was verified
+    routing: int = -1  # site whose demand determines the wire, for DEMAND
     constant: tuple[int, ...] = ()  # bytes, W x W row-major (all-to-all) or W values
     dropped: DroppedForm = DroppedForm.UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrences:
-    """Every call of every site, sorted by site, then by iteration.
+    """Calls of all sites, sorted by site, then by iteration.
 
-    A site occurs at most once in an iteration: a second call of the same place in one
-    step has another slot, and so is another site.
+    A site occurs at most once in an iteration: a second call in the same step has
+    another slot, and is therefore another site.
     """
 
     iteration: Int64  # [O]
     site: Int32  # [O] index into Trace.sites
-    sequence: Int64  # [O] n-th collective of its group, -1 where it is none
+    sequence: Int64  # [O] n-th collective of its group, -1 for none
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -138,18 +138,18 @@ PLACEMENT = np.dtype(
         ("valid_from", "<i8"),  # first iteration that uses this row
     ]
 )
-"""One row an expert replica: (group, layer, expert, replica) -> world rank."""
+"""A row per expert replica: (group, layer, expert, replica) -> world rank."""
 
 CLOCK = np.dtype(
     [("rank", "<i4"), ("local_ns", "<i8"), ("offset_ns", "<i8"), ("error_ns", "<i8")]
 )
-"""One row a clock knot: at ``local_ns`` of the rank's clock, add ``offset_ns``
+"""A row per clock knot: at ``local_ns`` of the rank's clock, add ``offset_ns``
 (known to within ``error_ns``) to get rank 0's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The training steps, a row each; ``[S, R]`` arrays have a column a world rank.
+    """The training steps, a row each; ``[S, R]`` arrays have a column per world rank.
 
     Unknown losses are NaN, unknown token counts -1, unknown times UNKNOWN_TIME.
     """
@@ -164,7 +164,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Where a trace comes from, and what was trained."""
+    """Origin of a trace, and the model and layout that were trained."""
 
     origin: str = "captured"  # captured, imported, generated or replayed
     model: str = ""
@@ -181,18 +181,18 @@ class Meta:
     hidden: int = 0
     experts: int = 0
     k: int = 0
-    capacity_factor: float = float("nan")  # NaN: not known, or no capacity
+    capacity_factor: float = float("nan")  # NaN: unknown, or no capacity
     dtype: str = ""
     seed: int = -1
     backend: str = ""
-    schedule: str = ""  # which steps, layers, phases were found, not told; and what not
-    virtual: bool = False  # ranks' shards in one process: wire follows from routing
+    schedule: str = ""  # which steps, layers, phases were inferred or are unknown
+    virtual: bool = False  # one process for all ranks: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
-    missing: str = ""  # what is missing, in words; "" when complete
+    missing: str = ""  # description of what is missing; "" when complete
     moetraffic: str = ""  # versions of the software that made it
     torch: str = ""
     python: str = ""
-    workload: str = ""  # the workload as JSON, where it is one of ours
+    workload: str = ""  # the workload as JSON, if it is a built-in one
     source: str = ""  # the trace or file it was made from
     created: str = ""  # ISO 8601, UTC
     nodes: tuple[str, ...] = field(default=())  # node name of each world rank

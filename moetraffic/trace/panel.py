@@ -1,8 +1,4 @@
-"""Panels: arrays with one row an occurrence, read in pieces.
-
-A panel in memory and a panel in a file answer the same two questions, so a trace
-does not know where its numbers lie.
-"""
+"""Panels: arrays with one row per occurrence, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -28,12 +24,12 @@ class Panel(Protocol):
         ...
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``, which must lie within the panel."""
+        """Rows of the half-open range [start, stop), within the panel."""
         ...
 
 
 class ArrayPanel:
-    """A panel that is an array, or a memory map, already."""
+    """A panel of an array or a memory map."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -49,12 +45,12 @@ class ArrayPanel:
         return self._array.dtype
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``."""
+        """Rows of the half-open range [start, stop)."""
         return self._array[start:stop]
 
 
 def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The given rows in the given order.
+    """Read the given rows in the given order.
 
     Parameters
     ----------

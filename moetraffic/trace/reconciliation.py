@@ -1,8 +1,8 @@
-"""Put together what both ends say of the bytes between them.
+"""Reconcile sent and received bytes of an all-to-all, recorded by both ends.
 
-A cell of an all-to-all's matrix is recorded twice: its source says what it sent, its
-destination what it received.  Where both are there they must be equal.  Where one is
-missing (a rank's record, or the end of a list that was cut) the other takes its place.
+A cell of the matrix is recorded twice: by its source as sent, by its destination as
+received.  Both must be equal.  Where one is missing (a rank's record, or the end of a
+truncated list) the other replaces it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ UInt8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciled:
-    """What is known of the occurrences of an all-to-all."""
+    """Reconciled bytes of the occurrences of an all-to-all."""
 
-    sent: Int64  # [n, W, W] bytes, row sends; 0 where not known
+    sent: Int64  # [n, W, W] bytes, row sends; 0 where unknown
     presence: UInt8  # [n, W] Presence
     conflict: Bool  # [n, W, W] where the two ends contradict each other
 
@@ -33,13 +33,13 @@ def sized(presence: UInt8) -> Bool:
 
 
 def reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> Reconciled:
-    """Compare what was sent with what was received.
+    """Compare sent with received bytes, and optionally fill in missing ones.
 
     Parameters
     ----------
     splits
         ``[n, W, 2, W]`` int64 bytes that each member sent to and received from each;
-        below 0 where it did not say.
+        below 0 where unknown.
     recorded
         ``[n, W]`` which members recorded the occurrence.
     recover

@@ -1,8 +1,8 @@
-"""The same routing on other ranks: another expert-parallel degree or placement.
+"""Relocate experts: the same routing with another expert-parallel degree or placement.
 
-What a rank's tokens ask for does not depend on where the experts lie, so one capture
-tells the matrices of every placement.  (What the training would have learned is taken
-to be the same: a placement changes no arithmetic but the order of sums.)
+The routing of a rank's tokens does not depend on where the experts are, so one capture
+determines the matrices of every placement.  (The training is assumed to be the same: a
+placement changes no arithmetic except the order of sums.)
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Placer = Callable[[Float64, int], tuple[Int64, Int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Relocation:
-    """Where the experts shall lie."""
+    """Target ranks and placement of the experts."""
 
     ranks: int  # R', a divisor of the capture's ranks: shards of neighbors are joined
     groups: Sequence[tuple[int, ...]]  # expert-parallel groups over ranks 0 to R'-1
     place: Placer
-    every: int = 0  # place anew after so many iterations by the load of these; 0: once
-    source: str = ""  # what to say in the meta
+    every: int = 0  # iterations between placements, by the load of these; 0: once
+    source: str = ""  # ``source`` of the result's meta
 
 
 def relocate(trace: Trace, to: Relocation) -> Trace:
-    """The trace that the same routing makes with its experts elsewhere.
+    """Compute the trace of the same routing with another placement of the experts.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
 
 
 def routed_layers(trace: Trace) -> list[RoutedLayer]:
-    """What the routers of a trace decided, by layer and slot, for every rank.
+    """Routing decisions of a trace, by layer and slot, for every rank.
 
     Iterations that not every rank recorded are left out.
 
@@ -206,7 +206,7 @@ def _padded_rows(trace: Trace, dispatch: Site, experts: int) -> int:
 
 
 def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
-    """Sum the shards of neighboring ranks, so that ``ranks`` are left."""
+    """Sum the shards of neighboring ranks, to ``ranks`` ranks."""
     count, world, experts = layer.demand.shape
     if ranks < 1 or world % ranks:
         raise LayoutError(

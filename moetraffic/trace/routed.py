@@ -1,8 +1,8 @@
-"""A trace from routers' decisions: what all-to-alls they cause under a placement.
+"""Build a trace from routing decisions and a placement, without running all-to-alls.
 
-Where each rank's tokens go is known, and where the experts lie: so the matrices of an
-expert-parallel run follow without running one.  Virtual expert parallelism and the
-placement of a captured run on other ranks are both made here.
+The matrices of an expert-parallel run follow from the routing of each rank's tokens and
+the ranks of the experts.  Used for virtual expert parallelism, for relocation, and for
+traces of arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COUNT_BYTES = 8  # of one entry in the exchange of counts, an int64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoutedLayer:
-    """What the router of one layer and micro-batch slot decided for every rank."""
+    """Routing decisions of one layer and micro-batch, for every rank."""
 
     layer: int  # global layer
     slot: int  # micro-batch of a step
@@ -67,7 +67,7 @@ def trace_of_routing(
     steps: Steps,
     kind: type[T],
 ) -> T:
-    """The trace of an expert-parallel run in which routers decided this.
+    """Build the trace of an expert-parallel run with these routing decisions.
 
     Times are unknown.  Beside a layer's exchanges it has the exchange of counts that
     comes before an all-to-all of uneven splits.
@@ -184,7 +184,7 @@ def _sites_of(
     first: int,
     parts: dict[str, list[npt.NDArray[Any]]],
 ) -> list[tuple[str, Site]]:
-    """A layer's sites in one group, with the panels of what no statement tells."""
+    """A layer's sites in one group, and the panels of bytes that must be stored."""
     ranks = list(group.ranks)
     width, experts = len(ranks), layer.demand.shape[2]
     routing = Site(
@@ -234,7 +234,7 @@ def _sites_of(
 def _whole(
     rows_sent: Int64, placements: npt.NDArray[Any], group: Group, layer: RoutedLayer
 ) -> Int64:
-    """Rows between ranks; a padded layer has its slots at every replica."""
+    """Rows between ranks; a padded layer has its rows at every replica."""
     if not layer.padded:
         return spread(rows_sent, placements, group, layer.iteration)
     alone = placements.copy()
@@ -277,7 +277,7 @@ def _add_times(
     when: Sequence[Int64],
     parts: dict[str, list[npt.NDArray[Any]]],
 ) -> None:
-    """Every member is present; when anything happened is unknown."""
+    """Mark every member as present, with unknown times."""
     for site, iterations in zip(sites, when, strict=True):
         width = len(groups[site.group].ranks)
         shape = (len(iterations), width)
@@ -293,7 +293,7 @@ FORWARD = ("routing", "counts", "dispatch", "combine")
 def _place_in_program(
     step: str, at: int, layer: RoutedLayer, layers: Sequence[RoutedLayer]
 ) -> tuple[int, ...]:
-    """What sorts a site to where it stands in a step: slot, pass, layer, exchange."""
+    """Sort key of a site within a step: slot, pass, layer, exchange."""
     if step in FORWARD:
         return (layer.slot, 0, at, FORWARD.index(step))
     return (layer.slot, 1, len(layers) - at, PHASES.index(step))

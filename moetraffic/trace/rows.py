@@ -1,7 +1,7 @@
-"""Which row of which panel an occurrence has.
+"""Row of each occurrence in the panels.
 
-Nothing of this is stored: panels hold their occurrences in the trace's order, so a row
-is the count of the occurrences before it that belong to the same panel.
+Row numbers are not stored: panels hold their occurrences in the trace's order, so a row
+is the number of earlier occurrences that belong to the same panel.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TIMES = ("issue", "start", "end")
 
 
 class Rows:
-    """Row numbers ``[O]`` int64 of all occurrences, -1 where they have none.
+    """Row numbers ``[O]`` int64 of all occurrences, -1 for none.
 
-    Attributes that are a property of a site have length ``[S]``.
+    Attributes of sites have length ``[S]``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rows:
 
     @cached_property
     def family(self) -> Int64:
-        """One number for a routing site's (W, E), ``[S]``; -1 for other sites."""
+        """One number for the (W, E) of a routing site, ``[S]``; -1 for other sites."""
         return np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
 
     @cached_property
@@ -82,7 +82,7 @@ class Rows:
         return self._stored(~self.square)
 
     def of(self, panel: str) -> Int64:
-        """Row of the named panel that each occurrence has."""
+        """Row of each occurrence in the named panel."""
         kind, _, shape = panel.partition("_")
         width, _, experts = shape.partition("x")
         belongs = self.width == int(width)
@@ -122,7 +122,7 @@ class Rows:
         return found
 
     def expected(self) -> dict[str, int]:
-        """Names of the panels that the tables call for, with their row counts."""
+        """Names of the panels that the tables require, with their row counts."""
         want: dict[str, int] = {}
         counts = np.bincount(self._every.site, minlength=len(self._sites))
         for number, site in enumerate(self._sites):

@@ -1,4 +1,4 @@
-"""Sums over a trace: what all its all-to-alls sent, and how even that was."""
+"""Totals over a trace's all-to-alls: bytes sent, and load imbalance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What tells one placement of the same experts from another."""
+    """Bytes and imbalance by which placements of the same experts are compared."""
 
     ranks: int
     ep: int

@@ -1,4 +1,4 @@
-"""Acceptance: can a synthetic run be told from real ones by a battery of tests?
+"""Acceptance: test suite that compares a synthetic trace with real ones.
 
 Real runs of other seeds differ from each other too.  So a synthetic run is not asked to
 equal one of them, but to be no further from them than they are from each other: for
@@ -43,7 +43,7 @@ SECTIONS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One test of one layer: a figure, its distances, and what they say."""
+    """One test of one layer: a figure, its distances and its p-value."""
 
     name: str
     measure: str  # of the distance
@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What the battery found."""
+    """Result of the test suite."""
 
     synthetic: str
     real: tuple[str, ...]
@@ -136,7 +136,7 @@ def accept(
     *,
     seed: int = 0,
 ) -> Acceptance:
-    """Try whether a synthetic run can be told from real ones.
+    """Test whether a synthetic trace differs from real runs.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def accept(
 
 
 def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Acceptance:
-    """Try whether twins can be told from the seeds that their generator has not seen.
+    """Test a generator: one synthetic trace fitted to each of several real runs.
 
     For whoever has a generator rather than one synthetic run: fit it to each of S
     seeds, and sample once from each fit.  Twin k is held against all seeds but k,

@@ -1,4 +1,4 @@
-"""A classifier two-sample test: can one learn to tell synthetic from real runs?
+"""Classifier two-sample test of synthetic against real runs.
 
 The classifier is a *ridge logistic regression on standardized features and their
 squares*, so that it sees means and variances.  It is trained and tried on *windows*: a

@@ -1,4 +1,4 @@
-"""The battery: by which figures a synthetic run is compared with real ones.
+"""The test suite: figures by which a synthetic trace is compared with real ones.
 
 A :class:`Kind` of test is a figure of a run, of one layer or of all, and a distance
 between two such figures.  Definitions of the figures are in :mod:`.features`, of

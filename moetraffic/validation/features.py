@@ -1,4 +1,4 @@
-r"""The portrait of a run: figures of its traffic that do not depend on experts' names.
+r"""Permutation-invariant features: figures of a run that ignore expert numbering.
 
 Another seed trains other experts: expert 3 of one run has nothing to do with expert 3
 of another.  So every figure here stays the same when the experts of a layer are named
@@ -36,7 +36,7 @@ CELLS = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What is told of a run; T iterations, L layers, E experts, P pairs of layers."""
+    """Features of a run; T iterations, L layers, E experts, P pairs of layers."""
 
     name: str
     layers: tuple[int, ...]  # L global layers
@@ -52,7 +52,7 @@ class Features:
         return np.asarray(-np.sort(-self.load, axis=2), np.float64)
 
     def part(self, span: range) -> Features:
-        """The portrait of consecutive iterations alone."""
+        """Features of consecutive iterations."""
         cut = slice(span.start, span.stop)
         return Features(
             name=self.name,
@@ -83,7 +83,7 @@ def portrait(
     iterations: range | None = None,
     ranks_a_host: int | None = None,
 ) -> Features:
-    """Draw the portrait of a trace.
+    """Compute permutation-invariant features of a trace.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def of_counts(
     width: int | None = None,
     ranks_a_host: int | None = None,
 ) -> Features:
-    """Draw the portrait of token counts.
+    """Compute permutation-invariant features of token counts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Two samples, and a run among others: distances, and p-values that hold their level.
+"""Two-sample distances, and p-values of a run among others.
 
 A *run* is one training from one seed.  Iterations of a run depend on each other, so a
 test that takes them for independent rejects everything; what is exchangeable is whole
@@ -141,7 +141,7 @@ def _points(x: npt.ArrayLike) -> Float64:
 
 
 def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
-    r"""Chance that one more run of a kind is as far from the others as this one is.
+    r"""P-value that one more run of a kind is as far from the others as this one.
 
     Distances d are taken for Euclidean in some space, in which runs of a kind scatter
     normally in :math:`\nu` directions alike.  With S runs of mean square distance
@@ -219,7 +219,7 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
 
 
 def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
-    r"""Chance that twins are so much further from the other runs than their originals.
+    r"""P-value that synthetic runs are further from real runs than these are apart.
 
     Run k and its twin k are both held against all runs but k: if a twin is like one
     more run of the same seed, either may be the further.  So the S differences of log
@@ -268,7 +268,7 @@ def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
 def swap_p(
     x: npt.ArrayLike, y: npt.ArrayLike, *, draws: int = 1999, seed: int = 0
 ) -> float:
-    """Chance that two runs differ so much in their mean, blocks at the same time alike.
+    """P-value of the difference of two runs, by swapping blocks of equal time.
 
     Under the null hypothesis the two are alike but for chance at each time, and chance
     in one block does not depend on that in others: then the two may be swapped in any

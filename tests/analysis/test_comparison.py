@@ -58,6 +58,10 @@ def test_a_run_is_at_no_distance_from_itself() -> None:
         found = compare(a, b)
         assert {d.value for d in found.distances} == {0.0}
         assert not any(d.beyond_chance for d in found.distances)
+        frame = found.to_frame()
+        assert frame.value.tolist() == [d.value for d in found.distances]
+        assert frame.columns.tolist()[:3] == ["layer", "of", "measure"]
+        assert not frame.beyond_chance.any()
         assert worst(found, {"total variation": 0.0}) == []
 
 

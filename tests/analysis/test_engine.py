@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,19 +179,19 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     text = paper.export_text()
     for word in ("normalized entropy", "persistence", "duty cycle", "Periodicity"):
         assert word in text
-    rows = plain_data.records(found, file="run.h5")
-    mine = [
-        r for r in rows if (r.layer, r.subject, r.statistic) == (1, "expert_load", "cv")
-    ]
-    assert [r.value for r in mine] == first["values"]
-    assert [r.iteration for r in mine] == list(range(24))
-    assert mine[0].z == pytest.approx(
-        (mine[0].value - mine[0].floor) / mine[0].floor_std
+    rows = found.to_frame(file="run.h5")
+    assert set(rows.file) == {"run.h5"}
+    mine = rows[(rows.layer == 1) & (rows.subject == "expert_load")]
+    mine = mine[mine.statistic == "cv"]
+    assert mine.value.tolist() == first["values"]
+    assert mine.iteration.tolist() == list(range(24))
+    assert mine.z.tolist() == pytest.approx(
+        ((mine.value - mine.floor) / mine.floor_std).tolist()
     )
     for name in ("figures.csv", "figures.parquet"):
         plain_data.write_records(rows, tmp_path / name)
     table = pandas.read_csv(tmp_path / "figures.csv")
-    assert table.columns.tolist() == [f.name for f in fields(plain_data.Record)]
+    assert table.columns.tolist() == rows.columns.tolist()
     assert len(table) == len(rows)
     again = pandas.read_parquet(tmp_path / "figures.parquet")
     assert np.allclose(again["value"], table["value"], equal_nan=True)

@@ -62,12 +62,12 @@ def test_every_topology_says_what_it_does(
 ) -> None:
     assert main(["fabric", str(captured), "--iterations", "0:4", *options]) == 0
     said = capsys.readouterr().out
-    for words in ("network", "Hottest links", "lower bound: busiest port"):
+    for words in ("network", "Bottleneck links", "lower bound: bottleneck port"):
         assert words in said
     chosen = {"leaf-spine", "fat-tree", "dragonfly"} & set(
         options
     )  # those with equal paths
-    assert ("balls in bins" in said) == bool(chosen)
+    assert ("ECMP collisions" in said) == bool(chosen)
 
 
 def test_the_picture_is_not_overwritten(

@@ -1,4 +1,4 @@
-r"""Change points: steps at which a series, or many together, went to another level.
+r"""Change points: steps at which the level of one or many series changes.
 
 The model is a level that is constant between changes, plus an autoregressive process:
 
@@ -43,7 +43,7 @@ _CHUNK = 2_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Where a series changed its level; K changes make K + 1 segments."""
+    """Change points of a series; K changes make K + 1 segments."""
 
     index: Int64  # [K], first step of each new level, an index into the series
     gain: Float64  # [K], 2 ln likelihood that is lost without this change alone
@@ -64,7 +64,7 @@ def change_points(
     resamples: int = 199,
     seed: int = 0,
 ) -> ChangePoints:
-    r"""Find the changes of the level of a series, or those that many series share.
+    r"""Find changes of level of one series, or changes that many series share.
 
     Candidates come from PELT on the squared error, each series over its long-run
     standard deviation, at a range of penalties.  Of these, and of what is left when

@@ -1,4 +1,4 @@
-"""Convergence: where a run has settled, for its loads and for its matrices.
+"""Convergence: when the loads and the matrices of a run reach a steady state.
 
 Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
 measured.  That loads even out does not say that the matrix does: MixNet (arXiv
@@ -48,7 +48,7 @@ SPARSE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """How the shares of one thing, loads or cells, went over a run of T steps.
+    """Evolution of shares of loads, or of cells, over a run of T steps.
 
     Distances are total variations, 0 to 1.  NaN where a thing cannot be told.
     """
@@ -77,7 +77,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """Loads and cells of a run side by side."""
+    """Convergence of the loads and of the cells of a run."""
 
     at: Int64  # [T], step numbers
     load: Trajectory
@@ -103,7 +103,7 @@ def convergence_of(
     find_changes: bool = True,
     seed: int = 0,
 ) -> Convergence:
-    """Whether, and when, the loads of a run converged and its matrices did.
+    """Test whether, and when, the loads and the matrices of a run converge.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def course(
     find_changes: bool = True,
     seed: int = 0,
 ) -> Trajectory:
-    """The course of the shares of loads, or of cells.
+    """Trajectory of the shares of loads, or of cells.
 
     The stable part is found twice: from the last third's mean shares first, then from
     the mean shares of what that showed as stable.

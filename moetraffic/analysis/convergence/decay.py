@@ -1,4 +1,4 @@
-r"""Decay: how fast many series together approach where they end up.
+r"""Exponential decay: the time constant at which series approach their limits.
 
 :math:`x_{t} = \mu_\infty + (\mu_0 - \mu_\infty) e^{-t/\tau}`, every series with levels
 of its own and one time constant for all.
@@ -16,6 +16,8 @@ from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 
+NAN = float("nan")
+
 _GRID = 160
 
 _TOLD_APART = 3  # time constants that noise can tell apart: the best of them was taken
@@ -23,19 +25,19 @@ _TOLD_APART = 3  # time constants that noise can tell apart: the best of them wa
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
-    """An exponential approach; NaN where no approach is told from the noise.
+    """Exponential approach to a limit; NaN where none is significant.
 
-    Times are in units of the steps' numbers.  ``high`` is inf where the run is too
-    short to tell an end, and ``low`` 0 where the approach is over within a step.
+    Times are in units of the step numbers.  ``high`` is inf where the run is too short
+    to bound it, and ``low`` 0 where the approach is over within a step.
     """
 
-    half_life: float  # tau ln 2
-    low: float  # confidence interval of the half-life
-    high: float
+    half_life: float = NAN  # tau ln 2
+    low: float = NAN  # confidence interval of the half-life
+    high: float = NAN
     start: Float64  # [...], mu at the first step, the series' unit
     end: Float64  # [...], mu_inf
-    explained: float  # share of the series' variance that the approach makes up
-    p: float  # chance of so much without any approach
+    explained: float = NAN  # share of the series' variance that the fit explains
+    p: float = NAN  # p-value of the fit against no approach
 
 
 def decay(
@@ -112,20 +114,11 @@ def decay(
         y = y[:whole].reshape(-1, size, y.shape[1]).mean(axis=1)
         t = t[:whole].reshape(-1, size).mean(axis=1)
     none = np.full(outer, np.nan)
-    unknown = Decay(
-        half_life=np.nan,
-        low=np.nan,
-        high=np.nan,
-        start=none,
-        end=none,
-        explained=np.nan,
-        p=np.nan,
-    )
     centered = y - y.mean(axis=0) if len(y) else y
     varies = (centered**2).sum(axis=0) > 1e-20 * (y**2).sum(axis=0)
     n, count = len(y), int(varies.sum())
     if n < 6 or not count:
-        return unknown
+        return Decay(start=none, end=none)
     centered = centered[:, varies]
     # Step 1: the least squares, first with all series alike in variance, then each by
     # what is left of it.
@@ -159,15 +152,7 @@ def decay(
     p = min(_TOLD_APART * p, 1.0)
     explained = 1 - float(_left(centered, t - t0, tau).sum() / total.sum())
     if not p <= 1 - confidence:
-        return Decay(
-            half_life=np.nan,
-            low=np.nan,
-            high=np.nan,
-            start=none,
-            end=none,
-            explained=explained,
-            p=p,
-        )
+        return Decay(start=none, end=none, explained=explained, p=p)
     bound = least * (1 + float(scipy.stats.f.ppf(confidence, 1, freedom)) / freedom)
     inside = taus[squares <= bound]
     low = min(float(inside.min(initial=tau)), tau)

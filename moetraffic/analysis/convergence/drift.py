@@ -1,4 +1,4 @@
-r"""Drift: how far the shares of traffic moved, beside what counting alone moves.
+r"""Drift of traffic shares, with the distance expected from sampling noise.
 
 The distance of two sets of shares is their total variation,
 :math:`\frac12 \sum_c |p_c - q_c|`: the part of the traffic that would have to go
@@ -80,7 +80,7 @@ def step_change(values: npt.ArrayLike) -> Float64:
 def distance_floor(
     copies: npt.ArrayLike, reference: npt.ArrayLike, *, experts_per_token: int = 1
 ) -> Float64:
-    r"""Mean distance from their own probabilities that counting makes.
+    r"""Expected distance of sampled shares from their own probabilities.
 
     A column's copies are Binomial(N, kp) of N tokens with k experts each; the mean
     absolute deviation of a binomial count is, exactly, :math:`2 m \binom{N}{m} p^m
@@ -143,7 +143,7 @@ def step_change_floor(
     copy_size: float = 1.0,
     window: int = 9,
 ) -> Float64:
-    r"""Mean change from step to step that counting makes of a router that stays.
+    r"""Expected change from step to step due to sampling noise alone.
 
     Two counts of variance v each differ by :math:`2 v e^{-2v} (I_0(2v) + I_1(2v))` in
     the mean if they are Poisson; here v is :math:`N k p (1 - k p)`, so that it holds

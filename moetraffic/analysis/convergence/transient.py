@@ -1,4 +1,4 @@
-"""Transients: where a curve has settled, and its early, middle and late means.
+"""Transients: where a curve reaches its steady state; early, middle and late means.
 
 Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
 measured.

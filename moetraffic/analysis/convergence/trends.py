@@ -1,4 +1,4 @@
-"""Trends: whether a curve rises or falls over a run, and how steeply.
+"""Trends: Mann-Kendall test and Theil-Sen slope of a curve.
 
 Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
 measured.

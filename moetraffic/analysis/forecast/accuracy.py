@@ -1,4 +1,4 @@
-r"""Accuracy: how alike a forecast of all cells is to what came, origin by origin.
+r"""Accuracy of forecasts at each origin: cosine similarity and hot-cell recall.
 
 Forecasts and targets are ``[n, C]``: n origins, C cells (experts, ranks, or pairs of a
 matrix) of one amount, such as bytes.  Each measure gives ``[n]``, NaN where there is
@@ -43,7 +43,7 @@ def cosine(forecast: Floating, target: Floating) -> Float64:
 
 
 def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
-    """Share of the K cells with most that are among the K forecast to have most.
+    """Recall of the K largest cells by the K cells forecast to be largest.
 
     Who guesses has K/C.  Ties at the border share its places evenly in both, as if they
     were broken at random, so that a forecast that tells nothing apart has just K/C.

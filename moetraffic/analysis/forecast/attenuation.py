@@ -1,11 +1,10 @@
-r"""Attenuation: how counting noise hides the memory of shares, and how to see it again.
+r"""Attenuation bias: autocorrelation of shares that are measured with sampling noise.
 
-Shares p that are AR(1) with coefficient :math:`\phi` are seen through counts of N
-tokens, whose noise is new in every step.  The autocorrelation of what is seen is then
-:math:`\rho_l = a \phi^l` from lag 1 on, with :math:`a = Var(p)/Var(share)`: the lag-1
-autocorrelation alone tells :math:`a \phi`, which few tokens make as small as one likes.
-The shape over many lags tells both.  The ratio of two lags is too noisy for that; the
-likelihood uses all.
+Shares p follow an AR(1) with coefficient :math:`\phi`, but are measured by counts of N
+tokens, which add white noise (errors in variables).  The measured autocorrelation is
+then :math:`\rho_l = a \phi^l` from lag 1 on, with :math:`a = Var(p)/Var(share)`: the
+lag-1 autocorrelation alone estimates :math:`a \phi`, which is attenuated by the noise.
+The decay over many lags identifies both parameters, here by maximum likelihood.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ import scipy
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
+
+NAN = float("nan")
 
 BINS = 256
 """Frequencies that are told apart; higher ones are averaged in ever wider bins."""
@@ -34,18 +35,18 @@ MARGIN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Persistence:
-    """Persistence and noise of a series; NaN and a reason where they cannot be told."""
+    """Persistence and noise of a series; NaN and a reason where unidentifiable."""
 
-    phi: float  # correlation of the true shares one step apart
-    phi_low: float  # interval from the profile likelihood
-    phi_high: float
-    noise_share: float  # of the variance that is new in every step, 1 - a: 0 ... 1
-    noise_low: float
-    noise_high: float
-    acf1: float  # a phi: what lag 1 alone shows
-    half_life: float  # steps after which half of a deviation is gone: ln .5 / ln phi
+    phi: float = NAN  # lag-1 autocorrelation of the true shares
+    phi_low: float = NAN  # confidence interval from the profile likelihood
+    phi_high: float = NAN
+    noise_share: float = NAN  # white noise's part of the variance, 1 - a: 0 ... 1
+    noise_low: float = NAN
+    noise_high: float = NAN
+    acf1: float = NAN  # a phi: lag-1 autocorrelation of the measured shares
+    half_life: float = NAN  # steps until a deviation has halved: ln .5 / ln phi
     steps: int  # used
-    series: float  # how many independent ones those used are worth
+    series: float = NAN  # effective number of independent series
     reason: str = ""
 
 
@@ -55,7 +56,7 @@ def fit_memory(
     noise_share: float | None = None,
     confidence: float = 0.95,
 ) -> Persistence:
-    r"""Fit the memory of shares that are seen through noise.
+    r"""Fit an AR(1) plus white noise to shares, by the debiased Whittle likelihood.
 
     The likelihood is Whittle's with the exact expectation of the periodogram of n steps
     in place of the spectrum ("debiased"): at each Fourier frequency
@@ -112,9 +113,8 @@ def fit_memory(
         )
     x = _usable(np.asarray(series, np.float64))
     if len(x) < 16 or not x.shape[1]:
-        return _unknown(
-            len(x), f"{len(x)} steps of {x.shape[1]} cells that vary are too few"
-        )
+        why = f"{len(x)} steps of {x.shape[1]} cells that vary are too few"
+        return Persistence(steps=len(x), reason=why)
     power, weight, owner = _periodogram(x)
     likelihood = _Likelihood(power, weight, owner, len(x), x.shape[1])
     # Step 1: what the series are worth together, which asks for a first estimate.
@@ -126,10 +126,9 @@ def fit_memory(
     found = _maximum(likelihood, worth / x.shape[1], noise_share, confidence)
     phi, noise, phi_range, noise_range, rise = found
     if rise < float(scipy.stats.chi2.ppf(confidence, 1)) / 2:
-        return _unknown(
-            len(x), "nothing tells the series from white noise", series=worth
-        )
-    half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else float("nan")
+        why = "indistinguishable from white noise"
+        return Persistence(steps=len(x), reason=why, series=worth)
+    half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else NAN
     return Persistence(
         phi=phi,
         phi_low=phi_range[0],
@@ -141,23 +140,6 @@ def fit_memory(
         half_life=half_life,
         steps=len(x),
         series=worth,
-    )
-
-
-def _unknown(steps: int, reason: str, *, series: float = float("nan")) -> Persistence:
-    nothing = float("nan")
-    return Persistence(
-        phi=nothing,
-        phi_low=nothing,
-        phi_high=nothing,
-        noise_share=nothing,
-        noise_low=nothing,
-        noise_high=nothing,
-        acf1=nothing,
-        half_life=nothing,
-        steps=steps,
-        series=series,
-        reason=reason,
     )
 
 

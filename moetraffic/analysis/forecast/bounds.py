@@ -1,4 +1,4 @@
-r"""PredictabilityBounds: how well anyone could forecast a series, whatever the method.
+r"""Predictability bounds: lower bounds on the error of any forecaster.
 
 :func:`spectral_flatness` is the best that a linear forecast one step ahead can do;
 :mod:`moetraffic.analysis.forecast.entropy_rate` asks the same of symbols, which are
@@ -163,7 +163,7 @@ def _flatness(x: Float64) -> Float64:
 
 
 def hot_symbols(loads: npt.ArrayLike) -> Int64:
-    """The hottest of each step; of equals the first.
+    """Index of the largest load of each step; of equals the first.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _ranked(loads: npt.ArrayLike, top: int) -> Int64:
 
 
 def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
-    """Each step's level, by the series' own quantiles, so that all are about as common.
+    """Quantize a series by its own quantiles.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ class PredictabilityBounds:
 
 
 def limits(series: npt.ArrayLike, *, levels: int = 4) -> PredictabilityBounds:
-    """How well the loads or cells of a run could be forecast a step ahead, at best.
+    """Bounds on the error of forecasts of loads or cells one step ahead.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ class Candidate:
 def candidates(
     split: Split, *, period: int | None = None, max_order: int = 8
 ) -> tuple[Candidate, ...]:
-    """What is tried on a series of this length.
+    """Forecasters and settings to try on a series.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def candidates(
 
 
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
-    """The period that cells have in common in the training part, if any.
+    """Common period of the cells in the training part, if any.
 
     It is the lag at which the mean autocorrelation of the cells rises most above its
     lowest value before; the first such lag that rises nearly as much as the best.
@@ -173,7 +173,7 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
 
 
 class SeriesBlock:
-    """Some series side by side, and what is computed of them once.
+    """A block of series, with the intermediate results that forecasters share.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""Entropy rate: the bits a sequence of symbols brings a step, and what may be guessed.
+r"""Entropy rate of symbol sequences, and Fano's bound on their predictability.
 
 Symbols are integers ``[n]`` in time order; which expert is hot, for one.  Two
 estimators stand side by side.  Lempel and Ziv's needs no model and converges slowly:
@@ -22,25 +22,28 @@ from moetraffic.errors import AnalysisError
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
+NAN = float("nan")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyRate:
-    """What one sequence of symbols tells; NaN where it is too short.
+    """Entropy rate and predictability of a symbol sequence; NaN where it is too short.
 
-    ``lz_guess`` and ``markov_guess`` are Fano's estimates of how many steps the best
-    predictor could tell; ``achieved`` is what a plain one, that counts as it goes, did.
+    ``lz_guess`` and ``markov_guess`` are Fano's estimates of the share of steps that
+    the best predictor could forecast; ``achieved`` is the share that an adaptive Markov
+    predictor of that order did forecast.
     """
 
-    steps: int  # n
-    symbols: int  # distinct ones that occur, N
-    entropy: float  # bits, of the symbols as if independent, Miller-Madow corrected
-    lz: float  # bits a step, Lempel-Ziv
-    markov: float  # bits a step, of a chain of that order, Miller-Madow corrected
-    order: int  # of the chain, chosen by BIC; 0: independent
-    lz_guess: float  # share of steps
-    markov_guess: float
-    achieved: float  # share of steps that the chain of that order told beforehand
-    frequent: float  # share of the commonest symbol: what needs no sequence
+    steps: int = 0  # n
+    symbols: int = 0  # distinct symbols that occur, N
+    entropy: float = NAN  # bits, symbols as if independent, Miller-Madow corrected
+    lz: float = NAN  # bits a step, Lempel-Ziv
+    markov: float = NAN  # bits a step, Markov chain, Miller-Madow corrected
+    order: int = 0  # of the chain, chosen by BIC; 0: independent
+    lz_guess: float = NAN  # share of steps
+    markov_guess: float = NAN
+    achieved: float = NAN  # share of steps forecast by the adaptive predictor
+    frequent: float = NAN  # share of the most common symbol
 
 
 def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
@@ -69,20 +72,8 @@ def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
     (1, 0.0, 0.04, 0.998)
     """
     codes, count = _codes(symbols)
-    nan = float("nan")
     if not codes.size:
-        return EntropyRate(
-            steps=0,
-            symbols=0,
-            entropy=nan,
-            lz=nan,
-            markov=nan,
-            order=0,
-            lz_guess=nan,
-            markov_guess=nan,
-            achieved=nan,
-            frequent=nan,
-        )
+        return EntropyRate()
     order = markov_order(codes, max_order=max_order)
     lz = lempel_ziv_rate(codes)
     markov = markov_rate(codes, order=order)

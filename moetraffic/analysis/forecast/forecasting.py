@@ -1,4 +1,4 @@
-"""Forecasting: how well loads or matrices can be told ahead, and what that is worth.
+"""Forecast loads or matrices, and evaluate the forecasts on a test part.
 
 One call, :func:`forecast`, tunes forecasters on a validation part, picks the best
 there, and judges it on a later part that nothing was tuned on, at several horizons.
@@ -32,7 +32,7 @@ JUDGED = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class Forecasts:
-    """What :func:`forecast` found."""
+    """Result of :func:`forecast`."""
 
     of: str
     steps: int  # T
@@ -72,7 +72,7 @@ def forecast(
     transfer_s: float = 0.0,
     keep: bool = False,
 ) -> Forecasts:
-    """Judge how well series can be forecast, and by what.
+    """Tune forecasters on series, and score the best ones on a test part.
 
     Step 1: every forecaster with every setting forecasts the validation part; at each
     horizon the setting of least squared error of bytes is kept of each forecaster, and

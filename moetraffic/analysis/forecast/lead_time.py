@@ -1,4 +1,4 @@
-"""LeadTimes: when, in an iteration, an exchange is known and when it is sent.
+"""Lead times: offsets of exchanges from the start of their iteration.
 
 A scheduler that is told a matrix can only use it if there is time left.  An exchange of
 a layer and phase begins at some offset from the start of its iteration; the medians of
@@ -25,7 +25,7 @@ LOOKED_AT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class LeadTimes:
-    """Where exchanges stand in an iteration, seconds; NaN where times are not known."""
+    """Offsets of exchanges from the start of an iteration, s; NaN without times."""
 
     iteration_s: float  # median length of a training step
     offset_s: Mapping[Key, float]  # of (layer, phase): begin, from the step's start
@@ -36,7 +36,7 @@ class LeadTimes:
 
 
 def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
-    """Find where the exchanges of a trace stand in their iterations.
+    """Measure when the exchanges of a trace begin in their iterations.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Origins: where forecasts are made, and on what they are tuned and judged.
+"""Forecast origins: split of a series into training, validation and test parts.
 
 A series is cut in time into three parts: on the first forecasters are fitted, on the
 second their settings and the best of them are chosen, on the third they are judged.

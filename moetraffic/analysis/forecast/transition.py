@@ -1,4 +1,4 @@
-r"""Transition: the map from one layer's loads to the next layer's.
+r"""Column-stochastic maps from the loads of one layer to those of the next.
 
 Cell (j, i) of a map M is the share of what expert i of a layer was given that expert j
 of the next is given: M is non-negative and its columns add up to 1, so that it takes

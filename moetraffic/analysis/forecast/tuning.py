@@ -1,4 +1,4 @@
-"""Tuning: the setting of each forecaster, and the best of them, on validation."""
+"""Tuning: choose each forecaster's setting on the validation part."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tune(
     max_order: int = 8,
     whole: SeriesBlock | None = None,
 ) -> dict[int, list[tuple[Candidate, float]]]:
-    """Choose on the validation part.
+    """Choose the best setting of each forecaster on the validation part.
 
     Parameters
     ----------

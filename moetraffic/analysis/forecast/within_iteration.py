@@ -1,4 +1,4 @@
-"""Within an iteration: what its first dispatch tells of what comes later in it.
+"""Forecast later traffic of an iteration from its first dispatch.
 
 Combine sends back what dispatch sent, and the backward phases repeat both: where a
 phase has the same token matrix or its transpose, the first dispatch tells it exactly.
@@ -43,7 +43,7 @@ CELLS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class WithinIteration:
-    """What the first dispatch tells of one later target, over the test part."""
+    """Forecast of one target from the first dispatch, scored over the test part."""
 
     target: str
     steps: int  # iterations that were used
@@ -65,7 +65,7 @@ class WithinIteration:
 
 
 def identities(first: npt.ArrayLike, later: npt.ArrayLike) -> tuple[float, float]:
-    """How often a later matrix is the first one, or its transpose, in every cell.
+    """Share of iterations in which a matrix equals the first one, or its transpose.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def within_iteration(
     hot: int | None = None,
     seed: int = 0,
 ) -> tuple[WithinIteration, ...]:
-    r"""Judge what the first dispatch of an iteration tells of its later traffic.
+    r"""Forecast later traffic of an iteration from its first dispatch.
 
     Tried are: the first dispatch itself or its transpose; a column-stochastic map of
     loads (:func:`fit_transition`, up to :data:`WIDEST_MAP` cells); and the regression

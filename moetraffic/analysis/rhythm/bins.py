@@ -1,4 +1,4 @@
-"""Bins: events as a series in time bins, and bursts back from such a series.
+"""Time bins: on-off and rate series of events.
 
 Events are given as in :mod:`moetraffic.analysis.times.intervals`.
 """

@@ -1,4 +1,4 @@
-"""Cycles: where each begins, and where in it the bursts stand.
+"""Cycles: cut bursts into periods, and compare successive cycles.
 
 A cycle is an iteration as the network sees it.  Where nobody says when iterations
 begin, a cycle begins with the burst after its longest gap.
@@ -6,7 +6,7 @@ begin, a cycle begins with the burst after its longest gap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,28 @@ PARTS = 64
 _NAN = float("nan")
 
 
+def _none() -> Float64:
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cycles:
     """The cycles of a sequence of bursts; NaN where there are fewer than two."""
 
-    length_ns: Float64  # [n] of each cycle of usual length, in time order
-    on: Float64  # [n] share of it that is on
-    jitter: float  # standard deviation of the length over its mean
-    likeness: float  # correlation of a cycle's shape with the next one's, see below
-    bursts: int  # how many bursts most of them have
-    regular: float  # share of the cycles that have so many
-    position: Float64  # [bursts] mean start in the cycle, as a share of the mean length
-    position_jitter: Float64  # [bursts] standard deviation of that
+    length_ns: Float64 = field(
+        default_factory=_none
+    )  # [n] of each cycle of usual length, in time order
+    on: Float64 = field(default_factory=_none)  # [n] duty cycle
+    jitter: float = _NAN  # standard deviation of the length over its mean
+    likeness: float = _NAN  # correlation of a cycle's shape with the next one's
+    bursts: int = 0  # the most common number of bursts
+    regular: float = _NAN  # share of the cycles that have so many
+    position: Float64 = field(
+        default_factory=_none
+    )  # [bursts] mean start, as a share of the mean length
+    position_jitter: Float64 = field(
+        default_factory=_none
+    )  # [bursts] standard deviation of that
 
 
 def cycles(
@@ -48,7 +58,7 @@ def cycles(
     period_ns: float,
     marks: npt.ArrayLike | None = None,
 ) -> Cycles:
-    """Cut bursts to cycles and say how alike these are.
+    """Cut bursts into cycles, and measure how similar these are.
 
     The positions are of the cycles that have as many bursts as most have: in others
     nothing tells which burst is missing, or which is new.
@@ -80,28 +90,17 @@ def cycles(
     ([100.0, 100.0], 2, [0.0, 0.2])
     """
     first, last = merge_intervals(start, end)
-    nothing: Float64 = np.zeros(0)
-    none = Cycles(
-        length_ns=nothing,
-        on=nothing,
-        jitter=_NAN,
-        likeness=_NAN,
-        bursts=0,
-        regular=_NAN,
-        position=nothing,
-        position_jitter=nothing,
-    )
     borders = np.unique(np.asarray(() if marks is None else marks, np.int64))
     if marks is not None and len(borders) > 1:
         period_ns = float(np.median(np.diff(borders)))
     if not len(first) or not period_ns > 0:
-        return none
+        return Cycles()
     if marks is None:
         borders = cycle_starts(first, last, period_ns=period_ns)
     lengths = np.diff(borders).astype(np.float64)
     usual = (lengths > USUAL[0] * period_ns) & (lengths < USUAL[1] * period_ns)
     if usual.sum() < 2:
-        return none
+        return Cycles()
     origin = int(borders[0])
     parts = (borders[:-1, None] - origin) + lengths[:, None] * (
         np.arange(PARTS + 1) / PARTS

@@ -1,4 +1,4 @@
-"""Durations: how the lengths of bursts or gaps are distributed."""
+"""Durations: quantiles and histogram of burst or gap lengths."""
 
 from __future__ import annotations
 

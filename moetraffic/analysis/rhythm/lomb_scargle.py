@@ -1,4 +1,4 @@
-r"""Lomb-Scargle: the period of what was not sampled evenly.
+r"""Lomb-Scargle periodogram: period of a series with gaps.
 
 The floating-mean form: at each frequency a sine and a constant are fitted together by
 least squares, and the power is the share of the variance that the sine explains,

@@ -1,4 +1,4 @@
-"""Rhythm: the on-off pattern of traffic in one description.
+"""Rhythm: on-off statistics of a sequence of traffic bursts.
 
 Training alternates between computing and communicating, so that its traffic is a
 sequence of bursts that comes again with each iteration.  How the time divides is told
@@ -119,7 +119,7 @@ class Rhythm:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted:
-    """The rhythm of the rate, where some bursts carry more than others."""
+    """On-off statistics weighted by bytes."""
 
     amount: float  # bytes of all events
     mean_s: float  # bytes a second, over all of the time observed
@@ -154,7 +154,7 @@ def rhythm(
     period_range_ns: tuple[float, float] = (0.0, float("inf")),
     cycles: int | None = 8,
 ) -> Rhythm:
-    """Describe the on-off pattern of events.
+    """Compute on-off statistics of events.
 
     Parameters
     ----------

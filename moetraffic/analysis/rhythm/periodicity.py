@@ -1,4 +1,4 @@
-"""Periodicity: the period of a series or of bursts, and how well it is kept.
+"""Periodicity: period of a series or of bursts, its strength and its jitter.
 
 Series have the time as their first axis, ``[T, ...]``; bursts are given by their events
 as in :mod:`moetraffic.analysis.times.intervals`.

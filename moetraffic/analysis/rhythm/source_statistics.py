@@ -1,4 +1,4 @@
-"""OnOffStatistics: the rhythm of a trace by phase, layer, rank, link and NIC.
+"""On-off statistics of a trace by phase, layer, rank, link and NIC.
 
 What is on when, by the source of traffic (times as in
 :mod:`moetraffic.analysis.times.call_times`):
@@ -63,7 +63,7 @@ BINS_A_STEP = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SourceStatistics:
-    """The rhythm of one source of traffic."""
+    """On-off statistics of one traffic source."""
 
     by: str  # one of SOURCES
     name: str  # "dispatch", "layer 3", "rank 2", "2 -> 5", "NIC 1"
@@ -76,7 +76,7 @@ class SourceStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class OnOffStatistics:
-    """The rhythms of a trace."""
+    """On-off statistics of a trace."""
 
     about: str  # which all-to-alls these are, in words
     found: tuple[
@@ -95,7 +95,7 @@ def beats(
     nic_of: Sequence[int] | None = None,
     most: int = MOST,
 ) -> OnOffStatistics:
-    """Tell the rhythm of each source of traffic in a trace.
+    """Compute on-off statistics of each traffic source of a trace.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def rank_rhythm(
     iterations: range | None = None,
     step: float | None = None,
 ) -> Rhythm:
-    """The rhythm of events near a rank, whose steps say where to look for the period.
+    """On-off statistics of a rank's events; its step length bounds the period search.
 
     Over a whole run, iteration times wander so far that any lag may win by chance.
 

@@ -1,4 +1,4 @@
-r"""Spectrum: at which frequencies a source of traffic is switched on and off.
+r"""Power spectrum of the on-off series of a traffic source.
 
 The on-off series of :func:`moetraffic.analysis.rhythm.bins.on_off_series` is cut into
 overlapping windows whose Fourier powers are averaged, after P. D. Welch, "The Use of

@@ -1,4 +1,4 @@
-r"""Stationarity: whether a series stays at its level.
+r"""Stationarity: KPSS test, and comparison of the means of two halves.
 
 KPSS (D. Kwiatkowski, P. C. B. Phillips, P. Schmidt, Y. Shin, "Testing the null
 hypothesis of stationarity against the alternative of a unit root", Journal of

@@ -1,4 +1,4 @@
-"""A run's typical iteration as a network sees it, and how often it comes.
+"""Typical iteration: on-off pattern and rate of the iteration nearest to the mean.
 
 The rank that sends most is looked at.  Its on-off rhythm gives the period; of all
 iterations, the one most like the mean of them (the medoid) is the typical one, so that
@@ -51,7 +51,7 @@ def cadence(
     iterations: range | None = None,
     link_bytes_s: float | None = None,
 ) -> TypicalIteration:
-    """Find the typical iteration of a run.
+    """Find the typical iteration of a run: the one nearest to their mean.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Timing: when each all-to-all of a trace was on, read in blocks of bounded size.
+"""Times of all-to-alls on a common clock, read in blocks of bounded size.
 
 Times are brought to rank 0's clock.  A rank's part in an all-to-all begins when it is
 known to have started, or else when the last member has issued it (before that, the rank
@@ -88,31 +88,54 @@ def timed(
     TraceError
         If bytes are asked for and not known: see :func:`sized`.
     """
+    for part, issue, start, end in times_in_blocks(
+        trace, occurrences, matrices=with_wire
+    ):
+        own = start != UNKNOWN_TIME
+        begin = np.where(own, start, issue.max(axis=1, keepdims=True))
+        issued = (issue != UNKNOWN_TIME).all(axis=1, keepdims=True)
+        known = (own | issued) & (end != UNKNOWN_TIME)
+        none = np.zeros((len(part), 0, 0), np.int64)
+        yield CallTimes(
+            occurrence=part,
+            ranks=trace.members(part),
+            # clocks of other ranks have errors: no call ends before it begins
+            begin=np.minimum(begin, end),
+            end=end,
+            known=known,
+            own=own,
+            wire=trace.wire(part) if with_wire else none,
+        )
+
+
+def times_in_blocks(
+    trace: Trace, occurrences: Int64, *, matrices: bool = False
+) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+    """Read the times of calls in blocks of bounded size.
+
+    Parameters
+    ----------
+    trace
+        Any trace.
+    occurrences
+        ``[n]`` calls.
+    matrices
+        Whether the caller reads a matrix a call too, so that blocks must be smaller.
+
+    Yields
+    ------
+    tuple of int64 arrays
+        Occurrences ``[n]``, all of groups of one size W; issue, start and end
+        ``[n, W]`` ns, on rank 0's clock.
+    """
     every = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
     sizes = every[trace.occurrences.site[occurrences]]
     for width in np.unique(sizes).tolist():
         of = occurrences[sizes == width]
-        step = max(1, CELLS // (width * (width if with_wire else 1)))
+        step = max(1, CELLS // (width * (width if matrices else 1)))
         for low in range(0, len(of), step):
             part = of[low : low + step]
-            issue, start, end = trace.times(part)
-            own = start != UNKNOWN_TIME
-            begin = np.where(own, start, issue.max(axis=1, keepdims=True))
-            issued = (issue != UNKNOWN_TIME).all(axis=1, keepdims=True)
-            known = (own | issued) & (end != UNKNOWN_TIME)
-            yield CallTimes(
-                occurrence=part,
-                ranks=trace.members(part),
-                # another rank's clock may be off by its error: nothing ends before
-                # it began
-                begin=np.minimum(begin, end),
-                end=end,
-                known=known,
-                own=own,
-                wire=trace.wire(part)
-                if with_wire
-                else np.zeros((len(part), 0, 0), np.int64),
-            )
+            yield part, *trace.times(part)
 
 
 def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
@@ -135,7 +158,7 @@ def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
 def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int64:
     """Starts of a rank's training steps on rank 0's clock, ``[n]`` ns, in order."""
     steps = trace.steps
-    keep = _training(trace, iterations)
+    keep = training_steps(trace, iterations)
     start = steps.start[keep, rank : rank + 1]
     start = to_common(trace.clocks, np.full(start.shape, rank), start)[:, 0]
     return np.sort(start[start != UNKNOWN_TIME])
@@ -144,7 +167,7 @@ def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int
 def step_ns(trace: Trace, rank: int) -> float:
     """Median length of a rank's training steps, ns; NaN where it is not known."""
     steps = trace.steps
-    train = _training(trace, None)
+    train = training_steps(trace, None)
     start, end = steps.start[train, rank], steps.end[train, rank]
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end > start)
     lengths = (end - start)[known]
@@ -166,7 +189,7 @@ def observed_steps(
     """
     steps = trace.steps
     start, end = steps.start[:, rank], steps.end[:, rank]
-    there = _training(trace, iterations)
+    there = training_steps(trace, iterations)
     there &= (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
     if not there.any():
         return None
@@ -182,7 +205,8 @@ def observed_steps(
     return begin, np.maximum(begin, finish)
 
 
-def _training(trace: Trace, iterations: range | None) -> Bool:
+def training_steps(trace: Trace, iterations: range | None) -> Bool:
+    """Which of the trace's steps are training steps of the iterations, ``[S]``."""
     steps = trace.steps
     keep = np.array([kind == "train" for kind in steps.kind], bool)
     if iterations is not None:

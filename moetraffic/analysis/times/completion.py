@@ -1,4 +1,4 @@
-"""Completion: how long each call of a trace took, and two runs' times side by side.
+"""Completion times of the calls of a trace, and their ratios between two runs.
 
 Two times of a call:
 
@@ -27,12 +27,11 @@ from moetraffic.analysis.resampling import Interval, ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
+from .call_times import times_in_blocks
+
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Key = tuple[object, ...]
-
-CELLS = 1 << 20
-"""Times in memory at a time."""
 
 MEASURES = ("transfer", "call")
 
@@ -66,7 +65,7 @@ class Completion:
 def completion(
     trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
 ) -> Completion:
-    """Measure every call all of whose members told their times.
+    """Measure every call whose members all have times.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def completion(
     asked = np.union1d(asked[paired], trace.complete(asked[~paired]))
     parts = [
         (at, *_measured(issue, start, end, trace.members(at)))
-        for at, issue, start, end in _times(trace, asked)
+        for at, issue, start, end in times_in_blocks(trace, asked)
     ]
     if not parts:
         none = np.zeros(0)
@@ -103,20 +102,6 @@ def completion(
         transfer_s=transfer[order],
         last=last[order],
     )
-
-
-def _times(
-    trace: Trace, occurrences: Int64
-) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
-    """Calls of one size, and their times ``[n, W]``, in blocks."""
-    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
-    sizes = width[trace.occurrences.site[occurrences]]
-    for size in np.unique(sizes).tolist():
-        of = occurrences[sizes == size]
-        step = max(1, CELLS // size)
-        for low in range(0, len(of), step):
-            part = of[low : low + step]
-            yield part, *trace.times(part)
 
 
 def _measured(
@@ -166,7 +151,7 @@ def iteration_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, In
     shape = len(iterations), trace.meta.world
     begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
     finish = np.full(shape, UNKNOWN_TIME, np.int64)
-    for part, issue, _, end in _times(trace, calls.occurrence):
+    for part, issue, _, end in times_in_blocks(trace, calls.occurrence):
         place = np.searchsorted(iterations, trace.occurrences.iteration[part])
         known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
         row, member = np.nonzero(known)
@@ -259,7 +244,7 @@ def compare_times(
     measures: Sequence[str] = MEASURES,
     seed: int = 0,
 ) -> tuple[TimeRatio, ...]:
-    """Compare how long the same calls took in two runs.
+    """Compare the times of the same calls in two runs.
 
     Ratios are of sums over the same calls, their intervals from iterations drawn for
     both together.

@@ -1,4 +1,4 @@
-"""Intervals: when something was on, from the start and end of its events.
+"""Intervals: merge events to bursts and gaps.
 
 Events are given as two int64 arrays in nanoseconds, in any order, overlapping or not.
 Overlapping events merge to one *burst*; what lies between two bursts is a *gap*.

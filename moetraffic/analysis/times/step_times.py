@@ -1,4 +1,4 @@
-"""What iterations of a captured run took: computing, each kind's collectives, waiting.
+"""Step times of a captured run: computation, communication by group kind, waiting.
 
 A rank is communicating from when it issues a collective to when that ended there; where
 several are on at once, the time counts once.  Of that, a call *moves* from when its
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
+from .call_times import times_in_blocks, training_steps
 from .iteration_traffic import world_matrices
 
 Float64 = npt.NDArray[np.float64]
@@ -35,7 +36,7 @@ class StepTimes:
 
     @property
     def computing(self) -> Float64:
-        """What is left of a step."""
+        """Computation time: the rest of a step, ``[S, R]`` s."""
         return np.asarray(self.whole - self.communicating)
 
     @property
@@ -62,7 +63,7 @@ class StepTimes:
 def step_times(
     trace: Trace, iterations: Sequence[int] | None = None, *, warm_up: int = 3
 ) -> StepTimes:
-    """Take training steps apart.
+    """Measure computation, communication and waiting of training steps.
 
     Parameters
     ----------
@@ -78,10 +79,9 @@ def step_times(
         If no training step among them has times.
     """
     steps = trace.steps
-    train = np.array([kind == "train" for kind in steps.kind], bool)
     known = (steps.start != UNKNOWN_TIME).all(axis=1)
     known &= (steps.end > steps.start).all(axis=1)
-    there = np.flatnonzero(train & known)
+    there = np.flatnonzero(training_steps(trace, None) & known)
     if iterations is None:
         there = there[warm_up:] if len(there) > warm_up else there
     else:
@@ -127,12 +127,9 @@ def _calls(trace: Trace, chosen: Int64) -> _Calls:
     when, site = trace.occurrences.iteration, trace.occurrences.site
     of = np.array([s.operation != ROUTING for s in trace.sites], bool)
     asked = np.flatnonzero(np.isin(when, chosen) & of[site])
-    widths = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
     kinds = np.array([trace.groups[s.group].kind for s in trace.sites])
     parts: list[tuple[npt.NDArray[np.generic], ...]] = []
-    for width in np.unique(widths[site[asked]]).tolist():
-        part = asked[widths[site[asked]] == width]
-        issue, start, end = trace.times(part)
+    for part, issue, start, end in times_in_blocks(trace, asked):
         known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
         last = np.where(known, issue, UNKNOWN_TIME).max(axis=1, keepdims=True)
         moved = np.where(start != UNKNOWN_TIME, start, np.broadcast_to(last, end.shape))

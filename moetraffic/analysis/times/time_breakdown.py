@@ -1,4 +1,4 @@
-"""TimeBreakdown: what each rank's time went into, with overlap resolved.
+"""Time breakdown of steps: computation, communication, overlap and idle time.
 
 A step's time parts into compute only, communication only, both at once (overlapped),
 and idle; the four sum up to the step exactly.  The communication fraction is
@@ -35,6 +35,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 
+from .call_times import times_in_blocks, training_steps
 from .intervals import merge_intervals
 
 Int64 = npt.NDArray[np.int64]
@@ -42,13 +43,13 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Events = tuple[npt.ArrayLike, npt.ArrayLike]
 
-AT_ONCE = 1 << 20
-"""Times that are read at once."""
+PARTS = ("compute", "communication", "overlapped", "idle")
+"""Of a step's time, which add up to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBreakdown:
-    """What ranks' time went into, in training steps, ``[S, R]`` int64 ns each."""
+    """Time breakdown of training steps, ``[S, R]`` int64 ns each."""
 
     iteration: Int64  # [S]
     compute: Int64  # compute alone
@@ -90,7 +91,7 @@ class TimeBreakdown:
 def distribution(
     compute: Events, communication: Events, start: npt.ArrayLike, end: npt.ArrayLike
 ) -> tuple[Int64, Int64, Int64, Int64]:
-    """Part spans of time by what is on in them.
+    """Split spans of time into computation, communication, overlap and idle time.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ def occupation(
     waiting: str = "idle",
     awaited: str = "each",
 ) -> TimeBreakdown:
-    """What each rank's training steps were spent on.
+    """Break the time of each rank's training steps down.
 
     Parameters
     ----------
@@ -235,11 +236,7 @@ def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
 def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]:
     """Training steps: iteration ``[S]``, start and end ``[S, R]`` of rank 0's clock."""
     steps = trace.steps
-    keep = np.array([kind == "train" for kind in steps.kind], bool)
-    if iterations is not None:
-        keep &= (steps.iteration >= iterations.start) & (
-            steps.iteration < iterations.stop
-        )
+    keep = training_steps(trace, iterations)
     start, end = steps.start[keep], steps.end[keep]
     ranks = np.broadcast_to(np.arange(start.shape[1]), start.shape)
     return (
@@ -249,38 +246,27 @@ def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]
     )
 
 
-def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, Int64, Int64]]:
+def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, ...]]:
     """Issue, begin and end of each rank's collectives, of rank 0's clock."""
     sending = np.array([s.operation != ROUTING for s in trace.sites], bool)
     site = trace.occurrences.site
     chosen = np.flatnonzero(sending[site]) if len(site) else np.zeros(0, np.int64)
-    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
     found: list[list[tuple[Int64, Int64, Int64]]] = [
         [] for _ in range(trace.meta.world)
     ]
-    for size in np.unique(width[site[chosen]]).tolist():
-        of = chosen[width[site[chosen]] == size]
-        for low in range(0, len(of), max(1, AT_ONCE // size)):
-            part = of[low : low + max(1, AT_ONCE // size)]
-            issue, start, end = trace.times(part)
-            known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
-            begin = np.where(start != UNKNOWN_TIME, start, issue)
-            if until_all:  # an unknown time is the least int64: it is never the latest
-                begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
-            # clocks differ by their error: nothing ends before it began
-            begin, issue = np.minimum(begin, end), np.minimum(issue, end)
-            ranks = trace.members(part)
-            for rank in np.unique(ranks[known]).tolist():
-                mine = known & (ranks == rank)
-                found[rank].append((issue[mine], begin[mine], end[mine]))
-    nothing = (np.zeros(0, np.int64),) * 3
+    for part, issue, start, end in times_in_blocks(trace, chosen):
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        begin = np.where(start != UNKNOWN_TIME, start, issue)
+        if until_all:  # an unknown time is the least int64: it is never the latest
+            begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
+        # clocks have errors: no call ends before it begins
+        begin, issue = np.minimum(begin, end), np.minimum(issue, end)
+        ranks = trace.members(part)
+        for rank in np.unique(ranks[known]).tolist():
+            mine = known & (ranks == rank)
+            found[rank].append((issue[mine], begin[mine], end[mine]))
+    none = np.zeros(0, np.int64)
     return [
-        (
-            np.concatenate([part[0] for part in parts]),
-            np.concatenate([part[1] for part in parts]),
-            np.concatenate([part[2] for part in parts]),
-        )
-        if parts
-        else nothing
+        tuple(np.concatenate([none, *(part[at] for part in parts)]) for at in range(3))
         for parts in found
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, Trace
@@ -45,7 +44,8 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     for number, site in enumerate(trace.sites):
         mine = found[trace.occurrences.site[found] == number]
         for begin in range(0, len(mine), AT_ONCE):
-            load[layers.index(site.layer)] += _sum(trace, mine[begin : begin + AT_ONCE])
+            demand = trace.demand(mine[begin : begin + AT_ONCE])
+            load[layers.index(site.layer)] += demand.sum(axis=(0, 1), dtype=np.int64)
     with path.open("wb") as file:
         np.save(file, load, allow_pickle=False)
     lost = [
@@ -55,11 +55,6 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     if int(load.max(initial=0)) > EXACT:
         lost.append(f"EPLB makes them float32, which rounds loads above {EXACT}")
     return lost
-
-
-def _sum(trace: Trace, routed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    demand = trace.demand(routed)
-    return np.asarray(demand.sum(axis=(0, 1), dtype=np.int64), np.int64)
 
 
 EXPORTER = Exporter(

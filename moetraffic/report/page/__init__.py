@@ -1,4 +1,4 @@
-"""The HTML page of a run: everything that was computed of it, to look at offline."""
+"""HTML report of a run: all its charts and tables in one offline file."""
 
 from __future__ import annotations
 

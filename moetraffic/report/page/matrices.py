@@ -50,7 +50,7 @@ class Matrices:
 
 @dataclass
 class Seen:
-    """What was kept of one exchange."""
+    """Matrices and loads that were kept of one exchange."""
 
     source: Source
     chosen: Int64  # [n] indices into source.iterations
@@ -59,7 +59,7 @@ class Seen:
     loads: dict[int, tuple[str, npt.NDArray[Any]]] = field(default_factory=dict)
 
     def load(self) -> tuple[str, npt.NDArray[Any]] | None:
-        """What is loaded, and ``[T, E]`` how much, in all iterations."""
+        """ "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
         if not self.loads:
             return None
         order = sorted(self.loads)
@@ -91,7 +91,7 @@ class Seen:
 
 
 class Kept:
-    """Keeps what a page draws of the windows that an analysis reads.
+    """Keep what a page draws of the windows that an analysis reads.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class Kept:
             )
 
     def __call__(self, source: Source, window: Window, rows: Rows) -> None:
-        """Keep of one window what is drawn; from several threads at once."""
+        """Keep what is drawn of a window; called from several threads at once."""
         seen = self.seen[source.layer, source.group]
         for name, what in (("demand.load", "expert"), ("wire.received", "rank")):
             if name in rows:
@@ -138,7 +138,7 @@ class Kept:
 
 
 def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
-    """The heatmap of all that was kept, and of the other phases; None of nothing.
+    """Make the heatmap of the matrices that were kept, of all phases.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _packed(trace: Trace, kept: Kept, phase: str) -> list[dict[str, Any]]:
 def blocks(
     trace: Trace, seen: Seen, phase: str, *, first: int = 0
 ) -> list[dict[str, Any]]:
-    """The matrices of one exchange, packed; those that follow from others first told.
+    """Pack the matrices of one exchange; those that follow from others as references.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def blocks(
 def _derived(
     other: Int64, told: dict[str, Any], held: Int64 | None, square: bool
 ) -> list[tuple[dict[str, Any], Int64]]:
-    """What may follow from a block, and how."""
+    """Matrices that may follow from a block, and how."""
     if told["of"] == "wire":
         return [({}, other), ({"transpose": True}, other.transpose(0, 2, 1))]
     if held is None or not square or len(held) != other.shape[2]:
@@ -287,7 +287,7 @@ def _derived(
 
 
 def _ratio(made: Int64, values: Int64) -> int:
-    """By what whole number ``made`` is to be multiplied; 0: by none."""
+    """Whole number by which ``made`` gives the values; 0: there is none."""
     total = int(made.sum())
     if not total or int(values.sum()) % total:
         return 0
@@ -303,7 +303,7 @@ def _holders(trace: Trace, seen: Seen) -> Int64 | None:
             trace.holder(source.layer, source.group, int(i))
             for i in (seen.iterations[0], seen.iterations[-1])
         ]
-    except TraceError:  # replicas, or a placement that was not told: no statement
+    except TraceError:  # replicas, or an unknown placement: no reference
         return None
     return found[0] if np.array_equal(found[0], found[1]) else None
 

@@ -210,7 +210,7 @@
     const where = (b) => `${b.layer}${groups ? `, ranks ${b.group}` : ""}`;
     const what = (b) => (b.of === "demand" ? "demand" : `wire: ${b.phase}`);
     const layer = option(controls, "layer", [...new Set(blocks.map(where))]);
-    const kind = option(controls, "of", [...new Set(blocks.map(what))]);
+    const kind = option(controls, "quantity", [...new Set(blocks.map(what))]);
     layer.parentElement.hidden = layer.options.length < 2;
     const box = document.createElement("label");
     box.className = "slider";
@@ -287,7 +287,7 @@
       }
       for (const line of z) for (const v of line) { sum += v; if (v > most) most = v; }
       const bytes = block.unit === "bytes", column = block.of === "demand" ? "expert" : "receiving rank";
-      aside.textContent = `${what(block)}, layer ${where(block)}, iteration ${iteration}: ${sum.toLocaleString("en")} ${block.unit} in all, ${most.toLocaleString("en")} in the fullest cell.`;
+      aside.textContent = `${what(block)}, layer ${where(block)}, iteration ${iteration}: ${sum.toLocaleString("en")} ${block.unit} in all, ${most.toLocaleString("en")} in the largest cell.`;
       card.dataset.iteration = iteration;
       const name = (list) => list.map((t) => (/^\d+$/.test(t) ? Number(t) : t));
       await show(card, [{

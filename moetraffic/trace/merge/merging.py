@@ -57,16 +57,16 @@ MOST_ABSENT = 64  # of these, at most, one that is there
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """A merged trace, and what there is to say about it."""
+    """A merged trace, with gaps, remarks and contradictions of its capture."""
 
     trace: Trace
-    missing: tuple[str, ...]  # what should be there and is not, a sentence each
+    missing: tuple[str, ...]  # gaps of the capture, a sentence each
     remarks: tuple[str, ...]  # what ended the capture early, and what was left out
     contradictions: tuple[str, ...]  # where two ranks' records disagree
 
 
 class NothingRecorded(CaptureError):
-    """The segments of a capture hold nothing at all."""
+    """The segments of a capture hold neither steps nor calls."""
 
 
 def merge(folder: Path) -> Merged:
@@ -340,7 +340,7 @@ def _planned(meta: Meta) -> int:
 
 
 def _derived(meta: Meta, every: Sequence[Site], groups: Sequence[Group]) -> Meta:
-    """What an own loop did not tell of its layout, where its calls tell it."""
+    """Metadata with experts and ep from the calls, for loops without a workload."""
     if meta.workload:
         return meta
     sites = [s for s in every if s.phase or s.operation == ROUTING]

@@ -1,7 +1,7 @@
-"""A segment: what one rank recorded in one window of steps, written once.
+"""Segments: one rank's record of a window of steps, written atomically.
 
-Segments of all ranks are merged into a trace (``merge``).  A segment is built in
-memory and appears under its name whole, so a killed rank leaves only whole segments.
+Segments of all ranks are merged into a trace (``merge``).  A segment is built in memory
+and written atomically, so a killed rank leaves only complete segments.
 """
 
 from __future__ import annotations
@@ -98,22 +98,22 @@ class Segment:
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Where a rank's segments lie."""
+    """Folder of a rank's segments."""
     return folder / f"rank-{rank:05d}"
 
 
 def segment_path(folder: Path, rank: int, index: int) -> Path:
-    """Where a rank's segment of this number lies."""
+    """Path of a rank's segment."""
     return rank_folder(folder, rank) / f"segment-{index:06d}.h5"
 
 
 def write_segment(segment: Segment, folder: Path) -> Path:
-    """Write a segment into its rank's folder; it appears whole.
+    """Write a segment into its rank's folder atomically.
 
     Raises
     ------
     OSError
-        As the system says; nothing is left behind.
+        If it cannot be written; no partial file is left.
     """
     target = io.BytesIO()
     attributes = meta_attributes(segment.meta) | {
@@ -154,7 +154,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
 
 
 def read_segment(path: Path) -> Segment:
-    """Read a segment whole.
+    """Read and check a segment.
 
     Raises
     ------
@@ -166,14 +166,13 @@ def read_segment(path: Path) -> Segment:
             segment = _read(container)
         except Exception as error:
             raise container.translated(error) from None
-        told = contradiction(segment)
-        if told:
-            raise container.damaged(told)
+        if broken := contradiction(segment):
+            raise container.damaged(broken)
         return segment
 
 
 def _read(container: Container) -> Segment:
-    told = container.attributes
+    attributes = container.attributes
     steps = read_table(container, "step", STEP)
     panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
     for name in container.names:
@@ -186,16 +185,16 @@ def _read(container: Container) -> Segment:
                 raise container.damaged(f"{name} inflates to {size} bytes")
             panels[kind][int(width)] = panel.read(0, panel.shape[0])
     return Segment(
-        rank=int(told["rank"]),
-        index=int(told["index"]),
-        final=bool(told["final"]),
-        node=str(told["node"]).strip("\0"),
-        unrecorded=int(told["unrecorded"]),
-        shards=int(told["shards"]),
-        ended=str(told.get("ended", "")).strip("\0"),
-        left_out=str(told.get("left_out", "")).strip("\0"),
-        window=int(told.get("window", 0)),
-        continued=bool(told.get("continued", False)),
+        rank=int(attributes["rank"]),
+        index=int(attributes["index"]),
+        final=bool(attributes["final"]),
+        node=str(attributes["node"]).strip("\0"),
+        unrecorded=int(attributes["unrecorded"]),
+        shards=int(attributes["shards"]),
+        ended=str(attributes.get("ended", "")).strip("\0"),
+        left_out=str(attributes.get("left_out", "")).strip("\0"),
+        window=int(attributes.get("window", 0)),
+        continued=bool(attributes.get("continued", False)),
         meta=read_meta(container),
         groups=tuple(read_groups(container)),
         sites=tuple(read_sites(container)),

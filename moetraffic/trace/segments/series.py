@@ -1,4 +1,4 @@
-"""The captures of one command: run.h5, run-2.h5 ..., and the lock of who merges them.
+"""Series of captures of one command: run.h5, run-2.h5 ..., and the lock for merging.
 
 A command may start torch.distributed more than once: again in the same processes, in
 the ranks that an elastic launcher restarts, in two jobs of a script.  Each time is a
@@ -25,7 +25,7 @@ MOST = 10_000
 
 
 def make_room(path: Path, *, force: bool) -> None:
-    """Make sure that a command can be captured, before it starts.
+    """Check that a command can be captured, before it starts.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ def _next(path: Path, taken: list[str], *, force: bool) -> str:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """While inside, no other process makes room for ``path`` or merges into it.
+    """Exclusive lock for preparing or merging into ``path``.
 
-    The lock lies beside the trace, and not in its folder of segments, which goes.
+    The lock file is next to the trace, since its folder of segments is removed.
     """
     lock = path.with_name(f".{path.name}.lock")
     while True:

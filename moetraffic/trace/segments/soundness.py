@@ -1,4 +1,4 @@
-"""The rules that one segment keeps by itself: what the merge follows blindly."""
+"""Rules that a single segment must satisfy, on which the merge relies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_RANKS = 1 << 24
 
 
 def contradiction(segment: Segment) -> str:
-    """The first rule that a segment breaks, in words; "" where it keeps all.
+    """Describe the first rule that a segment violates; "" if it violates none.
 
     Rules: indices lie within what they index; a rank is a member of its groups;
     iterations, bytes and times are numbers that can be added up; a step has a kind, and
@@ -32,9 +32,8 @@ def contradiction(segment: Segment) -> str:
     world = segment.meta.world
     if not (0 <= segment.rank < world <= MOST_RANKS and segment.index >= 0):
         return f"it is window {segment.index} of rank {segment.rank} of {world}"
-    for told in (_groups(segment), _sites(segment)):
-        if told:
-            return told
+    if broken := _groups(segment) or _sites(segment):
+        return broken
     if segment.shards:
         return _shards(segment) or _placements(segment)
     return _events(segment) or _steps(segment) or _placements(segment)
