@@ -22,6 +22,8 @@ estimate
     Estimate the time of a training iteration from its configuration.
 load_fabric, circuits
     Load a network for link loads; compute circuit schedules of a trace's all-to-alls.
+replay_trace
+    Send the traffic of a trace again on ranks of this host, verified and timed.
 write_report
     Write the HTML report of a trace.
 errors
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
+    from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
     from moetraffic.trace import Trace
     from moetraffic.validation import validate
@@ -67,6 +70,7 @@ __all__ = [
     "import_trace",
     "load_fabric",
     "place",
+    "replay_trace",
     "validate",
     "write_report",
 ]
@@ -84,6 +88,7 @@ _MODULES = {
     "import_trace": "moetraffic.interop",
     "load_fabric": "moetraffic.fabric.named",
     "place": "moetraffic.analysis.expert_placement",
+    "replay_trace": "moetraffic.replay",
     "validate": "moetraffic.validation",
     "write_report": "moetraffic.report.page",
 }

@@ -20,8 +20,12 @@ from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
-from moetraffic.analysis.noise.exchange_floors import Floors, load_floors, matrix_floors
-from moetraffic.analysis.noise.noise_floors import NoiseFloor
+from moetraffic.analysis.noise.null_model import (
+    Floors,
+    NoiseFloor,
+    load_floors,
+    matrix_floors,
+)
 from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.trace import Meta
 

@@ -1,4 +1,4 @@
-"""What an exchange is to a network: tiers, flows, lines and packets."""
+"""Compute host-tier shares, flow counts and packet statistics of an exchange."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.network.complexity import Complexity, complexity
-from moetraffic.analysis.network.flows import nic_flows
-from moetraffic.analysis.network.information import host_entropy
+from moetraffic.analysis.network.flows import largest_flows, nic_flows
 from moetraffic.analysis.network.packets import packets
-from moetraffic.analysis.network.tiers import tier_shares, uniform_inter_host_share
-from moetraffic.analysis.noise.matrix_floors import inter_host_floor
-from moetraffic.analysis.noise.noise_floors import NoiseFloor
+from moetraffic.analysis.network.tiers import (
+    host_entropy,
+    tier_shares,
+    uniform_inter_host_share,
+)
+from moetraffic.analysis.noise.closed_forms import inter_host_moments
+from moetraffic.analysis.noise.null_model import NoiseFloor
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
@@ -22,53 +25,64 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SEEN = 64
-"""Iterations, at even distances, whose flows are looked at."""
+"""Evenly spaced iterations whose flows are counted."""
+
+SAMPLED = (
+    "host_entropy",
+    "within_entropy",
+    "flows",
+    "flow_entropy",
+    "byte_entropy",
+    "elephants",
+    "elephants_even",
+)
+"""Rows of these iterations."""
 
 PACKETS = 1 << 16
-"""Packets behind the complexity of an exchange."""
+"""Packets from which the complexity of an exchange is computed."""
 
 
 def looked_at(iterations: int) -> Int64:
-    """Which of so many iterations have their flows looked at, increasing."""
+    """Evenly spaced iterations whose flows are counted, increasing."""
     return np.arange(0, iterations, max(1, -(-iterations // SEEN)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkStatistics:
-    """Tiers, flows and lines of a wire; means over iterations, NaN where unknown.
+    """Host tiers, flows and lines of a wire; means over iterations, NaN where unknown.
 
-    A rank is taken to have a NIC of its own, and a pair of ranks a flow.
+    Each rank is assumed to have its own NIC, and each pair of ranks is a flow.
     """
 
-    hosts: int  # nodes that the members are on; 0 where nodes are not known
+    hosts: int  # nodes of the ranks; 0 where unknown
     inter_host: Float64  # [T] share of the bytes between ranks that leave their host
     inter_host_uniform: float  # of even traffic on equal hosts
     inter_host_floor: (
         NoiseFloor | None
     )  # [T] of a balanced gate, where tokens are known
-    host_entropy_bits: float  # H of the pairs of hosts, of those looked at
-    within_entropy_bits: float  # H of the pair of ranks, given that of hosts
+    host_entropy_bits: float  # H of the pairs of hosts
+    within_entropy_bits: float  # H of the pair of ranks given that of hosts
     line_efficiency: Float64  # [T] 1: all lines as full as the fullest
     bottleneck_bytes: Int64  # [T] largest sent or received by a rank
     nic_flows: float  # flows a NIC sends
     nic_flow_entropy_bits: float  # log2 of these
     nic_byte_entropy_bits: float  # of the flows' shares of bytes
-    elephant_share: float  # of the bytes, in the tenth of the flows that are largest
-    elephant_share_even: float  # that tenth, were all flows alike
-    seen: int  # iterations whose flows were looked at
+    elephant_share: float  # byte share of the largest 10% of flows
+    elephant_share_even: float  # their share of the number of flows
+    seen: int  # iterations whose flows were counted
 
 
 def network(
     source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
 ) -> NetworkStatistics | None:
-    """What the rows of an exchange say of its network; None where there is no wire.
+    """Compute network statistics of an exchange; None where there is no wire.
 
     Parameters
     ----------
     source, rows
         The exchange.
     tokens
-        ``[T]`` of each rank, where bytes follow them: gives the floor.
+        ``[T]`` of each rank, where bytes follow them, for the noise floor.
     k
         Distinct experts of a token.
     """
@@ -81,32 +95,25 @@ def network(
         if hosts and width % hosts == 0
         else float("nan")
     )
-    told = {
-        name: _mean(np.asarray(rows[f"wire.{name}"], np.float64))
-        for name in (
-            "host_entropy",
-            "within_entropy",
-            "flows",
-            "flow_entropy",
-            "byte_entropy",
-            "elephants",
-            "elephants_even",
+    floor = None
+    if (
+        tokens is not None
+        and hosts > 1
+        and width % hosts == 0
+        and source.experts % width == 0
+    ):
+        mean, std = inter_host_moments(
+            tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
         )
+        floor = NoiseFloor(mean=mean, std=std)
+    told = {
+        name: _mean(np.asarray(rows[f"wire.{name}"], np.float64)) for name in SAMPLED
     }
     return NetworkStatistics(
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
         inter_host_uniform=even,
-        inter_host_floor=(
-            inter_host_floor(
-                tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
-            )
-            if tokens is not None
-            and hosts > 1
-            and width % hosts == 0
-            and source.experts % width == 0
-            else None
-        ),
+        inter_host_floor=floor,
         host_entropy_bits=told["host_entropy"],
         within_entropy_bits=told["within_entropy"],
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
@@ -126,7 +133,7 @@ def _mean(values: Float64) -> float:
 
 
 def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> Rows:
-    """Rows of tiers and flows of a window.
+    """Compute the rows of host tiers and flows of a window.
 
     Parameters
     ----------
@@ -143,19 +150,9 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
         ``wire.inter_host`` ``[n]``, and of the iterations of :func:`looked_at` the
         entropies over hosts and the flows; NaN in all others.
     """
-    count, width, _ = wire.shape
+    count = len(wire)
     rows: dict[str, Float64] = {
-        f"wire.{name}": np.full(count, np.nan)
-        for name in (
-            "inter_host",
-            "host_entropy",
-            "within_entropy",
-            "flows",
-            "flow_entropy",
-            "byte_entropy",
-            "elephants",
-            "elephants_even",
-        )
+        f"wire.{name}": np.full(count, np.nan) for name in ("inter_host", *SAMPLED)
     }
     several = len(set(source.nodes)) > 1 and all(source.nodes)
     hosts = np.unique(np.array(source.nodes), return_inverse=True)[1]
@@ -182,20 +179,15 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
         mean = np.full(len(seen), np.nan)
         np.divide(total, number, out=mean, where=number > 0)
         rows[f"wire.{name}"][seen] = mean
-    own = np.eye(width, dtype=bool)
-    for at, matrix in zip(seen, few, strict=True):
-        sizes = np.sort(matrix[~own & (matrix > 0)])[::-1]
-        if len(sizes):
-            large = max(1, len(sizes) // 10)
-            rows["wire.elephants"][at] = sizes[:large].sum() / sizes.sum()
-            rows["wire.elephants_even"][at] = large / len(sizes)
+    large = largest_flows(few)
+    rows["wire.elephants"][seen], rows["wire.elephants_even"][seen] = large
     return dict(rows)
 
 
 def packet_complexity(
     trace: Trace, source: Source, notes: list[str]
 ) -> Complexity | None:
-    """Trace complexity of an exchange's wire; of its demand where there is none."""
+    """Compute the trace complexity of an exchange's wire, else of its demand."""
     if len(source.sent) and len(source.ranks) < 2:
         return None
     of_wire = len(source.sent) > 0
@@ -218,7 +210,7 @@ def packet_complexity(
     found = complexity(taken)
     if not np.isfinite(found.product):
         notes.append(
-            f"{source.where}: no complexity, for there are no two packets between "
+            f"{source.where}: no complexity, since there are no two packets between "
             "different pairs"
         )
     return found

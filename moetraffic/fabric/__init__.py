@@ -10,7 +10,6 @@ from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
 from .circuits import Duty, coverage, duty, term_seconds
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .collisions import (
-    busy_links,
     collisions,
     expected_max_load,
     max_load_at_most,
@@ -38,7 +37,6 @@ __all__ = [
     "Topology",
     "bisection_bytes_s",
     "block",
-    "busy_links",
     "collisions",
     "compatibility",
     "consistent_shifts",

@@ -18,7 +18,6 @@ from math import ceil, exp, lgamma, log
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, xlog1py, xlogy
 
 from moetraffic.errors import FabricError
 
@@ -46,39 +45,6 @@ def no_collision(flows: int, links: int) -> float:
     if flows > links:
         return 0.0
     return exp(lgamma(links + 1) - lgamma(links - flows + 1) - flows * log(links))
-
-
-def busy_links(flows: int, links: int) -> float:
-    """Expected number of links with a flow: ``n (1 - (1 - 1/n)^m)``.
-
-    Examples
-    --------
-    >>> round(busy_links(8, 8), 5)
-    5.25113
-    """
-    _refuse(flows, links)
-    return float(links * (1 - (1 - 1 / links) ** flows))
-
-
-def colliding_flows(flows: int, links: int) -> float:
-    """Expected number of flows that share their link: ``m (1 - (1 - 1/n)^(m-1))``.
-
-    Examples
-    --------
-    >>> colliding_flows(2, 4)
-    0.5
-    """
-    _refuse(flows, links)
-    return float(flows * (1 - (1 - 1 / links) ** max(0, flows - 1)))
-
-
-def load_distribution(flows: int, links: int) -> Float64:
-    """Probability that a link carries 0, 1 ... m flows: binomial, ``[m + 1]``."""
-    _refuse(flows, links)
-    count = np.arange(flows + 1)
-    ways = gammaln(flows + 1) - gammaln(count + 1) - gammaln(flows - count + 1)
-    chance = xlogy(count, 1 / links) + xlog1py(flows - count, -1 / links)
-    return np.asarray(np.exp(ways + chance), np.float64)
 
 
 def max_load_at_most(flows: int, links: int, most: int) -> float:

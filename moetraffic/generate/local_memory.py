@@ -56,10 +56,10 @@ FREQUENCIES = 49
 """At which spectra are looked at."""
 
 TURNS = 8
-"""Of finding how far a window's mean wanders, and the memory that it wanders by."""
+"""Iterations of estimating the drift of a window's mean, and its autocorrelation."""
 
 MOST_WANDER = 0.6
-"""Of the variance: what wanders more is trend."""
+"""Share of the variance; a larger drift is a trend."""
 
 SLIGHT = 1e-3
 """Overlap of a window with itself that is none."""

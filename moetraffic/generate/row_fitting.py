@@ -149,7 +149,7 @@ def calibrated(
 
 
 def _as_alike(trial: RowTrial, half: Float64, goal: Float64) -> RowTrial:
-    """With layers whose samples hang together so, ``[L]``."""
+    """Set the correlation of samples between layers, ``[L]``."""
 
     def coupled(factors: Float64) -> Float64:
         return coupling_of(replace(trial, factors=factors).seen(half)[0])
@@ -171,7 +171,7 @@ def _angles(look: Seen) -> Float64:
 
 
 def _counted(answer: Float64) -> Float64:
-    """Covariance of angles by counting a token, ``[LE, LE]``.
+    """Covariance of angles that one token adds, ``[LE, LE]``.
 
     Of one layer counts add up, so angles depend on each other; see
     :func:`.inclusion.spread` for the answer ``[L, E]``.

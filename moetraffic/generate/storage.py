@@ -124,7 +124,7 @@ def load(path: Path) -> TrafficModel:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a file says that it is a model; of what cannot be read, False."""
+    """Whether a file is a traffic model; False if it cannot be read."""
     try:
         Container(path, KIND, VERSION).close()
     except OtherVersionError:

@@ -13,7 +13,6 @@ from moetraffic.errors import FabricError
 from moetraffic.fabric import (
     Hosts,
     block,
-    busy_links,
     collisions,
     expected_max_load,
     leaf_spine,
@@ -21,12 +20,10 @@ from moetraffic.fabric import (
     no_collision,
     route,
 )
-from moetraffic.fabric.collisions import colliding_flows, load_distribution
 
 
 def test_eight_flows_on_eight_links() -> None:
     assert no_collision(8, 8) == pytest.approx(0.00240326, abs=1e-8)
-    assert busy_links(8, 8) == pytest.approx(5.25113, abs=1e-5)
     assert expected_max_load(8, 8) == pytest.approx(2.59723, abs=1e-5)
 
 
@@ -39,12 +36,7 @@ def test_closed_forms_are_the_mean_over_all_hashes(flows: int, links: int) -> No
         ]
     )
     assert expected_max_load(flows, links) == pytest.approx(counts.max(axis=1).mean())
-    assert busy_links(flows, links) == pytest.approx((counts > 0).sum(axis=1).mean())
     assert no_collision(flows, links) == pytest.approx((counts <= 1).all(axis=1).mean())
-    sharing = np.where(counts > 1, counts, 0).sum(axis=1)
-    assert colliding_flows(flows, links) == pytest.approx(sharing.mean())
-    for load, chance in enumerate(load_distribution(flows, links)):
-        assert chance == pytest.approx((counts[:, 0] == load).mean())
 
 
 @given(flows=st.integers(0, 40), links=st.integers(1, 20))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.noise.sampling_noise import count_floors
+from moetraffic.analysis.noise.sampling_noise import oracle_bounds
 
 from .accuracy import cosine, hot_recall, mean_of_known
 from .candidates import FAMILIES, Candidate, SeriesBlock
@@ -168,7 +168,7 @@ class Judge:
                 self.made[:, part] = np.where(known, f, np.nan).T
         if counts is not None:
             number = counts.mean(targets, part, known)
-            floors = count_floors(
+            floors = oracle_bounds(
                 mean,
                 number,
                 k=counts.k,

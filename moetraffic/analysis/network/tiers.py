@@ -1,20 +1,20 @@
-"""Host tiers: how much of a matrix stays on a host, and how evenly lines are filled.
+r"""Host-tier statistics: inter-host share, line efficiency, entropy over hosts.
 
-A matrix is ``[..., A, B]``: row sends, column receives.  Rows and columns are ranks, or
-columns are the experts that ranks hold.  A *host map* says on which host each row (or
-column) is: a number G of neighbors that share one, or an array of labels.
+A matrix is ``[..., R, R]`` bytes or token copies: row sends, column receives.  A *host
+map* assigns each rank to a host: a number G of consecutive ranks that share one, or an
+array of labels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import rel_entr
 
-from moetraffic.analysis.skew.measures import ratio
+from moetraffic.analysis.skew.measures import LN2, entropy, ratio, shares
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -22,15 +22,15 @@ Int64 = npt.NDArray[np.int64]
 
 
 def host_numbers(ranks: int, hosts: npt.ArrayLike) -> Int64:
-    """Number of the host of each rank (or expert).
+    """Number the host of each rank.
 
     Parameters
     ----------
     ranks
         How many there are.
     hosts
-        G, ranks of a host, which follow each other (the last host may have fewer), or
-        a label of each, ``[ranks]``; hosts are numbered in the order of the labels.
+        G, consecutive ranks of a host (the last host may have fewer), or a label of
+        each rank; hosts are numbered in the order of the labels.
 
     Returns
     -------
@@ -51,51 +51,20 @@ def host_numbers(ranks: int, hosts: npt.ArrayLike) -> Int64:
     if given.ndim == 0:
         if given.dtype.kind not in "iu" or given < 1:
             raise AnalysisError(
-                f"a host has at least 1 rank, but ranks a host is {given}: give a "
-                f"whole number from 1 on"
+                f"a host has at least 1 rank, but ranks a host is {given}: give an "
+                f"integer from 1 on"
             )
         return np.arange(ranks, dtype=np.int64) // int(given)
     if given.shape != (ranks,):
         raise AnalysisError(
-            f"each of the {ranks} ranks or experts has one host, but the map is "
+            f"each of the {ranks} ranks has one host, but the map is "
             f"{list(given.shape)}: give as many labels"
         )
     return np.unique(given, return_inverse=True)[1].astype(np.int64).reshape(ranks)
 
 
-def merged(values: npt.ArrayLike, hosts: npt.ArrayLike, axis: int) -> npt.NDArray[Any]:
-    """Add up along an axis what is on one host; exact for integers.
-
-    Parameters
-    ----------
-    values
-        Any shape.
-    hosts
-        Host map of the axis, as in :func:`host_numbers`.
-    axis
-        Which.
-
-    Returns
-    -------
-    ndarray
-        With H in place of the axis's length.
-    """
-    array = np.asarray(values)
-    number = host_numbers(array.shape[axis], hosts)
-    if not len(number):
-        return array
-    order = np.argsort(number, kind="stable")
-    starts = np.flatnonzero(np.diff(number[order], prepend=-1))
-    taken = np.take(array, order, axis=axis)
-    kind = np.int64 if array.dtype.kind in "biu" else np.float64
-    result: npt.NDArray[Any] = np.add.reduceat(taken, starts, axis=axis, dtype=kind)
-    return result
-
-
-def host_matrix(
-    matrix: npt.ArrayLike, hosts: npt.ArrayLike, to: npt.ArrayLike | None = None
-) -> npt.NDArray[Any]:
-    """Traffic between hosts: ``[..., A, B]`` -> ``[..., H, H']``.
+def host_matrix(matrix: npt.ArrayLike, hosts: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Sum the traffic between hosts: ``[..., R, R]`` to ``[..., H, H]``.
 
     Its diagonal is what stays on a host, with what a rank sends itself, if the matrix
     has that.
@@ -105,9 +74,7 @@ def host_matrix(
     matrix
         Bytes or token copies.
     hosts
-        Host map of the rows.
-    to
-        Of the columns; None if it is the same.
+        Host map of the ranks.
 
     Examples
     --------
@@ -115,13 +82,22 @@ def host_matrix(
     >>> host_matrix(np.ones((4, 4), int), 2).tolist()
     [[4, 4], [4, 4]]
     """
-    rows = merged(matrix, hosts, -2)
-    return merged(rows, hosts if to is None else to, -1)
+    array = np.asarray(matrix)
+    number = host_numbers(array.shape[-1], hosts)
+    if not len(number):
+        return array
+    order = np.argsort(number, kind="stable")
+    starts = np.flatnonzero(np.diff(number[order], prepend=-1))
+    kind = np.int64 if array.dtype.kind in "biu" else np.float64
+    for axis in (-2, -1):
+        taken = np.take(array, order, axis=axis)
+        array = np.add.reduceat(taken, starts, axis=axis, dtype=kind)
+    return array
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierShares:
-    """Shares of a matrix by how far the bytes go; arrays ``[...]``, NaN of nothing."""
+    """Shares of a matrix by host tier; arrays ``[...]``, NaN of an empty matrix."""
 
     counted: npt.NDArray[Any]  # sum of all cells that were counted, unit of the matrix
     intra_host: Float64  # share that stays on its host
@@ -129,30 +105,23 @@ class TierShares:
 
 
 def tier_shares(
-    matrix: npt.ArrayLike,
-    hosts: npt.ArrayLike,
-    to: npt.ArrayLike | None = None,
-    *,
-    diagonal: bool = False,
+    matrix: npt.ArrayLike, hosts: npt.ArrayLike, *, diagonal: bool = False
 ) -> TierShares:
-    """Shares of a matrix that stay on a host and that leave it.
+    """Compute the shares of a matrix that stay on a host and that leave it.
 
     Parameters
     ----------
     matrix
-        ``[..., A, B]`` bytes or token copies.
-    hosts, to
-        Host maps of rows and columns, as in :func:`host_matrix`; both number the same
-        hosts, so that explicit labels must be of the same kind.
+        ``[..., R, R]`` bytes or token copies.
+    hosts
+        Host map of the ranks.
     diagonal
-        False does not count what a rank sends itself; a matrix whose columns are not
-        ranks has no such diagonal and needs True.
+        False leaves out what a rank sends itself.
 
     Raises
     ------
     AnalysisError
-        If the diagonal of something that is not square is to be left out, or a map does
-        not fit.
+        If the matrix is not square, or the map does not fit.
 
     Examples
     --------
@@ -160,13 +129,12 @@ def tier_shares(
     >>> round(float(tier_shares(np.ones((16, 16)), 8).inter_host), 6)
     0.533333
     """
-    array = _square(matrix, diagonal)
-    rows, columns = array.shape[-2:]
-    from_host, to_host = _both(rows, columns, hosts, to)
-    crosses = from_host[:, None] != to_host
+    array = _square(matrix)
+    host = host_numbers(array.shape[-1], hosts)
+    crosses = host[:, None] != host
     inside = ~crosses
     if not diagonal:
-        inside = inside & ~np.eye(rows, dtype=bool)
+        inside = inside & ~np.eye(len(host), dtype=bool)
     none = array.dtype.type(0)
     away = np.where(crosses, array, none).sum(axis=(-2, -1))
     near = np.where(inside, array, none).sum(axis=(-2, -1))
@@ -178,21 +146,8 @@ def tier_shares(
     )
 
 
-def _both(
-    rows: int, columns: int, hosts: npt.ArrayLike, to: npt.ArrayLike | None
-) -> tuple[Int64, Int64]:
-    """Host numbers of rows and columns, of one numbering."""
-    given, other = np.asarray(hosts), np.asarray(hosts if to is None else to)
-    if given.ndim and other.ndim:
-        host_numbers(rows, given), host_numbers(columns, other)
-        labels = np.concatenate([given, other])
-        number = np.unique(labels, return_inverse=True)[1].reshape(rows + columns)
-        return number[:rows].astype(np.int64), number[rows:].astype(np.int64)
-    return host_numbers(rows, given), host_numbers(columns, other)
-
-
 def uniform_inter_host_share(ranks: int, ranks_a_host: int) -> float:
-    """Share that leaves the host where every pair of ranks is alike: (R-G)/(R-1).
+    """Inter-host share of a uniform matrix: (R-G)/(R-1).
 
     Examples
     --------
@@ -207,62 +162,18 @@ def uniform_inter_host_share(ranks: int, ranks_a_host: int) -> float:
     return (ranks - ranks_a_host) / (ranks - 1)
 
 
-def line_sums(
-    matrix: npt.ArrayLike, *, diagonal: bool = False
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """What each row sends ``[..., A]`` and each column receives ``[..., B]``.
+def line_efficiency(matrix: npt.ArrayLike) -> Float64:
+    r"""Compute the line efficiency: total over R times the largest row or column sum.
+
+    .. math:: \sum D / (R \max_l L_l)
+
+    with the row and column sums L; 1 where all ports are busy until the end.  What a
+    rank sends itself is left out.
 
     Parameters
     ----------
     matrix
-        ``[..., A, B]``.
-    diagonal
-        False leaves out what a rank sends itself.
-    """
-    array = _square(matrix, diagonal)
-    if not diagonal:
-        own = np.eye(array.shape[-1], dtype=bool)
-        array = np.where(own, array.dtype.type(0), array)
-    return array.sum(axis=-1), array.sum(axis=-2)
-
-
-def bottleneck(matrix: npt.ArrayLike, *, diagonal: bool = False) -> npt.NDArray[Any]:
-    """The largest row or column sum: over a port's rate, no transfer is faster.
-
-    Parameters
-    ----------
-    matrix, diagonal
-        As in :func:`line_sums`.
-
-    Returns
-    -------
-    array ``[...]``
-        In the matrix's unit; 0 where nothing is sent.
-
-    Examples
-    --------
-    >>> int(bottleneck([[9, 4], [3, 0]]))
-    4
-    """
-    sent, received = line_sums(matrix, diagonal=diagonal)
-    if not sent.shape[-1] or not received.shape[-1]:
-        return np.zeros(sent.shape[:-1], sent.dtype)
-    return np.asarray(np.maximum(sent.max(axis=-1), received.max(axis=-1)))
-
-
-def line_efficiency(matrix: npt.ArrayLike, *, diagonal: bool = False) -> Float64:
-    r"""Total over what would be sent were all lines as full as the fullest.
-
-    .. math:: \sum D / (R \max_l L_l)
-
-    with the row and column sums L; 1 where all ports are busy until the end.  Where
-    rows and columns differ in number, each are compared with their own number and the
-    less efficient counts.
-
-    Parameters
-    ----------
-    matrix, diagonal
-        As in :func:`line_sums`.
+        ``[..., R, R]``.
 
     Returns
     -------
@@ -274,65 +185,79 @@ def line_efficiency(matrix: npt.ArrayLike, *, diagonal: bool = False) -> Float64
     >>> float(line_efficiency([[0, 4], [3, 0]]))
     0.875
     """
-    sent, received = line_sums(matrix, diagonal=diagonal)
-    total = sent.sum(axis=-1)
-    if not sent.shape[-1] or not received.shape[-1]:
-        return ratio(total, np.zeros_like(total))
-    rows = sent.max(axis=-1).astype(np.float64) * sent.shape[-1]
-    columns = received.max(axis=-1).astype(np.float64) * received.shape[-1]
-    return ratio(total, np.maximum(rows, columns))
+    array = _square(matrix)
+    own = np.eye(array.shape[-1], dtype=bool)
+    array = np.where(own, array.dtype.type(0), array)
+    sent, received = array.sum(axis=-1), array.sum(axis=-2)
+    most = np.maximum(sent.max(axis=-1, initial=0), received.max(axis=-1, initial=0))
+    return ratio(sent.sum(axis=-1), np.asarray(most, np.float64) * array.shape[-1])
 
 
-def distinct_hosts(experts: int, hosts: int, k: int) -> float:
-    r"""Mean number of hosts that a token of a balanced gate is sent to.
+@dataclass(frozen=True, kw_only=True)
+class HostEntropy:
+    """Entropy split over hosts, in bits: ``matrix = host_pairs + within``.
 
-    .. math:: H \Bigl(1 - \binom{E - E/H}{k} \Big/ \binom{E}{k}\Bigr)
+    Arrays ``[...]``, NaN of an empty matrix.
+    """
 
-    The token's own host counts where one of its experts is there.
+    matrix: Float64  # H of the cells
+    host_pairs: Float64  # H of the matrix between hosts
+    within: Float64  # H of the cell given its pair of hosts
+
+
+def host_entropy(
+    matrix: npt.ArrayLike, hosts: npt.ArrayLike, *, diagonal: bool = True
+) -> HostEntropy:
+    r"""Split the entropy of a matrix over hosts: :math:`H(pair) + H(cell | pair)`.
+
+    .. math:: H(cell | pair) = - \sum_{cell} p \log_2 (p / P_{pair(cell)})
+
+    Each of the three is computed for itself.
 
     Parameters
     ----------
-    experts, hosts, k
-        E, H with E/H experts on each, and distinct experts of a token.
+    matrix
+        ``[..., R, R]`` counts or bytes.
+    hosts
+        Host map of the ranks.
+    diagonal
+        False leaves out what ranks send themselves.
+
+    Raises
+    ------
+    AnalysisError
+        If the map does not fit, a value is negative, or the matrix is not square.
 
     Examples
     --------
-    >>> round(distinct_hosts(8, 2, 2), 6)
-    1.571429
+    >>> import numpy as np
+    >>> found = host_entropy(np.ones((4, 4)), 2)
+    >>> float(found.matrix), float(found.host_pairs), float(found.within)
+    (4.0, 2.0, 2.0)
     """
-    if hosts < 1 or experts % hosts or not 1 <= k <= experts:
-        raise AnalysisError(
-            f"hosts hold E/H experts each and a token has 1 to E, but E is {experts}, "
-            f"H {hosts} and k {k}: choose H as a divisor of E"
-        )
-    missed = comb(experts - experts // hosts, k) / comb(experts, k)
-    return hosts * (1 - missed)
+    array = _square(matrix)
+    whole = entropy(array, axis=(-2, -1), diagonal=diagonal)
+    host = host_numbers(array.shape[-1], hosts)
+    if not diagonal:
+        array = np.where(np.eye(len(host), dtype=bool), array.dtype.type(0), array)
+    pairs = host_matrix(array, host)
+    p = shares(array, axis=(-2, -1))
+    pair = shares(pairs, axis=(-2, -1)).reshape(pairs.shape)
+    of_cell = pair[..., host[:, None], host].reshape(p.shape)
+    within = np.maximum(-rel_entr(p, of_cell).sum(axis=-1) / LN2, 0.0)
+    return HostEntropy(
+        matrix=whole,
+        host_pairs=entropy(pairs, axis=(-2, -1)),
+        within=(within if p.shape[-1] else np.full_like(within, np.nan))[()],
+    )
 
 
-def expert_overlap(experts: int, k: int) -> float:
-    """Chance that two tokens of a balanced gate share at least one of their k experts.
-
-    ``1 - C(E-k, k) / C(E, k)``; they share ``k^2 / E`` on average.
-
-    Examples
-    --------
-    >>> round(expert_overlap(8, 2), 6), round(expert_overlap(64, 8), 6)
-    (0.464286, 0.679069)
-    """
-    if not 1 <= k <= experts:
-        raise AnalysisError(
-            f"a token's k experts are distinct, but k is {k} of {experts} experts: "
-            f"choose k from 1 to {experts}"
-        )
-    return 1 - comb(experts - k, k) / comb(experts, k)
-
-
-def _square(matrix: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
-    """Matrices; square ones where their diagonal is to be left out."""
+def _square(matrix: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Check that matrices are square."""
     array = np.asarray(matrix)
-    if array.ndim < 2 or (not diagonal and array.shape[-1] != array.shape[-2]):
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
         raise AnalysisError(
-            f"a matrix is [..., A, B], and only a square one has a diagonal to leave "
-            f"out, but this is {list(array.shape)}: use diagonal=True"
+            f"a matrix between ranks is square, [..., R, R], but this is "
+            f"{list(array.shape)}: merge the columns to ranks"
         )
     return array

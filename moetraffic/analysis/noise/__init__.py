@@ -1,1 +1,1 @@
-"""Noise floors: the statistics of a perfectly balanced router, and sampling noise."""
+"""Sampling noise: noise floors of a balanced router, and the oracle bound of counts."""

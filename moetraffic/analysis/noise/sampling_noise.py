@@ -1,9 +1,9 @@
-r"""Counting noise: how far who knows the gate misses the counts that it gives.
+r"""Oracle bound of count forecasts: the errors that sampling noise alone causes.
 
-N tokens that choose an expert with chance q give it a count of mean Nq and variance
-Nq(1-q), whatever else they choose.  No forecast of a count can do better than to know
-q, so that its errors have floors: not only for a balanced gate, but for any shares.
-Tokens of one text choose alike; then the noise is larger, and the floor is below it.
+N tokens that choose an expert with probability q give it a count of mean Nq and
+variance Nq(1-q), whatever else they choose.  No forecast of a count is better than the
+oracle, which knows q: its errors are lower bounds, for any router.  They assume
+independent tokens; tokens of one text are correlated, and their noise is larger.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NORMAL_FROM = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountFloors:
-    """The least errors that counting allows, each ``[C]``, a value a cell."""
+class OracleBounds:
+    """Errors of the oracle, each ``[C]``, a value a cell."""
 
-    variance: Float64  # count noise, token copies squared
+    variance: Float64  # of the sampling noise, token copies squared
     mape: Float64  # least mean of |x - f|/x over the counts above zero
-    within: Float64  # [len(tolerances), C] largest share of copies placed within each
+    within: Float64  # [len(tolerances), C] largest share of copies forecast within each
 
 
 def count_variance(
@@ -40,17 +40,17 @@ def count_variance(
     experts: int | None = None,
     held: int = 1,
 ) -> Float64:
-    r"""Variance of counts by chance alone, given their means.
+    r"""Variance of counts from sampling noise alone, given their means.
 
     A cell that is one expert has :math:`m (1 - m/N)`, exactly, for every k: each token
     has it or not.  A rank that holds several of the experts can be chosen up to k times
     by a token; with j = m/N copies a token :math:`N j (1 - j/k) (E-k)/(E-1)`, which is
-    exact where the gate is balanced within the rank and without.
+    exact for a balanced router.
 
     Parameters
     ----------
     mean
-        m, mean token copies of a cell, any shape.
+        m, expected token copies of a cell, any shape.
     tokens
         N, tokens that can choose it: of all ranks for the load of an expert, of the
         source for a cell of a matrix.  Broadcasts against ``mean``.
@@ -93,54 +93,7 @@ def count_variance(
     return np.maximum(m * (1 - share / k) * finite, 0.0)[()]
 
 
-def counting_share(
-    series: npt.ArrayLike,
-    tokens: npt.ArrayLike,
-    *,
-    k: int = 1,
-    experts: int | None = None,
-    held: int = 1,
-) -> float:
-    """Share of the variance of counts over time that counting alone brings.
-
-    Parameters
-    ----------
-    series
-        ``[T, C]`` token copies.
-    tokens
-        One number, ``[T]`` or ``[T, C]``.  They should stay nearly the same: what they
-        vary is variance of the counts too.
-    k, experts, held
-        As in :func:`count_variance`.
-
-    Returns
-    -------
-    float
-        Of all cells together, 0 and above; above 1 where the counts vary less than
-        those of independent tokens.  NaN where nothing varies.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> x = rng.multinomial(1000, np.full(8, 1 / 8), size=5000)
-    >>> round(counting_share(x, 1000), 2)
-    1.0
-    """
-    x = np.asarray(series, np.float64)
-    number = np.asarray(tokens, np.float64)
-    number = number[:, None] if number.ndim == 1 and x.ndim == 2 else number
-    number = np.broadcast_to(number, x.shape)
-    known = np.isfinite(x)
-    own = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, x, 0.0).sum(axis=0) / own
-    tried = np.where(known, number, 0.0).sum(axis=0) / own
-    noise = count_variance(mean, tried, k=k, experts=experts, held=held)
-    spread = (np.where(known, x - mean, 0.0) ** 2).sum(axis=0) / np.maximum(own - 1, 1)
-    whole = float(np.sum(spread))
-    return float(np.nansum(noise)) / whole if whole > 0 else float("nan")
-
-
-def count_floors(
+def oracle_bounds(
     mean: npt.ArrayLike,
     tokens: npt.ArrayLike,
     *,
@@ -148,10 +101,10 @@ def count_floors(
     experts: int | None = None,
     held: int = 1,
     tolerances: Sequence[float] = (),
-) -> CountFloors:
-    r"""The least MAPE and the largest share within a tolerance that counting allows.
+) -> OracleBounds:
+    r"""Least MAPE and largest share within a tolerance of any forecast of counts.
 
-    Of a count X with a known law the best forecast in the sense of MAPE is the median
+    The forecast of a count X of known law that has the least MAPE is the median
     of X weighted by 1/X, and the best for a tolerance x is that f for which the copies
     in ``f/(1+x) <= X <= f/(1-x)`` are most.  For large counts these are
     :math:`\sqrt{2/\pi} \, \sigma/m` and :math:`erf(x m / (\sigma \sqrt 2))`; small ones
@@ -166,12 +119,12 @@ def count_floors(
 
     Returns
     -------
-    CountFloors
+    OracleBounds
         NaN where the mean is not above zero.
 
     Examples
     --------
-    >>> found = count_floors([1024.0], [4096.0], k=2, tolerances=[0.05])
+    >>> found = oracle_bounds([1024.0], [4096.0], k=2, tolerances=[0.05])
     >>> found.mape.round(4).tolist(), found.within.round(3).tolist()
     ([0.0216], [[0.935]])
     """
@@ -191,7 +144,7 @@ def count_floors(
     for first in range(0, len(small), 512):
         part = small[first : first + 512]
         _small(part, m, variance, tolerances, mape, within)
-    return CountFloors(variance=variance, mape=mape, within=within)
+    return OracleBounds(variance=variance, mape=mape, within=within)
 
 
 def _small(
@@ -202,29 +155,30 @@ def _small(
     mape: Float64,
     within: Float64,
 ) -> None:
-    """Fill in what small counts allow, summed over their law."""
+    """Fill in the bounds of small counts, summed over their law."""
     m, v = mean[part, None], variance[part, None]
     top = int(np.ceil((m + 12 * np.sqrt(v) + 12).max()))
     x = np.arange(top + 1.0)
-    chance = _law(x, m, v)
-    copies = np.cumsum(chance * x, axis=1) / m
+    probability = _law(x, m, v)
+    copies = np.cumsum(probability * x, axis=1) / m
     # Step 1: the weighted median, and the mean relative distance to it.
-    weight = np.zeros_like(chance)
-    np.divide(chance, x, out=weight, where=x > 0)
+    weight = np.zeros_like(probability)
+    np.divide(probability, x, out=weight, where=x > 0)
     total = weight.sum(axis=1, keepdims=True)
     median = np.argmax(np.cumsum(weight, axis=1) >= total / 2, axis=1)[:, None]
-    hit = 1 - chance[:, 0]
+    hit = 1 - probability[:, 0]
     mape[part] = (weight * np.abs(x - median)).sum(axis=1) / np.maximum(hit, 1e-300)
     # Step 2: of all windows that start at a count, the one with most copies.
     low = np.arange(1, top + 1)
     for at, tolerance in enumerate(tolerances):
         reach = low * (1 + tolerance) / (1 - tolerance) if tolerance < 1 else low * top
         high = np.minimum(np.floor(reach + 1e-9), top).astype(np.int64)
-        within[at, part] = np.minimum((copies[:, high] - copies[:, low - 1]).max(1), 1)
+        inside = copies[:, high] - copies[:, low - 1]
+        within[at, part] = np.minimum(inside.max(axis=1), 1)
 
 
 def _law(x: Float64, mean: Float64, variance: Float64) -> Float64:
-    """Binomial chances ``[c, n]`` of this mean and variance; Poisson at the limit."""
+    """Binomial probabilities ``[c, n]`` of mean and variance; Poisson at the limit."""
     q = np.clip(1 - variance / mean, 0.0, 1.0)
     poisson = q < 1e-9
     safe = np.where(poisson, 0.5, q)
@@ -240,5 +194,5 @@ def _law(x: Float64, mean: Float64, variance: Float64) -> Float64:
         )
     log = np.where(x <= number + 1e-9, log, -np.inf)
     log = np.where(poisson, x * np.log(mean) - mean, log) - gammaln(x + 1)
-    chance = np.exp(log)
-    return np.asarray(chance / chance.sum(axis=1, keepdims=True), np.float64)
+    probability = np.exp(log)
+    return np.asarray(probability / probability.sum(axis=1, keepdims=True), np.float64)

@@ -17,7 +17,7 @@ its result is NaN, without a warning; only :func:`sparsity` is known of zeros.  
 may be counts, bytes or shares, integer or float; all measures but :func:`entropy` with
 ``bias_corrected`` are the same for ``c * values`` as for ``values``.  Whether a value
 says anything is told by the noise floor of a balanced gate, in
-:mod:`moetraffic.analysis.noise.noise_floors`.  For many matrices of counts at once
+:mod:`moetraffic.analysis.noise.null_model`.  For many matrices of counts at once
 there is :mod:`moetraffic.analysis.skew.kernels`.
 """
 

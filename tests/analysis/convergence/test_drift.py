@@ -11,7 +11,7 @@ from moetraffic.analysis.convergence.drift import (
     step_change,
     step_change_floor,
 )
-from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -47,7 +47,7 @@ def test_floors_are_what_draws_show(tokens, cells):
 
 
 def test_distinct_experts_of_a_token_count_less():
-    drawn = balanced_counts(400, experts=8, k=2, draws=3000)
+    drawn = NullModel(experts=8, k=2).draw(400, draws=3000)
     floor = distance_floor(800, np.ones(8), experts_per_token=2)
     assert distance_curve(drawn, np.ones(8)).mean() == pytest.approx(floor, rel=0.03)
     floor = step_change_floor(drawn, experts_per_token=2)[1:]

@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast.attenuation import fit_memory
-from moetraffic.analysis.noise.sampling_noise import counting_share
+from moetraffic.analysis.noise.sampling_noise import count_variance
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -68,7 +68,8 @@ def test_of_real_counts_lag_one_alone_is_far_too_small():
     assert lag_one < 0.6
     assert found.phi == pytest.approx(0.95, rel=0.03)
     assert found.acf1 == pytest.approx(lag_one, abs=0.05)
-    noise = counting_share(counts, 2000)
+    mean, variance = counts.mean(axis=0), counts.var(axis=0, ddof=1)
+    noise = float(count_variance(mean, 2000).sum() / variance.sum())
     assert found.noise_low <= noise <= found.noise_high
     known = fit_memory(counts, noise_share=noise)
     assert known.phi == pytest.approx(0.95, rel=0.02)

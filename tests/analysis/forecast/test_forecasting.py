@@ -16,7 +16,7 @@ from moetraffic.analysis.forecast.candidates import SeriesBlock
 from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.forecast.origins import split
 from moetraffic.analysis.forecast.usefulness import sentence
-from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
 
@@ -71,7 +71,7 @@ def test_a_season_is_found_and_kept():
 @pytest.mark.parametrize("k", [1, 2])
 def test_who_knows_the_gate_has_the_floors(k):
     tokens, experts = 4096, 8
-    x = balanced_counts(np.full(400, tokens), experts=experts, k=k, draws=1, seed=3)[0]
+    x = NullModel(experts=experts, k=k).draw(np.full(400, tokens), draws=1, seed=3)[0]
     found = forecast(x, horizons=[1], tokens=tokens, k=k).horizons[0]
     assert found.nmse_floor == pytest.approx(1, rel=0.1)
     floor = float(np.sqrt(2 / np.pi * (experts - k) / (k * tokens)))

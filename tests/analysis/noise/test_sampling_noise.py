@@ -1,15 +1,14 @@
-"""Counting noise: floors of errors, for balanced and other gates."""
+"""Sampling noise: bounds of the oracle, for balanced and other routers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.noise.sampling_noise import (
-    count_floors,
     count_variance,
-    counting_share,
+    oracle_bounds,
 )
 from moetraffic.errors import AnalysisError
 
@@ -23,7 +22,7 @@ def test_the_variance_of_a_balanced_gate_is_exact(experts, k, held):
     n = 500
     mean = n * k * held / experts
     found = count_variance(mean, n, k=k, experts=experts, held=held)
-    counts = balanced_counts(n, experts=experts, k=k, draws=20_000, seed=1)
+    counts = NullModel(experts=experts, k=k).draw(n, draws=20_000, seed=1)
     drawn = counts.reshape(20_000, -1, held).sum(axis=-1)
     assert drawn.mean(axis=0) == pytest.approx(mean, rel=0.01)
     assert drawn.var(axis=0).mean() == pytest.approx(found, rel=0.02)
@@ -38,7 +37,7 @@ def test_the_variance_of_a_balanced_gate_is_exact(experts, k, held):
 def test_shares_need_not_be_even():
     q = np.array([0.5, 0.3, 0.15, 0.05])
     x = np.random.default_rng(0).multinomial(2000, q, size=20_000)
-    found = count_floors(2000 * q, 2000, tolerances=TOLERANCES)
+    found = oracle_bounds(2000 * q, 2000, tolerances=TOLERANCES)
     assert x.var(axis=0) == pytest.approx(found.variance, rel=0.03)
     miss = np.abs(x - 2000 * q) / x
     assert miss.mean(axis=0) == pytest.approx(found.mape, rel=0.02)
@@ -50,7 +49,7 @@ def test_shares_need_not_be_even():
 @pytest.mark.parametrize("mean", [0.3, 2.5, 17.0, 120.0])
 def test_no_forecast_of_a_small_count_beats_its_floor(mean):
     x = np.random.default_rng(1).binomial(400, mean / 400, size=200_000)
-    found = count_floors([mean], [400.0], tolerances=TOLERANCES)
+    found = oracle_bounds([mean], [400.0], tolerances=TOLERANCES)
     borders = [n * (1 + t) for n in range(1, int(2 * mean + 9)) for t in TOLERANCES]
     tried = np.concatenate((np.linspace(0.2, 2 * mean + 3, 400), borders))
     above = x[x > 0]
@@ -64,16 +63,16 @@ def test_no_forecast_of_a_small_count_beats_its_floor(mean):
 
 
 def test_large_counts_have_the_floor_of_a_normal_variable():
-    found = count_floors([1024.0], [4096.0], k=2)
+    found = oracle_bounds([1024.0], [4096.0], k=2)
     balanced = np.sqrt(2 / np.pi * (8 - 2) / (2 * 4096))
     assert found.mape[0] == pytest.approx(balanced)
-    near = count_floors([199.9, 200.1], [4000.0, 4000.0], tolerances=[0.1])
+    near = oracle_bounds([199.9, 200.1], [4000.0, 4000.0], tolerances=[0.1])
     assert near.mape[0] == pytest.approx(near.mape[1], rel=0.02)
     assert near.within[0, 0] == pytest.approx(near.within[0, 1], abs=0.03)
 
 
 def test_edges():
-    found = count_floors([0.0, 40.0, np.nan], [40.0, 40.0, 40.0], tolerances=[0.1])
+    found = oracle_bounds([0.0, 40.0, np.nan], [40.0, 40.0, 40.0], tolerances=[0.1])
     assert np.isnan(found.mape[[0, 2]]).all()
     assert found.mape[1] == 0
     assert found.within[0, 1] == 1
@@ -82,13 +81,3 @@ def test_edges():
         count_variance(4, 8, k=2, held=2)
     with pytest.raises(AnalysisError, match="1 to E"):
         count_variance(4, 8, k=9, experts=8)
-
-
-def test_the_share_of_counting_in_what_varies():
-    rng = np.random.default_rng(2)
-    p = rng.dirichlet(np.full(16, 500.0), size=20_000)
-    x = np.stack([rng.multinomial(2000, row) for row in p])
-    total = (2000 * p).var(axis=0, ddof=1).sum() + 2000 * (1 / 16) * (15 / 16) * 16
-    expected = 2000 * (15 / 16) / total
-    assert counting_share(x, 2000) == pytest.approx(expected, rel=0.03)
-    assert np.isnan(counting_share(np.ones((5, 3)), 10))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis.noise.balanced_router import balanced_counts
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.hot_experts import counting_overlap, hot_set
 from moetraffic.errors import AnalysisError
 
@@ -41,9 +41,8 @@ def test_what_is_random_overlaps_as_the_reference_says(k, more):
 
 @pytest.mark.parametrize(("k", "experts_per_token"), [(3, 1), (4, 2)])
 def test_counting_alone_moves_an_even_or_a_skewed_hot_set(k, experts_per_token):
-    even = balanced_counts(
-        500, experts=16, k=experts_per_token, draws=2000
-    )  # a step a draw
+    # a step a draw
+    even = NullModel(experts=16, k=experts_per_token).draw(500, draws=2000)
     found = hot_set(even, k=k, experts_per_token=experts_per_token, draws=2000)
     assert found.overlap.mean() == pytest.approx(k / 16, rel=0.05)
     assert found.counting_overlap == pytest.approx(k / 16, rel=0.05)

@@ -1,0 +1,155 @@
+"""Closed forms under a balanced router: entropy, Gini, sparsity, inter-host share."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+from scipy.stats import binom
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
+    """Exact mean entropy in bits of W x E counts, each binomial (N, k/E).
+
+    Parameters
+    ----------
+    tokens, experts, k, sources
+        N > 0 of each source, E, distinct experts of a token, and W.
+    """
+    count = _likely(tokens, k / experts)
+    share = count / (tokens * k * sources)
+    probability = binom.pmf(count, tokens, k / experts)
+    return float(-experts * sources * (probability * share * np.log2(share)).sum())
+
+
+def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
+    """Exact mean Gini coefficient of W x E counts.
+
+    It is the mean difference of two cells over twice the mean cell.  Two experts of one
+    row differ, with each token, by one up or down with probability
+    ``2k(E-k)/(E(E-1))`` in all; cells of two rows with ``2 k/E (1 - k/E)``.
+
+    Parameters
+    ----------
+    tokens, experts, k, sources
+        As in :func:`mean_entropy`.
+    """
+    p = k / experts
+    within = sources * experts * (experts - 1)
+    between = sources * (sources - 1) * experts**2
+    total = 0.0
+    if within:
+        step = 2 * p * (experts - k) / (experts - 1)
+        total += within * _mean_distance(tokens, step)
+    if between:
+        total += between * _mean_distance(tokens, 2 * p * (1 - p))
+    return total / (2 * (sources * experts) ** 2 * tokens * p)
+
+
+def sparsity_moments(
+    tokens: int,
+    experts: int,
+    k: int,
+    sources: int,
+    *,
+    held: int = 1,
+    diagonal: bool = True,
+) -> tuple[float, float]:
+    r"""Exact mean and standard deviation of the share of cells without a token copy.
+
+    A token misses h experts with probability :math:`q_h = C(E-h, k) / C(E, k)`; a cell
+    of h experts is empty with :math:`q_h^N`, two cells of a row with :math:`q_{2h}^N`,
+    and rows are independent.
+
+    Parameters
+    ----------
+    tokens, experts, k, sources
+        As in :func:`mean_entropy`.
+    held
+        Experts h of a cell.
+    diagonal
+        False leaves a cell of each row out.
+
+    Returns
+    -------
+    tuple of float
+        NaN where there are no cells.
+    """
+    cells = experts // held - (not diagonal)
+    if not cells:
+        return float("nan"), float("nan")
+    all_ways = comb(experts, k)
+    one = float(comb(experts - held, k) / all_ways) ** tokens
+    two = float(comb(max(experts - 2 * held, 0), k) / all_ways) ** tokens
+    variance = one * (1 - one) + (cells - 1) * (two - one**2)
+    return one, float(np.sqrt(max(variance, 0.0) / (cells * sources)))
+
+
+def inter_host_moments(
+    tokens: npt.ArrayLike, *, experts: int, k: int, ranks: int, hosts: int
+) -> tuple[Float64, Float64]:
+    r"""Mean and standard deviation of the share of token copies that leave their host.
+
+    R ranks on H hosts each hold E/R experts and send N tokens; what a rank sends to
+    itself is not counted.  Of the E' experts of other ranks the share q is on other
+    hosts, and as the t copies of a token that go to these E' are any of them, the mean
+    is exactly q and the variance, to a relative 1/(R N k),
+
+    .. math:: \frac{q (1 - q)}{E' - 1} \frac{E[t (E' - t)]}{R N E[t]^2}
+
+    Parameters
+    ----------
+    tokens
+        N of each rank, any shape.
+    experts, k, ranks, hosts
+        E, distinct experts of a token, R a divisor of E, and H a divisor of R.
+
+    Returns
+    -------
+    tuple of float64 arrays
+        NaN without tokens.
+
+    Examples
+    --------
+    >>> mean, _ = inter_host_moments(512, experts=64, k=2, ranks=16, hosts=2)
+    >>> round(float(mean), 6)
+    0.533333
+    """
+    number = np.asarray(tokens, np.float64)
+    counted = experts - experts // ranks
+    if not counted:
+        return np.full(number.shape, np.nan), np.full(number.shape, np.nan)
+    q = (experts - experts // hosts) / counted
+    # t is hypergeometric: k drawn of E, E' of which count
+    first = k * counted / experts
+    spread = first * (1 - counted / experts) * (experts - k) / (experts - 1)
+    varying = first * counted - (spread + first**2)
+    single = max(q * (1 - q) * varying / max(counted - 1, 1) / first**2, 0.0)
+    some = np.where(number > 0, number, np.nan)
+    return np.where(number > 0, q, np.nan), np.sqrt(single / (ranks * some))
+
+
+def _mean_distance(steps: int, moving: float) -> float:
+    """Mean distance of a walk of +1 and -1 that moves in a step with this probability.
+
+    After 2j - 1 or 2j moves it is ``2j C(2j, j) / 4^j``; the moves are binomial.
+    """
+    moving = min(moving, 1.0)  # rounding may carry it just above
+    moves = _likely(steps, moving)
+    half = (moves + 1) // 2
+    log_central = gammaln(2 * half + 1) - 2 * gammaln(half + 1) - half * np.log(4)
+    probability = binom.pmf(moves, steps, moving)
+    return float((probability * 2 * half * np.exp(log_central)).sum())
+
+
+def _likely(trials: int, probability: float) -> Int64:
+    """Binomial outcomes above zero, but for tails below 1e-30 in all (Bernstein)."""
+    reach = 12 * float(np.sqrt(trials * probability * (1 - probability))) + 50
+    low = max(1, int(trials * probability - reach))
+    high = min(trials, int(trials * probability + reach) + 1)
+    return np.arange(low, high + 1)

@@ -1,0 +1,76 @@
+"""Closed forms agree with a balanced router that is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.network.tiers import tier_shares
+from moetraffic.analysis.noise.closed_forms import (
+    inter_host_moments,
+    mean_entropy,
+    mean_gini,
+    sparsity_moments,
+)
+from moetraffic.analysis.noise.null_model import NullModel
+from moetraffic.analysis.skew import measures
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "k", "sources"),
+    [(1, 8, 2, 1), (9, 8, 2, 3), (60, 16, 4, 1), (7, 2, 1, 2)],
+)
+def test_means_of_entropy_and_gini(tokens, experts, k, sources):
+    model = NullModel(experts=experts, k=k)
+    drawn = model.draw(np.full(sources, tokens), draws=6000, seed=5)
+    for exact, measure in (
+        (mean_entropy(tokens, experts, k, sources), measures.entropy),
+        (mean_gini(tokens, experts, k, sources), measures.gini),
+    ):
+        values = measure(drawn, axis=(-2, -1))
+        error = values.std() / np.sqrt(len(values))
+        assert abs(exact - values.mean()) < 4 * error + 1e-12
+
+
+def test_with_all_experts_of_each_token_loads_are_even():
+    assert mean_gini(50, 6, 6, 1) == pytest.approx(0, abs=1e-12)
+    assert mean_entropy(50, 6, 6, 3) == pytest.approx(np.log2(18))
+
+
+def test_the_entropy_deficit_of_many_tokens_is_half_the_cv_squared():
+    deficit = np.log2(8) - mean_entropy(10**7, 8, 2, 1)
+    assert deficit == pytest.approx(6 / (2 * 10**7) / (2 * np.log(2)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("held", "sources", "diagonal"), [(1, 1, True), (2, 4, True), (2, 4, False)]
+)
+def test_moments_of_sparsity(held, sources, diagonal):
+    model = NullModel(experts=8, k=2, ranks=8 // held)
+    drawn = model.draw(np.full(sources, 5), draws=4000, seed=6)
+    found = measures.sparsity(drawn, axis=(-2, -1), diagonal=diagonal)
+    mean, std = sparsity_moments(5, 8, 2, sources, held=held, diagonal=diagonal)
+    assert found.mean() == pytest.approx(mean, abs=4 * std / 63)
+    assert found.std() == pytest.approx(std, rel=0.05)
+    assert np.isnan(sparsity_moments(5, 8, 2, 1, held=8, diagonal=False)).all()
+
+
+@pytest.mark.parametrize("ranks", [8, 4])
+def test_moments_of_the_inter_host_share(ranks):
+    model = NullModel(experts=8, k=2, ranks=ranks)
+    drawn = model.draw(np.full(ranks, 80), draws=900, seed=8)
+    found = tier_shares(drawn, ranks // 2).inter_host
+    mean, std = inter_host_moments(80, experts=8, k=2, ranks=ranks, hosts=2)
+    z = (found - mean) / std
+    assert abs(z.mean()) < 4.5 / 30
+    assert z.std() == pytest.approx(1, abs=3.5 / 30)
+    assert mean == pytest.approx((ranks - ranks // 2) / (ranks - 1))
+
+
+def test_the_inter_host_share_where_nothing_varies():
+    assert np.isnan(inter_host_moments(10, experts=4, k=2, ranks=1, hosts=1)).all()
+    one_host = inter_host_moments(10, experts=4, k=2, ranks=4, hosts=1)
+    assert one_host == (0, 0)
+    assert np.isnan(inter_host_moments(0, experts=4, k=2, ranks=4, hosts=2)).all()
