@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,
@@ -78,7 +78,8 @@ def analyze(
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     from moetraffic.analysis import PARTS
-    from moetraffic.report import plain_data, summary
+    from moetraffic.report import plain_data
+    from moetraffic.report.results import summary
 
     asked = selection(layers, iterations, phase) | {"of": subjects(of)}
     if output is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic import __version__
-from moetraffic.report import configuration, terminal
+from moetraffic.report.console import configuration, terminal
 from moetraffic.spelling import current_name
 
 from . import (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import AsJson, Force, Plot, option
+from moetraffic.report.console.options import AsJson, Force, Plot, option
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 
@@ -51,7 +51,7 @@ def bandwidth(
         _presets(as_json)
         return
     from moetraffic.patterns.measurements import big_red_200, read_table
-    from moetraffic.report import bandwidth as report
+    from moetraffic.report.results import bandwidth as report
 
     shipped = str(table) == BIG_RED_200
     found = big_red_200() if shipped else read_table(table, place=place)

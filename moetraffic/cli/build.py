@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from moetraffic.report.options import AsJson, option
+from moetraffic.report.console.options import AsJson, option
 
 from .output import console, present
 

@@ -16,8 +16,8 @@ from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
-from moetraffic.report.options import AsJson, Force, option, takes
-from moetraffic.report.terminal import say
+from moetraffic.report.console.options import AsJson, Force, option, takes
+from moetraffic.report.console.terminal import say
 
 from .output import present_trace, progress
 from .workload import WORKLOAD, describe

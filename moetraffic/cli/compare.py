@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Iterations,
     Layers,
@@ -55,7 +55,7 @@ def compare(
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
-    from moetraffic.report.comparison import tables
+    from moetraffic.report.results.comparison import tables
 
     chosen = selection(layers, iterations, phase) | {"of": subjects(of)}
     thresholds = _thresholds(at_most or [])

@@ -14,9 +14,9 @@ from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.report.options import AsJson, Force, option
-from moetraffic.report.overview import overview, tables
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy
 
@@ -77,8 +77,8 @@ def demo(
     _stage("3/4 analyze the trace", as_json)
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
-        from moetraffic.report import pictures, summary
         from moetraffic.report.plain_data import as_dict
+        from moetraffic.report.results import pictures, summary
 
         found = analyze(trace)
         _stage("4/4 plot", as_json)

@@ -10,7 +10,7 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count
-from moetraffic.report.options import AsJson, option
+from moetraffic.report.console.options import AsJson, option
 
 from .output import present
 
@@ -48,7 +48,7 @@ def doctor(
         check_rank_count(nproc)
     # torch takes seconds to import
     from moetraffic.health import before_replay, examine, stops
-    from moetraffic.report import health as report
+    from moetraffic.report.results import health as report
 
     rank_env, folder = _seat(), output.absolute().parent
     found = examine(folder, exchange=exchange)

@@ -11,7 +11,7 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import Architecture, Configuration, System
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Plot,
@@ -311,7 +311,7 @@ def estimate(
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     """Configuration and system of a captured run, and a table of the fit."""
     from moetraffic.analysis.times.calibration import calibrated
-    from moetraffic.report import time_model as report
+    from moetraffic.report.results import time_model as report
     from moetraffic.trace import Trace
 
     with Trace.open(path) as trace:
@@ -333,7 +333,7 @@ def _one(
     source: str,
 ) -> Shown:
     from moetraffic.patterns import time_model
-    from moetraffic.report import time_model as report
+    from moetraffic.report.results import time_model as report
 
     layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
     if what == "zero":
@@ -367,7 +367,7 @@ def _sweep(
     source: str,
 ) -> Shown:
     from moetraffic.patterns import time_model
-    from moetraffic.report import time_model as report
+    from moetraffic.report.results import time_model as report
 
     found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
     unit = "sequence" if scaling == "large-batch" else "GPU"
@@ -403,7 +403,7 @@ def _best(
     source: str,
 ) -> Shown:
     from moetraffic.patterns import time_model
-    from moetraffic.report import time_model as report
+    from moetraffic.report.results import time_model as report
 
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch

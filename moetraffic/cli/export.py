@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from moetraffic.errors import TraceError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Annotated
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     Algorithm,
     AsJson,
     Force,
@@ -137,8 +137,8 @@ def fabric(
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.topology import at_least
-    from moetraffic.report import fabric as report
     from moetraffic.report import figures
+    from moetraffic.report.results import fabric as report
 
     at_least(1, ranks_per_host, "ranks of a host")
     at_least(1, 1 if nics is None else nics, "NICs of a host")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.report.options import AsJson, Force, option
+from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.options import AsJson, Force, option, refuse_idle
+from moetraffic.report.console.options import AsJson, Force, option, refuse_idle
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
 from .output import present_trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moetraffic.report.options import AsJson, TraceFile
+from moetraffic.report.console.options import AsJson, TraceFile
 
 from .output import present_trace
 

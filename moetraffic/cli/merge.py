@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import CaptureError
-from moetraffic.report.options import AsJson, Force, option
+from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 

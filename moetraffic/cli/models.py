@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.report.options import AsJson
+from moetraffic.report.console.options import AsJson
 from moetraffic.tables import Table
 
 from .output import present

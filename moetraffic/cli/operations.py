@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import option
+from moetraffic.report.console.options import option
 from moetraffic.trace import Trace
 
 Operations = Annotated[

@@ -19,8 +19,8 @@ from rich.progress import (
 )
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.report.overview import overview, tables
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 

@@ -29,7 +29,7 @@ from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Plot,
@@ -250,7 +250,7 @@ def _show(
     as_json: bool,
 ) -> None:
     from moetraffic.report import figures
-    from moetraffic.report import pattern as report
+    from moetraffic.report.results import pattern as report
 
     g = strategy.grid
     sizes = {

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
-from moetraffic.report.options import AsJson, Force, TraceFile, option
+from moetraffic.report.console.options import AsJson, Force, TraceFile, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output

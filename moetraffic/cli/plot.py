@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import Algorithm, AsJson, Force, TraceFile, option
+from moetraffic.report.console.options import (
+    Algorithm,
+    AsJson,
+    Force,
+    TraceFile,
+    option,
+)
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import number_list
 
@@ -39,7 +45,8 @@ def plot(
     Example: moetraffic plot run.h5 -o pictures --operations all_to_all,all_reduce
     """
     from moetraffic.analysis import analyze
-    from moetraffic.report import figures, pictures
+    from moetraffic.report import figures
+    from moetraffic.report.results import pictures
 
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.options import AsJson, Force, option
+from moetraffic.report.console.options import AsJson, Force, option
 
 from .output import json_text, present, refuse_folder_outputs
 
@@ -36,7 +36,7 @@ def reproduce(
     if output is not None:
         refuse_folder_outputs(output, [f"{name}.json" for name in names], force=force)
     found = [computed(name) for name in names]
-    from moetraffic.report import study as report
+    from moetraffic.report.results import study as report
 
     told = [report.as_dict(one) for one in found]
     written: list[Path] = []

@@ -12,9 +12,9 @@ import typer
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
 from moetraffic.launch.segment_merging import SegmentMerger
-from moetraffic.report.options import Force, option
-from moetraffic.report.overview import tables
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.options import Force, option
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import FabricError
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,
@@ -152,7 +152,7 @@ def _shifts(
     from moetraffic.analysis.rhythm.typical_iteration import cadence
     from moetraffic.fabric import Job, compatibility
     from moetraffic.report import figures
-    from moetraffic.report import schedule as report
+    from moetraffic.report.results import schedule as report
 
     cadences, jobs = [], []
     for path in traces:
@@ -186,7 +186,7 @@ def _circuits(
 ) -> tuple[dict[str, Any], Any]:
     """Compute circuit schedules of each layer's all-to-all of one phase."""
     from moetraffic.analysis.network.circuit_plan import circuits
-    from moetraffic.report import schedule as report
+    from moetraffic.report.results import schedule as report
 
     with Trace.open(path) as opened:
         served = circuits(opened, **asked)

@@ -13,7 +13,7 @@ from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Plot,
@@ -101,7 +101,7 @@ def tolerance(
             raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
     from moetraffic.analysis.tolerance import tolerance as estimate
     from moetraffic.report import figures
-    from moetraffic.report import tolerance as report
+    from moetraffic.report.results import tolerance as report
 
     found = estimate(shares, losses)
     told |= report.as_dict(found)

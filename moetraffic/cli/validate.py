@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.options import (
+from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,
@@ -57,8 +57,8 @@ def validate(
     Example: moetraffic validate synthetic.h5 --against seed1.h5 seed2.h5 seed3.h5
     """
     from moetraffic.errors import AnalysisError
-    from moetraffic.report import acceptance as report
     from moetraffic.report import figures
+    from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept
     from moetraffic.validation.features import Features, portrait
 

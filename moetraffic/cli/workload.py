@@ -24,7 +24,7 @@ from moetraffic.patterns import (
 )
 from moetraffic.patterns.router_spec import OptionValue
 from moetraffic.patterns.routers import BALANCE_SCOPES
-from moetraffic.report.options import Setting, field_options, option
+from moetraffic.report.console.options import Setting, field_options, option
 
 
 def _routers() -> str:
