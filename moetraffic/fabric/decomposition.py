@@ -245,5 +245,5 @@ MATCHINGS: dict[str, Callable[[Int64, Int64, int], tuple[Int64, int]]] = {
     "halving": _halving,
     "any": _any,
 }
-"""Matching functions by name: (remaining bytes [n, n], remaining demand [n, n], limit of
-the previous step) -> (column of each row, next limit)."""
+"""Matching functions by name: (remaining bytes [n, n], remaining demand [n, n], limit
+of the previous step) -> (column of each row, next limit)."""
