@@ -25,7 +25,7 @@ from moetraffic.replay.results.result import Replay
 from moetraffic.replay.scale.byte_factor import factor_of
 from moetraffic.replay.scale.rank_map import numbers
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.report.terminal import run
+from moetraffic.report.console.terminal import run
 from moetraffic.trace.iterations import iteration_range
 
 from .local import replay

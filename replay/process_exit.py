@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from moetraffic.errors import Interrupted, MoetrafficError
 from moetraffic.launch import RankEnvironment, heartbeat
-from moetraffic.report.terminal import refuse, say
+from moetraffic.report.console.terminal import refuse, say
 
 from .failure import RankError, first_line
 
