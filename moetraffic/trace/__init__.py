@@ -1,4 +1,4 @@
-"""Network traffic trace of a training run: data model, file format, input and output."""
+"""Network traffic trace of a training run: data model, file format, reading, saving."""
 
 from __future__ import annotations
 

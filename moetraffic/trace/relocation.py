@@ -265,7 +265,7 @@ def _meta(meta: Meta, to: Relocation) -> Meta:
 
 
 def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:
-    """Aggregate joined ranks' steps: mean loss, summed tokens, first start, last end."""
+    """Join the steps of ranks: mean loss, summed tokens, first start, last end."""
     keep = np.isin(steps.iteration, iterations)
     shape = (int(keep.sum()), ranks, -1)
     return Steps(

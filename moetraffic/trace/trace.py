@@ -221,7 +221,7 @@ class Trace(ShownAsTables, TraceContents):
         unit
             Bytes, or token copies.
         of
-            ``demand``: what was routed, including dropped copies; ``wire``: what was sent.
+            ``demand``: as routed, including dropped copies; ``wire``: as sent.
 
         Returns
         -------
