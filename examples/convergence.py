@@ -15,7 +15,8 @@ from rich.console import Console
 
 from moetraffic.analysis import analyze
 from moetraffic.cli import main
-from moetraffic.report import figures, uniformity
+from moetraffic.report import figures
+from moetraffic.report.results import uniformity
 from moetraffic.trace import Trace
 
 RUNS = {"auxiliary loss 0.01": "0.01", "no auxiliary loss": "0"}

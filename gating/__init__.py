@@ -1,4 +1,4 @@
-"""Routers of mixture-of-experts layers: expert choice, capacity and balance losses."""
+"""Routers, expert capacity and load-balancing losses of mixture-of-experts layers."""
 
 from __future__ import annotations
 

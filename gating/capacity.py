@@ -1,12 +1,12 @@
-"""Expert capacity: the number of token copies that an expert processes.
+"""Compute expert capacities and select the token copies within capacity.
 
 References
 ----------
 Fedus, Zoph, Shazeer, "Switch Transformers", arXiv 2101.03961, section 2.2, equation 3:
-capacity = (tokens / experts) x capacity factor; tokens beyond it are dropped, those
-that come first in the batch are kept (a running count over the tokens, as in its Mesh
-TensorFlow code).  For k > 1 the same order is Megatron-Core's drop policy "position":
-a token's second choice has the priority of its first.
+capacity = (tokens / experts) x capacity factor.  Tokens earlier in the batch are kept
+and later ones beyond the capacity are dropped (a running count over the tokens, as in
+the Mesh TensorFlow code of the paper).  For k > 1 the same order is Megatron-Core's
+drop policy "position": a token's second choice has the priority of its first.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 
 
 def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
-    """Token copies that one expert takes: ``ceil(factor k T / E)``.
+    """Compute the token copies that one expert accepts: ``ceil(factor k T / E)``.
 
-    The factor counts as the decimal that it prints as: 1.1 x 10 is 11, not the 12 that
-    a product of floats would be rounded up to.
+    The factor is taken as its printed decimal value: 1.1 x 10 gives 11, whereas the
+    product of floats would be rounded up to 12.
 
     Parameters
     ----------
     factor
-        The capacity factor, above 0; 1 is room for a perfectly balanced routing.
+        The capacity factor, above 0; 1 suffices for a perfectly balanced routing.
     k, tokens, experts
-        Experts of a token k, tokens T of this rank's micro-batch, experts E.
+        Experts per token k, tokens T of this rank's micro-batch, experts E.
 
     Examples
     --------
@@ -42,12 +42,12 @@ def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
 
 
 def limit(factor: float | None, k: int, tokens: int, experts: int) -> int | None:
-    """The capacity of :func:`capacity`, or None (any number) without a factor."""
+    """Compute the expert capacity, or None (unlimited) without a capacity factor."""
     return None if factor is None else capacity(factor, k, tokens, experts)
 
 
 def keep(expert: Tensor, experts: int, limit: int) -> Tensor:
-    """Select the token copies within capacity: the first ``limit`` of each expert.
+    """Select the first ``limit`` token copies of each expert.
 
     Parameters
     ----------
@@ -56,21 +56,21 @@ def keep(expert: Tensor, experts: int, limit: int) -> Tensor:
     experts
         Number of experts E.
     limit
-        Copies that an expert takes.
+        Maximum number of copies per expert.
 
     Returns
     -------
     Tensor
         ``[N]`` bool.
     """
-    # Step 1: a copy's place in its expert's queue is its place in the list sorted
-    # by expert, less where that expert begins.
+    # Step 1: a copy's position in its expert's queue is its position in the list sorted
+    # by expert, minus the position of that expert's first copy.
     order = torch.argsort(expert, stable=True)
     counts = torch.bincount(expert, minlength=experts)
     begins = counts.cumsum(0) - counts
     place_sorted = torch.arange(len(expert), device=expert.device)
     place_sorted = place_sorted - begins[expert[order]]
-    # Step 2: back to list order.
+    # Step 2: restore the original order.
     place = torch.empty_like(place_sorted)
     place[order] = place_sorted
     return place < limit

@@ -1,4 +1,4 @@
-"""Conformance checks for routers, built-in and third-party.
+"""Conformance checks for built-in and third-party routers.
 
 Call :func:`check_router` in a test, for all sizes that the router supports::
 
@@ -36,25 +36,25 @@ def check_router(
     Parameters
     ----------
     build
-        Makes a router; called several times, each time with the generator seeded.  Its
-        parameters are drawn anew, from N(0, 1), so that loads are skewed.
+        Creates a router; called several times, each time with the same seed.  The
+        parameters are then redrawn from N(0, 1), so that loads are skewed.
     hidden, experts, tokens
         Sizes h, E and T.
     k
-        Experts of each token; None: a token may have any number.
+        Experts per token; None: a token may have any number.
     capacity
-        Copies that an expert takes; None: any number, and none is dropped.
+        Maximum number of copies per expert; None: unlimited, and none is dropped.
     largest_weight
         Weights lie between 0 and this.
     vocabulary
         Token ids are below this.
     seed
-        Of tokens, parameters and what the router draws.
+        Seed of the tokens, the parameters and the router's random numbers.
 
     Raises
     ------
     AssertionError
-        At the first violated requirement, with a sentence that describes it.
+        At the first violated requirement, which the message describes.
     """
     trial = _RouterTrial(build, hidden, experts, tokens, vocabulary, seed)
     for training in (True, False):
@@ -64,14 +64,14 @@ def check_router(
         check_capacity(routing, capacity=capacity)
         check_weights(routing, largest=largest_weight)
         check_losses(routing)
-        # an equal router, after an equal seed, decides alike
+        # a router must be deterministic for a given seed
         check_equal(routing, trial.route(trial.router(), training=training))
     _check_gradients(trial)
     _check_state(trial, k, capacity)
 
 
 class _RouterTrial:
-    """Build identically seeded routers and route identical tokens."""
+    """Factory of identically seeded routers, and the tokens to route with them."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ def check_shapes(routing: Routing, *, tokens: int, experts: int) -> None:
 
 
 def check_choices(routing: Routing, *, k: int | None) -> None:
-    """Check that a token's experts are distinct, and k of them under token choice."""
+    """Check that a token's experts are distinct, and exactly k under token choice."""
     r = routing
     pairs = r.token * r.experts + r.expert
     _require(
@@ -182,7 +182,7 @@ def check_capacity(routing: Routing, *, capacity: int | None) -> None:
     _require(
         most <= capacity, f"an expert takes at most {capacity} copies, but takes {most}"
     )
-    # room is not wasted: whoever drops a copy is full
+    # an expert must not drop copies while it has capacity left
     idle = (r.dropped() > 0) & (r.load() < capacity)
     _require(
         not bool(idle.any()),
@@ -205,7 +205,7 @@ def check_weights(routing: Routing, *, largest: float) -> None:
 
 
 def check_losses(routing: Routing) -> None:
-    """Check that losses are finite scalars and probabilities are distributions."""
+    """Check that losses are finite scalars and rows of probabilities sum to 1."""
     r = routing
     for name in ("auxiliary_loss", "z_loss"):
         loss: Tensor = getattr(r, name).detach()
@@ -242,7 +242,7 @@ def check_losses(routing: Routing) -> None:
 
 
 def check_equal(first: Routing, second: Routing) -> None:
-    """Check that two routings are bitwise equal."""
+    """Check that the tensors of two routings are equal element by element."""
     for name in ("token", "expert", "kept", "weight"):
         _require(
             torch.equal(getattr(first, name), getattr(second, name)),
@@ -251,7 +251,7 @@ def check_equal(first: Routing, second: Routing) -> None:
 
 
 def _check_gradients(trial: _RouterTrial) -> None:
-    """Check that trainable parameters get a finite, nonzero gradient."""
+    """Check that a router's trainable parameters have finite, nonzero gradients."""
     router = trial.router()
     learned = {n: p for n, p in router.named_parameters() if p.requires_grad}
     if not learned:
@@ -261,7 +261,8 @@ def _check_gradients(trial: _RouterTrial) -> None:
         routing.weight.requires_grad,
         "weights must carry the gradient to the gate, but they carry none",
     )
-    # copies that differ, or weights that sum to 1 would cancel out
+    # factors that differ between copies: with equal ones, the gradient of weights that
+    # sum to 1 would vanish
     differing = torch.linspace(1, 2, len(routing.weight))
     loss = (routing.weight * differing).sum() + routing.auxiliary_loss + routing.z_loss
     loss.backward()  # type: ignore[no-untyped-call]
@@ -278,7 +279,7 @@ def _check_gradients(trial: _RouterTrial) -> None:
 
 
 def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> None:
-    """Check that reseeding and optimizer steps keep equal routers equal and valid."""
+    """Check that identical routers stay identical after reseeding and steps."""
     routers = [trial.router(), trial.router()]
     for router in routers:
         if isinstance(router, Seeded):
@@ -294,11 +295,11 @@ def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> No
 
 
 def _seed(seed: int) -> None:
-    # torch.manual_seed also seeds every kind of device, which takes a millisecond
+    # torch.manual_seed would also seed all accelerators, which takes a millisecond
     torch.default_generator.manual_seed(seed)
 
 
 def _require(holds: bool, sentence: str) -> None:
-    # not a plain assert: these checks run in tests of others, and under python -O
+    # no assert statement: these checks must also run under python -O in users' tests
     if not holds:
         raise AssertionError(sentence)

@@ -1,4 +1,4 @@
-"""DeepSeek's router: group-limited top-k with a loss-free balancing bias."""
+"""DeepSeek router: group-limited top-k selection with a loss-free balancing bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ GROUP_SCORES = ("top2", "max")
 
 
 class DeepSeekRouter(LinearGate):
-    """Top-k experts of the top groups by biased score; weights without the bias.
+    """Router that selects top-k experts of the top groups by biased score.
+
+    The weights of the selected experts are computed from the scores without the bias.
 
     Parameters
     ----------
@@ -26,22 +28,22 @@ class DeepSeekRouter(LinearGate):
     experts
         Number of experts E.
     k
-        Experts of a token.
+        Number of experts per token.
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
-        tokens first; None keeps all (dropless, as the origin).
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        tokens first; None keeps all (dropless, as in DeepSeek-V3).
     score
         ``"sigmoid"`` of each logit (V3) or ``"softmax"`` over all experts (V2).
     groups, top_groups
-        Experts lie in so many contiguous groups, a token's in so many of them.
+        Number of contiguous expert groups, and number of groups that a token may use.
     group_score
         ``"top2"``: the sum of a group's two highest biased scores (V3); ``"max"``: its
         highest (V2).
     bias_rate
-        Step of the loss-free bias; 0 keeps it at zero.
+        Step size of the loss-free bias; 0 keeps the bias at zero.
     renormalize
-        Divide a token's weights by their sum (V3); otherwise they stay (V2).  None:
-        where k > 1, since a single renormalized weight carries no gradient.
+        Divide a token's weights by their sum (V3) or keep them unchanged (V2).  None:
+        divide where k > 1, since a single renormalized weight carries no gradient.
     scale
         Factor of the weights: 2.5 in V3, 16 in V2, 1 in V2-Lite.
 
@@ -53,10 +55,10 @@ class DeepSeekRouter(LinearGate):
     References
     ----------
     DeepSeek-V3, arXiv 2412.19437, equations 12 to 16 (selection and weights), 17 to 20
-    (balance: a token's shares are its normalized scores, and it counts for the experts
-    that it would have chosen without bias and groups).  DeepSeek-V2, arXiv 2405.04434,
-    equations 20 to 22 and section 2.2.2.  Bias: Wang et al., arXiv 2408.15664,
-    algorithm 1.
+    (balance: a token's shares are its normalized scores, and each token is counted for
+    the experts that it would have chosen without bias and groups).  DeepSeek-V2, arXiv
+    2405.04434, equations 20 to 22 and section 2.2.2.  Bias: Wang et al., arXiv
+    2408.15664, algorithm 1.
     """
 
     steps: Tensor
@@ -110,12 +112,12 @@ class DeepSeekRouter(LinearGate):
 
     @property
     def bias(self) -> Tensor:
-        """``[E]`` float32, added to the scores where experts are selected."""
+        """Bias ``[E]`` float32 that is added to the scores for expert selection."""
         return self.steps.float() * self.bias_rate
 
     @torch.no_grad()
     def after_step(self, load_e: Tensor) -> None:
-        """Raise the bias of experts below the mean load, and lower it above.
+        """Raise the bias of experts below the mean load, and lower it for those above.
 
         Parameters
         ----------
@@ -126,14 +128,14 @@ class DeepSeekRouter(LinearGate):
         self.steps += load_error_sign(load_e)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         logits = self.logits(x)
         score = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)
         expert = self._selected(score.detach())
         weight = score.gather(-1, expert)
         if self.renormalize:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
-        # sigmoid scores share out 1 only after division; a softmax does already
+        # sigmoid scores sum to 1 only after division; softmax scores already do
         total = score.sum(-1, keepdim=True) if self.score == "sigmoid" else 1.0
         probabilities = score / total
         wanted = probabilities.detach().topk(self.k, dim=-1).indices
@@ -149,7 +151,7 @@ class DeepSeekRouter(LinearGate):
         )
 
     def _selected(self, score: Tensor) -> Tensor:
-        """``[T, E]`` scores to the ``[T, K]`` experts, best biased score first."""
+        """Select ``[T, K]`` experts by biased ``[T, E]`` scores, highest first."""
         biased = score + self.bias.to(score.dtype)
         if self.top_groups < self.groups:
             # Step 1: the best groups of each token.
@@ -157,7 +159,7 @@ class DeepSeekRouter(LinearGate):
             best = min(2 if self.group_score == "top2" else 1, by_group.shape[2])
             group_score = by_group.topk(best, dim=-1).values.sum(-1)
             chosen = group_score.topk(self.top_groups, dim=-1).indices
-            # Step 2: no expert of another group.
+            # Step 2: exclude the experts of all other groups.
             open_tg = torch.zeros_like(group_score, dtype=torch.bool)
             open_tg.scatter_(1, chosen, True)
             closed = ~open_tg.unsqueeze(-1).expand_as(by_group).reshape_as(biased)
@@ -165,7 +167,7 @@ class DeepSeekRouter(LinearGate):
         return biased.topk(self.k, dim=-1).indices
 
     def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
+        """Format the sizes and options for ``print(module)``."""
         return (
             f"{super().extra_repr()}, k={self.k}, score={self.score}, "
             f"groups={self.top_groups}/{self.groups}, bias_rate={self.bias_rate}"

@@ -1,4 +1,4 @@
-"""Expert choice: each expert takes the tokens that it scores highest."""
+"""Expert-choice router: each expert selects the tokens with the highest scores."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .routing import Routing
 
 
 class ExpertChoiceRouter(LinearGate):
-    """Each expert chooses equally many tokens; a token may have any number of experts.
+    """Router in which each expert chooses an equal number of tokens.
 
-    Loads are equal by construction: nothing is dropped and there is no balance loss.
-    An expert sees all tokens of the micro-batch, later ones too.
+    A token may have any number of experts, including none.  Loads are equal by
+    construction: nothing is dropped and there is no balance loss.  The selection is not
+    causal: an expert compares all tokens of the micro-batch, including later ones.
 
     Parameters
     ----------
@@ -26,9 +27,9 @@ class ExpertChoiceRouter(LinearGate):
     experts
         Number of experts E.
     k
-        Experts of a token on average (the paper's capacity factor c).
+        Mean number of experts per token (capacity factor c of Zhou et al.).
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` tokens, at most T; None is 1.
+        An expert chooses ``ceil(capacity_factor k T / E)`` tokens, at most T; None: 1.
 
     Raises
     ------
@@ -61,11 +62,11 @@ class ExpertChoiceRouter(LinearGate):
         self.capacity_factor = capacity_factor
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         logits = self.logits(x)
         factor = 1.0 if self.capacity_factor is None else self.capacity_factor
         take = min(capacity(factor, self.k, len(x), self.experts), len(x))
-        # a token's scores sum to 1 over the experts, before the experts choose
+        # normalized over the experts of each token, not over the tokens of each expert
         score_et = logits.softmax(-1).t()
         weight, token = score_et.topk(take, dim=-1)  # [E, C]
         expert = torch.arange(self.experts, device=x.device)

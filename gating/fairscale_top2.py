@@ -1,4 +1,4 @@
-"""Router around fairscale's ``Top2Gate``."""
+"""Router that wraps fairscale's ``Top2Gate``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class GateOutput:
     """Output of ``Top2Gate`` for T tokens, E experts and capacity C."""
 
     auxiliary_loss: Tensor  # scalar
-    combine: Tensor  # [T, E, C] float, weight of each copy at its place
-    dispatch: Tensor  # [T, E, C] bool, whether it is sent
+    combine: Tensor  # [T, E, C] float, weight of the copy in each capacity slot
+    dispatch: Tensor  # [T, E, C] bool, whether a copy is sent in the slot
 
 
 class FairscaleTop2Router(nn.Module):
-    """``fairscale.nn.moe.top2gate.Top2Gate``, unchanged, in single precision or better.
+    """Router that calls fairscale's unmodified ``Top2Gate`` in float32 or float64.
 
-    Its capacity is ``2 T / E``.  It tells of the copies that are sent alone: what it
-    dropped does not show in its ``dispatch_mask``, so demand here is what is sent and
-    nothing counts as dropped.  Its auxiliary loss is multiplied by E^2, so that a
-    uniform router has 1 as with the other routers.  The z-loss is not fairscale's.
+    The capacity is ``2 T / E``.  ``dispatch_mask`` contains only the copies that are
+    sent, so the demand reported here is that of the sent copies, and no copy is counted
+    as dropped.  The auxiliary loss is multiplied by E^2, so that a uniform router has 1
+    as with the other routers.  The z-loss is not part of fairscale.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class FairscaleTop2Router(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights from N(0, 0.02^2), as the other gates do."""
+        """Initialize the gate's weights from N(0, 0.02^2), as in the other routers."""
         nn.init.normal_(self.gate.wg.weight, std=0.02)
 
     def decide(self, x: Tensor) -> GateOutput:
-        """Run the gate on ``[T, h]`` token vectors."""
+        """Compute the output of ``Top2Gate`` for ``[T, h]`` token vectors."""
         if len(x) % self.experts:
             raise LayoutError(
                 "fairscale's Top2Gate wants the tokens of a micro-batch to divide by "
@@ -76,14 +76,15 @@ class FairscaleTop2Router(nn.Module):
         weight = self.gate.wg.weight
         dtype = _precise(x)
         with torch.autocast(x.device.type, enabled=False):
-            # the gate itself, with its weight in the precision of all gates here
+            # the unmodified gate, with its weight cast to the precision of the other
+            # routers
             auxiliary, combine, dispatch = torch.func.functional_call(
                 self.gate, {"wg.weight": weight.to(dtype)}, (x.to(dtype),)
             )
         return GateOutput(auxiliary_loss=auxiliary, combine=combine, dispatch=dispatch)
 
     def routing(self, x: Tensor, output: GateOutput) -> Routing:
-        """Convert the gate's output into a :class:`Routing`."""
+        """Convert the output of ``Top2Gate`` into a :class:`Routing`."""
         token, expert, place = output.dispatch.nonzero(as_tuple=True)
         dtype = _precise(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -104,11 +105,11 @@ class FairscaleTop2Router(nn.Module):
         )
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         return self.routing(x, self.decide(x))
 
     def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
+        """Format the sizes and options for ``print(module)``."""
         return f"hidden={self.hidden}, experts={self.experts}"
 
 

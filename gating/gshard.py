@@ -1,4 +1,4 @@
-"""GShard's router: top-2 with a randomized second expert."""
+"""GShard router: top-2 selection with a randomized second expert."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WEIGHTS = ("chosen", "kept")
 
 
 class GShardRouter(LinearGate):
-    """Top-2 routing in which the second expert is randomly omitted or sampled.
+    """Top-2 router in which the second expert is randomly omitted or sampled.
 
-    All first choices find room before any second choice; within each, earlier tokens
-    come first.
+    All first choices have priority over any second choice; among the first and among
+    the second choices, earlier tokens have priority.
 
     Parameters
     ----------
@@ -29,16 +29,16 @@ class GShardRouter(LinearGate):
     experts
         Number of experts E, at least 2.
     capacity_factor
-        An expert takes ``ceil(capacity_factor 2 T / E)`` copies; None keeps all.
+        An expert accepts ``ceil(capacity_factor 2 T / E)`` copies; None keeps all.
     second
         ``"proportional"``: the next best expert, with probability ``2 g2``, where g2 is
-        its share of the two probabilities.  A copy that is not sent is no copy: it
-        takes no room, and the token has one expert.  ``"gumbel"``: an expert drawn from
-        the softmax without the first one.  ``"always"``: the next best expert.
+        its share of the two probabilities.  A copy that is not sent is not counted: it
+        uses no capacity, and the token has one expert.  ``"gumbel"``: an expert drawn
+        from the softmax without the first one.  ``"always"``: the next best expert.
     weights
-        ``"chosen"``: the two probabilities divided by their sum, whatever becomes of
-        the second copy.  ``"kept"``: divided by the sum of those that have room, so
-        that one alone weighs 1.
+        ``"chosen"``: the two probabilities divided by their sum, whether or not the
+        second copy is sent.  ``"kept"``: divided by the sum over the kept copies, so
+        that a single kept copy has weight 1.
 
     Raises
     ------
@@ -47,12 +47,12 @@ class GShardRouter(LinearGate):
 
     References
     ----------
-    Lepikhin et al., "GShard", arXiv 2006.16668, section 2.2 and algorithm 1; where the
-    algorithm leaves open whether an unsent copy counts, as its authors do in
-    ``lingvo/core/gshard_layers.py``, ``Top2GatingOnLogits`` (policies ``random``,
-    ``sampling`` and ``all``): it does not.  ``second="gumbel", weights="kept"`` and
+    Lepikhin et al., "GShard", arXiv 2006.16668, section 2.2 and algorithm 1.  The
+    algorithm does not state whether an unsent copy uses capacity; here it does not, as
+    in the authors' ``lingvo/core/gshard_layers.py``, ``Top2GatingOnLogits`` (policies
+    ``random``, ``sampling`` and ``all``).  ``second="gumbel", weights="kept"`` and
     capacity factor 1 are fairscale's ``Top2Gate``.  The auxiliary loss counts first
-    choices; it is E^2 times the paper's, so that a uniform router has 1 here too.
+    choices; it is E^2 times that of the paper, so that a uniform router has 1.
     """
 
     shown = (*LinearGate.shown, "second", "weights")
@@ -82,11 +82,11 @@ class GShardRouter(LinearGate):
         self.weights = weights
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
         tokens = len(x)
-        # Step 1: two experts a token.
+        # Step 1: two experts per token.
         first = probabilities.argmax(-1, keepdim=True)  # [T, 1]
         rest = logits
         if self.second == "gumbel":
@@ -99,7 +99,8 @@ class GShardRouter(LinearGate):
         if self.second == "proportional":
             dice = torch.rand(tokens, dtype=share.dtype, device=x.device)
             sent[:, 1] = 2 * share[:, 1].detach() > dice
-        # Step 2: room, for the first choices of all tokens and then the second.
+        # Step 2: assign capacity to the first choices of all tokens, then to the
+        # second.
         room = limit(self.capacity_factor, 2, tokens, self.experts)
         kept = sent.clone()
         if room is not None:
@@ -131,9 +132,9 @@ class GShardRouter(LinearGate):
 
 
 def _gumbel(like: Tensor) -> Tensor:
-    """Sample Gumbel(0, 1) noise as ``torch.distributions.Gumbel`` does."""
-    # its ends are left out as torch.distributions.Gumbel does, which fairscale draws
-    # from: importing that takes seconds
+    """Sample Gumbel(0, 1) noise in the shape of ``like``."""
+    # excludes 0 and 1 as torch.distributions.Gumbel does, which fairscale uses; not
+    # called here because importing torch.distributions takes seconds
     ends = torch.finfo(like.dtype)
     drawn = ends.tiny + torch.rand_like(like) * (1 - ends.eps - ends.tiny)
     return -(-drawn.log()).log()

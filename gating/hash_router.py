@@ -1,4 +1,4 @@
-"""Hash router: a token's id determines its experts."""
+"""Hash router: experts are selected by a hash of the token id."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from .routing import Routing
 
 
 class HashRouter(nn.Module):
-    """A fixed random assignment of token ids to experts; nothing is learned.
+    """Router with a fixed random assignment of token ids to experts.
 
-    What is hashed is (seed, layer, token id, expert): a token's experts are the k of
-    largest hash.  For k = 1 each id has one expert, uniformly drawn, which is the
-    paper's random hash without its table: no vocabulary size is needed.  The weight is
-    1/k: the output of the expert as it is (the paper's k = 1), their mean for more.
+    The router has no trainable parameters.  The tuple (seed, layer, token id, expert)
+    is hashed, and a token's experts are those with the k largest hashes.  For k = 1
+    each id has one uniformly drawn expert, which is the random hash of Roller et al.
+    without a lookup table, so that no vocabulary size is needed.  The weight of each
+    expert is 1/k.
 
     Parameters
     ----------
     experts
         Number of experts E.
     k
-        Experts of a token.
+        Number of experts per token.
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all.
     seed
-        Draws another assignment.
+        Seed of the assignment, combined with the seed of :meth:`reseed`.
 
     Raises
     ------
@@ -60,11 +61,11 @@ class HashRouter(nn.Module):
         self.reseed(0, 0)
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw a new assignment from the run's seed and the layer's index."""
+        """Set the assignment of token ids from a run's seed and a layer index."""
         self.key = (self.seed, seed, layer)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors by their ``[T]`` int64 ids."""
+        """Compute the expert assignment of tokens from their ``[T]`` int64 ids."""
         if ids is None:
             raise LayoutError(
                 "the hash router routes by token ids, but the model gives none: pass "
@@ -85,5 +86,5 @@ class HashRouter(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The sizes, for ``print(module)``."""
+        """Format the sizes and options for ``print(module)``."""
         return f"experts={self.experts}, k={self.k}, key={self.key}"

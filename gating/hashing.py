@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a hash of integers, equal on every rank and device.
+"""Counter-based random numbers from integer hashes, equal on all ranks and devices.
 
-A router that draws from them needs no generator and no state, and a recomputed forward
-pass draws the same.
+A router that uses them needs no generator and no state, and a recomputed forward pass
+obtains the same numbers.
 
 References
 ----------
@@ -20,7 +20,7 @@ _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def mixed(*keys: int | Tensor) -> Tensor:
-    """Hash integers to 64 bits that depend on every key and on their order.
+    """Compute a 64-bit hash of integer keys, which depends on their order.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def mixed(*keys: int | Tensor) -> Tensor:
 
 
 def uniform(*keys: int | Tensor) -> Tensor:
-    """Hash integers to float64 numbers in (0, 1), with 52 random bits."""
+    """Compute uniform float64 numbers in (0, 1), 52 random bits, from integer keys."""
     bits = _shifted(mixed(*keys), 12)
     return (bits.double() + 0.5) * 2.0**-52
 
@@ -53,5 +53,5 @@ def _finalized(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Shift right logically; torch's shift is arithmetic and extends the sign."""
+    """Shift int64 values right logically (torch's shift extends the sign)."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Linear gate: one logit per expert, computed in single precision or better."""
+"""Linear gate that computes one logit per token and expert in float32 or float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moetraffic.errors import LayoutError
 
 
 def check_k(k: int, experts: int) -> None:
-    """Check that k distinct experts exist.
+    """Check that the number of experts per token k is between 1 and the expert count.
 
     Raises
     ------
@@ -25,11 +25,11 @@ def check_k(k: int, experts: int) -> None:
 
 
 class LinearGate(nn.Module):
-    """Logits ``x W^T`` of each token for each expert.
+    """Base class of routers with a linear gate: logits ``x W^T`` per token and expert.
 
-    They are computed in float32 (in float64 for float64 input) whatever the input and
-    an enclosing autocast ask for: routing in bfloat16 is unstable (Fedus et al., arXiv
-    2101.03961, section 2.4, "selective precision").
+    Logits are computed in float32 (float64 for float64 input), regardless of the input
+    dtype and of an enclosing autocast: routing in bfloat16 is unstable (Fedus et al.,
+    arXiv 2101.03961, section 2.4, "selective precision").
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class LinearGate(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights from N(0, 0.02^2), as GPT-2 does for every matrix."""
+        """Initialize the gate's weights from N(0, 0.02^2), as in GPT-2."""
         nn.init.normal_(self.weight, std=0.02)
 
     def logits(self, x: Tensor) -> Tensor:
-        """``[T, h]`` token vectors to ``[T, E]`` logits."""
+        """Compute the ``[T, E]`` logits of ``[T, h]`` token vectors."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(dtype), self.weight.to(dtype))

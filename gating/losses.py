@@ -3,9 +3,9 @@
 A balance loss is ``E sum_i f_i P_i``: ``f_i`` is the share of token copies that chose
 expert i, ``P_i`` the mean probability of expert i over the tokens of this rank's
 micro-batch.  It is 1 for a uniform router and at most E; its gradient flows through
-``P`` alone.  Copies over capacity count, as they are part of the demand.  The
-losses differ in whose copies ``f`` counts: those of the micro-batch, of each sequence,
-or of the global batch.
+``P`` alone.  Copies over capacity are counted, because they are part of the demand.
+The losses differ in the tokens over which ``f`` is computed: those of the micro-batch,
+of each sequence, or of the global batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .routing import Routing
 
 
 def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
-    """Load-balancing loss of a micro-batch.
+    """Compute the load-balancing loss of a micro-batch.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
 def sequence_balance_loss(
     probabilities: Tensor, expert: Tensor, sequences: int
 ) -> Tensor:
-    """Load-balancing loss of each sequence, averaged over sequences.
+    """Compute the load-balancing loss of each sequence, averaged over sequences.
 
     Parameters
     ----------
     probabilities
-        ``[T, E]`` float, rows sum to 1; the tokens of B sequences one after another.
+        ``[T, E]`` float, rows sum to 1; the tokens of B consecutive sequences.
     expert
-        ``[T, J]`` int64, the experts that count for each token.
+        ``[T, J]`` int64, the experts counted for each token.
     sequences
-        Their number B, which divides T.
+        Number of sequences B, which divides T.
 
     Returns
     -------
@@ -65,12 +65,12 @@ def sequence_balance_loss(
     Raises
     ------
     LayoutError
-        If the tokens are not as many for each sequence.
+        If B does not divide the number of tokens T.
 
     References
     ----------
     DeepSeek-V2, arXiv 2405.04434, section 2.2.3; DeepSeek-V3, arXiv 2412.19437,
-    equations 17 to 20 (there a token counts for the experts of its k highest scores,
+    equations 17 to 20 (each token is counted for the experts of its k highest scores,
     without bias).
     """
     tokens, experts = probabilities.shape
@@ -91,10 +91,10 @@ def sequence_balance_loss(
 
 
 def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
-    """Load-balancing loss with expert shares of a larger (global) batch.
+    """Compute the load-balancing loss with expert shares of a larger (global) batch.
 
-    The mean of it over ranks of as many tokens is the loss of all their tokens
-    together.
+    For ranks with equal numbers of tokens, the mean of this loss over ranks is the
+    load-balancing loss of the tokens of all ranks.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
 
 
 def balance_counts(routing: Routing) -> Tensor:
-    """Expert counts ``[E]`` int64 that the balance losses use."""
+    """Count token copies per expert ``[E]`` int64 for the balance losses."""
     chosen = routing.expert if routing.balanced is None else routing.balanced
     return torch.bincount(chosen.reshape(-1), minlength=routing.experts)
 
@@ -128,14 +128,16 @@ def balance_counts(routing: Routing) -> Tensor:
 def balance_loss(
     routing: Routing, scope: str, *, sequences: int = 1, counts: Tensor | None = None
 ) -> Tensor:
-    """Load-balancing loss of a routing for one of ``BALANCE_SCOPES``.
+    """Compute the load-balancing loss of a routing for one of ``BALANCE_SCOPES``.
 
     Parameters
     ----------
     routing
-        Of one micro-batch; a router that no loss balances has none in any scope.
+        Routing of one micro-batch.  Without ``probabilities`` (a router without balance
+        loss), its ``auxiliary_loss`` is returned for every scope.
     scope
-        ``"micro_batch"``: what the router computed; ``"sequence"``; ``"global"``.
+        ``"micro_batch"``: the loss computed by the router; ``"sequence"``;
+        ``"global"``.
     sequences
         Sequences of the micro-batch B, for ``"sequence"``.
     counts
@@ -165,7 +167,7 @@ def balance_loss(
 
 
 def router_z_loss(logits: Tensor) -> Tensor:
-    """Router z-loss: the mean of ``logsumexp(logits)^2`` over tokens.
+    """Compute the router z-loss: the mean of ``logsumexp(logits)^2`` over tokens.
 
     Parameters
     ----------
@@ -185,7 +187,7 @@ def router_z_loss(logits: Tensor) -> Tensor:
 
 
 def load_error_sign(load: Tensor) -> Tensor:
-    """Update direction of the loss-free bias: up below the mean load, down above it.
+    """Compute the update direction of the loss-free bias from the expert load.
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ def load_error_sign(load: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[E]`` int64, the sign of ``mean(load) - load``, exactly.
+        ``[E]`` int64, the sign of ``mean(load) - load``, in integer arithmetic.
 
     References
     ----------

@@ -12,32 +12,33 @@ from .routing import Routing
 class Router(Protocol):
     """Interface of a router, which is also an ``nn.Module``.
 
-    What a router draws at random it takes from torch's default generator, as dropout
-    does: ``torch.manual_seed`` repeats it, and activation checkpointing restores it.
+    A router takes random numbers from torch's default generator, as dropout does, so
+    that they are reproducible with ``torch.manual_seed`` and under activation
+    checkpointing.
     """
 
     def __call__(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route token vectors.
+        """Compute the expert assignment of token vectors.
 
         Parameters
         ----------
         x
             ``[T, h]`` float, the token vectors.
         ids
-            ``[T]`` int64, the token ids.  Routers that do not route by them ignore
-            them; one that does refuses None.
+            ``[T]`` int64, the token ids.  Ignored by routers that do not use them;
+            required by those that do.
         """
         ...
 
 
 @runtime_checkable
 class Adaptive(Protocol):
-    """A router with state that changes from step to step."""
+    """Interface of a router whose state is updated after each optimizer step."""
 
     def after_step(self, load_e: Tensor) -> None:
-        """Update the state after an optimizer step.
+        """Update the router's state from the expert load of an optimizer step.
 
-        Every rank calls it with the same values, so that routers stay equal.
+        Every rank calls this with the same values, so that routers stay equal.
 
         Parameters
         ----------
@@ -50,8 +51,8 @@ class Adaptive(Protocol):
 
 @runtime_checkable
 class Seeded(Protocol):
-    """A router that holds a random assignment, drawn once."""
+    """Interface of a router with a random assignment that is fixed by a seed."""
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw a new assignment from the run's seed and the layer's global index."""
+        """Draw a new random assignment from a run's seed and a global layer index."""
         ...

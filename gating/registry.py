@@ -1,12 +1,13 @@
-"""Registry of routers by name: built-in ones and those of installed packages.
+"""Registry of built-in routers and of routers from installed packages, by name.
 
-A third party registers a factory under the entry-point group ``moetraffic.routers``::
+A package registers a router factory under the entry-point group
+``moetraffic.routers``::
 
     [project.entry-points."moetraffic.routers"]
     mine = "my_package:my_router"      # my_router(gating, hidden, experts) -> Router
 
-``gating.options`` reaches it as the user gave it.  Names, options and their ranges of
-the built-in routers stand in ``moetraffic.patterns.ROUTERS``.
+The factory receives ``gating.options`` unmodified.  Names, options and option ranges of
+the built-in routers are defined in ``moetraffic.patterns.ROUTERS``.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ RouterFactory = Callable[[Gating, int, int], nn.Module]
 def build(
     gating: Gating, hidden: int, experts: int, *, seed: int = 0, layer: int = 0
 ) -> nn.Module:
-    """Build the router module that ``gating.router`` names.
+    """Create the router module selected by ``gating.router``.
 
     Parameters
     ----------
     gating
-        Name, k, dispatch form, capacity factor and the router's own options; a
-        dropless form has no capacity.
+        Name, k, dispatch form, capacity factor and the router's own options; dropless
+        dispatch has no capacity.
     hidden
         Width h of a token vector.
     experts
         Number of experts E.
     seed, layer
-        What a router that holds a random assignment draws it from.
+        Seed of the run and layer index, for routers with a random assignment.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def _factory(gating: Gating) -> RouterFactory:
 
 
 def _limited(gating: Gating) -> dict[str, Any]:
-    """Capacity factor and the router's own options, as keyword arguments."""
+    """Collect the capacity factor and the router's options as keyword arguments."""
     dropless = gating.dispatch == "dropless"
     return {
         "capacity_factor": None if dropless else gating.capacity_factor,
@@ -94,7 +95,7 @@ def _limited(gating: Gating) -> dict[str, Any]:
 def _create(
     kind: Callable[..., nn.Module], gating: Gating, hidden: int, experts: int
 ) -> nn.Module:
-    """Create a router from the sizes and options that its class accepts."""
+    """Create a router with those sizes and options that its constructor accepts."""
     given = {"hidden": hidden, "experts": experts, "k": gating.k, **_limited(gating)}
     accepted = signature(kind).parameters
     return kind(**{name: value for name, value in given.items() if name in accepted})

@@ -1,4 +1,4 @@
-"""Routing: the expert of each token copy, as every router returns it."""
+"""Result of a router: expert, weight and capacity status of each token copy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from .capacity import keep
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Routing:
-    """Expert assignment, weight and capacity status of every token copy.
+    """Expert, weight and capacity status of each token copy of a micro-batch.
 
     A copy is one token sent to one expert; copies beyond an expert's capacity stay in
-    the list with ``kept`` false.  Token choice gives ``N = k T`` copies, token by
-    token; other routers may give a token any number of copies, none included.
+    the list with ``kept`` false.  Under token choice there are ``N = k T`` copies,
+    ordered by token; with other routers a token may have any number of copies,
+    including none.
     """
 
     token: Tensor  # [N] int64, index of the token, 0 to T-1
     expert: Tensor  # [N] int64, global index of the expert, 0 to E-1
     weight: Tensor  # [N] float, factor of the expert's output, with gradient
-    kept: Tensor  # [N] bool, false: dropped for want of capacity
+    kept: Tensor  # [N] bool, false: dropped because of the capacity
     tokens: int  # T
     experts: int  # E
     auxiliary_loss: Tensor  # scalar with gradient, load balancing
     z_loss: Tensor  # scalar with gradient
-    k: int | None = None  # copies of each token; None: not as many of each
-    capacity: int | None = None  # copies that an expert takes; None: any number
-    # [T, E] float with gradient, a token's shares of the experts, rows sum to 1; None:
-    # this router's load is not balanced by a loss
+    k: int | None = None  # copies per token; None: varies between tokens
+    capacity: int | None = None  # maximum copies per expert; None: unlimited
+    # [T, E] float with gradient, expert probabilities of each token, rows sum to 1;
+    # None: this router has no balance loss
     probabilities: Tensor | None = None
     # [T, J] int64, the experts that balance losses count for each token; None: `expert`
     balanced: Tensor | None = None
@@ -51,7 +52,7 @@ class Routing:
         probabilities: Tensor | None = None,
         balanced: Tensor | None = None,
     ) -> Routing:
-        """Create a routing in which each token chooses k experts.
+        """Create a routing from the ``[T, K]`` experts and weights of each token.
 
         Parameters
         ----------
@@ -62,11 +63,11 @@ class Routing:
         experts
             Number of experts E.
         capacity
-            Copies that an expert takes, earlier tokens first; None keeps all.
+            Maximum copies per expert, earlier tokens first; None keeps all.
         auxiliary_loss, z_loss
             Scalars.
         probabilities, balanced
-            What balance losses are computed from, see the fields.
+            Inputs of the balance losses; see the attributes.
         """
         tokens, k = expert.shape
         chosen = expert.reshape(-1)
@@ -89,14 +90,14 @@ class Routing:
 
     @classmethod
     def joined(cls, shards: Sequence[Routing]) -> Routing:
-        """Concatenate the routings of several shards.
+        """Concatenate the routings of several data-parallel shards.
 
-        Capacities were kept shard by shard; losses are the shards' means.
+        Capacity has been applied within each shard; losses are means over shards.
 
         Parameters
         ----------
         shards
-            At least one, all of T tokens and the same router.
+            Routings of at least one shard, all with T tokens and from the same router.
         """
         first = shards[0]
         token = [s.token + at * first.tokens for at, s in enumerate(shards)]
@@ -115,29 +116,29 @@ class Routing:
 
     @property
     def expert_tk(self) -> Tensor:
-        """``[T, K]`` int64, the experts of each token (token choice only)."""
+        """Experts of each token, ``[T, K]`` int64 (token choice only)."""
         return self._by_token(self.expert)
 
     @property
     def weight_tk(self) -> Tensor:
-        """``[T, K]`` float, the weight of each choice (token choice only)."""
+        """Weight of each chosen expert, ``[T, K]`` float (token choice only)."""
         return self._by_token(self.weight)
 
     @property
     def kept_tk(self) -> Tensor:
-        """``[T, K]`` bool, whether each choice has room (token choice only)."""
+        """Whether each choice is kept, ``[T, K]`` bool (token choice only)."""
         return self._by_token(self.kept)
 
     def demand(self) -> Tensor:
-        """``[E]`` int64, copies that chose each expert, over capacity included."""
+        """Count token copies per expert, kept and dropped, ``[E]`` int64."""
         return torch.bincount(self.expert, minlength=self.experts)
 
     def load(self) -> Tensor:
-        """``[E]`` int64, copies that each expert takes: demand less dropped."""
+        """Count kept token copies per expert, ``[E]`` int64."""
         return torch.bincount(self.expert[self.kept], minlength=self.experts)
 
     def dropped(self) -> Tensor:
-        """``[E]`` int64, copies that each expert has no room for."""
+        """Count token copies per expert that exceed its capacity, ``[E]`` int64."""
         return torch.bincount(self.expert[~self.kept], minlength=self.experts)
 
     def _by_token(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sinkhorn router: near-balanced assignment during training."""
+"""Sinkhorn router: near-balanced expert selection by optimal transport in training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SCORES = ("auto", "sigmoid", "softmax")
 
 
 class SinkhornRouter(LinearGate):
-    """Top-k selection by an optimal-transport plan in training, by score in evaluation.
+    """Top-k router that selects by a Sinkhorn plan in training, by score in evaluation.
 
-    The plan decides who is chosen and carries no gradient; the weight is the score of
-    the chosen expert.  Balance comes from the plan: there is no balance loss.
+    The transport plan selects the experts and carries no gradient; the weight is the
+    score of the selected expert.  The plan balances the load, so there is no balance
+    loss.
 
     Parameters
     ----------
@@ -29,15 +30,15 @@ class SinkhornRouter(LinearGate):
     experts
         Number of experts E.
     k
-        Experts of a token; S-BASE has 1.
+        Number of experts per token; 1 in S-BASE.
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all.
     score
         ``"sigmoid"`` of the logit or ``"softmax"`` over all experts; ``"auto"`` is
         Megatron-Core's choice: sigmoid where k is 1, else softmax.
     tolerance, rounds
-        See :func:`sinkhorn_plan`.
+        Convergence criterion and maximum iterations of :func:`sinkhorn_plan`.
 
     Raises
     ------
@@ -77,7 +78,7 @@ class SinkhornRouter(LinearGate):
         self.rounds = rounds
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         logits = self.logits(x)
         score = logits.sigmoid() if self.score == "sigmoid" else logits.softmax(-1)
         if self.training:
@@ -98,21 +99,22 @@ class SinkhornRouter(LinearGate):
 def sinkhorn_plan(
     logits: Tensor, tolerance: float = 1e-4, rounds: int = 1000
 ) -> Tensor:
-    """Logarithm of the Sinkhorn transport plan between tokens and experts.
+    """Compute the logarithm of the Sinkhorn transport plan between tokens and experts.
 
-    Rows and columns of ``exp(logits)`` are scaled in turn until rows sum to 1/T and
-    columns to 1/E.  It is computed in logarithms, so that no logit is too large.
+    Rows and columns of ``exp(logits)`` are scaled alternately until rows sum to 1/T and
+    columns to 1/E.  The computation is in log space, so that large logits do not
+    overflow.
 
     Parameters
     ----------
     logits
         ``[T, E]`` float.
     tolerance
-        Ends it: the mean change of the experts' factors in one round.  Like
-        Megatron-Core's, it is absolute, with the factors of a first round of the size
-        of T over the sums of columns.
+        Convergence criterion: the mean absolute change of the experts' scaling factors
+        in one iteration.  As in Megatron-Core, it is not relative to the factors, which
+        are of the order of T divided by the column sums after the first iteration.
     rounds
-        Ends it in any case.
+        Maximum number of iterations.
 
     Returns
     -------
@@ -125,7 +127,7 @@ def sinkhorn_plan(
     ``megatron/core/transformer/moe/moe_utils.py``, ``sinkhorn``.
     """
     tokens, experts = logits.shape
-    expert_factor = logits.new_zeros(experts)  # of columns, in logarithms
+    expert_factor = logits.new_zeros(experts)  # log of column scaling factors
     token_factor = logits.new_zeros(tokens)
     for _ in range(rounds):
         before = expert_factor

@@ -13,17 +13,18 @@ from .routing import Routing
 
 
 class SkewedRouter(LinearGate):
-    """Stress-test router: skewed demand whose hot experts drift over time.
+    """Synthetic router with skewed demand and hot experts that drift over time.
 
-    A token's k experts are drawn without replacement, expert i with a probability in
-    proportion to ``rank_i^-exponent``.  Ranks are a permutation of the experts; after
-    every ``period`` steps the hot set moves on by one place of it.  The draw is a
-    function of (seed, layer, step, place in the micro-batch, token id): it is repeated
-    exactly by a recomputed forward pass, by another run and on another device, and does
-    not depend on the model's weights.
+    A token's k experts are sampled without replacement, expert i with probability
+    proportional to ``rank_i^-exponent``.  Popularity ranks are a permutation of the
+    experts, shifted by one position every ``period`` steps.  The sample is a function
+    of (seed, layer, step, position in the micro-batch, token id): it is equal in a
+    recomputed forward pass, in another run and on another device, and does not depend
+    on the model's weights.
 
-    The weight of a choice is the gate's softmax, over the chosen experts where k > 1,
-    so that the gate trains like another; no loss can balance the load.
+    The weight of an expert is the softmax of the gate, over the chosen experts where
+    k > 1, so that the gate is trained as in other routers; balance losses have no
+    effect on the load.
 
     Parameters
     ----------
@@ -32,16 +33,16 @@ class SkewedRouter(LinearGate):
     experts
         Number of experts E.
     k
-        Experts of a token.
+        Number of experts per token.
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all.
     exponent
-        Of Zipf's law; 0 is uniform.
+        Exponent of Zipf's law; 0 is uniform.
     period
-        Steps after which the hot set moves on by one expert; 0: it never does.
+        Steps between shifts of the popularity ranks by one expert; 0: no shift.
     seed
-        Draws another permutation and other choices.
+        Seed of the permutation and the samples.
 
     Raises
     ------
@@ -50,7 +51,7 @@ class SkewedRouter(LinearGate):
 
     References
     ----------
-    Drawing without replacement by the k largest of log p + Gumbel noise: Kool et al.,
+    Sampling without replacement by the k largest of log p + Gumbel noise: Kool et al.,
     "Stochastic Beams and Where to Find Them", arXiv 1903.06059, section 2.3.
     """
 
@@ -80,7 +81,7 @@ class SkewedRouter(LinearGate):
         self.reseed(0, 0)
 
     def reseed(self, seed: int, layer: int) -> None:
-        """Draw a new permutation and new choices from the run's seed and the layer."""
+        """Set the seed of ranks and samples from a run's seed and a layer index."""
         self.key = (self.seed, seed, layer)
 
     def after_step(self, load_e: Tensor) -> None:
@@ -88,19 +89,20 @@ class SkewedRouter(LinearGate):
         self.step += 1
 
     def popularity(self) -> Tensor:
-        """``[E]`` float64, the probability of each expert at this step, sum 1."""
+        """Compute expert probabilities at the current step, ``[E]`` float64, sum 1."""
         device = self.step.device
         places = torch.arange(self.experts, device=device)
-        order = mixed(*self.key, places).argsort()  # the expert at each place
+        order = mixed(*self.key, places).argsort()  # the expert at each position
         moved = self.step // self.period if self.period else torch.zeros_like(self.step)
         popularity = torch.empty(self.experts, dtype=torch.float64, device=device)
-        # the hottest expert is at place `moved`, the next hot one after it
+        # position `moved` holds the most popular expert, the next positions the next
+        # ones
         hot_first = order[(places + moved) % self.experts]
         popularity[hot_first] = (places + 1).double() ** -self.exponent
         return popularity / popularity.sum()
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors, by their ``[T]`` int64 ids if given."""
+        """Compute the expert assignment of tokens, from their ``[T]`` ids if given."""
         expert = self._drawn(len(x), ids)
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
@@ -118,7 +120,7 @@ class SkewedRouter(LinearGate):
         )
 
     def _drawn(self, tokens: int, ids: Tensor | None) -> Tensor:
-        """``[T, K]`` int64, each token's experts."""
+        """Sample the experts of each token without replacement, ``[T, K]`` int64."""
         device = self.step.device
         place = torch.arange(tokens, device=device).unsqueeze(1)
         what = torch.zeros_like(place) if ids is None else ids.reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""Switch router: each token goes to its most probable expert."""
+"""Switch router: each token is routed to its most probable expert."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .routing import Routing
 
 
 class SwitchRouter(LinearGate):
-    """Top-1 routing; the chosen expert's probability is the weight of its output.
+    """Top-1 router that weights the expert's output by the expert's probability.
 
     Parameters
     ----------
@@ -21,8 +21,8 @@ class SwitchRouter(LinearGate):
     experts
         Number of experts E.
     capacity_factor
-        An expert takes ``ceil(capacity_factor T / E)`` tokens, the first ones; None
-        keeps all (dropless).
+        An expert accepts ``ceil(capacity_factor T / E)`` tokens, earlier ones first;
+        None keeps all (dropless).
     jitter
         In training each component of the router's input, not of the experts', is
         multiplied by a random number between ``1 - jitter`` and ``1 + jitter``.
@@ -48,7 +48,7 @@ class SwitchRouter(LinearGate):
         self.jitter = jitter
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         if self.training and self.jitter > 0:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
             x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)

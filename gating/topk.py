@@ -1,4 +1,4 @@
-"""Top-k router: the k most probable experts, weighted by a softmax."""
+"""Top-k router: each token is routed to its k most probable experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .routing import Routing
 
 
 class TopKRouter(LinearGate):
-    """Top-k routing with distinct experts, the most probable one first.
+    """Top-k router with softmax weights and experts in order of probability.
 
     Parameters
     ----------
@@ -22,21 +22,21 @@ class TopKRouter(LinearGate):
     experts
         Number of experts E.
     k
-        Experts of a token, at most E.
+        Number of experts per token, at most E.
     capacity_factor
-        An expert takes ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all (dropless).
     softmax
         ``"before"``: over all experts, of which the k most probable are chosen;
         ``"after"``: over the k chosen logits (Mixtral, arXiv 2401.04088, section 2.1).
-        Only rounding tells ``"after"`` from ``"before"`` with ``renormalize``, which is
-        how ``transformers`` computes Mixtral.
+        ``"after"`` differs only by rounding from ``"before"`` with ``renormalize``,
+        which is how ``transformers`` computes Mixtral.
     renormalize
-        Divide the k probabilities by their sum (Mixtral, Qwen3); otherwise they stay
-        as they are (DeepSeekMoE, arXiv 2401.06066, equation 4; Qwen1.5-MoE and
-        Qwen2-MoE, ``norm_topk_prob`` of their configurations).  None: where k > 1,
-        since a single renormalized weight is 1 and carries no gradient to the router.
-        ``"after"`` has the sum 1 in any case.
+        Divide the k probabilities by their sum (Mixtral, Qwen3) or keep them
+        unchanged (DeepSeekMoE, arXiv 2401.06066, equation 4; Qwen1.5-MoE and
+        Qwen2-MoE, ``norm_topk_prob`` of their configurations).  None: divide where k >
+        1, since a single renormalized weight is 1 and carries no gradient to the
+        router.  With ``"after"`` the sum is always 1.
 
     Raises
     ------
@@ -76,7 +76,7 @@ class TopKRouter(LinearGate):
         self.renormalize = k > 1 if renormalize is None else renormalize
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Route ``[T, h]`` token vectors."""
+        """Compute the expert assignment of ``[T, h]`` token vectors."""
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
         if self.softmax == "after":

@@ -1,4 +1,4 @@
-"""Replay of the traffic of a trace on a network."""
+"""Replay the captured traffic of a trace on a network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``python -m moetraffic.replay``: the parent of the ranks, or one of them.
+"""Command line ``python -m moetraffic.replay``: start ranks, or run as one rank.
 
-Without a rank in the environment it starts the ranks on this host; under torchrun,
-srun or our own launcher it is one.  Exit codes: 0, 2 for an error (told in one
-sentence), 130 after Ctrl-C.
+Without a rank in the environment, the process starts the ranks on this host; under
+torchrun, srun or the launcher of moetraffic, it is a rank.  Exit codes: 0; 2 for an
+error (printed as one sentence); 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moetraffic.replay.results.result import Replay
 from moetraffic.replay.scale.byte_factor import factor_of
 from moetraffic.replay.scale.rank_map import numbers
 from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.report.terminal import run
+from moetraffic.report.console.terminal import run
 from moetraffic.trace.iterations import iteration_range
 
 from .local import replay
@@ -36,7 +36,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class SelfTraffic(str, enum.Enum):
-    """Whether ranks send themselves what falls on them, a copy in memory."""
+    """Whether to replay rank-local (self) traffic, which is a copy in memory."""
 
     KEEP = "keep"
     DROP = "drop"
@@ -77,7 +77,7 @@ def command(
     iterations: Annotated[
         str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
     ] = None,
-    # on which ranks, with which bytes, beside what
+    # ranks, bytes and background traffic
     layers: Annotated[
         str | None,
         typer.Option("--layers", "--layer", help="Only layers of a list: 1,3:6."),
@@ -148,7 +148,7 @@ def command(
     start_timeout: Annotated[
         float, typer.Option(help="Seconds until all ranks must be ready.")
     ] = Request.start_timeout_s,
-    # how it is driven
+    # execution
     dense: Annotated[
         bool, typer.Option(help="Replay what the trace holds beside all-to-alls.")
     ] = True,
@@ -203,7 +203,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Put a trace's traffic on the network again, and time it.
+    """Replay the traffic of a trace on the network, and measure its times.
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
@@ -245,7 +245,7 @@ def command(
         )
         only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
-            # what a network is made of takes long to import
+            # the network model takes long to import
             from moetraffic.replay.results.dry_run import DryRunOptions, print_dry_run
 
             options = DryRunOptions(
@@ -278,7 +278,7 @@ def command(
 
     told = run_to_exit(work, rank_env)
     if told is None:
-        return 0  # rank 0 tells
+        return 0  # rank 0 prints the result
     if summary is not None:
         summary.write_text(told.to_json())
     elif as_json:
@@ -289,7 +289,7 @@ def command(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the ``moetraffic replay`` command line and return the exit code."""
     return run(app, arguments, "moetraffic replay", verb="replay")
 
 

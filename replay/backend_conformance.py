@@ -1,4 +1,4 @@
-"""Conformance test of a backend.
+"""Conformance test of a communication backend.
 
 It runs on three ranks or more, in a test suite such as
 ``tests/replay/backends/test_backend.py``, or from the command line::
@@ -27,12 +27,12 @@ from moetraffic.trace.model import ALL_TO_ALL
 LEAST_RANKS = 3
 
 _SIZES = (0, 4, 60, 4096, 200_004)  # bytes S, before rounding to equal parts
-_UNEVEN = (0, 1, 7, 250_000, 64)  # bytes of pairs of ranks, in turn
-_AGAIN = 3  # how often each binding is started
+_UNEVEN = (0, 1, 7, 250_000, 64)  # bytes between pairs of ranks, used in turn
+_AGAIN = 3  # number of times that each binding is started
 
 
 def groups(world: int) -> list[tuple[int, ...]]:
-    """Groups to test: all ranks, all again, some, a pair, a single rank."""
+    """List rank groups to test: all ranks twice, a subset, a pair, a single rank."""
     everyone = tuple(range(world))
     return [everyone, everyone, everyone[1:], (0, world - 1), (1,)]
 
@@ -40,16 +40,16 @@ def groups(world: int) -> list[tuple[int, ...]]:
 def conform(
     moves: Backend, rank_env: RankEnvironment, *, timeout_s: float = 30.0
 ) -> list[str]:
-    """Run one rank of the conformance test.
+    """Run the conformance test of a backend on one rank.
 
     Parameters
     ----------
     moves
-        Not yet started; it is stopped when this returns.
+        Backend that is not yet started; stopped on return.
     rank_env
         Rank of this process, of three or more.
     timeout_s
-        How long an operation may take.
+        Timeout of an operation, in seconds.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def conform(
 
 
 class _BackendTrial:
-    """One rank of the conformance test, and the violations it found."""
+    """Backend conformance test on one rank, and the violations it found."""
 
     def __init__(
         self, moves: Backend, rank_env: RankEnvironment, made: Sequence[tuple[int, ...]]
@@ -92,7 +92,7 @@ class _BackendTrial:
         self._number = 0  # of operations so far, the same on all ranks
 
     def every_kind(self, group: int) -> None:
-        """Test each kind in a group, at each size, from and to each member."""
+        """Test each kind of operation in a group, by size, sender and receiver."""
         members = self._groups[group]
         for kind in KINDS:
             if kind not in self._moves.kinds:
@@ -109,7 +109,8 @@ class _BackendTrial:
     def overlapping(self, one: int, other: int) -> None:
         """Test that operations of two groups with the same ranks overlap.
 
-        Rank 0 is late in the first; the second must end before.
+        Rank 0 delays the operation of the first group; that of the second must end
+        earlier.
         """
         first, second = (
             self._call(ALL_TO_ALL, group, 64, -1, -1) for group in (one, other)
@@ -185,7 +186,7 @@ class _BackendTrial:
 
 
 def _ends(kind: str, members: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Senders and receivers to test for a kind."""
+    """Yield the (sender, receiver) pairs to test for a kind of operation."""
     if kind in ("broadcast", "scatter"):
         yield from ((m, -1) for m in members)
     elif kind in ("reduce", "gather"):
@@ -202,14 +203,14 @@ def _takes_part(kind: str, rank: int, sender: int, receiver: int) -> bool:
 
 
 def _pair(size: int, source: int, destination: int) -> int:
-    """Bytes of a pair: equal for all, or uneven at the largest size."""
+    """Bytes between a pair of ranks: equal for all, uneven at the largest size."""
     if size < _SIZES[-1]:
         return size
     return _UNEVEN[(3 * source + destination) % len(_UNEVEN)]
 
 
 def main(name: str) -> int:
-    """Run one rank of the conformance test of a named backend."""
+    """Run the conformance test of a backend, given by name, on this rank."""
     rank_env = current_rank()
     if rank_env is None:
         raise ReplayError(

@@ -1,4 +1,4 @@
-"""Errors that name the rank and operation at fault."""
+"""Replay errors that name the rank and operation at fault."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from moetraffic.errors import ReplayError
 from moetraffic.launch.root_cause import AFTERMATH
 
-_LONGEST = 300  # characters of another library's message
+_LONGEST = 300  # maximum characters quoted from another library's message
 _DECORATION = re.compile(r"^\[[^\]]*\.cc:\d+\] |[.] This is typically caused by .*$")
 """Source line and general advice that gloo adds to its messages."""
 
 
 class RankError(ReplayError):
-    """A rank failed; the message completes the sentence "rank 2 at operation 7 ..."."""
+    """Error of one rank; its message completes "rank 2 at operation 7 ..."."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RankError(ReplayError):
 
     @property
     def reason(self) -> str:
-        """The message without rank and operation."""
+        """Error message without rank and operation."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -43,13 +43,13 @@ class RankError(ReplayError):
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message."""
+    """Return the first line of an error message, without gloo's decoration."""
     text = str(error).strip() or type(error).__name__
     return _DECORATION.sub("", text.splitlines()[0])[:_LONGEST]
 
 
 def backend_error(rank: int, operation: str, error: RuntimeError) -> RankError:
-    """An error of the backend as a RankError: usually another rank is lost."""
+    """Convert an error of the backend to a RankError: usually another rank is lost."""
     line = first_line(error)
     peer = AFTERMATH.search(line) is not None
     return RankError(
@@ -62,7 +62,7 @@ def backend_error(rank: int, operation: str, error: RuntimeError) -> RankError:
 
 @contextmanager
 def backend_errors(rank: int, operation: str) -> Iterator[None]:
-    """Raise errors of the backend as errors that name rank and operation."""
+    """Convert errors of the backend in the block to RankErrors with the operation."""
     try:
         yield
     except RuntimeError as error:

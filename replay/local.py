@@ -1,4 +1,4 @@
-"""Replay on this host: start the ranks, supervise them, return the result.
+"""Replay a trace on this host: start and supervise the ranks, return the result.
 
 This process does not import torch, which takes seconds: only the ranks do.
 """
@@ -45,7 +45,7 @@ def replay(
     Raises
     ------
     MoetrafficError
-        If the replay cannot start; or naming the rank and the operation that failed.
+        If the replay cannot start, or if a rank fails: names rank and operation.
     Interrupted
         After SIGINT or SIGTERM, when all ranks have ended.
     """
@@ -64,7 +64,7 @@ def replay(
         result = Path(folder) / "summary.json"
 
         def name(rank: int, n: int) -> str:
-            """Name of a rank's n-th operation, counted over its passes."""
+            """Return the name of a rank's n-th operation, counted over its passes."""
             own = request.plan(trace, ranks=(rank,)).programs[rank]
             if n >= len(own) * request.passes:
                 # after the timed pass, heartbeats name the place
@@ -124,7 +124,7 @@ def replay_trace(
     Raises
     ------
     MoetrafficError
-        If the replay cannot start; or naming the rank and the operation that failed.
+        If the replay cannot start, or if a rank fails: names rank and operation.
 
     Examples
     --------
@@ -148,12 +148,12 @@ def replay_trace(
 
 
 def raise_failure(outcome: Outcome) -> None:
-    """Raise the error of a failed outcome.
+    """Raise the error of a launch that failed or was interrupted.
 
     Raises
     ------
     ReplayError
-        Naming the rank and the operation.
+        If a rank failed: names the rank and the operation.
     Interrupted
         If this process was interrupted.
     """

@@ -1,4 +1,4 @@
-"""Exit of a replay process: error message, exit code, and no hang on the way out.
+"""Exit of a replay process: report the error, set the exit code, and never hang.
 
 A process is the parent of ranks, or a rank.  The parent raises its error for the
 command line to print.  A rank prints it, reports it to its supervisor and exits at
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from moetraffic.errors import Interrupted, MoetrafficError
 from moetraffic.launch import RankEnvironment, heartbeat
-from moetraffic.report.terminal import refuse, say
+from moetraffic.report.console.terminal import refuse, say
 
 from .failure import RankError, first_line
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
-    """Run the work of a process, and end the process if that fails.
+    """Run a function; on failure report the error and, on a rank, exit the process.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
     Raises
     ------
     Exception
-        In the parent, any error of the work.  A rank does not return.
+        In the parent, any error of the work.  A rank exits instead.
     """
     try:
         return work()
@@ -57,7 +57,7 @@ def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
         if not isinstance(error, MoetrafficError):
             traceback.print_exc()
             exit_now(EXIT_UNEXPECTED)
-        # a peer's failure is known to several ranks, of which one prints it
+        # several ranks find the failure of a peer, of which one prints it
         if not isinstance(error, RankError):
             refuse(str(error))
         elif error.cause != "peer" or rank_env.rank == error.reporter:
@@ -66,12 +66,12 @@ def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
 
 
 def error_fields(error: Exception) -> tuple[str, dict[str, Any]]:
-    """Operation and fields of the heartbeat that reports an error."""
+    """Return the operation and fields of the heartbeat that reports an error."""
     if isinstance(error, RankError):
         fields = {"message": error.reason, "cause": error.cause, "blames": error.rank}
         return error.operation, fields
     pulse = heartbeat.latest()
-    # during operations the supervisor knows which one
+    # during operations the supervisor derives the name from the count
     place = pulse.operation if pulse.event == "start" else ""
     message = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MoetrafficError):
@@ -80,7 +80,7 @@ def error_fields(error: Exception) -> tuple[str, dict[str, Any]]:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit at once: torch may abort or hang when it destroys groups of lost ranks."""
+    """Exit at once, as torch may hang or abort on destroying groups of lost ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -31,7 +31,7 @@ Times = dict[int, Timing]
 
 
 def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
-    """Run one rank; the summary is returned on rank 0, None on the others.
+    """Run one rank of a replay; return the summary on rank 0, None on other ranks.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _run_pairs(
     engine: Engine,
     engine_of: Callable[[Plan, int], Engine],
 ) -> list[tuple[Times, Times]]:
-    """Times of passes without and with background traffic, on rank 0."""
+    """Run passes with and without background traffic; return their times on rank 0."""
     if not request.pairs:
         return []
     counted = request.passes * len(plan.programs[rank])

@@ -1,4 +1,4 @@
-"""Options of a replay."""
+"""Options of a replay, and their validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 """Element types of reductions, as torch names them."""
 
 LONGEST_S = 7 * 86_400.0
-"""Longest timeout: a week."""
+"""Longest timeout that is accepted, in seconds: one week."""
 
 _OWN = frozenset(
     {
@@ -30,12 +30,12 @@ _OWN = frozenset(
         *("capacity", "topology", "bandwidth", "fidelity", "metrics"),
     }
 )
-"""Options in which ranks may differ."""
+"""Names of options whose values may differ between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of a replay."""
+    """Options of a replay: trace, backend, ranks, pace, verification and outputs."""
 
     trace: Path
     out: Path | None = None  # trace to write; None for none
@@ -90,12 +90,15 @@ class Request:
 
     @property
     def silence_s(self) -> float:
-        """Longest silence of a rank; its own timeouts expire earlier."""
+        """Seconds without a heartbeat after which a rank counts as hung.
+
+        The timeouts of the rank itself expire earlier.
+        """
         return 1.5 * self.timeout_s + 2.0
 
     @property
     def grace_s(self) -> float:
-        """Time for the other ranks to end after one has failed."""
+        """Seconds that the other ranks have to end after one has failed."""
         return min(3.0, self.timeout_s)
 
     @property
@@ -115,7 +118,7 @@ class Request:
         }
 
     def arguments(self) -> list[str]:
-        """Command-line arguments of a rank of this replay."""
+        """Return the command-line arguments that start a rank of this replay."""
         span, checks = self.iterations, self.verify
         line = [str(self.trace), *self.scaling.arguments()]
         if self.alongside is not None:
@@ -154,7 +157,7 @@ class Request:
         world: int | None = None,
         ranks: Collection[int] | None = None,
     ) -> Plan:
-        """Plan the replay.
+        """Make the replay plan of a trace with these options.
 
         Parameters
         ----------
@@ -166,7 +169,7 @@ class Request:
         Raises
         ------
         MoetrafficError
-            If it cannot be planned.
+            If the replay cannot be planned with these options.
         """
         scale = self.scaling.scale(trace)
         replayed_on = trace.meta.world if scale is None else scale.world
@@ -188,7 +191,7 @@ class Request:
         return made
 
     def validate_outputs(self) -> None:
-        """Check, before any work, that the outputs can be written.
+        """Check, before any work, that the output files can be written.
 
         Raises
         ------
@@ -206,7 +209,7 @@ class Request:
                 validate_output(path, force=force, error=ReplayError)
 
     def validate_baselines(self, ranks: int) -> None:
-        """Check, before any work, that the baselines can be read.
+        """Check, before any work, that capacity, topology and bandwidth are valid.
 
         Raises
         ------

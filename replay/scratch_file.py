@@ -1,4 +1,4 @@
-"""Arrays that are stored on disk when large, so that memory use stays bounded.
+"""Allocate large arrays in temporary files, so that memory use stays bounded.
 
 A replay goes through its program once, from the beginning to the end; parts already
 executed need not stay in memory.
@@ -16,20 +16,21 @@ import numpy.typing as npt
 from moetraffic.errors import ReplayError
 
 IN_MEMORY_BYTES = 32 << 20
-"""Arrays up to this size are ordinary ones."""
+"""Largest size, in bytes, of an array that is kept in memory."""
 
 
 def scratch_array(
     shape: int | tuple[int, ...], dtype: npt.DTypeLike, fill: int = 0
 ) -> npt.NDArray[Any]:
-    """Allocate an array in memory or in an unnamed file that ends with this process.
+    """Allocate an array in memory or, if large, in an unnamed temporary file.
 
-    The file is in the folder of temporary files (``TMPDIR``).
+    The file is in the folder of temporary files (``TMPDIR``), and is removed when this
+    process ends.
 
     Raises
     ------
     ReplayError
-        If that disk has no space for it.
+        If the disk has no space for the array.
     """
     wanted = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape

@@ -1,6 +1,6 @@
-"""Capture: the hook on torch.distributed, annotations of a model, the Recorder.
+"""Capture of the collectives and expert routings of a training process.
 
-Recorders need torch, the annotations do not: they are imported when asked for.
+Recorders need torch and annotations do not, so recorders are imported on first access.
 """
 
 from __future__ import annotations

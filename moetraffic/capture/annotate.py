@@ -1,7 +1,7 @@
-"""Annotations of a model: the context of collectives, and routing decisions.
+"""Annotate the collectives and report the expert routings of a model.
 
-A model calls these two functions whether or not anybody records: without a recorder
-they cost a global look-up.  They change nothing in the training.
+A model calls these functions whether or not a recorder is active: without a recorder
+they cost a global look-up.  They have no effect on the training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Layer, phase and label of a call in the model."""
+    """Layer, phase and label that annotate a collective of the model."""
 
     layer: int = -1
     phase: str = ""
@@ -29,7 +29,7 @@ class CallContext:
 
 
 NO_CONTEXT = CallContext()
-MOST_PLACES = 10_000  # a program that labels each step with its number has no end
+MOST_PLACES = 10_000  # bounds memory when a program uses a new label in each step
 _places: dict[tuple[int, str, str], CallContext] = {}
 PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
 LONGEST_LABEL = 200  # characters
@@ -37,11 +37,11 @@ LARGEST_LAYER = 2**31 - 1
 
 
 class _Here(threading.local):
-    place = NO_CONTEXT  # what a thread that is nowhere finds
+    place = NO_CONTEXT  # default of a thread without an annotation
 
 
 here = _Here()
-"""Where this thread is: the hook reads it in every call."""
+"""Thread-local context, which the hook reads in every call."""
 _mirror: Callable[[CallContext], None] | None = None
 
 RoutingSink = Callable[
@@ -51,27 +51,28 @@ _routing_sinks: list[RoutingSink] = []
 
 
 def place() -> CallContext:
-    """Return the current thread's context."""
+    """Return the current thread's annotation of collectives."""
     return here.place
 
 
 def is_layer(layer: object) -> bool:
-    """Whether a value is the index of a layer."""
+    """Whether a value is a valid layer index."""
     # bool is an int, and so is an IntEnum
     return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
 
 
 def is_label(label: object) -> bool:
-    """Whether a value is text that a trace can hold as a name."""
+    """Whether a value is text that a trace can store as a label."""
     if not isinstance(label, str) or len(label) > LONGEST_LABEL:
         return False
-    return label.isascii() or label.isprintable()  # half a surrogate pair is neither
+    return label.isascii() or label.isprintable()  # false for a lone surrogate
 
 
 def set_context(there: CallContext) -> CallContext:
-    """Set the current thread's context; return the previous one.
+    """Set the current thread's annotation of collectives; return the previous one.
 
-    For hooks, which cannot hold a ``with`` open: whoever moves puts back what it got.
+    For hooks, which cannot use a ``with`` statement: the caller must restore the
+    returned context.
     """
     before = here.place
     here.place = there
@@ -81,14 +82,14 @@ def set_context(there: CallContext) -> CallContext:
 
 
 def mirror(tell: Callable[[CallContext], None] | None) -> None:
-    """Set the callback for context changes (compiled hook); None removes it."""
+    """Set the callback of the compiled hook for context changes; None removes it."""
     global _mirror
     _mirror = tell
 
 
 @contextmanager
 def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
-    """Annotate the collectives called within the context with a layer and phase.
+    """Annotate the collectives within a ``with`` block with layer, phase and label.
 
     Parameters
     ----------
@@ -97,12 +98,12 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     phase
         ``"dispatch"``, ``"combine"``, ``"combine_grad"``, ``"dispatch_grad"`` or "".
     label
-        A name of the program's own, such as ``"gradient_sync"``.
+        A name chosen by the program, such as ``"gradient_sync"``.
 
     Raises
     ------
     CaptureError
-        If there is no such phase, the layer is no index, or the label no short text.
+        If the phase is unknown, or the layer or the label is invalid.
     """
     if phase not in PHASES:
         raise CaptureError(
@@ -137,7 +138,7 @@ def routing(
     dropped: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Record this rank's routing of one micro-batch.
+    """Report the token copies per expert that this rank routed in one layer.
 
     Parameters
     ----------
@@ -147,33 +148,33 @@ def routing(
         ``[E]`` integer token copies that this rank routed to each expert, experts in
         global order, copies over capacity included.
     dropped
-        ``[E]`` integer token copies of these that were dropped for want of capacity;
+        ``[E]`` integer token copies of these that were dropped because of the capacity;
         None where nothing can be dropped.
     group
-        The expert-parallel process group; None is the world.
+        The expert-parallel process group; None: the default group.
     """
     for sink in _routing_sinks:
         sink(layer, demand, dropped, group)
 
 
 def subscribe(sink: RoutingSink) -> Callable[[], Any]:
-    """Subscribe to routings; return the function that ends the subscription."""
+    """Register a receiver of routings; return the function that removes it."""
     _routing_sinks.append(sink)
     return lambda: _routing_sinks.remove(sink)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRouting:
-    """Routing of the shards of several virtual ranks in one process."""
+    """Token copies per expert of several virtual ranks in one layer."""
 
     layer: int  # global layer
     slot: int  # micro-batch of the step
     first: int  # rank of the first row
-    demand: torch.Tensor  # [n, E] integer token copies, a row a rank
+    demand: torch.Tensor  # [n, E] integer token copies, one row per rank
     dropped: torch.Tensor | None  # [n, E] of these dropped; None: nothing can be
-    row_bytes: int  # bytes of a token copy, were it sent
+    row_bytes: int  # bytes of a token copy if it were sent
     dtype: str  # its element type
-    padded: int  # rows sent to each expert whatever is routed; 0: what is kept
+    padded: int  # fixed number of rows sent to each expert; 0: the kept copies
 
 
 ShardSink = Callable[[ShardRouting], None]
@@ -181,12 +182,12 @@ _shard_sinks: list[ShardSink] = []
 
 
 def shard_routing(decided: ShardRouting) -> None:
-    """Record the routing of virtual ranks in this process."""
+    """Report the routing of virtual ranks to all registered receivers."""
     for sink in _shard_sinks:
         sink(decided)
 
 
 def subscribe_shards(sink: ShardSink) -> Callable[[], Any]:
-    """Subscribe to shard routings; return the function that ends the subscription."""
+    """Register a receiver of shard routings; return the function that removes it."""
     _shard_sinks.append(sink)
     return lambda: _shard_sinks.remove(sink)

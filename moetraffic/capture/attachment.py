@@ -1,13 +1,14 @@
 """Recorder that ``moetraffic run`` attaches to an unmodified program.
 
-The start-up hook (``startup/sitecustomize.py``) calls :func:`begin` once a process
-group is there and :func:`end` before it goes.  A program may never come to that: so the
-record is also closed when the interpreter exits, when a multiprocessing child ends and
-when SIGTERM comes.  A forked child lets go of its parent's record.  Where the program
-has a :class:`~moetraffic.capture.Recorder` of its own, this one steps back.
+The start-up hook (``startup/sitecustomize.py``) calls :func:`begin` after the creation
+of the default process group and :func:`end` before its destruction.  Because a program
+may not destroy the group, the recorder is also closed at interpreter exit, at the end
+of a multiprocessing child, and on SIGTERM.  A forked child detaches from its parent's
+recorder.  If the program starts a :class:`~moetraffic.capture.Recorder` of its own, the
+attached recorder stops.
 
-Nothing here raises into the program, and nothing is merged: the launcher does that
-when the command has ended.
+No exception reaches the program, and segments are not merged here: the launcher merges
+them when the command has ended.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from .recorder import Recorder
 from .sigterm import SigtermListener
 
 PATIENCE = timedelta(seconds=30)
-"""How long a rank waits for rank 0 to publish the capture's output."""
+"""Maximum time a rank waits for rank 0 to publish the path of the capture."""
 
 Say = Callable[[str, str], None]
 _times = itertools.count()
 _ending = threading.RLock()
 _attached: Attachment | None = None
-_mask = threading.local()  # of signals, before a fork
+_mask = threading.local()  # signal mask before a fork
 
 
 class Attachment:
-    """A running recorder and its termination handlers.
+    """Running recorder of an unmodified program and its termination handlers.
 
     Parameters
     ----------
     recorder
-        Has been started.
+        A started recorder.
     say
-        Tells the user a thing once a host: a word for its kind, and a sentence.
+        Prints a message once per host; arguments are its kind and its text.
     """
 
     def __init__(self, recorder: Recorder, say: Say) -> None:
@@ -63,7 +64,7 @@ class Attachment:
         self.rank = dist.get_rank()
         self.listener = SigtermListener(lambda: end(why="interrupted by SIGTERM"))
         self.listener.start()
-        # processes of multiprocessing end without atexit
+        # multiprocessing children exit without running atexit handlers
         self.finalizer = multiprocessing.util.Finalize(
             None, _end_of_process, exitpriority=0
         )
@@ -72,7 +73,7 @@ class Attachment:
     def close(self, why: str) -> None:
         """Close the recorder and write its remaining data."""
         if threading.current_thread() is threading.main_thread():
-            self.listener.holds = False  # the end must not wait for itself
+            self.listener.holds = False  # avoids waiting for this very close
         try:
             if why:
                 self.recorder.end_early(why)
@@ -81,7 +82,7 @@ class Attachment:
             self._withdraw()
 
     def step_back(self) -> None:
-        """Stop recording in favor of a recorder of the program."""
+        """Stop and delete this recording in favor of the program's own recorder."""
         global _attached
         with _ending:
             if _attached is not self:
@@ -115,22 +116,23 @@ def begin(
     say: Say,
     note: Callable[[str], object],
 ) -> None:
-    """Start to record the new default process group; never raises.
+    """Start recording the new default process group, without raising exceptions.
 
     Parameters
     ----------
     path
-        The trace that was asked for.
+        Path of the requested trace.
     force
-        It may be replaced.
+        Whether an existing trace may be replaced.
     model, router, k
-        What the user calls them, as text; empty where not told.
+        Model name, router name and experts per token as text; empty if unknown.
     say, note
-        The hook's: tell the user once a host; leave a word for the launcher.
+        Functions of the start-up hook: print a message once per host, and leave a note
+        for the launcher.
     """
     global _attached
     with _ending:
-        end()  # of a group that was not destroyed in the usual way
+        end()  # of a group that was not destroyed
         try:
             if dist.get_backend() == "fake":
                 return  # nothing is sent
@@ -139,7 +141,7 @@ def begin(
                 return
             out = _agree(Path(path), force=force)
             if out is None:
-                return  # rank 0 says why
+                return  # rank 0 reports the reason
             recorder = Recorder(
                 out,
                 model=model,
@@ -150,21 +152,21 @@ def begin(
             recorder.start()
             _attached = Attachment(recorder, say)
         except Exception as error:
-            # whatever it is, the training has its own work to do
+            # no error of the capture may stop the training
             _tell(say, error)
             return
     note("begun")
 
 
 def end(error: BaseException | None = None, *, why: str = "") -> None:
-    """Close the recorder, if there is one; never raises.
+    """Close the attached recorder, if any, without raising exceptions.
 
     Parameters
     ----------
     error
-        What is ending the program, if anything is.
+        The exception that ends the program, if any.
     why
-        The same in words, as :meth:`Recorder.end_early` wants them.
+        The reason as text, as in :meth:`Recorder.end_early`.
     """
     global _attached
     with _ending:
@@ -178,7 +180,7 @@ def end(error: BaseException | None = None, *, why: str = "") -> None:
 
 
 def _early(error: BaseException | None) -> str:
-    """Describe the cause of an early end; "" for a normal exit."""
+    """Describe the exception that ended a program; "" for a normal exit."""
     if isinstance(error, SystemExit):
         if error.code in (0, None):
             return ""
@@ -195,7 +197,7 @@ def _end_of_process() -> None:
 
 
 def _agree(path: Path, *, force: bool) -> Path | None:
-    """Agree with all ranks on the output; None if rank 0 refuses it.
+    """Distribute the output path from rank 0 to all ranks; None if it is invalid.
 
     Raises
     ------
@@ -206,7 +208,7 @@ def _agree(path: Path, *, force: bool) -> Path | None:
     rank, store = dist.get_rank(), None
     if dist.get_world_size() > 1:
         store = dist.distributed_c10d._get_default_store()
-    # an agent's store may outlive the ranks that it restarts
+    # the store of a torchrun agent may outlive the ranks that it restarts
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"moetraffic/attached/{attempt}/{number}"
     if store is None:
@@ -223,8 +225,8 @@ def _agree(path: Path, *, force: bool) -> Path | None:
         store.wait([key], PATIENCE)
         name = store.get(key).decode()
     except RuntimeError:
-        name = path.name  # rank 0 is not captured: the others are
-    # a folder of this host's own has no list yet
+        name = path.name  # rank 0 is not captured, but this rank is
+    # the folder may be local to this host, and then has no list of runs yet
     return join(path, name) if name else None
 
 
@@ -244,8 +246,8 @@ def _tell(say: Say, error: Exception) -> None:
 def _before_fork() -> None:
     """Block SIGTERM during a fork.
 
-    Until it has let go of what is the parent's, the signal would wake the parent's
-    listener: a data loader that is ended early would end the training.
+    Until the child has detached from the parent's listener, a SIGTERM to the child
+    would wake that listener: terminating a data loader process would end the training.
     """
     _mask.earlier = None
     if _attached is not None:
@@ -261,7 +263,7 @@ def _after_fork() -> None:
 def _forked() -> None:
     """Detach a forked child from its parent's recorder."""
     global _attached, _ending
-    _ending = threading.RLock()  # another thread of the parent may have held it
+    _ending = threading.RLock()  # another thread of the parent may hold the lock
     attached, _attached = _attached, None
     if attached is not None:
         attached.abandon()

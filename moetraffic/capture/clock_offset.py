@@ -1,9 +1,8 @@
-"""Measure clock offsets between ranks through the key-value store.
+"""Measure clock offsets between ranks through torch.distributed's key-value store.
 
-Processes under one kernel share its monotonic clock, so their offset is zero exactly.
-Others measure it through the key-value store that torch.distributed is started with:
-ask, have rank 0 answer with its time, and take the fastest of several round trips
-(Cristian's algorithm); the error is half that round trip.
+Processes on one kernel share its monotonic clock, so their offset is exactly zero.
+Other ranks request the time of rank 0 through the store and use the fastest of several
+round trips (Cristian's algorithm); the error is half the round-trip time.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TIMEOUT = timedelta(seconds=10)
 
 
 def identity() -> str:
-    """Identify this process's clock by boot and time namespace."""
+    """Return an identifier of this process's clock from boot id and time namespace."""
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/timens_offsets"):
         try:
@@ -40,7 +39,7 @@ def identity() -> str:
 def measure_offset(
     store: Store, rank: int, world: int, moment: str, own: str | None = None
 ) -> npt.NDArray[Any]:
-    """Measure this rank's clock offset from rank 0; every rank must call it.
+    """Measure this rank's clock offset from rank 0; every rank must call this.
 
     Parameters
     ----------
@@ -49,12 +48,12 @@ def measure_offset(
     moment
         A name for this measurement, the same on all ranks and used once.
     own
-        What this rank's clock is called, :func:`identity` if not given.
+        Identifier of this rank's clock; :func:`identity` if not given.
 
     Returns
     -------
     ndarray
-        ``[n]`` of type CLOCK: this rank's knot, or none where rank 0 did not answer.
+        ``[n]`` CLOCK: this rank's offset, or no row if rank 0 did not answer.
     """
     key = f"moetraffic/clock/{moment}"
     own = identity() if own is None else own
@@ -67,9 +66,7 @@ def measure_offset(
         if _get(store, f"{key}/identity/0") == own:
             return _knot(rank, 0, 0)
         return _ask(store, key, rank)
-    except (
-        RuntimeError
-    ):  # torch's DistError: a rank did not come in time, or the store is gone
+    except RuntimeError:  # DistError: a rank timed out, or the store is closed
         return np.zeros(0, CLOCK)
 
 

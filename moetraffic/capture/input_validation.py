@@ -1,6 +1,6 @@
 """Validation of losses, token counts and expert counts passed to a recorder.
 
-Nothing here raises into a training, but for :func:`counts_of`, whose caller notes it.
+No function raises exceptions, except :func:`counts_of`, whose caller handles them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_KINDS = 20
 
 
 class OmittedRecords:
-    """Counts omitted records by kind.
+    """Counter of records omitted from a trace, by kind.
 
     Parameters
     ----------
     warn
-        Told of the first of each kind.
+        Called with a message for the first omitted record of each kind.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class OmittedRecords:
         self._first: dict[str, str] = {}
 
     def add(self, kind: str, why: str) -> None:
-        """Count an omitted record of a kind."""
+        """Count an omitted record, and warn if it is the first of its kind."""
         self._counts[kind] += 1
         if kind not in self._first and len(self._first) < MOST_KINDS:
             self._first[kind] = " ".join(why.split())[:200]
@@ -43,7 +43,7 @@ class OmittedRecords:
 
     @property
     def words(self) -> str:
-        """Counts of omitted records, and the first reason of each kind; or ""."""
+        """Counts and first reasons of omitted records by kind, as text; "" for none."""
         return ", ".join(
             f"{self._counts[kind]} x {kind} ({why})"
             for kind, why in list(self._first.items())
@@ -51,19 +51,19 @@ class OmittedRecords:
 
     @property
     def summary(self) -> str:
-        """The omitted records as a sentence for the end of a run."""
+        """Summary of the omitted records for the end of a run; "" for none."""
         return f"left out in all: {self.words}" if self._first else ""
 
 
 def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
-    """Validate a loss: a number or a one-element tensor; NaN if unknown."""
+    """Validate a loss (number or one-element tensor); return NaN if it is invalid."""
     if loss is None:
         return math.nan
     if isinstance(loss, torch.Tensor):
         if loss.numel() == 1 and not loss.is_complex():
             if loss.is_cpu:
                 return loss.item()
-            # read later, for a GPU shall not be waited for: by then it may be changed
+            # read later to avoid synchronization; cloned, because it may be overwritten
             return loss.detach().clone()
         left_out.add("loss", f"it is one number, not a tensor of {tuple(loss.shape)}")
         return math.nan
@@ -72,13 +72,13 @@ def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
             raise TypeError
         return float(loss)
     except Exception:
-        # whatever a foreign object does when it is asked for its value
+        # conversion of an arbitrary object may raise any exception
         left_out.add("loss", f"it is a number, not {_shown(loss)}")
         return math.nan
 
 
 def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
-    """Validate a token count; -1 if unknown."""
+    """Validate a token count; return -1 if it is unknown or invalid."""
     if tokens is None:
         return -1
     try:
@@ -92,12 +92,12 @@ def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
 
 
 def counts_of(values: Any, name: str) -> Int32:
-    """Validate token copies by expert; return them as ``[E]`` int32 on the host.
+    """Validate token copies per expert; return them as ``[E]`` int32 on the host.
 
     Raises
     ------
     TypeError, ValueError
-        If they are no whole numbers from 0 on, or no row of them.
+        If they are not a one-dimensional array of non-negative integers.
     """
     try:
         tensor = torch.as_tensor(values)
@@ -118,7 +118,7 @@ def counts_of(values: Any, name: str) -> Int32:
 
 
 def cause(error: BaseException | None) -> str:
-    """Describe the cause of an early end, completing "rank 2 was ..."."""
+    """Describe the exception that ended a rank, completing "rank 2 was ..."."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return "interrupted"
     said = next(iter(str(error).splitlines()), "")[:120]

@@ -1,10 +1,10 @@
 """Detect iteration boundaries from explicit steps or optimizer steps.
 
-A program that calls ``recorder.step()`` says so.  For others an optimizer's step is
-the end of an iteration, if nothing of that iteration follows: several optimizers may
-step one after another, and reduce or gather parameters in between.  So the end is only
-settled by what comes next: a backward pass, an all-to-all or a routing belongs to the
-next iteration, and everything since the last optimizer's step with it.
+Calls of ``recorder.step()`` are explicit boundaries.  Otherwise an optimizer step is
+the end of an iteration unless calls of the same iteration follow: several optimizers
+may step one after another, and reduce or gather parameters in between.  The boundary is
+therefore determined by the next calls: a backward pass, an all-to-all or a routing
+belongs to the next iteration, as do all calls since the last optimizer step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class IterationBoundaries:
-    """Assigns iteration numbers to a rank's calls, in call order."""
+    """Assigns iteration numbers to the collectives of a rank, in call order."""
 
     iteration: int = 0
-    marked: bool = False  # the program ends its steps itself
-    begun: int = 0  # ns, when this iteration began
-    _optimizer: tuple[int, int] | None = None  # calls before it, and its time
+    marked: bool = False  # the program calls step()
+    begun: int = 0  # ns, start of this iteration
+    _optimizer: tuple[int, int] | None = None  # calls before it, time in ns
     _calls: int = field(default=0)
 
     @property
@@ -29,22 +29,22 @@ class IterationBoundaries:
 
     @property
     def unsettled(self) -> int:
-        """Number of latest calls that may belong to the next iteration."""
+        """Number of most recent calls that may belong to the next iteration."""
         return 0 if self._optimizer is None else self._calls - self._optimizer[0]
 
     def call(self, *, settles: bool) -> tuple[int, int] | None:
-        """Process a call.
+        """Count a call, which may show that the current iteration has ended.
 
         Parameters
         ----------
         settles
-            Whether it can only belong to a model's forward or backward pass.
+            Whether the call can only belong to a model's forward or backward pass.
 
         Returns
         -------
         tuple of int or None
-            Where this settles the end of an iteration: how many calls before this one
-            belong to the next iteration already, and when it ended.
+            If an iteration has ended: the number of earlier calls that belong to the
+            next iteration, and the time of the end in ns.
         """
         found = None
         if settles and self._optimizer is not None:
@@ -62,12 +62,12 @@ class IterationBoundaries:
         return after, when
 
     def optimizer(self, when: int) -> None:
-        """Process an optimizer step."""
+        """Register an optimizer step as a possible end of the iteration."""
         if not self.marked:
             self._optimizer = (self._calls, when)
 
     def step(self) -> None:
-        """Process an explicit end of an iteration."""
+        """End the iteration at an explicit call of ``recorder.step()``."""
         self.marked = True
         self._optimizer = None
         self.iteration += 1

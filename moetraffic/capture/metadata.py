@@ -1,4 +1,4 @@
-"""Metadata of a captured run."""
+"""Create and validate the metadata of a captured run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LARGEST_COUNT = 2**31 - 1
 
 
 def check_names_and_counts(**told: Any) -> None:
-    """Check that a trace can store names and counts, before recording starts.
+    """Check that names and counts of the metadata can be stored in a trace.
 
     Parameters
     ----------
     **told
-        Names are text; counts are whole numbers from 0 on.
+        Names as text, and counts as non-negative integers, by argument name.
 
     Raises
     ------
     CaptureError
-        Naming the argument.
+        If an argument is invalid; the message contains its name.
     """
     for name, value in told.items():
         if isinstance(value, str):
@@ -52,17 +52,17 @@ def check_names_and_counts(**told: Any) -> None:
 def describe(
     workload: Workload | None, world: int, *, model: str, router: str, k: int
 ) -> Meta:
-    """Create the metadata of a new capture.
+    """Create the metadata of a new capture from workload, names and layout.
 
     Parameters
     ----------
     workload
-        What is trained, None where that is not known.
+        The trained workload; None if unknown.
     world
         Number of ranks.
     model, router, k
-        Names, "" for none, and the experts of a token, 0 where that is not known; they
-        come before what the workload says.
+        Model and router names, "" if unknown, and experts per token, 0 if unknown; they
+        take precedence over the workload.
     """
     backend = dist.get_backend() if dist.is_initialized() else ""
     meta = Meta(
@@ -108,12 +108,12 @@ def describe(
 def checked_placement(
     placement: Mapping[int, Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """Validate an expert placement by layer.
+    """Validate an expert placement: the group rank of each expert, by layer.
 
     Raises
     ------
     CaptureError
-        If it has others, or is no placement at all.
+        If the placement is invalid.
     """
     try:
         checked = {
@@ -139,7 +139,7 @@ def checked_groups(
     Raises
     ------
     CaptureError
-        If one of them is no process group.
+        If a value is not a process group.
     """
     for kind, group in groups.items():
         check_names_and_counts(groups=str(kind))

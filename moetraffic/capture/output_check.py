@@ -1,6 +1,6 @@
-"""Check on rank 0 that a capture can be written, and share the result.
+"""Check on rank 0 that a capture can be written, and send the result to all ranks.
 
-A rank that refused by itself would leave the others to train, and to wait for it.
+If each rank checked by itself, a rank that fails would leave the others waiting for it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def check_output(
     Parameters
     ----------
     path
-        The trace.
+        Path of the trace.
     store
         A store that all ranks reach; None where no other rank exists.
     rank
-        This rank: rank 0 looks, and makes room.
+        This rank; rank 0 performs the check and removes old files.
     number
-        How many recorders this process has made: the same on all ranks.
+        Number of recorders created by this process; equal on all ranks.
     force
-        Remove what an earlier capture left.
+        Remove the files of an earlier capture.
 
     Raises
     ------
     CaptureError
-        On all ranks alike.
+        On all ranks, if the capture cannot be written.
     """
     key = f"moetraffic/claim/{number}"
     if rank == 0 or store is None:
@@ -57,7 +57,7 @@ def check_output(
             store.wait([key], PATIENCE)
             told = store.get(key).decode()
         except RuntimeError:
-            # rank 0 does not record, or not yet: this rank's own folder decides
+            # rank 0 does not record, or not yet: check this rank's own folder only
             told = FREE
     if told != FREE:
         raise CaptureError(told)

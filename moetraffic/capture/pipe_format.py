@@ -1,13 +1,14 @@
 """Binary format of the pipe between a training process and its committer.
 
-The training process writes frames into a pipe: a kind, a length, and so many bytes.
+The training process writes frames into a pipe: a kind, a length and the payload.
 
 - ``WORDS``: int64 words, record after record.  A record begins with its kind and its
   length in words; the layouts are the lists below.
-- ``TOLD``: JSON, a definition or a word about the run.  Numbers that words refer to
-  are defined before they are used.
+- ``TOLD``: JSON, a definition or information about the run.  Numbers in records are
+  defined before they are used.
 
-Both ends are processes of one program on one host; nothing of it is kept.
+Both ends belong to one program on one host, and the data are not stored, so that the
+format needs no versions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CALL_FIELDS = (
     "row_bytes",
     "rows_sent",
     "rows_received",
-    "sends",  # how many splits follow: 0 means equal ones
+    "sends",  # number of splits that follow; 0: equal splits
     "receives",
 )
 CALL_HEAD = len(CALL_FIELDS)
@@ -83,25 +84,25 @@ OPERATIONS = (
 
 
 def frame(kind: int, body: bytes) -> bytes:
-    """Encode a frame of the pipe."""
+    """Encode a frame: header with kind and length, followed by the payload."""
     return HEADER.pack(kind, len(body)) + body
 
 
 def told(**words: Any) -> bytes:
-    """Encode a frame of JSON."""
+    """Encode keyword arguments as a JSON frame."""
     return frame(TOLD, json.dumps(words).encode())
 
 
 def loss_word(loss: float) -> int:
-    """Encode a float64 as an int64 word."""
+    """Encode a float64 loss as an int64 word with the same bits."""
     return int(np.float64(loss).view(np.int64))
 
 
 def loss_of_word(word: int) -> float:
-    """Decode a float64 from an int64 word."""
+    """Decode a float64 loss from an int64 word with the same bits."""
     return float(np.int64(word).view(np.float64))
 
 
 def words_of(body: bytes) -> Int64:
-    """Decode the words of a frame."""
+    """Decode the int64 words of a frame's payload."""
     return np.frombuffer(body, "<i8").astype(np.int64, copy=False)

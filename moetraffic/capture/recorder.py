@@ -1,4 +1,4 @@
-"""Recorder of all collectives of a training process."""
+"""Recorder of the collectives and expert routings of a training process."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
-    """Records every collective and reported routing of this process.
+    """Recorder of all collectives and reported expert routings of this process.
 
-    Each rank makes one; together they leave one trace.  Where the program does not
-    call :meth:`step`, iterations end when its optimizer steps.  Nothing is
-    communicated while recording, and an error in the recording never ends the
-    training: a record that cannot be (a negative count, a loss that is no number) is
-    left out, logged once for its kind, and counted in the trace.
+    Each rank creates one recorder; the records of all ranks are merged into one trace.
+    Where the program does not call :meth:`step`, optimizer steps delimit iterations.
+    Recording causes no communication, and an error in it never ends the training: an
+    invalid record (a negative count, a loss that is not a number) is omitted, logged
+    once per kind, and counted in the trace.
 
     ::
 
@@ -78,19 +78,20 @@ class Recorder:
     path
         The trace to write.  Until the end, segments lie in ``<path>.segments``.
     workload
-        What is trained, where it is one of ours.
+        The trained workload, if it is a :class:`~moetraffic.patterns.Workload`.
     model, router, k
-        A name for the model, one for its router, and the experts of a token: noise
-        floors need it.
+        Name of the model, name of its router, and number of experts per token, which
+        noise floors are computed from.
     groups
-        This rank's process groups by kind (``{"ep": group}``); the default group is
-        the world.  Groups that are not named are of kind "other".
+        This rank's process groups by kind (``{"ep": group}``); the default group has
+        kind "world".  Groups that are not listed have kind "other".
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
-        Steps that a killed rank can lose: twice in so many, they are written out.
+        Maximum number of steps that a killed rank loses; records are written twice per
+        window.
     force
-        Overwrite ``path`` and what an earlier capture left.
+        Overwrite ``path`` and remaining files of an earlier capture.
 
     Raises
     ------
@@ -137,18 +138,18 @@ class Recorder:
         self._folder: RankFolder | None = None
         self._shared_clock = True
         self._rank, self._world = 0, 1
-        # the ranks make their recorders in the same order: a name in common
+        # equal on all ranks, because all create their recorders in the same order
         self._number = next(_recorders)
 
     # ---- life ------------------------------------------------------------------
 
     def start(self) -> Recorder:
-        """Start recording.
+        """Start recording the collectives and routings of this process.
 
         Raises
         ------
         CaptureError
-            As the class says.
+            If another recorder runs in this process, or the output cannot be written.
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
@@ -202,7 +203,7 @@ class Recorder:
                 undo()
             self._undo.clear()
             if journal is not None:
-                # its committer holds the folder as well
+                # the committer holds the lock of the folder as well
                 journal.close(even_empty=False)
             folder.leave()
             raise
@@ -217,21 +218,21 @@ class Recorder:
         tokens: int | None = None,
         kind: str = "train",
     ) -> None:
-        """End a step; what is recorded from now on belongs to the next one.
+        """End the current step: later records belong to the next step.
 
         Parameters
         ----------
         loss
-            The loss of this rank's tokens.
+            Loss of this rank's tokens.
         tokens
-            How many tokens this rank trained on.
+            Number of tokens that this rank trained on.
         kind
             "train", "evaluation" or "skipped".
 
         Raises
         ------
         CaptureError
-            If the kind is none of these.
+            If ``kind`` has another value.
         """
         if kind not in STEP_KINDS:
             raise CaptureError(
@@ -257,10 +258,11 @@ class Recorder:
         self._ended = self._ended or " ".join(why.split())[:200]
 
     def close(self, *, merged: bool = True) -> Merged | None:
-        """End the recording: write the rest and, on rank 0, merge all ranks' segments.
+        """Stop recording, write the remaining records and merge all segments on rank 0.
 
-        A merge that fails is logged; the segments stay, and ``moetraffic merge`` tries
-        again.  Where nothing at all was recorded, nothing is left behind.
+        If the merge fails, the error is logged and the segments are kept, so that
+        ``moetraffic merge`` can merge them later.  Where nothing was recorded, no file
+        is left.
 
         Parameters
         ----------
@@ -271,7 +273,7 @@ class Recorder:
         Returns
         -------
         Merged or None
-            On rank 0, what was merged; the segments are removed where it is complete.
+            On rank 0, the result of the merge; segments are removed if it is complete.
         """
         if self._folder is None:
             return None
@@ -305,7 +307,7 @@ class Recorder:
             self.close()
             return
         self.end_early(cause(error))
-        # other ranks may be dead: what is here is kept, and not merged
+        # other ranks may have died: this rank's segments are kept without a merge
         self.close(merged=False)
         folder = segments_folder(self.path)
         if any(self._own_folder().glob(PATTERN)):
@@ -318,7 +320,7 @@ class Recorder:
     # ---- the hook's sink ---------------------------------------------------------
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """Register the ranks of a group (called by the hook)."""
+        """Register the ranks of a process group (called by the hook)."""
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
         kind = self._kinds.get(group.group_name, "world" if everyone else "other")
@@ -327,14 +329,14 @@ class Recorder:
         )
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Count a call that could not be recorded (called by the hook)."""
+        """Count a collective that could not be recorded (called by the hook)."""
         self._left_out.add(f"call of {operation}", repr(error))
 
     # ---- inside ----------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self.put((OPTIMIZER, hook.now_ns()))
-        if not self.iteration:  # else the program tells its steps
+        if not self.iteration:  # otherwise the program calls step()
             self._journal.stepped(waits=False)
 
     def _routing(
@@ -347,12 +349,12 @@ class Recorder:
         try:
             owner = group if group is not None else dist.group.WORLD
             if owner is None:
-                return  # no process group: nothing travels
+                return  # no process group: no communication
             if not is_layer(layer):
                 raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
             on_device = isinstance(demand, torch.Tensor) and not demand.is_cpu
             if on_device:
-                # read when the device has come so far: it shall not be waited for
+                # read once the device has computed it, to avoid synchronization
                 counts: Any = demand.detach().clone()
                 missed: Any = None if dropped is None else dropped.detach().clone()
             else:
@@ -361,8 +363,8 @@ class Recorder:
             if name not in self._met:
                 self.meet(owner)
                 self._met.add(name)
-            # what the program itself reports stands for itself; a hook's report may
-            # not know its group, and merging finds it
+            # the program's own reports name their group; a hook may not know the group,
+            # which the merge then determines
             label = here.place.label if here.place.label in FOUND_BY else ""
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()
@@ -375,11 +377,11 @@ class Recorder:
         except (TypeError, ValueError) as error:
             self._left_out.add(ROUTING, str(error))
         except Exception as error:
-            # whatever it is, the training must not notice
+            # no error of the recording may reach the training
             self.failed(ROUTING, error)
 
     def _counted(self, demand: Any, dropped: Any) -> tuple[Any, Any] | None:
-        """Read counts from a device, outside the training thread."""
+        """Copy expert counts from a device to the host, outside the training thread."""
         if isinstance(demand, list):
             return demand, dropped
         try:
@@ -389,13 +391,13 @@ class Recorder:
             return None
 
     def _leave_out(self, message: str) -> None:
-        """Warn about the first omitted record of a kind."""
+        """Log the first omitted record of a kind, and store the counts in the trace."""
         self._warn(message)
         if self._folder is not None:
             self._journal.tell(left_out=self._left_out.words)
 
     def _report(self, reports: Sequence[dict[str, Any]]) -> None:
-        """Log errors of the journal and the committer."""
+        """Log the errors that the journal and the committer process reported."""
         last = reports[-1] if reports else {}
         for said in (
             last.get("unclosed", ""),
@@ -411,9 +413,9 @@ class Recorder:
             )
 
     def _store(self) -> Any:
-        """The key-value store of all ranks; None if there is no other rank."""
+        """Return the key-value store of the ranks; None if there is no other rank."""
         if self._world == 1 or dist.get_backend() == "fake":
-            return None  # a fake group stands for ranks that do not exist
+            return None  # the ranks of a fake group do not exist
         return dist.distributed_c10d._get_default_store()
 
     def _measure_clock(self, moment: str) -> None:
@@ -432,15 +434,15 @@ class Recorder:
         self._journal.abandon()
         folder, self._folder = self._folder, None
         if folder is not None:
-            folder.leave()  # else a child that outlives its parent would hold the lock
+            folder.leave()  # otherwise a child that outlives its parent keeps the lock
         _running.discard(self)
 
     def _own_folder(self) -> Path:
         return rank_folder(segments_folder(self.path), self._rank)
 
     def _merge(self, folder: Path) -> Merged | None:
-        # who was interrupted may be waited for by ranks that are a step ahead: they
-        # end when this one has left
+        # ranks that are a step ahead may wait for an interrupted rank: they end only
+        # after this process has exited
         patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
         deadline = time.monotonic() + patience_s
         waiting = set(range(self._world))
@@ -459,7 +461,7 @@ class Recorder:
         try:
             merged = merge_into(folder, self.path, force=self._force)
         except Exception as error:
-            # whatever it is, the training has done its part: the segments stay
+            # the training is complete: keep the segments and report the error
             told = str(error) if isinstance(error, MoetrafficError) else repr(error)
             self._warn(f"no trace is written: {told}")
             return None
@@ -468,7 +470,7 @@ class Recorder:
         return merged
 
     def _warn(self, message: str) -> None:
-        """Log a message once."""
+        """Log a warning unless the same message was logged before."""
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning("%s", message)
@@ -479,7 +481,7 @@ def _number(loss: Any) -> float:
     try:
         return float(loss)
     except Exception:
-        # the device has failed: the other records of the step are still true
+        # the device has failed: the other records of the step remain valid
         return float("nan")
 
 

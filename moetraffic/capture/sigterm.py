@@ -1,13 +1,14 @@
-"""SIGTERM handling: close the recorder even if the main thread is blocked.
+"""Close the recorder on SIGTERM even if the main thread is blocked in a collective.
 
-Python runs a signal's handler between two instructions of the main thread, which a rank
-that waits inside a collective never reaches; a signal without a handler ends it at
-once.  So a thread of its own hears of the signal from the interpreter's wake-up
-descriptor, closes what there is to close, and has the signal end the process as it
-would have: by its default action.
+Python runs signal handlers between two instructions of the main thread, which a rank
+blocked inside a collective does not reach; without a handler, the signal ends the
+process at once.  A separate thread therefore reads the signal from the interpreter's
+wake-up descriptor, closes the recorder, and then ends the process by the default action
+of the signal.
 
-Programs see none of this.  One that has a handler of its own keeps it, and is not
-listened for; one that looks for a handler, or sets one, finds the default action.
+This is transparent to programs.  If the program has a handler of its own, that handler
+is kept and no listener is installed; a program that queries or sets the handler sees
+the default action.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from types import FrameType
 from typing import Any
 
 PATIENCE_S = 10.0
-"""What closing may take; launchers kill a rank some 30 s after they have asked."""
+"""Maximum duration of closing; launchers send SIGKILL about 30 s after SIGTERM."""
 
 
 class SigtermListener:
-    """Calls a function on SIGTERM, and then ends the process by the signal.
+    """Listener that calls a function on SIGTERM and then ends the process by it.
 
     Parameters
     ----------
     closing
-        Called in a thread; after 10 s it is not waited for.
+        Called in a thread; the process ends after at most 10 s.
     """
 
     def __init__(self, closing: Callable[[], None]) -> None:
@@ -40,15 +41,15 @@ class SigtermListener:
         self._pipe: tuple[int, int] | None = None
         self._own_wakeup = False
         self.holds = True
-        """Whether the main thread, once it hears of the signal, does nothing more: it
-        would meet the end of its peers, and end by that.  Not while it closes itself.
+        """Whether the main thread blocks in the signal handler: otherwise it would fail
+        because its peers have ended.  False while the main thread closes the recorder.
         """
         self._seen: tuple[Any, Any] = (signal.signal, signal.getsignal)
 
     def start(self) -> bool:
-        """Start listening; return False if the program has a handler of its own.
+        """Start listening for SIGTERM; return False if the program has its own handler.
 
-        Only the main thread can: in another this does nothing.
+        Only effective in the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             return False
@@ -59,7 +60,7 @@ class SigtermListener:
         earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._own_wakeup = earlier == -1
         if not self._own_wakeup:
-            signal.set_wakeup_fd(earlier)  # an event loop's: the handler must do
+            signal.set_wakeup_fd(earlier)  # used by an event loop: rely on the handler
         signal.signal(signal.SIGTERM, self._handle)
         self._hide()
         threading.Thread(
@@ -68,7 +69,7 @@ class SigtermListener:
         return True
 
     def stop(self) -> None:
-        """Stop listening; only effective in the main thread."""
+        """Stop listening for SIGTERM; only effective in the main thread."""
         if self._pipe is None or (
             threading.current_thread() is not threading.main_thread()
         ):
@@ -82,9 +83,9 @@ class SigtermListener:
             current = signal.set_wakeup_fd(-1)
             if current not in (-1, pipe[1]):
                 signal.set_wakeup_fd(current)
-        os.close(pipe[1])  # the thread reads its end, and ends
+        os.close(pipe[1])  # ends the listening thread
         if os.getpid() != self._pid:
-            os.close(pipe[0])  # a forked child has no such thread
+            os.close(pipe[0])  # a forked child has no listening thread
 
     # ---- inside ----------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class SigtermListener:
 
     def _listen(self, reader: int) -> None:
         while heard := os.read(reader, 64):
-            # also told of: Ctrl-C, and any other signal that has a handler
+            # the descriptor also receives SIGINT and other signals with a handler
             if signal.SIGTERM in heard and self._listens():
                 closing = threading.Thread(target=self._closing, daemon=True)
                 closing.start()
@@ -124,7 +125,7 @@ class SigtermListener:
         os.close(reader)
 
     def _listens(self) -> bool:
-        """Whether the signal would end the process without this listener."""
+        """Whether SIGTERM would end the process without this listener."""
         handler: Any = self._seen[1](signal.SIGTERM)
         return self._pipe is not None and bool(handler == self._handle)
 
@@ -134,5 +135,5 @@ def die_of(number: int) -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal.restype = ctypes.c_void_p
-    libc.signal(number, None)  # SIG_DFL; Python lets the main thread alone do this
+    libc.signal(number, None)  # SIG_DFL; Python requires the main thread
     os.kill(os.getpid(), number)

@@ -1,8 +1,8 @@
-"""Recorder of virtual expert parallelism: R ranks in one process.
+"""Recorder of expert routings of R virtual ranks that are trained in one process.
 
-The training has the shards of all ranks in one process and reports what the routers
-decided for each (:func:`.annotate.shard_routing`).  No byte is sent; the matrices that
-expert parallelism over R ranks sends follow from the routing and the placement.
+The training processes the shards of all ranks in one process and reports the routing of
+each (:func:`.annotate.shard_routing`).  Nothing is sent; the traffic matrices of expert
+parallelism over R ranks are computed from the routing and the expert placement.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded r
 
 
 class VirtualRecorder:
-    """Records the routing of all virtual ranks trained in one process.
+    """Recorder of the expert routings of all virtual ranks trained in one process.
 
-    It is used as :class:`.Recorder` is, with one loss a rank.
+    The interface is that of :class:`.Recorder`, with one loss per rank.
 
     Parameters
     ----------
     path
         The trace to write.  Until the end, segments lie in ``<path>.segments``.
     workload
-        Its layout says how many ranks there are, and which form expert-parallel groups.
+        The workload; its layout determines the ranks and the expert-parallel groups.
     window
-        Steps that a killed process can lose: twice in so many, they are written out.
+        Maximum number of steps that a killed process loses; records are written twice
+        per window.
     force
-        Overwrite ``path`` and what an earlier capture left.
+        Overwrite ``path`` and remaining files of an earlier capture.
 
     Raises
     ------
@@ -71,7 +72,7 @@ class VirtualRecorder:
         self.path = Path(path)
         self.iteration = 0
         self.warnings: list[str] = []
-        self.spent_s = 0.0  # of the training thread's time, on recording
+        self.spent_s = 0.0  # time that recording has taken in the training thread
         self._workload, self._force = workload, force
         self._window_steps = max(1, window // 2)
         self._ranks = workload.layout.world
@@ -98,7 +99,7 @@ class VirtualRecorder:
             self._meta = replace(
                 describe(self._workload, self._ranks, model="", router="", k=0),
                 virtual=True,
-                backend="",  # whatever it is, nothing goes over it
+                backend="",  # unused, since nothing is sent
             )
             self._unsubscribe = subscribe_shards(self._shards)
         except BaseException:
@@ -123,14 +124,14 @@ class VirtualRecorder:
         self._ended = self._ended or " ".join(why.split())[:200]
 
     def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:
-        """End a step.
+        """End the current step: later records belong to the next step.
 
         Parameters
         ----------
         loss
-            ``[R]`` the loss of each rank's tokens.
+            ``[R]`` losses of the ranks.
         tokens
-            How many tokens each rank trained on.
+            Number of tokens that each rank trained on.
         kind
             "train", "evaluation" or "skipped".
         """
@@ -151,7 +152,7 @@ class VirtualRecorder:
         self.spent_s += (self._step_start - now) / 1e9
 
     def close(self, *, merged: bool = True) -> Merged | None:
-        """End the recording, and merge what was written into the trace."""
+        """Stop recording, write the remaining records and merge the segments."""
         if self._spool is None:
             return None
         self._unsubscribe()
@@ -184,7 +185,7 @@ class VirtualRecorder:
         if rows is None:
             shape = (2, self._ranks, counts.shape[1])
             rows = self._step[site] = np.zeros(shape, np.int32)
-        # a recomputed forward pass reports the same once more
+        # a recomputed forward pass reports the same routing again
         mine = slice(decided.first, decided.first + len(counts))
         rows[0, mine] = counts
         if decided.dropped is not None:

@@ -1,4 +1,4 @@
-"""``moetraffic analyze``: how uneven, how regular, how predictable."""
+"""``moetraffic analyze``: skew, rhythm, predictability and convergence of traces."""
 
 from __future__ import annotations
 
@@ -10,81 +10,78 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Iterations,
+    Layers,
+    Of,
+    Phase,
+    Threads,
+    option,
+    selection,
+    subjects,
+)
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
-from moetraffic.trace.iterations import iteration_range
+from moetraffic.trace.hdf5.durable import validate_output
 
-from .choices import Iterations, Layers, layer_numbers
-from .output import console, json_text, print_json, progress
+from .output import json_text, present, progress, write_output
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis
 
+METHOD = "Method"
 WRITTEN = (".json", ".csv", ".parquet")
 
 
 def analyze(
     traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
     layers: Layers = None,
-    phase: Annotated[
-        str, typer.Option(help="Phase whose wire is looked at.")
-    ] = "dispatch",
+    phase: Phase = "dispatch",
     iterations: Iterations = None,
-    of: Annotated[
-        str | None, typer.Option(help="Only demand, or only wire.", show_default="both")
-    ] = None,
+    of: Of = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            help="Parts with commas between: skew, forecasts, limits, convergence, "
+        option(
+            "Parts of the analysis, with commas: skew, forecasts, limits, convergence, "
             "complexity, rhythm, within, occupation.",
-            show_default="all",
+            shown="all",
         ),
     ] = None,
     horizons: Annotated[
-        str, typer.Option(help="Iterations ahead of the forecasts.")
+        str, option("Forecast horizons in iterations, with commas.", panel=METHOD)
     ] = "1,10,100,1000",
     rhythm_by: Annotated[
         str,
-        typer.Option(
-            help="Sources of rhythm: phase, layer, exchange, rank, link, nic."
+        option(
+            "Sources of on-off statistics: phase, layer, exchange, rank, link, nic.",
+            panel=METHOD,
         ),
     ] = "phase,layer,rank",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="Write a .json, or a flat table .csv or .parquet."
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    threads: Annotated[
-        int,
-        typer.Option(help="That read and compute.", show_default="the cores"),
-    ] = 0,
+    threads: Threads = 0,
     dask: Annotated[
         str | None,
-        typer.Option(help="Compute on the dask cluster whose scheduler is HOST:PORT."),
+        option("Compute on the dask cluster with the scheduler HOST:PORT."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[
+        Path | None,
+        option(
+            "File to write: .json, or a flat table .csv or .parquet.",
+            *("-o", "--output"),
+        ),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compute skew, rhythm, predictability, complexity and convergence.
+    """Compute skew, rhythm, predictability, complexity and convergence of traces.
 
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     from moetraffic.analysis import PARTS
-    from moetraffic.report import plain_data, summary
+    from moetraffic.report import plain_data
+    from moetraffic.report.results import summary
 
-    asked: dict[str, Any] = {
-        "layers": layer_numbers(layers),
-        "phase": phase,
-        "iterations": iteration_range(iterations),
-        "of": ("demand", "wire") if of is None else (of,),
-    }
-    if threads < 0:
-        raise AnalysisError(
-            f"threads are 1 or more, or 0 for as many as there are cores, but are "
-            f"{threads}: raise --threads"
-        )
+    asked = selection(layers, iterations, phase) | {"of": subjects(of)}
     if output is not None:
         _refuse(output, force)
     found: list[tuple[Path, Analysis]] = []
@@ -102,23 +99,19 @@ def analyze(
             quiet=as_json,
         )
         found.append((path, one))
-    told = [{"file": str(p), **plain_data.as_dict(a)} for p, a in found]
+    each = [{"file": str(p), **plain_data.as_dict(a)} for p, a in found]
+    data = each if len(each) > 1 else each[0]
     if output is not None and output.suffix == ".json":
-        _write(output, json_text(told if len(told) > 1 else told[0]) + "\n")
+        write_output(output, json_text(data) + "\n")
     elif output is not None:
         import pandas
 
         frame = pandas.concat([a.to_frame(file=str(p)) for p, a in found])
         plain_data.write_records(frame, output, force=force)
-    if as_json:
-        print_json(told if len(told) > 1 else told[0])
-        return
+    shown: list[Any] = []
     for path, analysis in found:
-        if len(found) > 1:
-            console.print(f"\n{path}")
-        console.print(*summary.tables(analysis))
-    if output is not None:
-        console.print(f"{output}: written")
+        shown += [f"\n{path}"] * (len(found) > 1) + [*summary.tables(analysis)]
+    present(data, *shown, as_json=as_json, written=(output,))
 
 
 def _analyzed(
@@ -168,13 +161,3 @@ def _refuse(output: Path, force: bool) -> None:
             "none of these: choose an ending"
         )
     validate_output(output, force=force, error=AnalysisError)
-
-
-def _write(output: Path, text: str) -> None:
-    try:
-        with replacing(output) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise AnalysisError(
-            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None

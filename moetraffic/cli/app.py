@@ -1,23 +1,22 @@
-"""The program ``moetraffic``: its verbs, and how errors end it."""
+"""The program ``moetraffic``: its verbs, and the exit code of errors."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from moetraffic import __version__
-from moetraffic.report import configuration, terminal
+from moetraffic.report.console import configuration, terminal
 from moetraffic.spelling import current_name
 
 from . import (
     analyze,
     bandwidth,
-    bench,
     build,
     capture,
     compare,
@@ -52,36 +51,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"token_normalize_func": current_name},
 )
-app.command("demo")(demo.demo)
-app.command("capture")(capture.capture)
-app.command("run", context_settings=run.CONTEXT)(run.run)
-app.command("info")(info.info)
-app.command("analyze")(analyze.analyze)
-app.command("compare")(compare.compare)
-app.command("validate")(validate.validate)
-app.command("replay", context_settings=replay.CONTEXT)(replay.replay)
-app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
-app.command("bandwidth")(bandwidth.bandwidth)
-app.command("reproduce")(reproduce.reproduce)
-app.command("import")(import_.import_)
-app.command("export")(export.export)
-app.command("merge")(merge.merge)
-app.command("build")(build.build)
-app.command("plot")(plot.plot)
-app.command("report")(report.report)
-app.command("place")(place.place)
-app.command("generate")(generate.generate)
-app.command("fabric")(fabric.fabric)
-app.command("estimate")(estimate.estimate)
-app.command("schedule")(schedule.schedule)
-app.command("tolerance")(tolerance.tolerance)
-app.command("doctor")(doctor.doctor)
-app.command("models")(models.models)
-app.command("pattern")(pattern.pattern)
-
-
-WINGS = ("replay", "bench")
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "capture": capture.capture,
+    "run": run.run,
+    "info": info.info,
+    "analyze": analyze.analyze,
+    "compare": compare.compare,
+    "validate": validate.validate,
+    "replay": replay.replay,
+    "bench": replay.bench,
+    "bandwidth": bandwidth.bandwidth,
+    "reproduce": reproduce.reproduce,
+    "import": import_.import_,
+    "export": export.export,
+    "merge": merge.merge,
+    "build": build.build,
+    "plot": plot.plot,
+    "report": report.report,
+    "place": place.place,
+    "generate": generate.generate,
+    "fabric": fabric.fabric,
+    "estimate": estimate.estimate,
+    "schedule": schedule.schedule,
+    "tolerance": tolerance.tolerance,
+    "doctor": doctor.doctor,
+    "models": models.models,
+    "pattern": pattern.pattern,
+}
+WINGS = {"replay": replay.CONTEXT, "bench": replay.CONTEXT}
 """Verbs that start another program in this one's place."""
+
+for _name, _verb in VERBS.items():
+    _settings: dict[str, Any] = {"run": run.CONTEXT, **WINGS}
+    app.command(_name, context_settings=_settings.get(_name))(_verb)
 
 
 def _version(asked: bool) -> None:
@@ -102,7 +105,7 @@ def _root(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with a verb's options, or a folder's moetraffic.toml.",
+            help="TOML file of options, or a folder with moetraffic.toml.",
             show_default="$MOETRAFFIC_CONFIG, or none",
         ),
     ] = None,
@@ -120,15 +123,14 @@ def _root(
 
 
 def _configure(context: typer.Context, verb: str, path: Path) -> None:
-    """Let a file say what the verb's options are, where the command line does not."""
+    """Take the verb's options from a file where the command line does not give them."""
     verbs: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]
-    told = configuration.read(path, verbs)
+    tables = configuration.read(path, verbs)
     if verb in WINGS:
-        # it reads its options itself
+        # the other program reads its options itself
         os.environ[configuration.VARIABLE] = str(path)
         return
-    table = told.get(verb, {})
-    own = configuration.defaults(table, verb, verbs[verb].params, path)
+    own = configuration.defaults(tables.get(verb, {}), verb, verbs[verb].params, path)
     context.default_map = {verb: own}
 
 

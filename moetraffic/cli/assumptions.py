@@ -1,9 +1,7 @@
-"""What an estimate assumes of a system, as the command line has it in words."""
+"""Assumptions of a time estimate, read from options and published systems."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
@@ -13,26 +11,8 @@ if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions
 
 
-def refuse_figures(above: Mapping[str, float | None], imbalance: float) -> None:
-    """Refuse amounts that nothing has."""
-    for name, value in above.items():
-        if value is not None and not 0 < value < inf:
-            raise LayoutError(f"{name} is above 0, but is {value:g}: raise --{name}")
-    share = above["utilization"]
-    if share is not None and share > 1:
-        raise LayoutError(
-            f"utilization is a share of the peak, 1 at most, but is {share:g}: give "
-            "--utilization 0.4"
-        )
-    if not 1 <= imbalance < inf:
-        raise LayoutError(
-            "the busiest rank has at least the mean load, 1, but imbalance is "
-            f"{imbalance:g}: raise --imbalance"
-        )
-
-
 def nominal(platform: str) -> dict[str, Any]:
-    """What a platform's source says of it, as fields of a system."""
+    """Return the published figures of a platform, as fields of a system."""
     if not platform:
         return {}
     from math import isfinite
@@ -41,22 +21,22 @@ def nominal(platform: str) -> dict[str, Any]:
     from moetraffic.patterns.time_model import NodeLinks
 
     found = named(platform)
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "peak_flops": found.peak_tflops * 1e12,
         "memory_bytes": found.gpu_memory_gb * 1e9,
         "memory_bytes_s": found.gpu_memory_gbs * 1e9,
     }
-    told = {name: value for name, value in told.items() if isfinite(value)}
+    values = {name: value for name, value in values.items() if isfinite(value)}
     links = (found.p2p_bytes_s, found.nic_bytes_s)
     if found.gpus_per_node and all(map(isfinite, links)):
-        told["bandwidth"] = NodeLinks(
+        values["bandwidth"] = NodeLinks(
             gpus=found.gpus_per_node, inside_bytes_s=links[0], nic_bytes_s=links[1]
         )
-    return told
+    return values
 
 
 def read_bandwidth(text: str, gpus_per_node: int) -> Any:
-    """A rate, rates by kind, or a measured table."""
+    """Read a rate, rates by kind of traffic, or a file of measurements."""
     if "=" in text:
         return {n: bytes_per_second(v) for n, v in _pairs(text, "bandwidth").items()}
     if text[0].isdigit():
@@ -68,7 +48,7 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
 
 
 def read_shares(text: str) -> dict[str, float]:
-    """Shares by kind of traffic."""
+    """Read shares by kind of traffic: ``dp=0.8,tp=0.2``."""
     try:
         return {n: float(v) for n, v in _pairs(text, "overlap").items()}
     except ValueError:
@@ -91,7 +71,7 @@ def _pairs(text: str, what: str) -> dict[str, str]:
 
 
 def read_conventions(given: list[str]) -> Conventions:
-    """How terms are counted."""
+    """Read conventions: ``name=choice``, with commas or one by one."""
     from moetraffic.patterns.time_model import CHOICES, Conventions
 
     chosen = _pairs(",".join(given), "a convention")
@@ -103,7 +83,7 @@ def read_conventions(given: list[str]) -> Conventions:
 
 
 def read_sizes(text: str) -> list[int]:
-    """Sizes of a sweep."""
+    """Read the sizes of a sweep: whole numbers with commas."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""``moetraffic bandwidth``: what a table of measured collectives says, and between."""
+"""``moetraffic bandwidth``: bandwidths of measured collectives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import AsJson, Force, Plot, option
+from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 
-from .choices import picture
-from .output import console, print_json
+from .output import present
 
 BIG_RED_200 = "big-red-200"
 
@@ -21,37 +22,36 @@ def bandwidth(
     table: Annotated[
         Path | None,
         typer.Argument(
-            help=f"What moetraffic bench wrote, or {BIG_RED_200}.",
+            help=f"File of moetraffic bench, or {BIG_RED_200}.",
             show_default="the presets are listed",
         ),
     ] = None,
     collective: Annotated[
-        str | None, typer.Option(help="Ask for this one's time and bandwidth.")
+        str | None, option("Collective whose time and bandwidth are estimated.")
     ] = None,
-    ranks: Annotated[int, typer.Option(help="On so many ranks.")] = 2,
-    size: Annotated[int, typer.Option(help="Of so many bytes.")] = 1 << 20,
+    ranks: Annotated[int, option("Number of ranks of --collective.")] = 2,
+    size: Annotated[int, option("Bytes of --collective.")] = 1 << 20,
     span: Annotated[
-        int | None, typer.Option(help="On so many nodes.", show_default="what there is")
+        int | None,
+        option("Number of nodes of --collective.", shown="as measured"),
     ] = None,
-    place: Annotated[str, typer.Option(help="Measured out of or in place.")] = "out",
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    place: Annotated[
+        str, option("Measurements out of place or in place.", choices=("out", "in"))
+    ] = "out",
+    plot: Plot = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Read measured collectives: fits, residuals, and what lies between sizes.
+    """Show measured collectives with fits, residuals and interpolated bandwidths.
 
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
     validate_outputs((plot,), (table,), force=force, error=AnalysisError)
-    if place not in ("out", "in"):
-        raise AnalysisError(f"a place is out or in, not {place!r}: choose one")
     if table is None:
         _presets(as_json)
         return
     from moetraffic.patterns.measurements import big_red_200, read_table
-    from moetraffic.report import bandwidth as report
+    from moetraffic.report.results import bandwidth as report
 
     shipped = str(table) == BIG_RED_200
     found = big_red_200() if shipped else read_table(table, place=place)
@@ -74,19 +74,16 @@ def bandwidth(
         from moetraffic.report import figures
 
         figures.save(report.figure(found, str(table)), plot)
-    if as_json:
-        told: dict[str, Any] = {"curves": report.records(found)}
-        print_json(told if answer is None else {**told, "answer": answer})
-        return
-    console.print(report.sheet(found))
+    data: dict[str, Any] = {"curves": report.records(found)}
+    shown: list[Any] = [report.sheet(found)]
     if answer is not None:
-        how = "between measurements" if answer["measured_around"] else "extrapolated"
-        console.print(
+        data["answer"] = answer
+        how = "interpolated" if answer["measured_around"] else "extrapolated"
+        shown.append(
             f"{collective} of {size} B on {ranks} ranks: {answer['time_us']:.4g} us, "
             f"{answer['busbw_gbs']:.4g} GB/s ({how})"
         )
-    if plot is not None:
-        console.print(f"{plot}: written")
+    present(data, *shown, as_json=as_json, written=(plot,))
 
 
 def _presets(as_json: bool) -> None:
@@ -96,18 +93,15 @@ def _presets(as_json: bool) -> None:
         "platforms": [asdict(p) for p in platforms().values()],
         "protocols": [asdict(p) for p in protocols().values()],
     }
-    if as_json:
-        print_json(told)
-        return
-    from rich import box
-    from rich.table import Table
-
-    for name, rows in told.items():
-        made = Table(title=name, title_justify="left", box=box.SIMPLE)
-        for row in [{"name": ""}, *rows]:
-            made.add_column(str(row["name"]), no_wrap=True)
-        for field in list(rows[0])[1:]:
-            values = (row[field] for row in rows)
-            cells = ("" if v != v or v == 0 else str(v) for v in values)
-            made.add_row(field.replace("_", " "), *cells)
-        console.print(made)
+    tables = [
+        Table(
+            title=name,
+            columns=["", *(row["name"] for row in rows)],
+            rows=[
+                [field.replace("_", " "), *(str(row[field] or "") for row in rows)]
+                for field in list(rows[0])[1:]
+            ],
+        )
+        for name, rows in told.items()
+    ]
+    present(told, *tables, as_json=as_json)

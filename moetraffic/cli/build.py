@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from moetraffic.report.console.options import AsJson, option
 
-from .output import console, print_json
+from .output import console, present
 
 
 def build(
-    force: Annotated[bool, typer.Option(help="Compile though it is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Annotated[bool, option("Compile though it is compiled.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compile the capture hook: a recorded collective costs microseconds less.
+    """Compile the capture hook in C++, which records a collective microseconds faster.
 
-    Once for each torch and each Python; about a minute, with a C++ compiler and ninja.
-    Captures of this environment use it from then on (MOETRAFFIC_HOOK=python: not).
+    Once for each version of torch and Python; it takes about a minute and needs a C++
+    compiler and ninja. Captures use it from then on, unless MOETRAFFIC_HOOK=python.
 
     Example: moetraffic build
     """
@@ -26,8 +26,6 @@ def build(
     if not as_json:
         console.print("compiling the hook, which takes about a minute ...")
     path, made = native.build(force=force)
-    if as_json:
-        print_json({"path": str(path), "compiled": made})
-        return
-    said = "compiled" if made else "there already (--force compiles it again)"
-    console.print(f"{path}: {said}", soft_wrap=True, highlight=False)
+    state = "compiled" if made else "already compiled (--force compiles it again)"
+    data = {"path": str(path), "compiled": made}
+    present(data, f"{path}: {state}", as_json=as_json)

@@ -16,53 +16,53 @@ from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
-from moetraffic.report.overview import overview, tables
-from moetraffic.report.terminal import say
+from moetraffic.report.console.options import AsJson, Force, option, takes
+from moetraffic.report.console.terminal import say
 
-from .output import console, print_json, progress
-from .workload import describe, takes_workload
+from .output import present_trace, progress
+from .workload import WORKLOAD, describe
 
 RANKS = 4
 OVERWRITE = "give --force"
 
 
-@takes_workload
+@takes(chosen=WORKLOAD)
 def capture(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Trace to write.")
-    ] = Path("run.h5"),
+    output: Annotated[Path, option("Trace to write.", "-o", "--output")] = Path(
+        "run.h5"
+    ),
     nproc: Annotated[
         int | None,
-        typer.Option(
-            help="Ranks to start on this host (not under torchrun).",
-            show_default="4; with --virtual as many as --ep",
+        option(
+            "Number of ranks to start on this host (not under torchrun).",
+            shown="4; with --virtual as many as --ep",
         ),
     ] = None,
     virtual: Annotated[
         bool,
-        typer.Option(
-            "--virtual",
-            help="Train all ranks' shards in one process and record what expert "
+        option(
+            "Train the shards of all ranks in one process and record what expert "
             "parallelism over them would send.",
+            "--virtual",
         ),
     ] = False,
     until_steady: Annotated[
         bool,
-        typer.Option(
+        option(
+            "With --virtual: end when the expert load has converged, at most after "
+            "--iterations.",
             "--until-steady",
-            help="With --virtual: end when the load over experts has settled, at most "
-            "after --iterations.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
     *,
     chosen: dict[str, Any],
 ) -> None:
     """Train a MoE GPT under expert parallelism and record every collective.
 
     Starts its ranks itself, or is one of them under torchrun and srun, where rank 0
-    tells.
+    prints the result.
 
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
@@ -76,11 +76,7 @@ def capture(
         )
     if rank_env is None and not virtual:
         check_rank_count(nproc)
-    if chosen.get("corpus") == "":
-        raise LayoutError(
-            "a corpus is a file, a folder or a glob, but --corpus is empty: leave it "
-            "out for the source text of Python's standard library"
-        )
+    refuse_empty_corpus(chosen["corpus"])
     ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
     workload = describe(
@@ -103,17 +99,22 @@ def capture(
             )
         except RankEnded as error:
             _leave(error.outcome)
-    if trace is None:
-        return  # rank 0 tells
-    with trace:
-        if as_json:
-            print_json(overview(trace, output))
-        else:
-            console.print(*tables(trace, output))
+    if trace is not None:  # rank 0 prints
+        trace.close()
+        present_trace(output, as_json=as_json)
+
+
+def refuse_empty_corpus(corpus: str | None) -> None:
+    """Refuse an empty name, which a shell makes of an unset variable."""
+    if corpus == "":
+        raise LayoutError(
+            "a corpus is a file, a folder or a glob, but --corpus is empty: leave it "
+            "out for the source text of Python's standard library"
+        )
 
 
 def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:
-    """Refuse experts that do not spread over all ranks, where no ep was asked for."""
+    """Refuse experts that are not a multiple of the ranks, unless --ep is given."""
     others = math.prod(chosen.get(axis) or 1 for axis in ("tp", "pp", "cp"))
     width = chosen.get("dp") or ranks // max(1, others)
     named = chosen.get("model")
@@ -128,16 +129,16 @@ def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:
 
 
 def _local_ranks(rank_env: RankEnvironment) -> int:
-    """Ranks of this host, as torchrun or srun tell; at least this one."""
+    """Number of ranks on this host, from the variables of torchrun or srun."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
-        told = os.environ.get(name, "")
-        if told.isdecimal():
-            return min(max(1, int(told)), rank_env.world)
+        number = os.environ.get(name, "")
+        if number.isdecimal():
+            return min(max(1, int(number)), rank_env.world)
     return 1
 
 
 def _leave(outcome: Outcome) -> NoReturn:
-    """End a rank that does not tell: it says only what it alone knows."""
+    """End a rank that is not rank 0, with its own error only."""
     if outcome.interrupted:
         raise typer.Exit(128 + outcome.interrupted)
     if not AFTERMATH.search(outcome.sentence):

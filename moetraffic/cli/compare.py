@@ -1,19 +1,27 @@
-"""``moetraffic compare``: how far apart the traffic of two runs is."""
+"""``moetraffic compare``: the distance between the traffic of two runs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import (
+    AsJson,
+    Iterations,
+    Layers,
+    Of,
+    Phase,
+    option,
+    selection,
+    subjects,
+)
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import iteration_range
 
-from .choices import Iterations, Layers, layer_numbers
-from .output import console, print_json, progress
+from .output import present, progress
 
 MEASURES = {
     "shares": "total variation",
@@ -21,68 +29,53 @@ MEASURES = {
     "skew": "Wasserstein-1",
 }
 BEYOND = 1
-"""Exit code where a distance is surely above its threshold."""
+"""Exit code where the interval of a distance lies above its threshold."""
 
 
 def compare(
     first: Annotated[Path, typer.Argument(help="Trace file.")],
-    second: Annotated[Path, typer.Argument(help="Trace file to hold against it.")],
+    second: Annotated[Path, typer.Argument(help="Trace file to compare with.")],
     layers: Layers = None,
-    phase: Annotated[
-        str, typer.Option(help="Phase whose wire is compared.")
-    ] = "dispatch",
+    phase: Phase = "dispatch",
     iterations: Iterations = None,
-    of: Annotated[
-        str | None,
-        typer.Option(help="Only demand, or only wire.", show_default="both"),
-    ] = None,
+    of: Of = None,
     at_most: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be "
-            "given again. Exit code 1 if a distance's interval lies above it."
+        option(
+            "Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be given "
+            "again. Exit code 1 if the interval of a distance lies above it."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure how far apart two runs are, with intervals and a floor, and their times.
+    """Measure the distance between two runs, with intervals and within-run noise.
 
     Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
     """
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
-    from moetraffic.report.comparison import tables
+    from moetraffic.report.results.comparison import tables
 
+    chosen = selection(layers, iterations, phase) | {"of": subjects(of)}
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
-        chosen: dict[str, Any] = {
-            "layers": layer_numbers(layers),
-            "phase": phase,
-            "iterations": iteration_range(iterations),
-            "of": ("demand", "wire") if of is None else (of,),
-        }
         total = effort(a, **chosen) + effort(b, **chosen)
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
     beyond = worst(found, thresholds)
-    if as_json:
-        print_json(
-            {
-                "first": str(first),
-                "second": str(second),
-                "distances": [
-                    asdict(d) | {"beyond_chance": d.beyond_chance}
-                    for d in found.distances
-                ],
-                "times_s": [asdict(t) for t in found.times],
-                "thresholds": thresholds,
-                "beyond_threshold": [[d.layer, d.of] for d in beyond],
-                "notes": list(found.notes),
-            }
-        )
-    else:
-        console.print(*tables(found, beyond))
+    data = {
+        "first": str(first),
+        "second": str(second),
+        "distances": [
+            asdict(d) | {"beyond_chance": d.beyond_chance} for d in found.distances
+        ],
+        "times_s": [asdict(t) for t in found.times],
+        "thresholds": thresholds,
+        "beyond_threshold": [[d.layer, d.of] for d in beyond],
+        "notes": list(found.notes),
+    }
+    present(data, *tables(found, beyond), as_json=as_json)
     if beyond:
         raise typer.Exit(BEYOND)
 

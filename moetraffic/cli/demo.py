@@ -1,4 +1,4 @@
-"""``moetraffic demo``: the whole way, from training on text to a verified replay."""
+"""``moetraffic demo``: train, capture, analyze and replay in one command."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.report.overview import overview, tables
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy, validate_folder
+from moetraffic.trace.hdf5.durable import remedy
 
-from .capture import OVERWRITE
-from .output import console, json_text, print_json, progress
+from .capture import OVERWRITE, refuse_empty_corpus
+from .output import json_text, present, progress, refuse_folder_outputs
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "summary.txt", "summary.json")
 
 
 def demo(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write.")
-    ] = Path("demo"),
-    nproc: Annotated[int, typer.Option(help="Ranks.")] = 4,
-    iterations: Annotated[int, typer.Option(help="Training steps.")] = 300,
+    output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path(
+        "demo"
+    ),
+    nproc: Annotated[int, option("Number of ranks.")] = 4,
+    iterations: Annotated[int, option("Number of training iterations.")] = 300,
     corpus: Annotated[
         str | None,
-        typer.Option(help="Text.", show_default="Python's own library"),
+        option(
+            "Text to train on: a file, folder or glob.",
+            shown="Python's standard library",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite an earlier demo.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a MoE GPT on real text, capture it, analyze it and replay it.
 
@@ -48,13 +50,17 @@ def demo(
     Example: moetraffic demo -o demo
     """
     _refuse_ranks(nproc)
+    refuse_empty_corpus(corpus)
     workload = Workload(
         model=ModelShape(layers=4, hidden=128, experts=EXPERTS, moe_every=2),
         gating=Gating(router="topk", k=2, dispatch="dropless"),
         layout=ParallelLayout(dp=nproc, ep=nproc),
-        training=Training(iterations=iterations, corpus=_named(corpus)),
+        training=Training(iterations=iterations, corpus=corpus or ""),
     )
-    _refuse_earlier(output, force)
+    try:
+        refuse_folder_outputs(output, WRITES, force=force)
+    except OSError as error:
+        raise _unmade(output, error) from None
     check_workload(workload, ranks=nproc)
     run, replayed = output / "run.h5", output / "replayed.h5"
     with _folder(output):
@@ -66,16 +72,16 @@ def demo(
     assert trace is not None  # this process is no rank
     with trace:
         held = overview(trace, run)
-    _stage("2/4 replay its all-to-alls, every byte verified", as_json)
+    _stage("2/4 replay its all-to-alls and verify every byte", as_json)
     replay = _replay(run, replayed, nproc)
-    _stage("3/4 analyze", as_json)
+    _stage("3/4 analyze the trace", as_json)
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
-        from moetraffic.report import pictures, summary
         from moetraffic.report.plain_data import as_dict
+        from moetraffic.report.results import pictures, summary
 
         found = analyze(trace)
-        _stage("4/4 draw", as_json)
+        _stage("4/4 plot", as_json)
         drawn = pictures.draw(trace, found, output)
         told = {
             "capture": held,
@@ -87,15 +93,10 @@ def demo(
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
             paper.print(*tables(trace, run))
-            paper.print(*summary.tables(found))
-            paper.print(summary.replay_table(replay))
-        if as_json:
-            print_json(told)
-            return
-        console.print(*summary.tables(found))
-        console.print(summary.replay_table(replay))
-    written = [*WRITES, *(path.name for path in drawn)]
-    console.print(f"{output}: {', '.join(written)}")
+            shown = (*summary.tables(found), summary.replay_table(replay))
+            paper.print(*shown)
+    written = [*(output / name for name in WRITES), *drawn]
+    present(told, *shown, as_json=as_json, written=written)
 
 
 def _stage(text: str, quiet: bool) -> None:
@@ -104,7 +105,7 @@ def _stage(text: str, quiet: bool) -> None:
 
 
 def _refuse_ranks(nproc: int) -> None:
-    """Refuse ranks over which the demo's experts do not spread."""
+    """Refuse a number of ranks that does not divide the experts."""
     check_rank_count(nproc)
     if nproc < 2 or EXPERTS % nproc:
         raise LayoutError(
@@ -113,33 +114,9 @@ def _refuse_ranks(nproc: int) -> None:
         )
 
 
-def _named(corpus: str | None) -> str:
-    if corpus == "":
-        raise LayoutError(
-            "a corpus is a file, a folder or a glob, but --corpus is empty: leave it "
-            "out for the source text of Python's standard library"
-        )
-    return corpus or ""
-
-
-def _refuse_earlier(output: Path, force: bool) -> None:
-    try:
-        validate_folder(output.absolute().parent, error=MoetrafficError)
-        if output.exists() and not output.is_dir():
-            raise MoetrafficError(f"{output} is no folder: choose another with -o")
-        there = [name for name in WRITES if (output / name).exists()]
-    except OSError as error:
-        raise _unmade(output, error) from None
-    if there and not force:
-        raise MoetrafficError(
-            f"{output} holds {', '.join(there)} of an earlier demo, which is not "
-            "overwritten: choose another folder with -o, or give --force"
-        )
-
-
 @contextmanager
 def _folder(output: Path) -> Iterator[None]:
-    """The folder of the demo, which goes again if nothing comes into it."""
+    """Create the folder of the demo; it is removed if it stays empty."""
     try:
         new = not output.exists()
         output.mkdir(exist_ok=True)
@@ -160,7 +137,7 @@ def _unmade(output: Path, error: OSError) -> MoetrafficError:
 
 
 def _replay(run: Path, replayed: Path, nproc: int) -> dict[str, Any]:
-    """Replay in a process of its own: the core imports no wing."""
+    """Replay in a process of its own: the command line does not import replay."""
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "moetraffic.replay", str(run)),
@@ -171,6 +148,6 @@ def _replay(run: Path, replayed: Path, nproc: int) -> dict[str, Any]:
         check=False,
     )
     if ran.returncode:
-        raise ReplayError("the replay of the demo failed, as said above: see README")
+        raise ReplayError("the replay of the demo failed, see the error above")
     told: dict[str, Any] = json.loads(ran.stdout)
     return told

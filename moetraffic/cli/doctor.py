@@ -10,8 +10,9 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count
+from moetraffic.report.console.options import AsJson, option
 
-from .output import console, print_json
+from .output import present
 
 STOPS = 1
 """Exit code where something would stop a run."""
@@ -19,23 +20,21 @@ STOPS = 1
 
 def doctor(
     trace: Annotated[
-        Path | None,
-        typer.Option("--for", help="Look at what a replay of this trace needs, too."),
+        Path | None, option("Check the needs of a replay of this trace, too.", "--for")
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Ranks to start here.", show_default="the trace's"),
+        option("Number of ranks to start on this host.", shown="the trace's"),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where a trace will be written.")
+        Path, option("Path where a trace will be written.", "-o", "--output")
     ] = Path("run.h5"),
     exchange: Annotated[
-        bool,
-        typer.Option(help="Start two ranks that exchange rows and compare clocks."),
+        bool, option("Start two ranks that exchange rows and compare clocks.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Examine this machine: software, backends, GPUs, network, files, before a replay.
+    """Check this machine's software, backends, GPUs, network and files.
 
     The exit code is 1 if something would stop a capture or a replay.
 
@@ -44,12 +43,12 @@ def doctor(
     if nproc is not None:
         if trace is None:
             raise LayoutError(
-                f"{nproc} ranks are of a replay, but no trace is given: add --for"
+                f"--nproc {nproc} is for a replay, but no trace is given: add --for"
             )
         check_rank_count(nproc)
     # torch takes seconds to import
     from moetraffic.health import before_replay, examine, stops
-    from moetraffic.report import health as report
+    from moetraffic.report.results import health as report
 
     rank_env, folder = _seat(), output.absolute().parent
     found = examine(folder, exchange=exchange)
@@ -57,11 +56,8 @@ def doctor(
         ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)
     if rank_env is None or rank_env.local_rank == 0:
-        if as_json:
-            print_json(report.as_dict(found))
-        else:
-            console.print(report.table(found))
-            console.print(f"\n{report.conclusion(found)}")
+        shown = (report.table(found), f"\n{report.conclusion(found)}")
+        present(report.as_dict(found), *shown, as_json=as_json)
     if stops(found):
         raise typer.Exit(STOPS)
 
@@ -71,4 +67,4 @@ def _seat() -> RankEnvironment | None:
     try:
         return current_rank()
     except LayoutError:
-        return None  # examine() says what is wrong with it
+        return None  # examine() reports what is wrong with it

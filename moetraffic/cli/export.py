@@ -1,4 +1,4 @@
-"""``moetraffic export``: write a trace in another tool's format."""
+"""``moetraffic export``: convert a trace to the format of another tool."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from moetraffic.errors import TraceError
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Iterations,
+    Layers,
+    layer_numbers,
+    option,
+)
+from moetraffic.tables import Table
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input
-from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import byte_size, seconds
 
-from .choices import Iterations, Layers, layer_numbers
-from .output import console, print_json
+from .output import present
 
 FORMATS = (
     "perfetto, param, nccl-tests, ucc-perftest, nixl, chakra, htsim, hpcc, repetita, "
     "eplb, csv, parquet, npz"
 )
 LIST = "list"
+FORMAT = "Format"
 
 
 def export(
@@ -31,54 +38,53 @@ def export(
     ] = None,
     to: Annotated[
         str,
-        typer.Option(
-            help=f"Format: {FORMATS}; list says who reads them and what they lack."
-        ),
+        option(f"Format: {FORMATS}; list shows their readers and limits."),
     ] = LIST,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File or folder to write."),
+        Path | None, option("File or folder to write.", "-o", "--output")
     ] = None,
     iterations: Iterations = None,
     layers: Layers = None,
     phase: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(PHASES)}.", show_default="all"),
+        str | None, option(f"Phase: {', '.join(PHASES)}.", shown="all")
     ] = None,
     unnamed: Annotated[
         bool,
-        typer.Option(
-            "--unnamed",
-            help="Matrices and flows also of all-to-alls without a phase, such as "
+        option(
+            "Include matrices and flows of all-to-alls without a phase, such as "
             "count exchanges.",
+            "--unnamed",
         ),
     ] = False,
     of: Annotated[
-        str, typer.Option(help="wire: what was sent; demand: what routers wanted.")
+        str, option("Traffic: wire (bytes sent) or demand (token counts of routers).")
     ] = "wire",
     pace: Annotated[
         str,
-        typer.Option(
-            help="captured: calls begin when they did; asap: when those before ended."
+        option(
+            "Start of calls: captured, at the captured times; asap, when the previous "
+            "calls have ended.",
+            panel=FORMAT,
         ),
     ] = "captured",
     every: Annotated[
         str | None,
-        typer.Option(
-            help="Time between beginnings of calls, such as 500us; for repetita, of an "
-            "iteration.",
-            show_default="as the pace says",
+        option(
+            "Time between starts of calls, such as 500us; for repetita, of iterations.",
+            panel=FORMAT,
+            shown="by --pace",
         ),
     ] = None,
     unit: Annotated[
-        str, typer.Option(help="nccl-tests: B, or KiB for its older releases.")
+        str,
+        option("Unit for nccl-tests: B, or KiB for older releases.", panel=FORMAT),
     ] = "B",
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a trace for simulators, benchmarks, viewers and data tools.
+    """Convert a trace for simulators, benchmarks, viewers and data tools.
 
-    What a format cannot hold, and what was left out, is printed.
+    Whatever a format cannot represent is reported.
 
     Example: moetraffic export run.h5 --to htsim --pace asap -o run.cm
     """
@@ -97,7 +103,7 @@ def export(
     refuse(exporter_named(to), output, force=force)
     validate_other_than_input(trace, output)
     options = ExportOptions(
-        iterations=iteration_range(iterations),
+        iterations=iterations,
         layers=layer_numbers(layers),
         phase=phase or "",
         unnamed=unnamed,
@@ -108,24 +114,20 @@ def export(
     )
     with Trace.open(trace) as opened:
         done = export_trace(opened, output, to, options=options, force=force)
-    if as_json:
-        print_json(
-            {
-                "format": done.format,
-                "output": str(output),
-                "files": [str(f) for f in done.files],
-                "bytes": done.bytes,
-                "lost": list(done.lost),
-            }
-        )
-        return
+    data = {
+        "format": done.format,
+        "output": str(output),
+        "files": [str(f) for f in done.files],
+        "bytes": done.bytes,
+        "lost": list(done.lost),
+    }
     files = "1 file" if len(done.files) == 1 else f"{len(done.files)} files"
-    console.print(
-        Text(f"{output}: {done.format}, {files}, {byte_size(done.bytes)}"),
-        soft_wrap=True,
+    present(
+        data,
+        f"{output}: {done.format}, {files}, {byte_size(done.bytes)}",
+        *(Text(f"lost: {sentence}", style="yellow") for sentence in done.lost),
+        as_json=as_json,
     )
-    for sentence in done.lost:
-        console.print(Text(f"lost: {sentence}", style="yellow"), soft_wrap=True)
 
 
 def _distance_ns(every: str | None) -> int:
@@ -134,7 +136,7 @@ def _distance_ns(every: str | None) -> int:
     distance = round(seconds(every) * 1e9)
     if distance < 1:
         raise TraceError(
-            f"calls begin at least 1 ns after one another, but --every is {every}: "
+            f"calls start at least 1 ns apart, but --every is {every}: "
             "raise it, or leave it out"
         )
     return distance
@@ -143,25 +145,22 @@ def _distance_ns(every: str | None) -> int:
 def _list(as_json: bool) -> None:
     from moetraffic.interop.export import exporter_named, known_exporters
 
-    every = [exporter_named(name) for name in known_exporters()]
-    if as_json:
-        print_json(
-            [
-                {
-                    "format": one.name,
-                    "holds": one.what,
-                    "read_by": one.readers,
-                    "limits": one.limits,
-                    "output": "folder" if one.folder else one.suffix,
-                }
-                for one in every
-            ]
-        )
-        return
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("--to", "-o", "holds", "read by", "limits"):
-        table.add_column(column, overflow="fold")
-    for one in every:
-        kind = "folder" if one.folder else one.suffix
-        table.add_row(*map(Text, (one.name, kind, one.what, one.readers, one.limits)))
-    console.print(table)
+    data = [
+        {
+            "format": one.name,
+            "holds": one.what,
+            "read_by": one.readers,
+            "limits": one.limits,
+            "output": "folder" if one.folder else one.suffix,
+        }
+        for one in map(exporter_named, known_exporters())
+    ]
+    keys = {
+        "--to": "format",
+        "-o": "output",
+        "contents": "holds",
+        "read by": "read_by",
+        "limits": "limits",
+    }
+    rows = [[one[key] for key in keys.values()] for one in data]
+    present(data, Table(columns=list(keys), rows=rows), as_json=as_json)

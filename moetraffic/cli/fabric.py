@@ -1,93 +1,122 @@
-"""``moetraffic fabric``: what a run's traffic would do on another network."""
+"""``moetraffic fabric``: link loads of a run's traffic on another network."""
 
 from __future__ import annotations
 
 from math import ceil
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from moetraffic.errors import AnalysisError, FabricError
-from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import (
+    Algorithm,
+    AsJson,
+    Force,
+    Iterations,
+    Plot,
+    TraceFile,
+    option,
+)
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.trace.iterations import iteration_range
 from moetraffic.units import bytes_per_second
 
-from .choices import Iterations, picture
-from .output import console, print_json
+from .operations import Operations, operation_names
+from .output import present
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
-"""For the help; fabric.named, which says so too, takes long to import."""
+"""For the help; fabric.named, which also has them, takes long to import."""
+
+NETWORK, TRAFFIC = "Network", "Traffic"
 
 
 def fabric(
-    trace: Annotated[Path, typer.Argument(help="Trace file.")],
+    trace: TraceFile,
     topology: Annotated[
-        str, typer.Option(help=f"{', '.join(TOPOLOGIES)}.")
+        str,
+        option(f"Topology: {', '.join(TOPOLOGIES)}.", panel=NETWORK),
     ] = "leaf-spine",
     hosts: Annotated[
-        int | None, typer.Option(help="Hosts.", show_default="as many as ranks need")
+        int | None,
+        option("Number of hosts.", panel=NETWORK, shown="as many as ranks need"),
     ] = None,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks on a host.")] = 1,
+    ranks_per_host: Annotated[
+        int, option("Number of ranks per host.", panel=NETWORK)
+    ] = 1,
     nics: Annotated[
-        int | None, typer.Option(help="NICs of a host.", show_default="one a rank")
+        int | None,
+        option("Number of NICs per host.", panel=NETWORK, shown="one per rank"),
     ] = None,
     capacity: Annotated[
-        str, typer.Option(help="Of a NIC, each way: 400Gbps, 50GB/s.")
-    ] = "400Gbps",
+        float,
+        option(
+            "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
+            panel=NETWORK,
+            read=bytes_per_second,
+        ),
+    ] = "400Gbps",  # type: ignore[assignment]
     inside: Annotated[
-        str, typer.Option(help="Of a rank's link inside a host, each way.")
-    ] = "450GB/s",
+        float,
+        option(
+            "Capacity of a rank's link inside a host, each way.",
+            panel=NETWORK,
+            read=bytes_per_second,
+        ),
+    ] = "450GB/s",  # type: ignore[assignment]
     leaves: Annotated[
-        int | None, typer.Option(help="Leaves, or pods of rails.", show_default="2, 1")
+        int | None,
+        option("Number of leaves, or pods of rails.", panel=NETWORK, shown="2, 1"),
     ] = None,
     spines: Annotated[
         int | None,
-        typer.Option(help="Spines.", show_default="uplinks about as fast as NICs"),
+        option(
+            "Number of spines.", panel=NETWORK, shown="uplinks about as fast as NICs"
+        ),
     ] = None,
     oversubscription: Annotated[
         float | None,
-        typer.Option(help="What a leaf receives over its uplinks.", show_default="1"),
+        option(
+            "Ratio of a leaf's downlink to uplink capacity.", panel=NETWORK, shown="1"
+        ),
     ] = None,
     forwarding: Annotated[
         str | None,
-        typer.Option(help="Which NIC, for rails: own, rail.", show_default="rail"),
+        option("NIC selection for rails: own or rail.", panel=NETWORK, shown="rail"),
     ] = None,
     ports: Annotated[
         int | None,
-        typer.Option(help="Ports of a fat-tree's switch.", show_default="fits"),
+        option(
+            "Number of ports of a fat-tree's switch.",
+            panel=NETWORK,
+            shown="the fewest that fit",
+        ),
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(
-            help="Torus: 4x4x2. Dragonfly: hosts a router x routers x global links."
+        option(
+            "Shape of a torus: 4x4x2; of a dragonfly: hosts per router x routers x "
+            "global links.",
+            panel=NETWORK,
         ),
     ] = None,
     slots: Annotated[
         str,
-        typer.Option(help="Ranks on hosts: block, strided, or slots with commas."),
+        option("Ranks on hosts: block, strided, or slots with commas.", panel=TRAFFIC),
     ] = "block",
-    routing: Annotated[str, typer.Option(help="ecmp, ideal or shortest.")] = "ecmp",
-    flows: Annotated[int, typer.Option(help="ECMP flows of a pair of ranks.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the switches' hash.")] = 0,
+    routing: Annotated[
+        str, option("Routing: ecmp, ideal or shortest.", panel=TRAFFIC)
+    ] = "ecmp",
+    flows: Annotated[
+        int, option("Number of ECMP flows of a pair of ranks.", panel=TRAFFIC)
+    ] = 1,
+    seed: Annotated[int, option("Random seed of ECMP's hash.", panel=TRAFFIC)] = 0,
     iterations: Iterations = None,
-    operations: Annotated[
-        str | None,
-        typer.Option(help="Collectives, such as all_to_all.", show_default="all"),
-    ] = None,
-    algorithm: Annotated[
-        str, typer.Option(help=f"How all-reduces travel: {', '.join(ALGORITHMS)}.")
-    ] = "ring",
-    hot: Annotated[int, typer.Option(help="Hottest links to name.")] = 8,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    operations: Operations = None,
+    algorithm: Algorithm = "ring",
+    hot: Annotated[int, option("Number of hottest links to show.", min=1)] = 8,
+    plot: Plot = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Put the traffic on a network: link loads, lower bounds, ECMP collisions.
+    """Simulate a run's traffic on a network: link loads, bounds and ECMP collisions.
 
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """
@@ -103,16 +132,13 @@ def fabric(
     from moetraffic.fabric.named import named_topology, placed, refuse_options
 
     refuse_options(topology, options)
-    if hot < 1:
-        raise FabricError(f"at least 1 link is named, but hot is {hot}: raise --hot")
     validate_outputs((plot,), (trace,), force=force)
-    rate, inner = bytes_per_second(capacity), bytes_per_second(inside)
     from moetraffic.analysis.times.iteration_traffic import world_matrices
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.topology import at_least
-    from moetraffic.report import fabric as report
     from moetraffic.report import figures
+    from moetraffic.report.results import fabric as report
 
     at_least(1, ranks_per_host, "ranks of a host")
     at_least(1, 1 if nics is None else nics, "NICs of a host")
@@ -125,8 +151,8 @@ def fabric(
                 number=ceil(world / ranks_per_host) if hosts is None else hosts,
                 ranks=ranks_per_host,
                 nics=ranks_per_host if nics is None else nics,
-                nic_bytes_s=rate,
-                inside_bytes_s=inner,
+                nic_bytes_s=capacity,
+                inside_bytes_s=inside,
             ),
             options,
         )
@@ -134,7 +160,7 @@ def fabric(
         matrices = world_matrices(
             opened,
             chosen,
-            operations=_operations(opened, operations),
+            operations=operation_names(opened, operations),
             algorithm=algorithm,
         )
         found = assess(
@@ -143,34 +169,19 @@ def fabric(
     if plot is not None:
         source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
         figures.save(report.figure(found, chosen, source), plot)
-    if as_json:
-        print_json({"file": str(trace), **report.as_dict(found, chosen)})
-    else:
-        console.print(*report.tables(found))
-        if plot is not None:
-            console.print(str(plot))
+    data = {"file": str(trace), **report.as_dict(found, chosen)}
+    present(data, *report.tables(found), as_json=as_json, written=(plot,))
 
 
-def _iterations(trace: Trace, asked: str | None) -> list[int]:
+def _iterations(trace: Trace, chosen: range | None) -> list[int]:
     """Training iterations of the trace, or those of a range among them."""
     there: list[int] = trace.iterations.tolist()
-    chosen = iteration_range(asked)
     if chosen is not None:
         there = [i for i in there if chosen.start <= i < chosen.stop]
     if not there:
+        span = f"{chosen.start}:{chosen.stop}" if chosen else ""
         raise AnalysisError(
-            f"the traffic of training iterations is put on a network, but {trace.name} "
-            f"has none{f' in {asked}' if asked else ''}: see moetraffic info"
+            f"a network carries the traffic of training iterations, but {trace.name} "
+            f"has none{f' in {span}' if chosen else ''}: see moetraffic info"
         )
     return there
-
-
-def _operations(trace: Trace, asked: str | None) -> list[str] | None:
-    known = sorted({s.operation for s in trace.sites} - {"routing"})
-    names = None if asked is None else asked.split(",")
-    if names is not None and not set(names) <= set(known):
-        raise AnalysisError(
-            f"the trace has {', '.join(known)}, but operations are {asked!r}: choose "
-            "among these"
-        )
-    return names

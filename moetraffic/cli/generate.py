@@ -1,4 +1,4 @@
-"""``moetraffic generate``: a run that never was, as long and large as is asked for."""
+"""``moetraffic generate``: a synthetic trace of any length and size."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from moetraffic.errors import Interrupted, LayoutError
+from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
-from .output import console, print_json, progress
+from .output import present, progress
 
 if TYPE_CHECKING:
     from moetraffic.generate import TrafficModel
     from moetraffic.generate.summary import Summary
-    from moetraffic.generate.twin import Written
 
 LOOK = 200
-"""Iterations that are drawn to show what the model does without its knobs."""
+"""Iterations that are sampled for the statistics of the model as fitted."""
+
+CAPTURED, SCENARIO = "as captured", "Scenario"
 
 ROWS = {
-    "max_over_mean": ("hottest expert's load over mean", "{:.3f}"),
-    "max_over_mean_layers": ("the same, by exchange", "{0[0]:.3f} to {0[1]:.3f}"),
+    "max_over_mean": ("load of the hottest expert, relative to the mean", "{:.3f}"),
+    "max_over_mean_layers": ("range over exchanges", "{0[0]:.3f} to {0[1]:.3f}"),
     "entropy": ("entropy of the load, normalized", "{:.4f}"),
-    "change": ("load that moves in an iteration", "{:.4f}"),
-    "hot_kept": ("hot experts still hot 10 iterations later", "{:.3f}"),
-    "rank_over_mean": ("busiest rank's copies over mean", "{:.3f}"),
-    "row_over_mean": ("a rank's favorite expert over mean", "{:.3f}"),
-    "dropped": ("dropped over capacity", "{:.4f}"),
+    "change": ("share of the load that changes per iteration", "{:.4f}"),
+    "hot_kept": ("hot-expert retention after 10 iterations", "{:.3f}"),
+    "rank_over_mean": ("load of the busiest rank, relative to the mean", "{:.3f}"),
+    "row_over_mean": ("hottest expert of a rank, relative to the mean", "{:.3f}"),
+    "dropped": ("share of token copies dropped over capacity", "{:.4f}"),
 }
 
 
@@ -42,76 +44,77 @@ def generate(
         Path | None,
         typer.Argument(help="Trace to fit, or a model that --save-model wrote."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Trace to write.")
-    ] = None,
+    output: Annotated[Path | None, option("Trace to write.", "-o", "--output")] = None,
     preset: Annotated[
-        str, typer.Option("--from", help="A model that ships, in place of a file.")
+        str, option("Built-in traffic model, instead of a file.", "--from")
     ] = "",
     iterations: Annotated[
-        int | None, typer.Option(help="Iterations.", show_default="as captured")
+        int | None, option("Number of iterations.", shown=CAPTURED)
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks.", show_default="as captured")
-    ] = None,
+    ranks: Annotated[int | None, option("Number of ranks.", shown=CAPTURED)] = None,
     experts: Annotated[
         int | None,
-        typer.Option(help="Experts, split and merged.", show_default="as captured"),
+        option(
+            "Number of experts; the fitted ones are split or merged.", shown=CAPTURED
+        ),
     ] = None,
     k: Annotated[
-        int | None, typer.Option(help="Experts of a token.", show_default="as captured")
+        int | None, option("Experts per token (top-k).", shown=CAPTURED)
     ] = None,
     ep: Annotated[
         int | None,
-        typer.Option(
-            help="Expert-parallel ranks.", show_default="the most that fit both"
-        ),
+        option("Number of expert-parallel ranks.", shown="the most that fit both"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same file.")] = 0,
+    seed: Annotated[int, option("Random seed; the same seed gives the same file.")] = 0,
     skew: Annotated[
-        float, typer.Option(help="What if: times the skew of the load.")
+        float, option("Scale the load skew by this factor.", panel=SCENARIO)
     ] = 1.0,
     drift: Annotated[
-        float, typer.Option(help="What if: times the speed of its drift.")
+        float, option("Scale the speed of the load's drift.", panel=SCENARIO)
     ] = 1.0,
     layer_imbalance: Annotated[
-        float, typer.Option(help="What if: times the layers' differences in skew.")
+        float,
+        option("Scale the differences in skew between layers.", panel=SCENARIO),
     ] = 1.0,
     rank_imbalance: Annotated[
-        float, typer.Option(help="What if: times the differences between ranks.")
+        float, option("Scale the differences between ranks.", panel=SCENARIO)
     ] = 1.0,
     bursts: Annotated[
         str,
-        typer.Option(
-            help="What if: an expert of each layer becomes hot, "
-            "EVERY[:FACTOR[:LENGTH]] in iterations; 100:4:20."
+        option(
+            "Make an expert of each layer hot: EVERY[:FACTOR[:LENGTH]] in iterations, "
+            "such as 100:4:20.",
+            panel=SCENARIO,
         ),
     ] = "",
     times: Annotated[
-        bool, typer.Option(help="Generate when calls are made, where it was captured.")
+        bool, option("Generate the times of calls, if the trace has them.")
     ] = True,
     dense_model: Annotated[
         str,
-        typer.Option(
-            help="Preset of moetraffic models whose dense collectives are added."
-        ),
+        option("Model preset whose dense collectives are added.", panel=SCENARIO),
     ] = "",
     save_model: Annotated[
-        Path | None, typer.Option(help="Keep the fitted model in a file.")
+        Path | None, option("File for the fitted traffic model.")
     ] = None,
     threads: Annotated[
-        int, typer.Option(help="Threads; the file does not depend on it.")
+        int,
+        option(
+            "Number of threads; the file does not depend on it.",
+            shown="all cores",
+            min=0,
+        ),
     ] = 0,
-    force: Annotated[bool, typer.Option(help="Overwrite outputs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Fit a traffic model to a trace and sample a run from it, streamed to disk.
+    """Fit a traffic model to a trace and sample a synthetic trace from it.
 
-    Ctrl-C keeps the iterations that are complete.
+    The trace is streamed to disk; Ctrl-C keeps the iterations that are complete.
 
-    Example: moetraffic generate run.h5 -o twin.h5 --ranks 64 --experts 64
+    Example: moetraffic generate run.h5 -o synthetic.h5 --ranks 64 --experts 64
     """
-    # they load scipy, which takes a second: no other verb shall wait for it
+    # scipy takes a second to import
     from moetraffic.generate import Knobs
     from moetraffic.generate.companions import Companions
     from moetraffic.generate.generator import block_rows
@@ -122,13 +125,8 @@ def generate(
     validate_outputs((output, save_model), (source,), force=force)
     if output is None and save_model is None:
         raise LayoutError(
-            "a run is generated into a file, but neither -o nor --save-model names "
-            "one: give -o twin.h5"
-        )
-    if threads < 0:
-        raise LayoutError(
-            f"threads count from 1, or are 0 for all, but are {threads}: raise "
-            "--threads"
+            "generate writes a trace or a model, but neither -o nor --save-model is "
+            "given: give -o synthetic.h5"
         )
     knobs = Knobs(
         skew=skew,
@@ -177,26 +175,22 @@ def generate(
                 force=force,
             )
         summaries["generated"] = watched.summary()
-        told |= {
-            "file": str(output),
-            "iterations": written.iterations,
-            "ranks": demand.scenario.ranks,
-            "experts": demand.scenario.experts,
-            "k": demand.scenario.k,
-            "ep": demand.scenario.ep,
-            "times": bool(times and model.rhythm is not None),
-        }
+        scenario = demand.scenario
+        told |= {"file": str(output), "iterations": written.iterations}
+        told |= {n: getattr(scenario, n) for n in ("ranks", "experts", "k", "ep")}
+        told["times"] = bool(times and model.rhythm is not None)
     told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
-    if as_json:
-        print_json(told)
-    else:
-        _tell(told, summaries, output)
+    present(told, *_shown(told, summaries, output), as_json=as_json)
     if output is not None and not written.complete:
-        raise Interrupted(_ended(written), signal.SIGINT)
+        raise Interrupted(
+            f"the generation was interrupted; {written.iterations} of {written.asked} "
+            f"iterations are kept in {written.path}",
+            signal.SIGINT,
+        )
 
 
 def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | None]:
-    """The model, and what the trace that it was fitted to amounts to."""
+    """Return the model, and statistics of the trace that it was fitted to."""
     import numpy as np
 
     from moetraffic.generate import TrafficModel, preset_model, preset_names
@@ -207,8 +201,9 @@ def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | No
     if (source is None) == (not preset):
         given = "neither" if source is None else "both"
         raise LayoutError(
-            "a run is generated from a trace or model file, or from one of "
-            f"{', '.join(preset_names())}, but {given} was named: give a file or --from"
+            "a synthetic trace is generated from a trace or model file, or from one "
+            f"of {', '.join(preset_names())}, but {given} is given: give a file or "
+            "--from"
         )
     if source is None:
         return preset_model(preset), None
@@ -223,32 +218,25 @@ def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | No
     return model, watched.summary()
 
 
-def _tell(
+def _shown(
     told: dict[str, Any], summaries: dict[str, Summary], output: Path | None
-) -> None:
+) -> list[Any]:
+    """Sentences and a table of statistics."""
+    shown: list[Any] = []
     if told["model"]:
-        console.print(f"model written: {told['model']}")
+        shown.append(f"model written: {told['model']}")
     if summaries:
-        table = Table(box=None, header_style="bold", padding=(0, 1))
-        table.add_column("")
-        for name in summaries:
-            table.add_column(name, justify="right")
-        for key, (label, form) in ROWS.items():
-            table.add_row(
-                label, *(form.format(getattr(s, key)) for s in summaries.values())
-            )
-        console.print(table)
+        rows = [
+            (label, *(form.format(getattr(s, key)) for s in summaries.values()))
+            for key, (label, form) in ROWS.items()
+        ]
+        columns = {"": "", **dict.fromkeys(summaries, ">")}
+        shown.append(Table(columns=columns, rows=rows))
     if output is not None:
-        console.print(
+        shown.append(
             f"written: {output}, {byte_size(output.stat().st_size)}: "
             f"{told['iterations']} iterations, {told['ranks']} ranks "
             f"(EP {told['ep']}), {told['experts']} experts, k={told['k']}"
             + ("" if told["times"] else ", without times")
         )
-
-
-def _ended(written: Written) -> str:
-    return (
-        f"the generation was ended early; {written.iterations} of {written.asked} "
-        f"iterations are kept in {written.path}"
-    )
+    return shown

@@ -1,4 +1,4 @@
-"""``moetraffic import``: make a trace of files that another tool wrote."""
+"""``moetraffic import``: a trace from files of another tool."""
 
 from __future__ import annotations
 
@@ -6,62 +6,65 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from moetraffic.errors import LayoutError
-from moetraffic.report.overview import overview, tables
-from moetraffic.trace import Trace
+from moetraffic.report.console.options import AsJson, Force, option, refuse_idle
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
-from .choices import refuse_idle
-from .output import console, print_json
+from .output import present_trace
+
+MOST = 1 << 16
 
 
 def import_(
     context: typer.Context,
     files: Annotated[
         list[Path],
-        typer.Argument(help="Files of all ranks, packed with gzip or not; or folders."),
+        typer.Argument(help="Files of all ranks, also packed with gzip; or folders."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
+    output: Annotated[Path, option("Trace to write.", "-o", "--output")],
     format: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Format of the files: profiler, execution-trace, megatron, "
+            "nccl-inspector, matrix or csv.",
             "--from",
-            help="profiler, execution-trace, megatron, nccl-inspector, matrix or csv.",
-            show_default="found out",
+            shown="recognized from the files",
         ),
     ] = None,
     ranks: Annotated[
-        int, typer.Option(help="Ranks of the run.", show_default="as the files say")
+        int, option("Ranks of the run.", shown="from the files", min=0, max=MOST)
     ] = 0,
     experts: Annotated[
         int,
-        typer.Option(
-            help="megatron: experts of a layer.", show_default="up to the last chosen"
+        option(
+            "Experts of a layer, for megatron files.",
+            shown="up to the last one chosen",
+            min=0,
+            max=MOST,
         ),
     ] = 0,
     ep: Annotated[
         int,
-        typer.Option(
-            help="megatron: expert-parallel ranks, which hold equal parts.",
-            show_default="not known",
+        option(
+            "Expert-parallel ranks, each with as many experts, for megatron files.",
+            shown="unknown",
+            min=0,
+            max=MOST,
         ),
     ] = 0,
     unit: Annotated[
-        str, typer.Option(help="matrix: what a number counts, B, KiB, MiB or GiB.")
+        str, option("Unit of the numbers in a matrix: B, KiB, MiB or GiB.")
     ] = "KiB",
     keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Write the trace though files contradict others."),
+        bool, option("Write the trace even if files contradict each other.", "--keep")
     ] = False,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a trace of profiles, execution traces, router traces, matrices or CSV.
+    """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
 
-    What a rank sent must be what the others received: if not, the call is named and no
-    trace is written.
+    The bytes that a rank sent must equal those that the others received: otherwise
+    the call is named and no trace is written.
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
@@ -70,26 +73,10 @@ def import_(
     validate_output(output, force=force)
     for file in files:
         validate_other_than_input(file, output)
-    for name, value in (("ranks", ranks), ("experts", experts), ("ep", ep)):
-        if not 0 <= value <= 1 << 16:
-            raise LayoutError(
-                f"{name} counts from 1 to 65536, but is {value}: change --{name}"
-            )
-    for taker, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
-        if format not in (None, taker):
-            why = f"only {taker} files take this"
-            refuse_idle(context, names, why, error=LayoutError)
+    for reader, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
+        if format not in (None, reader):
+            refuse_idle(context, names, f"these options are only for {reader} files")
     options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
-    with Trace.open(output) as trace:
-        if as_json:
-            told = {"format": found, **overview(trace, output)}
-            told["missing"] = list(merged.missing)
-            told["remarks"] = list(merged.remarks)
-            told["contradictions"] = list(merged.contradictions)
-            print_json(told)
-            return
-        console.print(*tables(trace, output))
-    for sentence in merged.contradictions:
-        console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)
+    present_trace(output, as_json=as_json, merged=merged, format=found)

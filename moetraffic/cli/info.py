@@ -1,28 +1,15 @@
-"""``moetraffic info``: what a trace holds."""
+"""``moetraffic info``: the contents of a trace."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from moetraffic.report.console.options import AsJson, TraceFile
 
-import typer
-
-from moetraffic.report.overview import overview, tables
-from moetraffic.trace import Trace
-
-from .output import console, print_json
+from .output import present_trace
 
 
-def info(
-    trace: Annotated[Path, typer.Argument(help="Trace file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Say what a trace holds.
+def info(trace: TraceFile, as_json: AsJson = False) -> None:
+    """Show the contents of a trace: run, layout, layers and collectives.
 
     Example: moetraffic info run.h5
     """
-    with Trace.open(trace) as opened:
-        if as_json:
-            print_json(overview(opened, trace))
-        else:
-            console.print(*tables(opened, trace))
+    present_trace(trace, as_json=as_json)

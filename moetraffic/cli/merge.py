@@ -1,4 +1,4 @@
-"""``moetraffic merge``: make a trace of the segments that a capture left."""
+"""``moetraffic merge``: a trace from the segments of an interrupted capture."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from moetraffic.errors import CaptureError
-from moetraffic.report.overview import overview, tables
-from moetraffic.trace import Trace
+from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
-from .output import console, print_json
+from .output import present_trace
 
 
 def merge(
     folder: Annotated[Path, typer.Argument(help="Folder of segments.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Trace to write; x.h5 for x.h5.segments."),
+        option("Trace to write.", "-o", "--output", shown="run.h5 for run.h5.segments"),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Merge the segments of a capture that did not end by itself.
+    """Merge the segments of an interrupted capture into a trace.
 
-    Says what ended the capture, and what is missing; segments stay where something is.
+    Shows what ended the capture and what is missing; segments are kept if anything is
+    missing.
 
     Example: moetraffic merge run.h5.segments -o run.h5
     """
@@ -42,14 +41,4 @@ def merge(
         output = folder.with_name(folder.name.removesuffix(SEGMENTS))
     validate_output(output, force=force)
     merged = merge_into(folder, output, force=force)
-    with Trace.open(output) as trace:
-        if as_json:
-            told = overview(trace, output)
-            told["missing"] = list(merged.missing)
-            told["remarks"] = list(merged.remarks)
-            told["contradictions"] = list(merged.contradictions)
-            print_json(told)
-            return
-        console.print(*tables(trace, output))
-    for sentence in merged.contradictions:
-        console.print(Text(f"contradiction: {sentence}", style="red"), soft_wrap=True)
+    present_trace(output, as_json=as_json, merged=merged)

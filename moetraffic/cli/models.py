@@ -1,4 +1,4 @@
-"""``moetraffic models``: the presets, their sizes and where these come from."""
+"""``moetraffic models``: the model presets, their sizes and sources."""
 
 from __future__ import annotations
 
@@ -6,35 +6,31 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from moetraffic.patterns import PRESETS, Preset, preset
+from moetraffic.report.console.options import AsJson
+from moetraffic.tables import Table
 
-from .output import console, print_json
+from .output import present
 
 
 def models(
-    name: Annotated[str, typer.Argument(help="One of them, with all its fields.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """List the models that capture trains by name, or describe one.
+    """List the model presets, or show one with all its fields.
 
     Example: moetraffic models mixtral-8x7b
     """
-    told = [preset(name)] if name else list(PRESETS.values())
-    if as_json:
-        print_json({found.name: as_dict(found) for found in told})
-    elif name:
-        console.print(details(told[0]))
-    else:
-        console.print(listing(told))
-        console.print(
-            "capture --model NAME trains one; --layers, --hidden ... resize it"
-        )
+    found = [preset(name)] if name else list(PRESETS.values())
+    data = {one.name: as_dict(one) for one in found}
+    hint = "capture --model NAME trains one; --layers, --hidden ... resize it"
+    shown = [details(found[0])] if name else [listing(found), hint]
+    present(data, *shown, as_json=as_json)
 
 
 def as_dict(found: Preset) -> dict[str, Any]:
-    """A preset as plain data, its parameters by part."""
+    """Return a preset as plain data, with parameters by part."""
     count = found.parameters
     return {
         "model": asdict(found.model),
@@ -48,59 +44,53 @@ def as_dict(found: Preset) -> dict[str, Any]:
     }
 
 
-def listing(told: list[Preset]) -> Table:
-    """A row a preset."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("model")
-    for column in ("layers", "hidden", "experts", "k", "parameters", "active"):
-        table.add_column(column, justify="right")
-    table.add_column("source", overflow="fold")
-    for found in told:
-        shape, count = found.model, found.parameters
-        table.add_row(
-            found.name,
-            str(shape.layers),
-            str(shape.hidden),
-            str(shape.experts or "dense"),
-            str(found.gating.k) if shape.experts else "",
-            number(count.total),
-            number(count.active),
-            found.source,
+def listing(presets: list[Preset]) -> Table:
+    """Tabulate presets, a row each."""
+    columns = ("layers", "hidden", "experts", "k", "parameters", "active")
+    rows = [
+        (
+            one.name,
+            one.model.layers,
+            str(one.model.hidden),
+            one.model.experts or "dense",
+            one.gating.k if one.model.experts else None,
+            number(one.parameters.total),
+            number(one.parameters.active),
+            one.source,
         )
-    return table
+        for one in presets
+    ]
+    return Table(
+        columns={"model": "", **dict.fromkeys(columns, ">"), "source": ""}, rows=rows
+    )
 
 
 def details(found: Preset) -> Table:
-    """Everything of one preset: a row a field that differs from the default."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    default = type(found.model)()
-    for field, value in asdict(found.model).items():
-        if value != getattr(default, field) or field in ("layers", "hidden", "heads"):
-            table.add_row(field.replace("_", " "), str(value))
-    if found.model.experts:
-        for field, value in asdict(found.gating).items():
-            if field != "options":
-                table.add_row(field.replace("_", " "), str(value))
-        for option, value in found.gating.options.items():
-            table.add_row(f"router's {option}", str(value))
-    table.add_row("micro batch", str(found.micro_batch))
-    count = found.parameters
-    for part, value in {**asdict(count), "total": count.total}.items():
-        table.add_row(f"{part} parameters", f"{value:,}")
-    if found.published:
-        table.add_row("published parameters", f"{found.published:,}")
-    for part, value in found.left_out.items():
-        table.add_row(f"left out: {part}", f"{value:,}")
-    table.add_row("source", found.source)
-    if found.remark:
-        table.add_row("remark", found.remark)
-    return table
+    """Tabulate one preset: the fields that differ from the default, and its sizes."""
+    shape, default, count = found.model, type(found.model)(), found.parameters
+    always = ("layers", "hidden", "heads")
+    rows = {
+        name: str(value)
+        for name, value in asdict(shape).items()
+        if value != getattr(default, name) or name in always
+    }
+    if shape.experts:
+        gating = {n: str(v) for n, v in asdict(found.gating).items() if n != "options"}
+        options = {f"router's {n}": str(v) for n, v in found.gating.options.items()}
+        rows |= gating | options
+    rows["micro_batch"] = str(found.micro_batch)
+    totals = {**asdict(count), "total": count.total}
+    totals |= {"published": found.published} if found.published else {}
+    rows |= {f"{part} parameters": f"{n:,}" for part, n in totals.items()}
+    rows |= {f"left out: {part}": f"{n:,}" for part, n in found.left_out.items()}
+    rows |= {"source": found.source} | (
+        {"remark": found.remark} if found.remark else {}
+    )
+    return Table(rows=[(name.replace("_", " "), value) for name, value in rows.items()])
 
 
 def number(count: int) -> str:
-    """A count in millions or thousand millions.
+    """Format a count in millions or billions.
 
     Examples
     --------

@@ -1,12 +1,13 @@
-"""How the verbs speak: tables for people, JSON for programs, progress for both."""
+"""Printing of results, as text or JSON, and of progress."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.progress import (
@@ -17,7 +18,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from moetraffic.report.terminal import Paper, say
+from moetraffic.errors import MoetrafficError
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import overview, tables
+from moetraffic.trace import Trace
+from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 
 # a log or a pipe has no width of its own: tables keep theirs
 WIDTH = None if sys.stdout.isatty() else 120
@@ -25,20 +30,121 @@ console = Paper(width=WIDTH)
 
 
 class Tick(Protocol):
-    """Tells how far a long work has come."""
+    """Callback that reports progress."""
 
     def __call__(self, done: int, note: str = "") -> None:
-        """``done`` of the total, with a few words."""
+        """Report that ``done`` of the total are done, with a short note."""
         ...
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; what is not a number is null."""
+    """Print one JSON document; infinite and undefined numbers become null."""
     print(json_text(value))
 
 
+def present(
+    data: Any,
+    *shown: Any,
+    as_json: bool,
+    written: Sequence[Path | None] = (),
+) -> None:
+    """Print a result: as JSON, or as tables and sentences.
+
+    Parameters
+    ----------
+    data
+        Plain data, for JSON.
+    shown
+        What is printed without ``--json``, one after another.
+    as_json
+        Whether JSON was asked for.
+    written
+        Files that were written, None where one was not asked for.
+    """
+    if as_json:
+        print_json(data)
+        return
+    for one in shown:
+        console.print(one, soft_wrap=isinstance(one, str))
+    files = ", ".join(str(path) for path in written if path is not None)
+    if files:
+        console.print(f"written: {files}", soft_wrap=True)
+
+
+def present_trace(
+    path: Path, *, as_json: bool, merged: Any = None, **more: Any
+) -> None:
+    """Print what a trace file contains, and what a merge had to leave out.
+
+    Parameters
+    ----------
+    path
+        The file.
+    as_json
+        Whether JSON was asked for.
+    merged
+        The merge that made it, with the sentences ``missing``, ``remarks`` and
+        ``contradictions``.
+    more
+        Further entries of the JSON object, which stand first.
+    """
+    with Trace.open(path) as trace:
+        if not as_json:
+            console.print(*tables(trace, path))
+        else:
+            notes = ("missing", "remarks", "contradictions") if merged else ()
+            found = {name: list(getattr(merged, name)) for name in notes}
+            print_json({**more, **overview(trace, path), **found})
+    for sentence in merged.contradictions if merged and not as_json else ():
+        console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
+
+
+def refuse_folder_outputs(folder: Path, names: Sequence[str], *, force: bool) -> None:
+    """Refuse a folder that cannot be written, or that has files of these names.
+
+    Parameters
+    ----------
+    folder
+        Of the outputs.
+    names
+        File names or patterns.
+    force
+        Files that are there may be replaced.
+
+    Raises
+    ------
+    MoetrafficError
+        If it is a file, its own folder does not exist, or a file would be lost.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise MoetrafficError(f"{folder} is not a folder: choose another with -o")
+    validate_folder(folder.absolute().parent, error=MoetrafficError)
+    there = [p.name for name in names for p in sorted(folder.glob(name))]
+    if there and not force:
+        raise MoetrafficError(
+            f"{folder} has {', '.join(there)}, which is not overwritten: choose "
+            "another folder with -o, or give --force"
+        )
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a text file that appears under its name complete, or not at all.
+
+    Raises
+    ------
+    MoetrafficError
+        If the disk refuses.
+    """
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise MoetrafficError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
+        ) from None
+
+
 def json_text(value: Any) -> str:
-    """One JSON document; what is not a number is null."""
+    """Format one JSON document; infinite and undefined numbers become null."""
     return json.dumps(_plain(value), indent=2)
 
 
@@ -58,7 +164,7 @@ def _plain(value: Any) -> Any:
 def progress(
     title: str, total: int, *, quiet: bool = False, plain: bool = False
 ) -> Iterator[Tick]:
-    """A bar on a terminal, and otherwise about ten plain lines, on standard error."""
+    """Show a bar on a terminal, or about ten plain lines, on standard error."""
     if quiet:
         yield lambda done, note="": None
     elif sys.stderr.isatty() and not plain:

@@ -1,12 +1,11 @@
-"""``moetraffic pattern``: what a configuration sends, computed before it runs."""
+"""``moetraffic pattern``: the collectives of a configuration, without running it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,135 +29,139 @@ from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Plot,
+    Setting,
+    field_options,
+    option,
+    refuse_idle,
+    takes,
+)
 from moetraffic.trace.hdf5.durable import validate_outputs
 
-from .choices import picture, refuse_idle
-from .output import console, print_json
+from .output import present
 
 LIBRARIES = ("megatron", "moetraffic")
 
+GRID = field_options(
+    MegatronGrid,
+    "Parallelism",
+    {
+        "tp": "Number of tensor-parallel ranks of a layer.",
+        "cp": "Number of context-parallel ranks, which share a sequence.",
+        "dp": "Number of data-parallel replicas.",
+        "pp": "Number of pipeline stages.",
+        "ep": "Number of expert-parallel ranks.",
+        "etp": Setting("Number of tensor-parallel ranks of an expert.", shown="tp"),
+        "order": "Order of the parallel axes over ranks, fastest-varying first.",
+    },
+)
+STRATEGY = field_options(
+    Strategy,
+    "Training",
+    {
+        "virtual": Setting(
+            "Number of virtual pipeline stages per rank (interleaved 1F1B).",
+            "--virtual-stages",
+        ),
+        "micro_batch": Setting(
+            "Sequences of a replica in one forward pass.",
+            shown="the preset's",
+            kind=int | None,
+            default=None,
+        ),
+        "accumulation": Setting(
+            "Micro-batches of an iteration.",
+            shown="pp",
+            kind=int | None,
+            default=None,
+        ),
+        "zero": "ZeRO stage: 0, 1, 2 or 3.",
+        "synchronization": Setting(
+            f"Synchronization of replicas: {', '.join(SYNCHRONIZATIONS)}.",
+            shown="by ZeRO stage",
+        ),
+        "bucket_mib": Setting("Size of DDP's buckets in MiB.", shown="1, then 25"),
+        "sequence_parallel": Setting(
+            "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
+            "--sequence-parallel",
+        ),
+        "recompute": f"Activation recomputation: {', '.join(RECOMPUTATIONS)}.",
+        "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
+        "dtype": "Data type of parameters and activations.",
+        "gradient_dtype": Setting(
+            "Data type of reduced gradients.", shown="float32 or dtype"
+        ),
+        "tied": Setting(
+            "Whether the output layer shares the embedding's weights.",
+            shown="the preset's",
+        ),
+    },
+)
+ROUTING = field_options(
+    Gating,
+    "Routing",
+    {
+        "dispatch": Setting(
+            "Dispatch form: dropless, dropped or padded.", shown="the preset's"
+        ),
+        "capacity_factor": Setting(
+            "Expert capacity, relative to a balanced load, of padded experts.",
+            shown="the preset's",
+            rule={"above": 0},
+        ),
+    },
+    optional=True,
+)
 
+
+@takes(grid=GRID, training=STRATEGY, routing=ROUTING)
 def pattern(
-    context: typer.Context,
+    ctx: typer.Context,
     model: Annotated[
-        str, typer.Option(help="A preset, see moetraffic models.")
+        str, option("Model preset; moetraffic models lists them.")
     ] = "gpt2-large",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of a layer.")] = 1,
-    cp: Annotated[int, typer.Option(help="Ranks that share a sequence.")] = 1,
-    dp: Annotated[int, typer.Option(help="Data-parallel replicas.")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
-    ep: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 1,
-    etp: Annotated[
-        int, typer.Option(help="Tensor-parallel ranks of an expert.", show_default="tp")
-    ] = 0,
-    order: Annotated[
-        str, typer.Option(help="Axes over ranks, the fastest first.")
-    ] = MegatronGrid().order,
-    virtual_stages: Annotated[
-        int, typer.Option(help="Chunks of layers on a stage (interleaved 1F1B).")
-    ] = 1,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(help="Sequences of a replica in a pass.", show_default="preset's"),
-    ] = None,
-    accumulation: Annotated[
-        int | None,
-        typer.Option(help="Micro-batches of an iteration.", show_default="pp"),
-    ] = None,
-    zero: Annotated[int, typer.Option(help="ZeRO stage: 0, 1, 2 or 3.")] = 0,
-    synchronization: Annotated[
-        str,
-        typer.Option(
-            help=f"How copies are kept equal: {', '.join(SYNCHRONIZATIONS)}.",
-            show_default="by ZeRO stage",
-        ),
-    ] = "",
-    bucket_mib: Annotated[
-        float,
-        typer.Option(help="Size of DDP's buckets.", show_default="1, then 25"),
-    ] = 0.0,
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Spread tokens over tp ranks.")
-    ] = False,
-    recompute: Annotated[
-        str, typer.Option(help=f"Recomputation: {', '.join(RECOMPUTATIONS)}.")
-    ] = "none",
-    context_parallelism: Annotated[
-        str, typer.Option("--context", help=f"How cp works: {', '.join(CONTEXTS)}.")
-    ] = "ring",
-    dtype: Annotated[
-        str, typer.Option(help="Of parameters and activations.")
-    ] = "bfloat16",
-    gradient_dtype: Annotated[
-        str,
-        typer.Option(help="Of reduced gradients.", show_default="float32 or dtype"),
-    ] = "",
-    tied: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether the head is the embedding.", show_default="preset's"
-        ),
-    ] = None,
-    dispatch: Annotated[
-        str | None,
-        typer.Option(help="dropless, dropped or padded.", show_default="preset's"),
-    ] = None,
-    capacity_factor: Annotated[
-        float | None, typer.Option(help="Of padded experts.", show_default="preset's")
-    ] = None,
     library: Annotated[
         str,
-        typer.Option(
-            help="Whose calls: megatron, or moetraffic (what capture trains, with "
-            "fairscale's and torch's ways)."
+        option(
+            "Library whose calls are computed: megatron, or moetraffic (the training "
+            "of moetraffic capture).",
+            choices=LIBRARIES,
         ),
     ] = "megatron",
     algorithm: Annotated[
-        str, typer.Option(help=f"How collectives travel: {', '.join(ALGORITHMS)}.")
+        str,
+        option(f"Algorithm of collectives: {', '.join(ALGORITHMS)}."),
     ] = "ring",
     gpus_per_node: Annotated[
-        int, typer.Option(help="Ranks of a node; 0: all on one.")
+        int, option("Number of ranks per node; 0: all ranks on one node.", min=0)
     ] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Heatmaps to draw (PNG).")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Trace to write.")
-    ] = None,
-    iterations: Annotated[int, typer.Option(help="Iterations of the trace.")] = 1,
-    force: Annotated[bool, typer.Option(help="Overwrite outputs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Plot = None,
+    output: Annotated[Path | None, option("Trace to write.", "-o", "--output")] = None,
+    iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
+    force: Force = False,
+    as_json: AsJson = False,
+    *,
+    grid: dict[str, Any],
+    training: dict[str, Any],
+    routing: dict[str, Any],
 ) -> None:
-    """Compute all collectives of an iteration: bytes, groups, order, who to whom.
+    """Compute the collectives of an iteration: bytes, groups, order and matrices.
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
     validate_outputs((plot, output), force=force)
-    if gpus_per_node < 0:
-        raise LayoutError(
-            f"a node has some ranks, or 0 for all, but gpus-per-node is "
-            f"{gpus_per_node}: raise it"
-        )
     if output is None:
-        refuse_idle(
-            context,
-            ("iterations",),
-            "iterations are those of a trace (-o)",
-            error=LayoutError,
-        )
+        why = "iterations are those of a trace (-o)"
+        refuse_idle(ctx, ("iterations",), why, error=LayoutError)
     found = preset(model)
-    gating = found.gating
     if not found.model.experts:
-        refuse_idle(
-            context,
-            ("dispatch", "capacity_factor"),
-            f"{model} is dense and has no experts",
-            error=LayoutError,
-        )
-    if dispatch is not None:
-        gating = replace(gating, dispatch=dispatch)
-    if capacity_factor is not None:
-        gating = replace(gating, capacity_factor=capacity_factor)
+        why = f"{model} is dense and has no experts"
+        refuse_idle(ctx, tuple(ROUTING), why, error=LayoutError)
+    chosen = {name: value for name, value in routing.items() if value is not None}
+    gating = replace(found.gating, **chosen)
     if gating.dispatch not in DISPATCH_FORMS:
         raise LayoutError(
             f"dispatch is one of {', '.join(DISPATCH_FORMS)}, not {gating.dispatch!r}: "
@@ -166,32 +169,20 @@ def pattern(
         )
     if gating.dispatch == "dropless":
         why = "dropless experts take all tokens"
-        refuse_idle(context, ("capacity_factor",), why, error=LayoutError)
-    if not 0 < gating.capacity_factor < inf:
-        raise LayoutError(
-            f"the capacity factor is above 0, but is {gating.capacity_factor:g}: raise "
-            "--capacity-factor"
-        )
-    strategy = Strategy(
-        grid=MegatronGrid(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order),
-        micro_batch=found.micro_batch if micro_batch is None else micro_batch,
-        accumulation=pp if accumulation is None else accumulation,
-        virtual=virtual_stages,
-        zero=zero,
-        synchronization=synchronization,
-        bucket_mib=bucket_mib,
-        sequence_parallel=sequence_parallel,
-        recompute=recompute,
-        context=context_parallelism,
-        dtype=dtype,
-        gradient_dtype=gradient_dtype,
-        tied=tied,
-    )
+        refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)
+    for name, value in (
+        ("micro_batch", found.micro_batch),
+        ("accumulation", grid["pp"]),
+    ):
+        if training[name] is None:
+            training[name] = value
+    strategy = Strategy(grid=MegatronGrid(**grid), **training)
     made = _made(library, found.model, strategy, gating)
     if not made.kinds:
         raise LayoutError(
-            "ranks send each other something where there are several, but tp x cp x dp "
-            f"x pp is {tp} x {cp} x {dp} x {pp}: raise one of them"
+            "a single rank sends nothing, but tp x cp x dp x pp is "
+            f"{' x '.join(str(grid[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))}: "
+            "raise one of them"
         )
     matrices = traffic_matrices(made, algorithm=algorithm, gpus_per_node=gpus_per_node)
     if output is not None:
@@ -200,25 +191,21 @@ def pattern(
         tokens = strategy.micro_batch * strategy.accumulation * found.model.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    _tell(made, matrices, strategy, algorithm, plot, output, as_json)
+    _show(made, matrices, strategy, algorithm, plot, output, as_json)
 
 
 def _made(
     library: str, shape: ModelShape, strategy: Strategy, gating: Gating
 ) -> Pattern:
-    """The pattern of one library.
+    """Compute the pattern of one library.
 
     Raises
     ------
     LayoutError
-        If there is no such library, or it does not know an option.
+        If the library does not have an option.
     """
     if library == "megatron":
         return megatron_pattern(shape, strategy, gating)
-    if library != "moetraffic":
-        raise LayoutError(
-            f"the library is one of {', '.join(LIBRARIES)}, not {library!r}: choose one"
-        )
     s, g = strategy, strategy.grid
     own = Strategy()
     left = {
@@ -230,7 +217,7 @@ def _made(
     }
     if any(left.values()):
         raise LayoutError(
-            "moetraffic's own training does not know "
+            "moetraffic's own training does not have "
             f"{', '.join(name for name, given in left.items() if given)}: leave these "
             "out, or use --library megatron"
         )
@@ -239,11 +226,7 @@ def _made(
         model=shape,
         gating=gating,
         layout=ParallelLayout(
-            dp=g.dp,
-            tp=g.tp,
-            pp=g.pp,
-            ep=g.ep,
-            cp=g.cp,
+            **{axis: getattr(g, axis) for axis in ("dp", "tp", "pp", "ep", "cp")},
             order=g.order,
             zero=s.zero,
         ),
@@ -257,7 +240,7 @@ def _made(
     return workload_pattern(work, s.synchronization, bucket_mib=s.bucket_mib)
 
 
-def _tell(
+def _show(
     made: Pattern,
     matrices: Mapping[str, npt.NDArray[np.int64]],
     strategy: Strategy,
@@ -267,7 +250,7 @@ def _tell(
     as_json: bool,
 ) -> None:
     from moetraffic.report import figures
-    from moetraffic.report import pattern as report
+    from moetraffic.report.results import pattern as report
 
     g = strategy.grid
     sizes = {
@@ -282,7 +265,7 @@ def _tell(
         by_stage = g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0
         drawn = report.heatmaps(
             matrices,
-            title=f"{made.name} on {g.world} ranks: who sends whom how much",
+            title=f"{made.name} on {g.world} ranks: bytes between ranks",
             source=f"Computed for {layout}; {strategy.accumulation} micro-batches of "
             f"{strategy.micro_batch} sequences, {strategy.dtype}, gradients "
             f"{strategy.gradients} by {strategy.synchronized}; collectives as "
@@ -290,22 +273,17 @@ def _tell(
             stage=by_stage,
         )
         figures.save(drawn, plot)
-    if as_json:
-        told = report.as_dict(made, matrices)
-        told |= {
-            "algorithm": algorithm,
-            "files": [str(p) for p in (plot, output) if p is not None],
-        }
-        print_json(told)
-        return
-    console.print(f"{made.name} on {g.world} ranks: {layout}\n")
-    console.print(report.groups_table(made))
-    console.print(report.calls_table(made))
-    console.print(report.traffic_table(matrices))
-    console.print(
-        f"payload: bytes of a member's input; between ranks: as {algorithm}, one "
-        "iteration"
+    files = [path for path in (plot, output) if path is not None]
+    told = report.as_dict(made, matrices)
+    told |= {"algorithm": algorithm, "files": [str(path) for path in files]}
+    present(
+        told,
+        f"{made.name} on {g.world} ranks: {layout}\n",
+        report.groups_table(made),
+        report.calls_table(made),
+        report.traffic_table(matrices),
+        f"payload: input bytes of a group member; between ranks: bytes of an iteration "
+        f"with {algorithm} collectives",
+        as_json=as_json,
+        written=files,
     )
-    for path in (plot, output):
-        if path is not None:
-            console.print(f"written: {path}")

@@ -1,4 +1,4 @@
-"""``moetraffic place``: the traffic of a captured run with its experts elsewhere."""
+"""``moetraffic place``: the traffic of a run under another expert placement."""
 
 from __future__ import annotations
 
@@ -6,54 +6,56 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.table import Table
-
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
+from moetraffic.report.console.options import AsJson, Force, TraceFile, option
+from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.totals import totals
-from moetraffic.units import byte_size
 
-from .output import console, print_json
+from .output import present
 
 
 def place(
-    trace: Annotated[Path, typer.Argument(help="Trace file.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
+    trace: TraceFile,
+    output: Annotated[Path, option("Trace to write.", "-o", "--output")],
     ep: Annotated[
         int | None,
-        typer.Option(help="Expert-parallel ranks.", show_default="the trace's"),
+        option("Number of expert-parallel ranks.", shown="the trace's", min=1),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            help="Ranks; shards of neighbors are joined.", show_default="the trace's"
+        option(
+            "Number of ranks; the shards of consecutive ranks are joined.",
+            shown="the trace's",
+            min=1,
         ),
     ] = None,
     placement: Annotated[
-        str, typer.Option(help=f"{', '.join(PLACEMENTS)}.")
+        str, option(f"Placement of experts: {', '.join(PLACEMENTS)}.")
     ] = "contiguous",
     replicas: Annotated[
-        int, typer.Option(help="Further replicas, for the experts of most load.")
+        int, option("Number of further replicas, of the most loaded experts.", min=0)
     ] = 0,
     every: Annotated[
         int,
-        typer.Option(
-            help="Place anew after so many iterations, by the load of these; 0: once, "
-            "by the load of the whole trace."
+        option(
+            "Compute a new placement after so many iterations, from the load of these; "
+            "0: once, from the load of the whole trace.",
+            min=0,
         ),
     ] = 0,
     order: Annotated[
-        str, typer.Option(help="Order of the parallel axes over ranks.")
+        str, option("Order of the parallel axes over ranks, fastest-varying first.")
     ] = ParallelLayout().order,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Derive the matrices of another EP degree, placement or expert replication.
+    """Compute a run's traffic under another EP degree, placement or replication.
 
-    Nothing is trained again: what tokens ask for does not depend on where experts lie.
+    Nothing is trained again: the tokens' choice of experts does not depend on the
+    placement.
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
@@ -72,33 +74,19 @@ def place(
             order=order,
         )
         moved.save(output, force=force)
-        told = {
-            "file": str(output),
-            "before": asdict(totals(opened)),
-            "after": asdict(totals(moved)),
-        }
-    if as_json:
-        print_json(told)
-        return
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in (
-        "",
-        "ranks",
-        "EP",
-        "all-to-all",
-        "between ranks",
-        "busiest rank over mean",
-    ):
-        table.add_column(column, justify="left" if not column else "right")
-    for name in ("before", "after"):
-        one = told[name]
-        assert isinstance(one, dict)
-        table.add_row(
-            str(trace if name == "before" else output),
-            str(one["ranks"]),
-            str(one["ep"]),
-            byte_size(one["bytes"]),
-            byte_size(one["bytes_between_ranks"]),
-            f"{one['busiest_rank_over_mean']:.3f}",
-        )
-    console.print(table)
+        sums = {"before": asdict(totals(opened)), "after": asdict(totals(moved))}
+    columns = {
+        "": "",
+        "ranks": "",
+        "EP": "",
+        "all-to-all": "bytes",
+        "between ranks": "bytes",
+        "busiest rank over mean": ".3f",
+    }
+    fields = ("ranks", "ep", "bytes", "bytes_between_ranks", "busiest_rank_over_mean")
+    rows = [
+        (str(path), *(one[name] for name in fields))
+        for path, one in zip((trace, output), sums.values(), strict=True)
+    ]
+    table = Table(columns=columns, rows=rows)
+    present({"file": str(output), **sums}, table, as_json=as_json)

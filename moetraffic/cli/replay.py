@@ -1,4 +1,4 @@
-"""``moetraffic replay``: put a trace's traffic on a network again."""
+"""``moetraffic replay`` and ``bench``: programs that start in place of this one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,22 @@ CONTEXT = {
 
 
 def replay(context: typer.Context) -> None:
-    """Put a trace's traffic on a network again, on any ranks, verified and timed.
+    """Replay a trace's traffic on a network, on any ranks, verified and timed.
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
-    # the wing reads the arguments, also those for help: the core imports no wing
+    _start("moetraffic.replay", context)
+
+
+def bench(context: typer.Context) -> None:
+    """Benchmark collectives as nccl-tests does, on gloo or NCCL, checked and fitted.
+
+    Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
+    """
+    _start("moetraffic.replay.bench", context)
+
+
+def _start(program: str, context: typer.Context) -> None:
+    # the program parses the arguments, also --help: the command line does not import it
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "moetraffic.replay", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", program, *context.args])

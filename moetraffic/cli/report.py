@@ -1,97 +1,97 @@
-"""``moetraffic report``: one page with all that is known of a run, to look at."""
+"""``moetraffic report``: an HTML report of a trace."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Iterations,
+    Layers,
+    Phase,
+    Threads,
+    TraceFile,
+    option,
+    selection,
+)
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
-from moetraffic.trace.iterations import iteration_range
+from moetraffic.trace.hdf5.durable import (
+    validate_other_than_input,
+    validate_output,
+)
 from moetraffic.units import byte_size
 
-from .choices import Iterations, Layers, layer_numbers
-from .output import console, print_json, progress
+from .output import present, progress
 
 MOST_MB = 100
-"""Of matrices in a page: a browser still opens it."""
+"""Size of matrices that a browser still opens."""
+
+PAGE = "Report"
 
 
 def report(
-    trace: Annotated[Path, typer.Argument(help="Trace file.")],
+    trace: TraceFile,
     second: Annotated[
         Path | None, typer.Argument(help="Trace file to compare with.")
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Page to write.")
-    ] = Path("report.html"),
+    output: Annotated[Path, option("HTML file to write.", "-o", "--output")] = Path(
+        "report.html"
+    ),
     replay: Annotated[
-        Path | None, typer.Option(help="Trace of a replay, for its fidelity.")
+        Path | None, option("Trace of a replay, for its fidelity.")
     ] = None,
     layers: Layers = None,
-    phase: Annotated[
-        str, typer.Option(help="Phase whose wire is analyzed.")
-    ] = "dispatch",
+    phase: Phase = "dispatch",
     iterations: Iterations = None,
     fabric: Annotated[
         str,
-        typer.Option(
-            help="Network for the link loads: single, leaf-spine, rails, fat-tree, "
-            "torus, or a JSON file that describes one."
+        option(
+            "Network for the link loads: single, leaf-spine, rails, fat-tree, torus, "
+            "or a JSON file that describes one.",
+            panel=PAGE,
         ),
     ] = "leaf-spine",
     capacity: Annotated[
         str | None,
-        typer.Option(
-            help="Of a NIC, each way: 400Gbps, 50GB/s.",
-            show_default="400Gbps, or the file's",
+        option(
+            "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
+            panel=PAGE,
+            shown="400Gbps, or the file's",
         ),
     ] = None,
     title: Annotated[
-        str, typer.Option(help="Headline.", show_default="the file's name")
+        str, option("Title of the report.", panel=PAGE, shown="the file's name")
     ] = "",
     matrices: Annotated[
         float,
-        typer.Option(
-            help="MB of matrices in the page, at most: more, and iterations are "
-            "left out."
+        option(
+            "Largest size of the matrices in the report in MB; iterations are left out "
+            "beyond it.",
+            panel=PAGE,
+            above=0,
+            max=MOST_MB,
         ),
     ] = 8.0,
-    force: Annotated[bool, typer.Option(help="Overwrite the page.")] = False,
-    threads: Annotated[
-        int, typer.Option(help="That read and compute.", show_default="the cores")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    threads: Threads = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a page with all that is known of a run; it works offline.
+    """Write an HTML report of a trace, which opens in any browser without a network.
 
     Example: moetraffic report run.h5 -o report.html --replay replayed.h5
     """
-    if threads < 0:
-        raise AnalysisError(
-            f"threads are 1 or more, or 0 for as many as there are cores, but are "
-            f"{threads}: raise --threads"
-        )
-    if not 0 < matrices <= MOST_MB:
-        raise AnalysisError(
-            f"the matrices of a page have more than 0 and at most {MOST_MB} MB, but "
-            f"{matrices:g} were asked for: choose --matrices 8"
-        )
     validate_output(output, force=force, error=AnalysisError)
     for source in (trace, second, replay):
         if source is not None:
             validate_other_than_input(source, output, error=AnalysisError)
-    chosen = iteration_range(iterations)
-    asked: dict[str, Any] = {
-        "layers": layer_numbers(layers),
-        "phase": phase,
-        "iterations": chosen,
-    }
+    asked = selection(layers, iterations, phase)
     from moetraffic.analysis import effort
     from moetraffic.report.page import write_report
     from moetraffic.report.page.document import plotly_script
@@ -121,14 +121,12 @@ def report(
                 **asked,
             )
     size = output.stat().st_size
-    if as_json:
-        print_json(
-            {
-                "file": str(output),
-                "bytes": size,
-                "sections": [s.key for s in found.sections],
-                "notes": list(found.notes),
-            }
-        )
-    else:
-        console.print(f"{output}: {byte_size(size)}, opens in any browser, offline")
+    data = {
+        "file": str(output),
+        "bytes": size,
+        "sections": [s.key for s in found.sections],
+        "notes": list(found.notes),
+    }
+    present(
+        data, f"written: {output}, {byte_size(size)}, an offline page", as_json=as_json
+    )

@@ -1,4 +1,4 @@
-"""``moetraffic reproduce``: published studies, computed again."""
+"""``moetraffic reproduce``: published studies, recomputed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.errors import MoetrafficError
-from moetraffic.trace.hdf5.durable import validate_folder
+from moetraffic.report.console.options import AsJson, Force, option
 
-from .output import console, json_text, print_json
+from .output import json_text, present, refuse_folder_outputs
 
 ALL = "all"
 
@@ -21,15 +20,12 @@ def reproduce(
         typer.Argument(help="apnet24, sigmetrics24, merced, gpt350m, sc21, or all."),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Folder for JSON and pictures."),
+        Path | None, option("Folder for JSON and pictures.", "-o", "--output")
     ] = None,
-    force: Annotated[
-        bool, typer.Option(help="Write into a folder that holds files of these names.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compute a published study's tables again: published, ours, and the error.
+    """Recompute the tables of a published study and show the errors.
 
     Example: moetraffic reproduce merced -o merced
     """
@@ -38,9 +34,9 @@ def reproduce(
 
     names = there() if study == ALL else (study,)
     if output is not None:
-        _refuse(output, names, force)
+        refuse_folder_outputs(output, [f"{name}.json" for name in names], force=force)
     found = [computed(name) for name in names]
-    from moetraffic.report import study as report
+    from moetraffic.report.results import study as report
 
     told = [report.as_dict(one) for one in found]
     written: list[Path] = []
@@ -61,23 +57,6 @@ def reproduce(
             for name, drawn in (stripes() if one.name == "apnet24" else {}).items():
                 picture = output / f"{one.name}-{name}.png"
                 written.append(figures.save(drawn, picture))
-    if as_json:
-        print_json(told if study == ALL else told[0])
-        return
-    for one in found:
-        console.print(*report.tables(one))
-    if written:
-        console.print(f"{output}: {', '.join(path.name for path in written)}")
-
-
-def _refuse(output: Path, names: tuple[str, ...], force: bool) -> None:
-    """Refuse a folder that cannot be written, or whose files would be lost."""
-    if output.exists() and not output.is_dir():
-        raise MoetrafficError(f"{output} is no folder: choose another with -o")
-    validate_folder(output.absolute().parent, error=MoetrafficError)
-    lost = [n for n in names if any(output.glob(f"{n}.json"))]
-    if lost and not force:
-        raise MoetrafficError(
-            f"{output} holds {lost[0]}.json, which is not overwritten: choose another "
-            "folder with -o, or give --force"
-        )
+    texts = [table for one in found for table in report.tables(one)]
+    data = told if study == ALL else told[0]
+    present(data, *texts, as_json=as_json, written=written)

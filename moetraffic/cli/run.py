@@ -1,4 +1,4 @@
-"""``moetraffic run``: capture a command that knows nothing of it."""
+"""``moetraffic run``: capture the collectives of any training command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import typer
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
 from moetraffic.launch.segment_merging import SegmentMerger
-from moetraffic.report.overview import tables
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.options import Force, option
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
 
@@ -25,30 +26,30 @@ CONTEXT = {"allow_interspersed_args": False}
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND...", help="What to run, best after --."),
+        typer.Argument(metavar="COMMAND...", help="Command to run, best after --."),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Trace to write.")
-    ] = Path("run.h5"),
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    model: Annotated[str, typer.Option(help="A name for the model.")] = "",
-    router: Annotated[str, typer.Option(help="A name for its router.")] = "",
+    output: Annotated[Path, option("Trace to write.", "-o", "--output")] = Path(
+        "run.h5"
+    ),
+    force: Force = False,
+    model: Annotated[str, option("Name of the model, for the metadata.")] = "",
+    router: Annotated[str, option("Name of the router, for the metadata.")] = "",
     k: Annotated[
-        int, typer.Option(min=0, help="Experts of a token: noise floors need it.")
+        int, option("Experts per token (top-k), for noise floors.", min=0)
     ] = 0,
     environment: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Print the environment variables that the command needs, and start "
+            "nothing: for batch scripts, ssh and containers.",
             "--env",
-            help="Start nothing, but print what a shell must export where the command "
-            "runs: in batch scripts, over ssh, in containers.",
         ),
     ] = False,
 ) -> None:
-    """Run a training command as it is, and record every collective of all its ranks.
+    """Run a training command unchanged and record every collective of all its ranks.
 
-    Streams, signals and the exit code are the command's own; what there is to say of
-    the trace is said on standard error.
+    Streams, signals and the exit code are the command's own; messages about the trace
+    go to standard error.
 
     Example: moetraffic run -o run.h5 -- torchrun --nproc-per-node 4 train.py
     """
@@ -88,7 +89,7 @@ def run(
 
 
 def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
-    """Make the command's traces, and show them on standard error."""
+    """Write the command's traces, and show them on standard error."""
 
     def tell(sentence: str) -> None:
         say(f"moetraffic: {sentence}")

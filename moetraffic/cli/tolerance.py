@@ -1,4 +1,4 @@
-"""``moetraffic tolerance``: how much loss of traffic a training bears."""
+"""``moetraffic tolerance``: how training loss depends on lost traffic."""
 
 from __future__ import annotations
 
@@ -8,89 +8,79 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from moetraffic.errors import Interrupted, LayoutError
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.dropping import PATTERNS, SITES
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Plot,
+    Setting,
+    field_options,
+    option,
+    takes,
+)
 from moetraffic.trace.hdf5.durable import validate_outputs
 
-from .choices import picture
-from .output import console, print_json, progress
-from .workload import describe, takes_workload
+from .output import present, progress
+from .workload import WORKLOAD, describe
 
-PERCENTAGES = "0.1,0.5,1,2,5,10,20"
-DROPS = Dropping()
+LOSS = field_options(
+    Dropping,
+    "Loss",
+    {
+        "site": f"Exchange that loses data: {', '.join(SITES)}.",
+        "pattern": f"Loss pattern: {', '.join(PATTERNS)}.",
+        "compensate": Setting(
+            "Scale what arrives by 1 / (1 - share dropped).", "--compensate"
+        ),
+        "packet_bytes": "Payload bytes of a packet.",
+        "burst_packets": "Mean length of a burst of losses, in packets.",
+    },
+)
 
 
-@takes_workload
+@takes(loss=LOSS, chosen=WORKLOAD)
 def tolerance(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="JSON to write, kept run by run.")
+        Path, option("JSON file to write after each training.", "-o", "--output")
     ] = Path("tolerance.json"),
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Picture to write (PNG).")
-    ] = None,
+    plot: Plot = None,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Virtual ranks.", show_default="as many as --ep, or 4"),
+        option("Number of virtual ranks.", shown="as many as --ep, or 4"),
     ] = None,
-    site: Annotated[
-        str, typer.Option(help=f"Where it is lost: {', '.join(SITES)}.")
-    ] = DROPS.site,
-    pattern: Annotated[
-        str, typer.Option(help=f"What is lost: {', '.join(PATTERNS)}.")
-    ] = DROPS.pattern,
     percent: Annotated[
-        str, typer.Option(help="Shares of the bytes to drop, in percent.")
-    ] = PERCENTAGES,
-    compensate: Annotated[
-        bool, typer.Option("--compensate", help="Scale what arrives by 1/(1-p).")
-    ] = False,
-    packet_bytes: Annotated[
-        int, typer.Option(help="Payload of a packet.")
-    ] = DROPS.packet_bytes,
-    burst_packets: Annotated[
-        float, typer.Option(help="Mean length of a burst of losses, in packets.")
-    ] = DROPS.burst_packets,
-    seeds: Annotated[int, typer.Option(help="Trainings for each share.")] = 3,
+        str,
+        option("Shares of the bytes to drop, in percent, with commas.", panel="Loss"),
+    ] = "0.1,0.5,1,2,5,10,20",
+    seeds: Annotated[
+        int, option("Number of trainings for each share.", panel="Loss", min=2)
+    ] = 3,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="Trainings that run beside each other.", show_default="the cores"
-        ),
+        option("Number of trainings that run at the same time.", shown="all cores"),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
     *,
+    loss: dict[str, Any],
     chosen: dict[str, Any],
 ) -> None:
-    """Train with a lossy network at one site, and say how much the loss rises.
+    """Measure how much the training loss rises when an exchange loses data.
 
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
     validate_outputs((output, plot), force=force)
-    if seeds < 2:
-        raise LayoutError(
-            f"an interval over seeds needs 2 or more, but seeds is {seeds}: raise it"
-        )
     shares = [0.0, *_shares(percent)]
     base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
-    dropping = Dropping(
-        site=site,
-        pattern=pattern,
-        compensate=compensate,
-        packet_bytes=packet_bytes,
-        burst_packets=burst_packets,
-    )
+    dropping = Dropping(**loss)
     check_workload(base, ranks=base.layout.world)
     told: dict[str, Any] = {
         "workload": json.loads(base.to_json()),
-        "site": site,
-        "pattern": pattern,
-        "compensate": compensate,
+        **{name: loss[name] for name in ("site", "pattern", "compensate")},
         "runs": [],
     }
     number = len(shares) * seeds
@@ -107,25 +97,22 @@ def tolerance(
             )
         except KeyboardInterrupt:
             kept = f"{len(told['runs'])} of {number} trainings are kept in {output}"
-            said = kept if told["runs"] else "no training had ended"
+            said = kept if told["runs"] else "no training had finished"
             raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
     from moetraffic.analysis.tolerance import tolerance as estimate
     from moetraffic.report import figures
-    from moetraffic.report import tolerance as report
+    from moetraffic.report.results import tolerance as report
 
     found = estimate(shares, losses)
     told |= report.as_dict(found)
     _write(output, told)
-    title = f"{pattern} dropped at {site}" + (", compensated" if compensate else "")
+    title = f"{dropping.pattern} dropped at {dropping.site}"
+    title += ", compensated" if dropping.compensate else ""
     if plot is not None:
         steps, ranks = base.training.iterations, base.layout.world
         source = f"{title}; {ranks} virtual ranks, {steps} iterations"
         figures.save(report.figure(found, source), plot)
-    if as_json:
-        print_json(told)
-    else:
-        console.print(report.table(found, title))
-        console.print(f"{output}" + (f", {plot}" if plot is not None else ""))
+    present(told, report.table(found, title), as_json=as_json, written=(output, plot))
 
 
 def _shares(percent: str) -> list[float]:

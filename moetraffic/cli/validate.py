@@ -1,4 +1,4 @@
-"""``moetraffic validate``: can a synthetic run be told from real ones?"""
+"""``moetraffic validate``: test a synthetic trace against real ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Iterations,
+    Layers,
+    Plot,
+    layer_numbers,
+    option,
+)
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.trace.iterations import iteration_range
 
-from .choices import Iterations, Layers, layer_numbers, picture
-from .output import console, print_json, progress
+from .output import present, progress
 
-TOLD_APART = 1
-"""Exit code where the synthetic run is told from real ones."""
+DIFFERS = 1
+"""Exit code where the synthetic trace differs from real ones."""
 
 
 def validate(
@@ -26,40 +33,39 @@ def validate(
     ] = None,
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", help="Real trace; may be given again."),
+        option("Real trace; may be given again.", "--against"),
     ] = None,
     layers: Layers = None,
     iterations: Iterations = None,
     ranks_per_host: Annotated[
         int | None,
-        typer.Option(
-            help="Neighboring ranks that share a host, for the inter-host share.",
-            show_default="half of the expert-parallel ranks",
+        option(
+            "Number of consecutive ranks per host, for the inter-host share.",
+            shown="half of the expert-parallel ranks",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=picture, help="Picture to draw, PNG.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the picture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Plot = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Try whether a synthetic run can be told from real ones; exit code 1 if it can.
+    """Test whether a synthetic trace differs from real ones; exit code 1 if it does.
 
-    With three real runs or more, of other seeds than the one that the generator was
-    fitted to, by how seeds differ; with fewer, by swapping time blocks with these.
+    With three or more real traces of other seeds than the one that the generator was
+    fitted to, the reference is the difference between seeds; with fewer, a permutation
+    of time blocks.
 
-    Example: moetraffic validate twin.h5 --against seed1.h5 seed2.h5 seed3.h5
+    Example: moetraffic validate synthetic.h5 --against seed1.h5 seed2.h5 seed3.h5
     """
     from moetraffic.errors import AnalysisError
-    from moetraffic.report import acceptance as report
     from moetraffic.report import figures
+    from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept
     from moetraffic.validation.features import Features, portrait
 
     real = [*(against or []), *(more or [])]
     if not against:
         raise AnalysisError(
-            "a synthetic run is held against real ones, but none is named: give "
+            "a synthetic run is compared with real ones, but none is named: give "
             "--against real.h5"
         )
     same = [p for p in real if p.exists() and p.resolve() == synthetic.resolve()]
@@ -78,7 +84,7 @@ def validate(
                     portrait(
                         trace,
                         layers=layer_numbers(layers),
-                        iterations=iteration_range(iterations),
+                        iterations=iterations,
                         ranks_a_host=ranks_per_host,
                     )
                 )
@@ -86,11 +92,8 @@ def validate(
     found = accept(runs[0], runs[1:])
     if plot is not None:
         figures.save(report.figure(found), plot)
-    if as_json:
-        print_json(report.as_dict(found))
-    else:
-        console.print(report.table(found))
-        if plot is not None:
-            console.print(str(plot))
+    present(
+        report.as_dict(found), report.table(found), as_json=as_json, written=(plot,)
+    )
     if not found.passed:
-        raise typer.Exit(TOLD_APART)
+        raise typer.Exit(DIFFERS)

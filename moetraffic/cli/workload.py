@@ -1,49 +1,35 @@
-"""The options that describe a workload, the same on every verb that trains one.
+"""Options of a workload, the same on every verb that trains one.
 
-A verb takes them with :func:`takes_workload`; each option names the field of
-:class:`~moetraffic.patterns.Workload` that it sets, so a field that is added there is
-one line here.
+A verb takes them with ``takes(chosen=WORKLOAD)``, for :func:`describe`.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import Parameter
 from math import prod
 from typing import Annotated, Any
-
-import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     ROUTERS,
+    Gating,
     ModelShape,
     ParallelLayout,
+    Training,
     Workload,
     preset,
     scaled,
 )
 from moetraffic.patterns.router_spec import OptionValue
 from moetraffic.patterns.routers import BALANCE_SCOPES
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An option and the field that it sets."""
-
-    part: str  # attribute of Workload: model, gating, layout or training
-    field: str
-    kind: type
-    text: str
-    default: str = ""  # in words, where the field's own default does not say it
-    flag: str = ""  # the option, where it is not named as the field
+from moetraffic.report.console.options import Setting, field_options, option
 
 
 def _routers() -> str:
     named = ", ".join(f"{s.name} ({s.text})" for s in ROUTERS.values())
-    return f"One of {named}, or an installed package's."
+    return f"Router: {named}, or one of an installed package."
 
 
 def _router_options() -> str:
@@ -52,93 +38,133 @@ def _router_options() -> str:
         for s in ROUTERS.values()
         if s.options
     )
-    return f"name=value of the router's own, any number of times.  {named}."
+    return f"Option of the router, as name=value; may be given again. {named}."
 
 
 MODEL = "model"
 """The option that names a preset; the others change it."""
 
-SETTINGS = (
-    Setting("model", "layers", int, "Transformer blocks, an encoder's included."),
-    Setting("model", "encoder_layers", int, "Of these the encoder's.", "in proportion"),
-    Setting("model", "hidden", int, "Model width."),
-    Setting("model", "heads", int, "Attention heads."),
-    Setting("model", "kv_heads", int, "Key and value heads.", "in proportion"),
-    Setting("model", "head_size", int, "Width of a head.", "in proportion"),
-    Setting("model", "sequence", int, "Tokens of a sequence."),
-    Setting("model", "target_sequence", int, "A decoder's, behind an encoder.", "same"),
-    Setting("model", "vocabulary", int, "Tokens there are.", "bytes, if resized"),
-    Setting("model", "ffn", int, "Feed-forward width.", "4 hidden, or in proportion"),
-    Setting("model", "expert_ffn", int, "Width of an expert.", "ffn, or in proportion"),
-    Setting("model", "shared_ffn", int, "Width of shared experts.", "in proportion"),
-    Setting("model", "moe_every", int, "Every n-th layer carries experts."),
-    Setting("model", "moe_first", int, "No layer before this one does."),
-    Setting("model", "experts", int, "Experts of a MoE layer; 0: a dense model."),
-    Setting("gating", "router", str, _routers()),
-    Setting("gating", "k", int, "Experts of a token.", "2, or the router's own"),
-    Setting(
-        "gating",
-        "dispatch",
-        str,
-        "dropless, dropped, or padded to capacity.",
-        "dropless, or the router's own",
+PROPORTION = "in proportion"
+PARTS: Mapping[str, Mapping[str, Parameter]] = {
+    "model": field_options(
+        ModelShape,
+        "Model",
+        {
+            "layers": "Number of transformer blocks, including an encoder's.",
+            "encoder_layers": Setting("Number of encoder blocks.", shown=PROPORTION),
+            "hidden": "Width of the model.",
+            "heads": "Number of attention heads.",
+            "kv_heads": Setting("Number of key and value heads.", shown=PROPORTION),
+            "head_size": Setting("Width of an attention head.", shown=PROPORTION),
+            "sequence": "Tokens of a sequence.",
+            "target_sequence": Setting(
+                "Tokens of a decoder's sequence, behind an encoder.", shown="same"
+            ),
+            "vocabulary": Setting("Vocabulary size.", shown="bytes, if resized"),
+            "ffn": Setting("Feed-forward width.", shown="4 hidden, or in proportion"),
+            "expert_ffn": Setting(
+                "Feed-forward width of an expert.", shown="ffn, or in proportion"
+            ),
+            "shared_ffn": Setting(
+                "Feed-forward width of shared experts.", shown=PROPORTION
+            ),
+            "moe_every": "Distance between MoE layers: every n-th layer has experts.",
+            "moe_first": "First layer that can have experts.",
+            "experts": "Number of experts of a MoE layer; 0 for a dense model.",
+        },
+        optional=True,
     ),
-    Setting("gating", "capacity_factor", float, "Capacity over a balanced load."),
-    Setting("gating", "balance", float, "Weight of the load-balancing loss."),
-    Setting(
-        "gating",
-        "balance_scope",
-        str,
-        f"Whose load it balances: {', '.join(BALANCE_SCOPES)}.",
+    "gating": field_options(
+        Gating,
+        "Routing",
+        {
+            "router": _routers(),
+            "k": Setting("Experts per token (top-k).", shown="2, or the router's own"),
+            "dispatch": Setting(
+                "Dispatch form: dropless, dropped, or padded to capacity.",
+                shown="dropless, or the router's own",
+            ),
+            "capacity_factor": "Expert capacity, relative to a balanced load.",
+            "balance": "Weight of the load-balancing loss.",
+            "balance_scope": "Tokens over which the load is balanced: "
+            f"{', '.join(BALANCE_SCOPES)}.",
+            "z_loss": "Weight of the router z-loss.",
+            "options": Setting(
+                _router_options(), "--router-option", shown="none", kind=list[str]
+            ),
+        },
+        optional=True,
     ),
-    Setting("gating", "z_loss", float, "Weight of the router z-loss."),
-    Setting(
-        "gating", "options", list[str], _router_options(), "none", "--router-option"
+    "layout": field_options(
+        ParallelLayout,
+        "Parallelism",
+        {
+            "dp": Setting(
+                "Number of data-parallel replicas.", shown="ranks / (tp pp cp)"
+            ),
+            "ep": Setting(
+                "Number of expert-parallel ranks, a divisor of dp.", shown="dp"
+            ),
+            "tp": "Number of tensor-parallel ranks of a layer.",
+            "pp": "Number of pipeline stages.",
+            "order": "Order of the parallel axes over ranks, fastest-varying first.",
+            "zero": "ZeRO stage: 0, 1, 2 or 3.",
+        },
+        optional=True,
     ),
-    Setting("layout", "dp", int, "Data-parallel replicas.", "ranks / (tp pp cp)"),
-    Setting("layout", "ep", int, "Expert-parallel ranks, a divisor of dp.", "dp"),
-    Setting("layout", "tp", int, "Tensor-parallel ranks of a layer."),
-    Setting("layout", "pp", int, "Pipeline stages."),
-    Setting("layout", "order", str, "Axes over ranks, the fastest first."),
-    Setting("layout", "zero", int, "ZeRO stage: 0, 1, 2 or 3."),
-    Setting("training", "iterations", int, "Steps."),
-    Setting("training", "micro_batch", int, "Sequences of a rank in one forward pass."),
-    Setting("training", "accumulation", int, "Micro-batches of a step.", "pp"),
-    Setting("training", "learning_rate", float, "Peak of AdamW's learning rate."),
-    Setting(
-        "training",
-        "warmup",
-        int,
-        "Steps over which the learning rate rises.",
-        flag="--learning-rate-warmup",
+    "training": field_options(
+        Training,
+        "Training",
+        {
+            "iterations": "Number of training iterations.",
+            "micro_batch": "Sequences of a rank in one forward pass.",
+            "accumulation": Setting("Micro-batches of an iteration.", shown="pp"),
+            "learning_rate": "Peak learning rate of AdamW.",
+            "warmup": Setting(
+                "Iterations over which the learning rate rises.",
+                "--learning-rate-warmup",
+            ),
+            "seed": "Random seed of initialization, data and routing.",
+            "device": "Device: cpu or cuda.",
+            "dtype": "Data type of parameters: float32, float64 or bfloat16.",
+            "precision": Setting(
+                "Data type of matrix products: bfloat16.", shown="as dtype"
+            ),
+            "recompute": Setting(
+                "Activation recomputation: none or full.", shown="none", kind=str
+            ),
+            "corpus": Setting(
+                "Text to train on: a file, folder or glob.",
+                shown="Python's standard library",
+            ),
+        },
+        optional=True,
     ),
-    Setting("training", "seed", int, "Seed of everything."),
-    Setting("training", "device", str, "cpu or cuda."),
-    Setting("training", "dtype", str, "Of parameters: float32, float64 or bfloat16."),
-    Setting("training", "precision", str, "Of products: bfloat16.", "as dtype"),
-    Setting("training", "recompute", str, "Recomputation: none, full.", "none"),
-    Setting(
-        "training",
-        "corpus",
-        str,
-        "Text: a file, folder or glob.",
-        "Python's own library",
-    ),
-)
+}
+"""Options by part of a workload and field."""
 
 UNLISTED = ("virtual", "until_steady")
 """Fields of the training that a verb sets itself."""
 
-PANELS = {
-    "model": "Model",
-    "gating": "Routing",
-    "layout": "Parallelism",
-    "training": "Training",
+_PRESET = option(
+    "Model preset; moetraffic models lists them; other options change it.",
+    panel="Model",
+    shown="tiny",
+)
+WORKLOAD: Mapping[str, Parameter] = {
+    MODEL: Parameter(
+        MODEL,
+        Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, _PRESET],
+    ),
+    **{name: made for part in PARTS.values() for name, made in part.items()},
 }
+"""All options of a workload, for ``takes(chosen=WORKLOAD)``."""
 
 
 def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
-    """The workload of ``ranks`` ranks with the chosen fields, others at their default.
+    """Make the workload of ``ranks`` ranks from the chosen fields and defaults.
 
     Parameters
     ----------
@@ -168,12 +194,8 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     if given.get("pp", 1) > 1:
         given.setdefault("accumulation", given["pp"])
     parts = {
-        part: {
-            s.field: given[s.field]
-            for s in SETTINGS
-            if s.part == part and s.field in given
-        }
-        for part in PANELS
+        part: {name: given[name] for name in options if name in given}
+        for part, options in PARTS.items()
     }
     parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
     if "recompute" in given:
@@ -187,10 +209,10 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
 
 
 def _base(model: str) -> dict[str, Any]:
-    """The parts of a workload that options change: the default's, or a preset's."""
+    """Return the parts of a workload that options change: the default or a preset."""
     default = Workload()
     if not model:
-        return {part: getattr(default, part) for part in PANELS}
+        return {part: getattr(default, part) for part in PARTS}
     found = preset(model)
     return {
         "model": found.model,
@@ -201,7 +223,7 @@ def _base(model: str) -> dict[str, Any]:
 
 
 def _router_defaults(router: str) -> dict[str, Any]:
-    """What this router has one value of, or not the default."""
+    """Return the fields for which a router has another default or a single value."""
     spec = ROUTERS.get(router)
     if spec is None:
         return {}
@@ -212,7 +234,7 @@ def _router_defaults(router: str) -> dict[str, Any]:
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
-    """``["groups=4", "score=softmax"]`` as a mapping, values by what they look like.
+    """Read ``["groups=4", "score=softmax"]`` as a mapping with typed values.
 
     ``true`` and ``false`` are truth values; what reads as a number is one.
 
@@ -250,7 +272,7 @@ def _value(text: str) -> OptionValue:
 
 
 def _recomputes(text: str) -> bool:
-    """Whether blocks are computed twice, as ``pattern`` and ``estimate`` call it."""
+    """Whether activations are recomputed: ``none`` or ``full``."""
     if text not in ("none", "full"):
         raise LayoutError(
             f"recomputation is none or full in a training, not {text!r}: change "
@@ -260,7 +282,7 @@ def _recomputes(text: str) -> bool:
 
 
 def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
-    """The layout's fields, with the dp that all ranks make and an ep as wide as dp."""
+    """Complete the layout: dp from the number of ranks, and ep equal to dp."""
     sizes = {axis: layout.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")}
     if min(sizes.values()) < 1:
         return dict(layout)  # refused by ParallelLayout, which says which one
@@ -273,52 +295,3 @@ def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
             "ranks, --dp, --tp or --pp"
         )
     return {"ep": sizes["dp"], **layout, "dp": sizes["dp"]}
-
-
-def takes_workload(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of SETTINGS; it gets them as ``chosen``, by field."""
-    signature = inspect.signature(verb, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.name != "chosen"]
-    options = [_model_option(), *(_option(setting) for setting in SETTINGS)]
-
-    @functools.wraps(verb)
-    def with_options(**given: Any) -> None:
-        chosen = {
-            name: given.pop(name) for name in (MODEL, *(s.field for s in SETTINGS))
-        }
-        verb(**given, chosen=chosen)
-
-    every = [*own, *options]
-    with_options.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in every}
-    return with_options
-
-
-def _model_option() -> inspect.Parameter:
-    about = typer.Option(
-        help="A preset, see moetraffic models; other options change it.",
-        show_default="tiny",
-        rich_help_panel=PANELS["model"],
-    )
-    return inspect.Parameter(
-        MODEL,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, about],
-    )
-
-
-def _option(setting: Setting) -> inspect.Parameter:
-    default = getattr(getattr(Workload(), setting.part), setting.field)
-    about = typer.Option(
-        *([setting.flag] if setting.flag else []),
-        help=setting.text,
-        show_default=setting.default or str(default),
-        rich_help_panel=PANELS[setting.part],
-    )
-    return inspect.Parameter(
-        setting.field,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[setting.kind | None, about],
-    )

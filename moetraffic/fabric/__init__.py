@@ -1,6 +1,6 @@
-"""What a run's traffic would do on a network: topologies, routing, schedules.
+"""Network models: topologies, routing, link loads, lower bounds, circuit schedules.
 
-Pure functions on byte matrices and demand patterns; nothing here reads a trace.
+Pure functions on byte matrices and demand patterns, independent of traces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Affinity graph: one time shift a job from shifts that links want each for itself.
+"""CASSINI affinity graph: merge the per-link time shifts of jobs into one per job.
 
-Jobs and links are the two sides of a graph; an edge says which shift the job has on
-that link.  Only differences between the jobs of a link matter, so walking the graph
-from any job fixes the others, and without a loop all links are satisfied.
+The graph is bipartite between jobs and links; an edge carries the shift of the job on
+that link.  Only the differences between jobs of a link matter, so a traversal from any
+job determines the others; without a loop all links are satisfied.
 
 References
 ----------
@@ -25,22 +25,22 @@ def consistent_shifts(
     *,
     tolerance_s: float = 1e-9,
 ) -> dict[str, float]:
-    """One shift a job that agrees with the shifts on every link.
+    """Compute one time shift per job that is consistent with the shifts on every link.
 
     Parameters
     ----------
     links
-        By link, the shift of each of its jobs, seconds.
+        Shift of each job on each link, by link and job, seconds.
     periods_s
         Iteration time of each job, seconds.
     tolerance_s
-        Where links form a loop, what they want may differ by so much.
+        Maximum difference of the shifts of one job where links form a loop.
 
     Returns
     -------
     dict of str to float
-        Seconds, from 0 to below the job's period; in each connected part of the graph
-        the first job has 0.
+        Shift by job, seconds in [0, period); 0 for the first job of each connected
+        component of the graph.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def consistent_shifts(
 
 
 def _from_job_to_link(graph: nx.Graph, job: str) -> list[tuple[tuple[str, str], ...]]:
-    """Each link of a part of the graph, with a job whose shift is known by then."""
+    """List the links of a connected component, each with its first-reached job."""
     return [
         (one, other)
         for one, other in nx.bfs_edges(graph, ("job", job))

@@ -1,4 +1,4 @@
-"""Assessment: everything about some matrices on one network, placed and routed."""
+"""Link loads, times, bounds and collisions of byte matrices on one network."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Loads, times, bounds and collisions of n matrices."""
+    """Link loads, times, lower bounds and ECMP collisions of n byte matrices."""
 
     topology: Topology
     routing: str
     loads: npt.NDArray[np.generic]  # [n, L] bytes
     bytes_between_hosts: Float64  # [n]
-    bytes_inside_hosts: Float64  # [n], of a rank to itself left out
-    bottleneck_s: Float64  # [n] time of the fullest link
+    bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
+    bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[
         str, Float64
-    ]  # [n] each, by name: "port", "cut host", "spreading"
+    ]  # [n] lower bounds by name, such as "port", "cut host"
     hot: tuple[BottleneckLink, ...]
-    collisions: tuple[Collision, ...]  # of ECMP
+    collisions: tuple[Collision, ...]  # ECMP only
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it: times of the n matrices, summed, and bounds."""
+        """Return the HTML table of total bytes, times and bounds for notebooks."""
         rows = [
             ("matrices", len(self.loads)),
             ("bytes between hosts", float(self.bytes_between_hosts.sum())),
@@ -57,12 +57,12 @@ def assess(
     flows: int = 1,
     hot: int = 8,
 ) -> Assessment:
-    """Put matrices on a network.
+    """Compute link loads, times, bounds and collisions of byte matrices on a network.
 
     Parameters
     ----------
     topology
-        Any.
+        Network topology.
     slots
         ``[W]`` slot of each rank.
     matrices
@@ -70,7 +70,7 @@ def assess(
     routing, seed, flows
         As in :func:`moetraffic.fabric.routing.route`.
     hot
-        How many of the hottest links are named.
+        Number of bottleneck links to list.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def assess(
     Raises
     ------
     FabricError
-        If the routing is not known, or matrices are not those of the ranks placed.
+        If the routing is unknown, or the matrices do not match the number of ranks.
     """
     stack = byte_matrices(matrices, len(slots)).reshape(-1, len(slots), len(slots))
     routes = route(topology, slots, routing=routing, seed=seed, flows=flows)

@@ -1,19 +1,20 @@
-r"""Lower bounds of the time that a byte matrix takes, whatever the schedule.
+r"""Lower bounds on the transfer time of a byte matrix under any schedule.
 
 ``port``
-    No NIC, and no rank, passes its bytes faster than its links' capacity: the largest
-    row or column sum over the capacity, for one rank a NIC (the bottleneck bound of
+    No NIC and no rank transfers faster than its links' capacity: the largest row or
+    column sum over the capacity, for one rank per NIC (the bottleneck bound of
     open-shop and circuit scheduling: Gonzalez and Sahni, J. ACM 23 (1976)).  It holds
     for every routing under the topology's forwarding, which fixes the NICs.
 ``cut``
-    What ranks inside a set of nodes send to ranks outside must leave it: bytes over
-    the capacity that crosses, the larger direction, over named cuts: each host, leaf,
-    pod or group, and halves of the network (``bisection``).  It holds for any routing
-    and any forwarding (the easy half of max-flow min-cut: Ford and Fulkerson 1956).
+    Bytes from ranks inside a set of nodes to ranks outside must cross its boundary:
+    bytes over crossing capacity, the larger direction, for named cuts: each host,
+    leaf, pod or group, and halves of the network (``bisection``).  It holds for any
+    routing and any forwarding (the easy half of max-flow min-cut: Ford and Fulkerson
+    1956).
 ``spreading``
-    The fullest link when everything is spread evenly over all shortest paths.  ECMP's
-    mean over hashes is not below it, by convexity (Jensen); paths that are not shortest
-    may be.
+    Time of the bottleneck link if traffic is split evenly over all shortest paths.  The
+    mean of ECMP over hashes is not below it, by convexity (Jensen); routing on
+    non-shortest paths may be.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ BOUNDS = ("port", "cut", "spreading")
 
 
 def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Float64:
-    """Seconds that the busiest link of a host takes; see the module for its meaning.
+    """Compute the port bound: the time of the slowest host or NIC link, seconds.
 
     Parameters
     ----------
     topology
-        Any.
+        Network topology.
     slots
         ``[W]`` slot of each rank.
     matrices
@@ -58,7 +59,7 @@ def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Flo
 def cut_bounds(
     topology: Topology, slots: Int64, matrices: npt.ArrayLike
 ) -> dict[str, Float64]:
-    """Seconds that the named cuts need, by family of cuts, the worst cut of each.
+    """Compute the time of the slowest cut in each family of cuts, seconds.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def cut_bounds(
 def spreading_bound(
     topology: Topology, slots: Int64, matrices: npt.ArrayLike
 ) -> Float64:
-    """Seconds that the fullest link takes under ideal spreading.
+    """Compute the time of the bottleneck link under even splitting, seconds.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ def spreading_bound(
 
 
 def bisection_bytes_s(topology: Topology) -> float:
-    """Capacity of the narrowest named half cut, one direction, bytes/s; NaN if none.
+    """Return the smallest bisection capacity in one direction, bytes/s; NaN if none.
 
     Examples
     --------
@@ -117,7 +118,7 @@ def _cut_time(
     leaves = stack[..., inside, :][..., ~inside].sum(axis=(-2, -1))
     enters = stack[..., ~inside, :][..., inside].sum(axis=(-2, -1))
     out, back = topology.crossing(cut)
-    # a cut that nothing crosses bounds nothing
+    # a cut without traffic gives a bound of 0 s, even at zero capacity
     times = [
         np.divide(moved, room, out=np.zeros_like(moved), where=moved > 0)
         for moved, room in ((leaves, out), (enters, back))

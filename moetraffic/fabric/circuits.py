@@ -1,13 +1,13 @@
-r"""Circuit schedules: how fast the permutations of a decomposition serve a matrix.
+r"""Duration and demand coverage of circuit schedules from a matrix decomposition.
 
-A term lasts as long as its largest transfer, and before each term circuits are set
-anew, in which time nothing is sent:
+A term lasts as long as its largest transfer.  Circuits are reconfigured before each
+term, and nothing is sent meanwhile:
 
 .. math::
     t_k = \max_i \mathrm{served}_{ki} / C, \qquad
     \mathrm{duty} = \frac{\sum_k t_k}{\sum_k t_k + K \delta}
 
-Terms of slack alone are never set.
+Terms that serve slack alone are skipped.
 
 References
 ----------
@@ -34,27 +34,27 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """What a circuit schedule takes, all of it or its first terms."""
+    """Duration, coverage and duty cycle of a circuit schedule or of its first terms."""
 
-    terms: int  # circuits that are set
-    coverage: float  # share of the demand that is served; NaN if there is none
-    sending_s: float  # time that circuits stand
-    reconfiguring_s: float  # time that they are set
-    bound_s: float  # largest line sum over the capacity: no schedule is shorter
+    terms: int  # circuit configurations used
+    coverage: float  # share of the demand served; NaN if no demand
+    sending_s: float  # time with circuits established
+    reconfiguring_s: float  # time spent in reconfiguration
+    bound_s: float  # lower bound: largest line sum over the capacity
 
     @property
     def total_s(self) -> float:
-        """Time of the schedule."""
+        """Duration of the schedule, including reconfiguration, seconds."""
         return self.sending_s + self.reconfiguring_s
 
     @property
     def duty(self) -> float:
-        """Share of the time that circuits stand; NaN if there is none."""
+        """Share of the schedule's time spent sending; NaN for an empty schedule."""
         return self.sending_s / self.total_s if self.total_s else float("nan")
 
 
 def coverage(found: Decomposition) -> Float64:
-    """Share of the demand that the first 1, 2 ... K terms serve.
+    """Compute the share of the demand served by the first 1, 2 ... K terms.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def coverage(found: Decomposition) -> Float64:
     Returns
     -------
     float64 array ``[K]``
-        Never falling; the last is 1.
+        Nondecreasing; the last is 1.
 
     Examples
     --------
@@ -78,14 +78,14 @@ def coverage(found: Decomposition) -> Float64:
 
 
 def terms_for(found: Decomposition, share: float) -> int:
-    """How many terms serve a share of the demand.
+    """Count the terms needed to serve a given share of the demand.
 
     Parameters
     ----------
     found
         A decomposition.
     share
-        Above 0, at most 1.
+        Share of the demand, in (0, 1].
 
     Examples
     --------
@@ -95,19 +95,19 @@ def terms_for(found: Decomposition, share: float) -> int:
     """
     if not found.demand.any():
         return 0
-    # rounding of the share's product must not ask for a term more
+    # tolerance: rounding of the share must not add a term
     return int(np.searchsorted(coverage(found), share - 1e-12)) + 1
 
 
 def term_seconds(found: Decomposition, *, capacity_bytes_s: float) -> Float64:
-    """Time that the circuits of each term stand, ``[K]`` seconds.
+    """Compute the sending time of each term, ``[K]`` seconds.
 
     Parameters
     ----------
     found
         A decomposition.
     capacity_bytes_s
-        Of a circuit.
+        Capacity of a circuit.
     """
     positive(capacity_bytes_s, "the capacity")
     return np.asarray(
@@ -122,18 +122,18 @@ def duty(
     reconfigure_s: float,
     terms: int | None = None,
 ) -> Duty:
-    """Time and coverage of a schedule of the first terms.
+    """Compute duration, coverage and duty cycle of a schedule of the first terms.
 
     Parameters
     ----------
     found
         A decomposition.
     capacity_bytes_s
-        Of a circuit.
+        Capacity of a circuit.
     reconfigure_s
-        Time to set circuits, for each term.
+        Reconfiguration time before each term.
     terms
-        How many of the terms; None: all.
+        Number of leading terms to schedule; None: all.
 
     Returns
     -------

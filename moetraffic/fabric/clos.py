@@ -1,4 +1,4 @@
-"""Folded Clos networks: one switch, leaf and spine, rails, fat-trees.
+"""Folded Clos topologies: single switch, leaf-spine, rail-optimized, fat-tree.
 
 References
 ----------
@@ -17,7 +17,7 @@ from .topology import Hosts, Topology, TopologyBuilder, at_least, positive
 
 
 def single_switch(hosts: Hosts) -> Topology:
-    """All NICs on one switch that never blocks."""
+    """Build a topology with all NICs on one non-blocking switch."""
     draft = TopologyBuilder(hosts)
     switch = draft.switch("switch")
     for host in range(hosts.number):
@@ -31,25 +31,26 @@ def single_switch(hosts: Hosts) -> Topology:
 def leaf_spine(
     hosts: Hosts, *, leaves: int, oversubscription: float = 1.0, spines: int = 0
 ) -> Topology:
-    """Hosts on leaves, and each leaf on every spine.
+    """Build a leaf-spine topology in which each leaf connects to every spine.
 
-    What a leaf's hosts can send is ``oversubscription`` times what its uplinks carry.
+    The capacity of the NICs on a leaf is ``oversubscription`` times that of its
+    uplinks.
 
     Parameters
     ----------
     hosts
-        As many on each leaf.
+        Hosts, the same number on each leaf.
     leaves
-        Leaf switches.
+        Number of leaf switches.
     oversubscription
         At 1 the network is rearrangeably non-blocking.
     spines
-        0: so many that an uplink is about as fast as a NIC.
+        Number of spine switches; 0: chosen so that an uplink matches a NIC.
 
     Raises
     ------
     FabricError
-        If the hosts cannot be shared evenly among leaves, or a size is impossible.
+        If the hosts do not divide evenly among leaves, or a size is impossible.
     """
     each = _each(hosts, leaves, "leaves")
     down = each * hosts.nics * hosts.nic_bytes_s
@@ -79,25 +80,26 @@ def rail_optimized(
     spines: int = 0,
     forwarding: str = "rail",
 ) -> Topology:
-    """NIC i of every host of a pod on the pod's leaf of rail i; leaves on spines.
+    """Build a rail-optimized topology: NIC i of all hosts of a pod shares a leaf.
 
-    With ``rail`` forwarding traffic stays on its rail within a pod.
+    Each leaf connects to every spine.  With ``rail`` forwarding, traffic within a pod
+    stays on its rail.
 
     Parameters
     ----------
     hosts
-        As many in each pod; their NICs are the rails.
+        Hosts, the same number in each pod; each NIC of a host is on one rail.
     pods
-        Groups of hosts that share their leaves.
+        Number of pods: groups of hosts that share their leaves.
     oversubscription, spines
         As in :func:`leaf_spine`.
     forwarding
-        "rail" or "own"; with "own", ranks of different numbers meet over the spines.
+        "rail" or "own"; with "own", traffic between different rails crosses the spines.
 
     Raises
     ------
     FabricError
-        If the hosts cannot be shared evenly among pods, or a size is impossible.
+        If the hosts do not divide evenly among pods, or a size is impossible.
     """
     each = _each(hosts, pods, "pods")
     down = each * hosts.nic_bytes_s
@@ -127,7 +129,7 @@ def rail_optimized(
 
 
 def fat_tree(hosts: Hosts, *, k: int) -> Topology:
-    """Al-Fares' fat-tree of switches with k ports, all links as fast as a NIC.
+    """Build the k-ary fat-tree of Al-Fares et al., all links at the NIC capacity.
 
     It has k pods of k/2 edge and k/2 aggregation switches and (k/2)^2 cores: 5 k^2/4
     switches for k^3/4 NICs, at full bisection.  Aggregation switch a of a pod reaches
@@ -139,7 +141,7 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
         At most k^3/4 NICs; they fill the edge switches one after another, a host's
         NICs on neighboring ports.
     k
-        Ports of a switch, even.
+        Ports per switch, even.
 
     Raises
     ------
@@ -192,7 +194,7 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
 
 
 def _each(hosts: Hosts, parts: int, name: str) -> int:
-    """Hosts of each part, if they can be shared evenly."""
+    """Return the number of hosts per part, or raise if they do not divide evenly."""
     at_least(1, parts, name)
     if hosts.number % parts:
         raise FabricError(

@@ -1,6 +1,6 @@
-r"""ECMP collisions: flows that hash onto the same link, against closed forms.
+r"""ECMP hash collisions of flows on links, and their expectation under random hashing.
 
-m flows that each choose one of n links independently and evenly are balls in bins.
+m flows that each choose one of n links independently and uniformly are balls in bins.
 
 References
 ----------
@@ -29,7 +29,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def no_collision(flows: int, links: int) -> float:
-    r"""Probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
+    r"""Compute the probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ def no_collision(flows: int, links: int) -> float:
 
 
 def max_load_at_most(flows: int, links: int, most: int) -> float:
-    r"""Probability that no link carries more than ``most`` flows.
+    r"""Compute the probability that no link carries more than ``most`` flows.
 
     .. math:: P = \frac{m!}{n^m} [x^m] \Bigl(\sum_{i=0}^{c} \frac{x^i}{i!}\Bigr)^n
 
-    The series is taken in Poisson weights of mean m/n, whose n-fold sum is m with a
-    probability that is known: all terms are then positive and between 0 and 1.
+    The series is evaluated with Poisson weights of mean m/n and divided by the known
+    probability that n of them sum to m, so that all terms lie between 0 and 1.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def max_load_at_most(flows: int, links: int, most: int) -> float:
     term = np.array(
         [exp(i * log(mean) - mean - lgamma(i + 1)) for i in range(most + 1)]
     )
-    # the n-fold convolution by squaring, up to the m-th power of x
+    # n-fold convolution by repeated squaring, truncated at the m-th power of x
     result, power, rest = np.ones(1), term, links
     while rest:
         if rest & 1:
@@ -89,7 +89,7 @@ def max_load_at_most(flows: int, links: int, most: int) -> float:
 
 
 def expected_max_load(flows: int, links: int) -> float:
-    """Expected number of flows on the fullest link: ``sum over c of P(max > c)``.
+    """Compute the expected flows on the most loaded link: ``sum over c of P(max > c)``.
 
     Parameters
     ----------
@@ -116,35 +116,35 @@ def expected_max_load(flows: int, links: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Collision:
-    """What hashing did at one set of equal links; means over matrices."""
+    """ECMP hashing on one set of equal-cost links: means over matrices."""
 
     links: tuple[str, ...]  # names, all from one switch
-    flows: float  # m: that had bytes to send
-    max_flows: float  # on the fullest link
+    flows: float  # m: flows with bytes to send
+    max_flows: float  # on the most loaded link
     expected_max_flows: float  # closed form, for m flows on n links
     no_collision: float  # probability, closed form
-    bytes_over_even: float  # bytes of the fullest link over an even share
+    bytes_over_even: float  # bytes of the most loaded link over the mean per link
 
 
 def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
-    """Compare the flows on equal links with balls in bins.
+    """Compare flows per link under ECMP with the expectation under random hashing.
 
     Parameters
     ----------
     routes
-        Of ECMP.
+        Routing by ECMP.
     matrices
-        ``[W, W]`` or ``[n, W, W]`` bytes; a flow without bytes is none.
+        ``[W, W]`` or ``[n, W, W]`` bytes; flows without bytes are not counted.
 
     Returns
     -------
     list of Collision
-        A row each set of links from which some flow chose, the most uneven first.
+        One entry per set of equal-cost links in use, the most uneven first.
 
     Raises
     ------
     FabricError
-        If the routes are not hashed.
+        If the routing is not ECMP.
     """
     if routes.flows is None:
         raise FabricError(
@@ -157,7 +157,7 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
     found = []
     for number, names in made.sets.items():
         mine = made.group == number
-        # [flows of this set, links of it]: which one each took
+        # [flows of this set, links of this set]: 1 for the link that the flow took
         took = np.equal.outer(made.link[mine], np.array(names)).astype(np.float64)
         moved = np.asarray(stack[:, made.pair[mine]], np.float64)
         counts, moves = (moved > 0) @ took, moved @ took
@@ -180,7 +180,7 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
 
 
 def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:
-    """Mean of a closed form over numbers of flows."""
+    """Average a function of (flows, links) over several numbers of flows."""
     numbers, times = np.unique(flows.astype(np.int64), return_counts=True)
     values = np.array([of(int(number), links) for number in numbers])
     return float((values * times).sum() / times.sum())

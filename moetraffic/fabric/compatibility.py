@@ -1,8 +1,9 @@
 r"""Compatibility of jobs on a link, and the time shifts that interleave them (CASSINI).
 
-A job's iteration is rolled around a circle; jobs of different iteration times go on a
-*unified* circle, whose perimeter is the least common multiple of these, on which job j
-appears :math:`r_j` times.  Turning a job by :math:`\Delta_j` shifts it in time:
+The periodic demand of a job is drawn on a circle with the iteration time as perimeter.
+Jobs with different iteration times are drawn on a *unified* circle, whose perimeter is
+the least common multiple of the iteration times and on which job j repeats
+:math:`r_j` times.  A rotation of job j by :math:`\Delta_j` is a shift in time:
 
 .. math::
     \mathrm{demand}(\alpha) = \sum_j bw_j(\alpha - \Delta_j), \quad
@@ -36,30 +37,30 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 ANGLES = 360
-"""Angles of the circle, at least."""
+"""Minimum number of discrete angles of the unified circle."""
 
 ANGLES_AN_ITERATION = 60
-"""At least, of each job: 6 degrees of its own circle; CASSINI found 5 to suffice."""
+"""Minimum angles per iteration of a job: steps of 6 degrees (CASSINI: 5 suffice)."""
 
 TOLERANCE = 0.02
-"""Relative change of a period; with it any two periods share a circle."""
+"""Default relative change of a period; at 2%, any two periods share a circle."""
 
 MOST_ANGLES = 4096
-"""The least common multiple of the repeats, at most."""
+"""Maximum least common multiple of the repeat counts of the jobs."""
 
 MOST_REPEATS = 64
-"""A job appears so often on a circle, at most."""
+"""Maximum number of iterations of one job on the unified circle."""
 
 EXHAUSTIVE = 1 << 21
-"""Sets of shifts that are all tried; of more, a local search tries some."""
+"""Maximum combinations of shifts searched exhaustively; above it, local search."""
 
 STARTS = 16
-"""Of the local search."""
+"""Number of starting points of the local search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One iteration of a job: the rate it asks for, in evenly spaced bins of time."""
+    """Bandwidth demand of one iteration of a job, in time bins of equal width."""
 
     name: str
     period_s: float  # iteration time
@@ -79,27 +80,27 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Circle:
-    """The unified circle of some jobs."""
+    """Unified circle of several jobs: perimeter and repeats of each job."""
 
     perimeter_s: float
-    repeats: tuple[int, ...]  # how often each job appears
-    deviation: float  # largest relative change of a period that this needed
+    repeats: tuple[int, ...]  # iterations of each job per perimeter
+    deviation: float  # largest relative change of a period
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compatibility:
-    """How well jobs share a link."""
+    """Compatibility score of jobs that share a link, with the best time shifts."""
 
-    score: float  # 1: never more than the capacity; at most 1, may be negative
-    unshifted: float  # score with all jobs started at once
-    worst: float  # the lowest score of any shifts
-    shifts_s: tuple[float, ...]  # one a job, from 0 to below its period
+    score: float  # 1: demand never exceeds the capacity; may be negative
+    unshifted: float  # score with all shifts zero
+    worst: float  # lowest score over all shifts
+    shifts_s: tuple[float, ...]  # per job, in [0, period)
     circle: Circle
-    angles: int  # of the circle
-    exhaustive: bool  # all shifts were tried; else a local search found these
+    angles: int  # discrete angles of the circle
+    exhaustive: bool  # True: all shifts tried; False: local search
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it: the scores, and each job's shift."""
+        """Return the HTML table of the scores and shifts for notebooks."""
         rows = [
             ("score", self.score),
             ("score unshifted", self.unshifted),
@@ -115,10 +116,10 @@ def unify(
     tolerance: float = TOLERANCE,
     most_repeats: int = MOST_REPEATS,
 ) -> Circle:
-    """The shortest circle on which every period fits a whole number of times.
+    """Find the shortest circle that holds a whole number of iterations of every job.
 
-    Measured periods have no common multiple; each may be changed by the tolerance, and
-    over 1/deviation iterations jobs then drift by one.
+    Measured periods rarely have a common multiple, so each may be changed by up to the
+    tolerance; jobs then drift by one iteration in about 1/deviation iterations.
 
     Parameters
     ----------
@@ -127,7 +128,7 @@ def unify(
     tolerance
         Largest relative change of a period.
     most_repeats
-        The shortest period may appear so often.
+        Maximum repeats of the job with the shortest period.
 
     Returns
     -------
@@ -154,7 +155,7 @@ def unify(
         repeats = np.rint(times * longest / periods).astype(int)
         if repeats.max() > most_repeats:
             break
-        # the perimeter that changes all periods least
+        # midrange: minimizes the largest relative change over the periods
         fitting = repeats * periods
         perimeter = float((fitting.max() + fitting.min()) / 2)
         deviation = float(np.abs(perimeter / fitting - 1).max())
@@ -173,18 +174,18 @@ def unify(
 
 
 def around(job: Job, *, repeats: int, angles: int) -> Float64:
-    """A job's rate at each angle of a circle on which it appears some times.
+    """Resample the demand of a job to the angles of the unified circle.
 
-    Each angle has the mean rate over its part of the circle.
+    The value at each angle is the mean rate over the arc of that angle.
 
     Parameters
     ----------
     job
         The job.
     repeats
-        How often it appears, a divisor of the angles.
+        Iterations of the job on the circle, a divisor of ``angles``.
     angles
-        Angles of the circle.
+        Number of angles of the circle.
 
     Returns
     -------
@@ -200,14 +201,14 @@ def around(job: Job, *, repeats: int, angles: int) -> Float64:
 
 
 def score(demand: npt.ArrayLike, *, capacity_bytes_s: float) -> Float64:
-    """CASSINI's score of a demand around the circle.
+    """Compute the CASSINI compatibility score of the total demand on a link.
 
     Parameters
     ----------
     demand
-        ``[..., A]`` bytes/s that all jobs together ask for at each angle.
+        ``[..., A]`` total demand of all jobs at each angle, bytes/s.
     capacity_bytes_s
-        C, of the link.
+        Link capacity C.
 
     Returns
     -------
@@ -233,24 +234,24 @@ def compatibility(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Compatibility:
-    """Find the shifts that let jobs share a link best.
+    """Find the time shifts of jobs that maximize their compatibility on a link.
 
-    The first job is not shifted.  Of equally good shifts, the middle of the longest run
-    is taken, which leaves the most room for jitter on both sides.
+    The first job is not shifted.  Of shifts with equal scores, the middle of the
+    longest run is chosen, which tolerates the most jitter in either direction.
 
     Parameters
     ----------
     jobs
         One or more.
     capacity_bytes_s
-        Of the link.
+        Link capacity.
     angles
-        At least so many; more where jobs appear several times.
+        Minimum number of angles; more are used if a job repeats on the circle.
     tolerance
         As in :func:`unify`.
     seed
-        Of the local search, which is used where there are more than
-        :data:`EXHAUSTIVE` sets of shifts.
+        Seed of the local search, which is used above :data:`EXHAUSTIVE` combinations of
+        shifts.
 
     Returns
     -------
@@ -294,13 +295,13 @@ def compatibility(
 
 
 def _sum(rates: Float64, shifts: Int64) -> Float64:
-    """Demand of all jobs, each turned by its shift, ``[A]``."""
+    """Sum the demands of all jobs after rotating each by its shift, ``[A]``."""
     turned = [np.roll(rate, s) for rate, s in zip(rates, shifts.tolist(), strict=True)]
     return np.asarray(np.sum(turned, axis=0), np.float64)
 
 
 def _turned(rate: Float64, room: int) -> Float64:
-    """A job at each of its shifts, ``[room, A]``."""
+    """Stack the demand of a job at each of its possible shifts, ``[room, A]``."""
     angles = len(rate)
     at = (np.arange(angles) - np.arange(room)[:, None]) % angles
     return np.asarray(rate[at], np.float64)
@@ -309,7 +310,7 @@ def _turned(rate: Float64, room: int) -> Float64:
 def _search(
     rates: Float64, room: list[int], capacity: float, seed: int, *, best: bool
 ) -> tuple[Int64, bool]:
-    """Shifts of the best or the worst score, and whether all were tried."""
+    """Find the shifts with the best or worst score, exhaustively if feasible."""
     sign = 1.0 if best else -1.0
     turned = [_turned(rate, r) for rate, r in zip(rates, room, strict=True)]
     sets = np.prod([float(r) for r in room[1:]])
@@ -321,7 +322,7 @@ def _search(
         shifts = np.array([int(generator.integers(r)) if start else 0 for r in room])
         shifts[0] = 0
         reached = -np.inf
-        while True:  # one job after another to where it fits best
+        while True:  # coordinate ascent: move one job at a time to its best shift
             for job in range(1, len(rates)):
                 others = _sum(np.delete(rates, job, 0), np.delete(shifts, job))
                 values = sign * score(others + turned[job], capacity_bytes_s=capacity)
@@ -337,12 +338,12 @@ def _search(
 
 
 def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
-    """All shifts of all jobs but the first."""
+    """Find the best shifts by trying every combination, with the first job fixed."""
     jobs = len(turned)
     if jobs == 1:
         return np.zeros(1, np.int64)
     best, value = np.zeros(jobs, np.int64), -np.inf
-    # all but the last job one by one, the last one at all its shifts together
+    # loop over all jobs but the last, whose shifts are scored in one array operation
     for middle in np.ndindex(*(len(t) for t in turned[1:-1])):
         others = turned[0][0] + sum(
             t[s] for t, s in zip(turned[1:-1], middle, strict=True)
@@ -355,7 +356,7 @@ def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
 
 
 def _centered(rates: Float64, room: list[int], capacity: float, shifts: Int64) -> Int64:
-    """Each job in the middle of the longest run of shifts that are as good."""
+    """Move the shift of each job to the middle of its longest run of best shifts."""
     chosen = shifts.copy()
     for job in range(1, len(rates)):
         others = _sum(np.delete(rates, job, 0), np.delete(chosen, job))
@@ -365,7 +366,7 @@ def _centered(rates: Float64, room: list[int], capacity: float, shifts: Int64) -
         good = values >= values.max() - 1e-12
         if good.all():
             continue
-        # start behind a bad shift, so that no run is cut in two
+        # start at a worse shift so that no run wraps around the end of the array
         origin = int(np.flatnonzero(~good)[0])
         rolled = np.roll(good, -origin).astype(np.int8)
         edges = np.diff(np.concatenate(([0], rolled, [0])))

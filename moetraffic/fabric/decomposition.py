@@ -1,22 +1,25 @@
-"""Decomposition of a byte matrix into permutations, each a setting of circuits.
+"""Birkhoff-von Neumann decomposition of a byte matrix into weighted permutations.
 
-Birkhoff: a matrix whose rows and columns all have the same sum is a sum of weighted
-permutations.  A traffic matrix has not: *slack* is added until it has, and is kept
-apart, so that what is served never exceeds what was demanded.  All is exact in int64.
+Birkhoff: a matrix whose row and column sums are all equal is a sum of weighted
+permutations.  Each permutation is one circuit configuration.  The line sums of a
+traffic matrix differ, so *slack* is added to equalize them; slack is recorded
+separately, so that the bytes served never exceed the demand.  Arithmetic is exact
+(int64).
 
-Each step takes a perfect matching on what is left and subtracts its smallest entry; so
-each step empties an entry, and there are at most ``n^2 - 2n + 2`` steps, whatever the
-matching.  How many there are, and how fast they serve the demand, depends on it:
+Each step takes a perfect matching on the nonzero remainder and subtracts its smallest
+entry; each step zeroes an entry, so there are at most ``n^2 - 2n + 2`` steps with any
+matching.  The number of steps and the rate at which they serve the demand depend on
+the matching:
 
 ``max-min``
     the matching whose smallest entry is largest (bottleneck matching, by bisection over
     the entries with Hopcroft and Karp's algorithm at each);
 ``max-weight``
-    the matching that holds most of the demand left (Hungarian algorithm);
+    the matching with the largest remaining demand (Hungarian algorithm);
 ``halving``
-    any matching above a threshold, which is halved where there is none (Solstice);
+    any matching above a threshold, which is halved if there is none (Solstice);
 ``any``
-    any matching at all: what the others are better than.
+    any perfect matching: the baseline.
 
 References
 ----------
@@ -49,17 +52,17 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Decomposition:
-    """Permutations that serve a matrix, in the order in which they were found.
+    """Permutations that serve a byte matrix, in the order in which they were found.
 
-    ``served.sum`` over terms, put at ``permutations``, is ``demand``; ``weights`` put
-    there, ``demand + slack``.
+    The sum over terms of ``served``, placed at ``permutations``, is ``demand``; that
+    of ``weights`` is ``demand + slack``.
     """
 
     matching: str
     demand: Int64  # [n, n] bytes
-    slack: Int64  # [n, n] bytes that equal line sums lack
+    slack: Int64  # [n, n] bytes added to equalize line sums
     permutations: Int64  # [K, n]: row i sends to column permutations[k, i]
-    weights: Int64  # [K] bytes of every row, slack too
+    weights: Int64  # [K] bytes of every row, including slack
     served: Int64  # [K, n] bytes of demand that row i sends in term k
 
     @property
@@ -69,10 +72,10 @@ class Decomposition:
 
 
 def stuffing(demand: npt.ArrayLike) -> Int64:
-    """Slack that makes all line sums equal to the largest one.
+    """Compute the slack matrix that raises all line sums to the largest one.
 
-    As QuickStuff it goes onto entries that are not zero first, the largest first; then
-    onto the diagonal, where a port only idles; then anywhere.
+    As in QuickStuff, slack is added to nonzero entries first, the largest first; then
+    to the diagonal, where a port only idles; then to any entry.
 
     Parameters
     ----------
@@ -82,7 +85,7 @@ def stuffing(demand: npt.ArrayLike) -> Int64:
     Returns
     -------
     int64 array ``[n, n]``
-        0 or more; zero everywhere where the line sums are equal.
+        Nonnegative; all zero if the line sums are equal.
 
     Raises
     ------
@@ -118,8 +121,8 @@ def decompose(demand: npt.ArrayLike, *, matching: str = "max-min") -> Decomposit
     Parameters
     ----------
     demand
-        ``[n, n]`` integers, bytes; a diagonal is served like any other entry, so set it
-        to zero where it crosses no network.
+        ``[n, n]`` integers, bytes; the diagonal is served like any other entry, so set
+        it to zero if that traffic crosses no network.
     matching
         One of :data:`MATCHINGS`.
 
@@ -187,23 +190,23 @@ def _square(demand: npt.ArrayLike) -> Int64:
 
 
 def _perfect(allowed: npt.NDArray[np.bool_]) -> Int64 | None:
-    """A perfect matching on the allowed entries, or None (Hopcroft and Karp)."""
+    """Find a perfect matching on the allowed entries, or None (Hopcroft and Karp)."""
     chosen = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
     return None if (chosen < 0).any() else np.asarray(chosen, np.int64)
 
 
 def _must(chosen: Int64 | None) -> Int64:
-    """Birkhoff's theorem, as long as line sums are equal."""
+    """Assert that a perfect matching exists (Birkhoff's theorem, equal line sums)."""
     if chosen is None:
         raise AssertionError("equal line sums have a perfect matching")
     return chosen
 
 
 def _max_min(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
-    """The matching whose smallest entry is largest; never above an earlier one."""
+    """Find the bottleneck matching: the one with the largest smallest entry."""
     values = np.unique(left[(left > 0) & (left <= limit)])
     best = _must(_perfect(left >= values[0]))
-    low, high = 0, len(values) - 1  # values[low] is reached
+    low, high = 0, len(values) - 1  # a matching at values[low] exists
     while low < high:
         middle = (low + high + 1) // 2
         found = _perfect(left >= values[middle])
@@ -215,14 +218,14 @@ def _max_min(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
 
 
 def _max_weight(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
-    """The matching, where anything is left, that holds most of the demand left."""
+    """Find the matching on nonzero entries with the largest remaining demand."""
     cost = np.where(left > 0, -real.astype(np.float64), np.inf)
     _, chosen = linear_sum_assignment(cost)
     return np.asarray(chosen, np.int64), limit
 
 
 def _halving(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
-    """Any matching above a threshold, a power of two that falls where there is none."""
+    """Find a matching above a power-of-two threshold, halved until there is one."""
     threshold = 1 << max(0, limit.bit_length() - 1)
     while threshold > 1:
         found = _perfect(left >= threshold)
@@ -242,5 +245,5 @@ MATCHINGS: dict[str, Callable[[Int64, Int64, int], tuple[Int64, int]]] = {
     "halving": _halving,
     "any": _any,
 }
-"""By name: from what is left [n, n], the demand in it, and the limit that the last step
-gave, to the column of each row and the next limit."""
+"""Matching functions by name: (remaining bytes [n, n], remaining demand [n, n], limit
+of the previous step) -> (column of each row, next limit)."""

@@ -1,4 +1,4 @@
-"""Direct networks, whose routers stand with the hosts: torus and dragonfly.
+"""Direct network topologies, with hosts attached to every router: torus, dragonfly.
 
 References
 ----------
@@ -20,27 +20,27 @@ from moetraffic.errors import FabricError
 from .topology import Hosts, Topology, TopologyBuilder, at_least
 
 GLOBAL_COST = 3
-"""A path with two global links is never shorter than local, global, local."""
+"""Cost of a global link, so that two of them exceed a local-global-local path."""
 
 
 def torus(hosts: Hosts, *, shape: Sequence[int]) -> Topology:
-    """A grid of routers, a host each, closed in every dimension.
+    """Build a torus: a grid of routers with wraparound links and one host per router.
 
-    A host injects into its router as much as all links of the router carry.  Rings of
-    two have one cable, not two, between their routers.
+    Each NIC connects to its router with the total capacity of the router's other links.
+    Rings of two routers have one cable, not two.
 
     Parameters
     ----------
     hosts
-        As many as the grid has places; the last dimension varies fastest.  All NICs of
-        a host go to its router.
+        One host per grid position; the last dimension varies fastest.  All NICs of a
+        host connect to its router.
     shape
-        Lengths of the two or three dimensions (any number is taken).
+        Length of each dimension, usually two or three (any number is accepted).
 
     Raises
     ------
     FabricError
-        If the shape has not as many places as there are hosts.
+        If the product of the shape is not the number of hosts.
     """
     if not shape or min(shape) < 1 or prod(shape) != hosts.number:
         raise FabricError(
@@ -76,26 +76,26 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Topology:
 def dragonfly(
     hosts: Hosts, *, hosts_a_router: int, routers: int, global_links: int
 ) -> Topology:
-    """Groups of routers that are all connected, and groups that are all connected.
+    """Build a dragonfly: fully connected routers in groups, all groups connected.
 
     Global port k of group i leads to group i + 1 + k (the "consecutive" wiring), and
-    where there are fewer than ``a h + 1`` groups, so often as it divides up.
+    with fewer than ``a h + 1`` groups, groups are joined by several cables each.
 
     Parameters
     ----------
     hosts
-        As many in each group.
+        Hosts, the same number in each group.
     hosts_a_router
-        p: each with all its NICs.
+        p: hosts per router, each with all its NICs.
     routers
-        a: of a group.
+        a: routers per group.
     global_links
-        h: of a router.
+        h: global links per router.
 
     Raises
     ------
     FabricError
-        If the hosts do not fill whole groups, or groups are more than ``a h + 1``.
+        If the hosts do not fill whole groups, or there are over ``a h + 1`` groups.
     """
     for name, value in (
         ("hosts a router", hosts_a_router),

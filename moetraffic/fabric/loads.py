@@ -1,4 +1,4 @@
-"""Link loads: bytes that each link carries, and how long the fullest one takes."""
+"""Link loads of routed byte matrices, transfer times, and bottleneck links."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 AT_ONCE = 1 << 25
-"""Cells of byte matrices that are multiplied at once."""
+"""Matrix cells per block of the routing product, to bound memory."""
 
 
 def link_loads(routes: Routes, matrices: npt.ArrayLike) -> npt.NDArray[np.generic]:
-    """Bytes that each link carries.
+    """Compute the bytes that each link carries from byte matrices and a routing.
 
     Parameters
     ----------
     routes
-        As :func:`moetraffic.fabric.routing.route` gives them.
+        Routing from :func:`moetraffic.fabric.routing.route`.
     matrices
-        ``[W, W]`` or ``[n, W, W]`` bytes; row sends, column receives.  What a rank
-        sends itself crosses no link.
+        ``[W, W]`` or ``[n, W, W]`` bytes; row sends, column receives.  Rank-local
+        traffic (the diagonal) crosses no link.
 
     Returns
     -------
@@ -39,14 +39,14 @@ def link_loads(routes: Routes, matrices: npt.ArrayLike) -> npt.NDArray[np.generi
     Raises
     ------
     FabricError
-        If the shape is not that of the ranks routed, or bytes are negative.
+        If the shape does not match the routed ranks, or bytes are negative.
     """
     given = byte_matrices(matrices, routes.ranks)
     stack = given.reshape(-1, routes.ranks**2)
     at_once = max(1, AT_ONCE // max(1, stack.shape[1]))
     parts = []
     for first in range(0, max(1, len(stack)), at_once):
-        part: Any = stack[first : first + at_once]  # times sparse: known to scipy alone
+        part: Any = stack[first : first + at_once]  # sparse product is untyped
         for factor in routes.factors:
             part = part @ factor
         parts.append(part)
@@ -55,7 +55,7 @@ def link_loads(routes: Routes, matrices: npt.ArrayLike) -> npt.NDArray[np.generi
 
 
 def byte_matrices(matrices: npt.ArrayLike, ranks: int) -> npt.NDArray[np.generic]:
-    """The matrices as an array, if they can be bytes between so many ranks."""
+    """Check byte matrices for shape, type and sign, and return them as an array."""
     given = np.asarray(matrices)
     if given.ndim not in (2, 3) or given.shape[-2:] != (ranks, ranks):
         raise FabricError(
@@ -71,12 +71,12 @@ def byte_matrices(matrices: npt.ArrayLike, ranks: int) -> npt.NDArray[np.generic
 
 
 def link_times(topology: Topology, loads: npt.ArrayLike) -> Float64:
-    """Seconds that each link needs for its load: ``bytes / capacity``.
+    """Compute the transfer time of each link's load: ``bytes / capacity``, seconds.
 
     Parameters
     ----------
     topology
-        Whose links they are.
+        Topology of the links.
     loads
         ``[..., L]`` bytes.
 
@@ -89,29 +89,29 @@ def link_times(topology: Topology, loads: npt.ArrayLike) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckLink:
-    """A link that is among the fullest."""
+    """Load and time of one of the most loaded links."""
 
     name: str
     capacity_bytes_s: float
     mean_bytes: float  # over the matrices
     max_bytes: float
-    mean_s: float  # mean time it is busy
-    bottleneck: int  # matrices in which no link takes longer
+    mean_s: float  # mean transfer time
+    bottleneck: int  # number of matrices in which this link is the slowest
 
 
 def hottest(
     topology: Topology, loads: npt.ArrayLike, *, most: int = 8
 ) -> list[BottleneckLink]:
-    """The links that are busy for longest, on average over the matrices.
+    """List the links with the longest mean transfer time over the matrices.
 
     Parameters
     ----------
     topology
-        Whose links they are.
+        Topology of the links.
     loads
         ``[n, L]`` bytes.
     most
-        How many, at most; links without load are none of them.
+        Maximum number of links; links without load are excluded.
     """
     carried = np.atleast_2d(np.asarray(loads, np.float64))
     times = link_times(topology, carried)

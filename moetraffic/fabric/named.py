@@ -1,7 +1,8 @@
-"""Networks by name: the topologies, the options of each, and files that describe one.
+"""Construct a network from a topology name and options or from a JSON description.
 
-A file is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"), and, where
-they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``, ``inside``,
+A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"),
+and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
+``inside``,
 ``placement`` and the topology's own options.
 """
 
@@ -35,7 +36,7 @@ TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
     "torus": ("shape",),
     "dragonfly": ("shape",),
 }
-"""By name, the options that it takes."""
+"""Options accepted by each topology, by topology name."""
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "leaves": int,
@@ -52,19 +53,19 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A topology and where the ranks are on it."""
+    """A topology and the placement of the ranks on its hosts."""
 
     topology: Topology
     slots: Int64  # [R] slot of each rank
 
 
 def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
-    """Refuse a topology that there is not, and options that it does not take.
+    """Raise an error for an unknown topology or an option it does not accept.
 
     Raises
     ------
     FabricError
-        Naming what would be right.
+        If the topology is unknown or does not accept an option.
     """
     if topology not in TOPOLOGIES:
         raise FabricError(
@@ -80,16 +81,16 @@ def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
 
 
 def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> Topology:
-    """The topology of that name.
+    """Build a topology from its name, hosts and options.
 
     Parameters
     ----------
     topology
         One of TOPOLOGIES.
     hosts
-        What is connected.
+        Hosts to connect.
     options
-        Of those that the topology takes; a shape is text such as "4x4".
+        Options that the topology accepts; a shape is text such as "4x4".
 
     Raises
     ------
@@ -119,7 +120,7 @@ def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> T
 
 
 def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
-    """Numbers with x between; a torus has a shape of its own, nearly square."""
+    """Parse a shape such as "4x4"; the default of a torus is nearly square."""
     if text is None and topology == "torus":
         short = max(n for n in range(1, int(hosts**0.5) + 1) if hosts % n == 0)
         return [hosts // short, short] if short > 1 else [hosts]
@@ -140,17 +141,17 @@ def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
 
 
 def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
-    """Slot of each rank, ``[ranks]`` int64.
+    """Compute the slot of each rank under a placement, ``[ranks]`` int64.
 
     Parameters
     ----------
     placement
-        One of PLACEMENTS, or a slot a rank with commas.
+        One of PLACEMENTS, or comma-separated slots, one per rank.
 
     Raises
     ------
     FabricError
-        If it is neither, or does not fit.
+        If the placement is invalid or does not fit the ranks and hosts.
     """
     if placement in PLACEMENTS:
         return PLACEMENTS[placement](ranks, hosts)

@@ -1,15 +1,15 @@
-"""Paths between switches: shortest ones, hashed ones, and all of them evenly.
+"""Shortest paths between switches: single path, ECMP hashing, and even splitting.
 
-A *pair* is a switch where traffic enters and one where it leaves.  Paths are shortest
-by the links' cost.  At each switch the links that lie on a shortest path to the exit
-are its *choices*, in the order of the topology's links.
+A *pair* is an ingress switch and an egress switch.  Path length is the sum of the link
+costs.  At each switch the links that lie on a shortest path to the egress switch are
+its *choices*, in the order of the topology's links.
 
 References
 ----------
 C. Hopps, "Analysis of an Equal-Cost Multi-Path Algorithm", RFC 2992 (2000): hash-
-threshold: the range of the hash is divided evenly among the choices.
+threshold: the hash range is divided evenly among the next hops.
 G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators",
-OOPSLA 2014, figure 17: the mixing function, here the switches' hash.
+OOPSLA 2014, figure 17: the mixing function, used here as the hash of each switch.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 MOST_STEPS = 60_000_000
-"""PathSteps of paths that are held in memory at once: about 2 GB."""
+"""Maximum number of path steps held in memory at once (about 2 GB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """At each switch, the links of shortest paths to each exit."""
+    """Equal-cost next-hop links from each switch to each egress switch."""
 
-    exits: Int64  # [T] switches at which traffic leaves, increasing
-    links: Int64  # [N, T, D] links, the first `count` of them; -1 behind
-    count: Int64  # [N, T]; 0 at the exit itself
-    group: Int64  # [N, T] number of the set of links; equal sets have equal numbers
-    head: Int64  # [L] switch at which a link ends, -1 for a host
+    exits: Int64  # [T] egress switches, increasing
+    links: Int64  # [N, T, D] next-hop links: the first `count` valid, then -1
+    count: Int64  # [N, T] number of next hops; 0 at the egress switch
+    group: Int64  # [N, T] identifier of the set of next-hop links
+    head: Int64  # [L] switch at the head of each link, -1 for a host
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathSteps:
-    """Links that were taken, a row each, in no particular order."""
+    """Links traversed by routed pairs, one row per pair and link, unordered."""
 
-    row: Int64  # [n] which of the pairs given
+    row: Int64  # [n] index of the routed pair
     link: Int64  # [n]
-    share: Float64  # [n] of the pair's traffic that takes this link
-    group: Int64  # [n] set of links it was chosen from, -1 where there was no choice
+    share: Float64  # [n] fraction of the pair's traffic on this link
+    group: Int64  # [n] set of equal-cost links, -1 if only one link
 
 
 def choices(topology: Topology, exits: Int64) -> Choices:
-    """Find the links of all shortest paths.
+    """Compute the equal-cost next-hop links from each switch to each egress switch.
 
     Parameters
     ----------
     topology
-        Any.
+        Network topology.
     exits
-        ``[T]`` switches, as numbers into ``topology.switches``, increasing.
+        ``[T]`` egress switches, as increasing indices into ``topology.switches``.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def choices(topology: Topology, exits: Int64) -> Choices:
     Raises
     ------
     FabricError
-        If some switch where traffic may stand cannot reach an exit.
+        If an egress switch cannot reach another one.
     """
     number = {name: at for at, name in enumerate(topology.switches)}
     size = len(number)
@@ -80,7 +80,7 @@ def choices(topology: Topology, exits: Int64) -> Choices:
     inner = np.flatnonzero((head >= 0) & (tail >= 0))
     inner = inner[np.argsort(tail[inner], kind="stable")]
     cost = np.array([topology.graph.edges[topology.links[e]]["cost"] for e in inner])
-    # Step 1: the distance of every switch to each exit, along reversed links.
+    # Step 1: distance of every switch to each egress switch, along reversed links.
     backwards = csr_array(
         (cost.astype(np.float64), (head[inner], tail[inner])), shape=(size, size)
     )
@@ -90,11 +90,11 @@ def choices(topology: Topology, exits: Int64) -> Choices:
             f"every host reaches every other, but {topology.name} has parts that no "
             "link joins: give it spines or global links"
         )
-    # Step 2: a link lies on a shortest path if it brings the exit nearer by its cost.
+    # Step 2: a link lies on a shortest path if it cuts the distance by its cost.
     with np.errstate(invalid="ignore"):
         nearer = distance[tail[inner]] - distance[head[inner]]  # [I, T]
     on = nearer == cost[:, None]
-    # Step 3: number the links of a switch that do.
+    # Step 3: number the shortest-path links of each switch.
     begins = np.searchsorted(tail[inner], np.arange(size))
     passed = np.concatenate((np.zeros((1, len(exits)), np.int64), on.cumsum(axis=0)))
     place = passed[:-1] - passed[begins[tail[inner]]]
@@ -113,14 +113,14 @@ def choices(topology: Topology, exits: Int64) -> Choices:
 
 
 def one_path(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
-    """The first of the choices everywhere: one path a pair, the same in every run.
+    """Route each pair of switches on one shortest path: the first next hop everywhere.
 
     Parameters
     ----------
     found
-        As :func:`choices` gives it.
+        Next-hop links from :func:`choices`.
     entry, leaving
-        ``[n]`` switches of each pair.
+        ``[n]`` ingress and egress switch of each pair.
     """
     return _walk(found, entry, leaving, None)
 
@@ -128,31 +128,31 @@ def one_path(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
 def hashed_paths(
     found: Choices, entry: Int64, leaving: Int64, flow: UInt64, *, seed: int = 0
 ) -> PathSteps:
-    """ECMP: each switch hashes the flow with a salt of its own (RFC 2992).
+    """Route each flow by ECMP, with a salted hash at each switch (RFC 2992).
 
     Parameters
     ----------
     found
-        As :func:`choices` gives it.
+        Next-hop links from :func:`choices`.
     entry, leaving
-        ``[n]`` switches of each flow.
+        ``[n]`` ingress and egress switch of each flow.
     flow
-        ``[n]`` identities, such as those of :func:`flow_keys`.
+        ``[n]`` flow keys, such as those of :func:`flow_keys`.
     seed
-        Of the hash, on all switches.
+        Seed of the hash on all switches.
     """
     salt = mixed((seed + 0x9E3779B97F4A7C15) % 2**64)
     return _walk(found, entry, leaving, mixed(flow ^ salt))
 
 
 def flow_keys(source: Int64, destination: Int64, number: int) -> UInt64:
-    """``[n]`` uint64: the identity of the ``number``-th flow between two ranks."""
+    """Compute the hash key of the ``number``-th flow of each rank pair, ``[n]``."""
     key = (source.astype(np.uint64) << np.uint64(32)) | destination.astype(np.uint64)
     return mixed(mixed(key) ^ np.uint64(number))
 
 
 def mixed(value: npt.ArrayLike) -> UInt64:
-    """The finalizer of SplitMix64: every bit of 64 depends on every other.
+    """Hash 64-bit integers with the finalizer of SplitMix64.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def mixed(value: npt.ArrayLike) -> UInt64:
     True
     """
     z = np.asarray(value, np.uint64)
-    with np.errstate(over="ignore"):  # modulo 2^64 is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)
@@ -169,7 +169,7 @@ def mixed(value: npt.ArrayLike) -> UInt64:
 def _walk(
     found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None
 ) -> PathSteps:
-    """Take all pairs along a path each, a switch at a time."""
+    """Route all pairs hop by hop on one path each, hashed by key if one is given."""
     row, at = np.arange(len(entry)), entry.copy()
     exit_at = np.searchsorted(found.exits, leaving)
     taken: list[tuple[Int64, Int64, Int64]] = []
@@ -194,19 +194,21 @@ def _walk(
 
 
 def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
-    """Spread evenly over the choices at each switch: the mean of ECMP over its hashes.
+    """Split each pair evenly over the equal-cost next hops at each switch.
+
+    The result is the mean of ECMP over its hashes.
 
     Parameters
     ----------
     found
-        As :func:`choices` gives it.
+        Next-hop links from :func:`choices`.
     entry, leaving
-        ``[n]`` switches of each pair.
+        ``[n]`` ingress and egress switch of each pair.
 
     Returns
     -------
     PathSteps
-        A link may come more than once in a row; its shares add up.
+        A link may occur more than once for a pair; its shares add up.
 
     Raises
     ------
@@ -223,7 +225,7 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
         row, at, share = row[going], at[going], share[going]
         if not len(row):
             break
-        # Step 1: every pair at every switch fans out over its choices.
+        # Step 1: split each pair at each switch evenly over its next hops.
         to = exit_at[row]
         number = found.count[at, to]
         steps += int(number.sum())
@@ -237,7 +239,8 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
         link = found.links[at.repeat(number), to.repeat(number), chosen]
         row, share = row.repeat(number), (share / number).repeat(number)
         taken.append((row, link, share))
-        # Step 2: what meets again at a switch goes on together.
+        # Step 2: merge shares of a pair that reach the same switch, to bound the row
+        # count.
         size = len(found.head) + 1
         where, inverse = np.unique(row * size + found.head[link], return_inverse=True)
         share = np.bincount(inverse, share, minlength=len(where)).astype(np.float64)

@@ -1,6 +1,6 @@
-"""Which slot of which host each rank has: block, strided, explicit.
+"""Placement of ranks on host slots: block, strided, explicit.
 
-A placement is ``[W]`` int64: the slot of each rank, host h having the slots h g to
+A placement is ``[W]`` int64: the slot of each rank, where host h has the slots h g to
 (h + 1) g - 1.
 """
 
@@ -19,7 +19,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 def block(ranks: int, hosts: Hosts) -> Int64:
-    """Host 0 has the first g ranks, host 1 the next, as launchers number them.
+    """Place consecutive ranks on the same host, as launchers number them.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def block(ranks: int, hosts: Hosts) -> Int64:
 
 
 def strided(ranks: int, hosts: Hosts) -> Int64:
-    """Rank r is on host ``r mod H``.
+    """Place ranks round-robin: rank r on host ``r mod H``.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def strided(ranks: int, hosts: Hosts) -> Int64:
 
 
 def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
-    """Slots as given, one a rank.
+    """Place each rank on a given slot.
 
     Raises
     ------
@@ -81,4 +81,4 @@ PLACEMENTS: dict[str, Callable[[int, Hosts], Int64]] = {
     "block": block,
     "strided": strided,
 }
-"""By name; :func:`explicit` takes any other."""
+"""Placement functions by name; :func:`explicit` covers all other placements."""

@@ -1,9 +1,9 @@
-"""Routing: how much of what each rank sends each other goes over each link.
+"""Routing matrices: the share of each rank pair's bytes that each link carries.
 
 A routing is linear: ``link loads [n, L] = bytes [n, W*W] @ matrix [W*W, L]``, with a
-sparse matrix, so that the loads of thousands of byte matrices are one product.  Where
-all pairs of two switches are treated alike, it is kept as two factors: pairs of ranks
-to pairs of switches, and these to links.
+sparse matrix, so that the loads of thousands of byte matrices are one product.  If the
+routing depends on the ingress and egress switches alone, the matrix is kept as two
+factors: pairs of ranks to pairs of switches, and pairs of switches to links.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ ROUTINGS = ("ecmp", "ideal", "shortest")
 
 @dataclass(frozen=True, kw_only=True)
 class Flows:
-    """Choices that hashed flows made: a row for each flow at each switch with one."""
+    """Next hops chosen by ECMP: one row per flow and switch with several next hops."""
 
     pair: Int64  # [n] s W + d
-    group: Int64  # [n] set of links chosen from
-    link: Int64  # [n] the one that was taken
+    group: Int64  # [n] set of equal-cost links
+    link: Int64  # [n] chosen link
     sets: Mapping[int, tuple[int, ...]]  # links of each group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """A routing of all pairs of ranks; pair s W + d is what rank s sends rank d."""
+    """Routing of all pairs of ranks; pair s W + d is traffic from rank s to rank d."""
 
     topology: Topology
     slots: Int64  # [W] slot of each rank
     routing: str  # one of ROUTINGS
     factors: tuple[csr_array, ...]  # their product is [W*W, L]
-    flows: Flows | None = None  # of ECMP
+    flows: Flows | None = None  # ECMP only
 
     @property
     def ranks(self) -> int:
-        """Ranks W."""
+        """Number of ranks W."""
         return len(self.slots)
 
     @property
     def matrix(self) -> csr_array:
-        """``[W*W, L]``: share of each pair's bytes that each link carries."""
+        """Share of each rank pair's bytes that each link carries, ``[W*W, L]``."""
         made = self.factors[0]
         for factor in self.factors[1:]:
             made = made @ factor
@@ -64,12 +64,12 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """What is fixed before the network chooses: links in hosts, and the switches."""
+    """Part of a rank pair's path fixed by placement: host links, ingress and egress."""
 
-    inside: csr_array  # [W*W, L] int64, links of hosts and NICs that each pair takes
+    inside: csr_array  # [W*W, L] int64, links inside hosts and at NICs
     crosses: Int64  # [C] pairs between different hosts
-    entry: Int64  # [C] switch at which these enter
-    leaving: Int64  # [C] and leave
+    entry: Int64  # [C] ingress switch
+    leaving: Int64  # [C] egress switch
 
 
 def route(
@@ -80,24 +80,24 @@ def route(
     seed: int = 0,
     flows: int = 1,
 ) -> Routes:
-    """Route what every rank sends every other.
+    """Compute the routing matrix of all pairs of ranks on a topology.
 
     Parameters
     ----------
     topology
-        Any.
+        Network topology.
     slots
-        ``[W]`` slot of each rank, as :mod:`.placement` gives them.
+        ``[W]`` slot of each rank, see :mod:`.placement`.
     routing
-        ``"shortest"``: one shortest path a pair; ``"ecmp"``: each flow on a shortest
-        path by hash; ``"ideal"``: evenly over the choices of every switch.
+        ``"shortest"``: one shortest path per pair; ``"ecmp"``: each flow on a shortest
+        path chosen by hash; ``"ideal"``: even split over the next hops of every switch.
     seed, flows
-        Of ECMP: of the hash, and flows (queue pairs) that share a pair's bytes evenly.
+        ECMP only: seed of the hash, and flows (queue pairs) per pair, of equal bytes.
 
     Returns
     -------
     Routes
-        With integer shares, and so exact loads, for single paths.
+        With integer shares, hence exact loads, if each pair has a single path.
 
     Raises
     ------
@@ -119,13 +119,13 @@ def route(
     found = choices(topology, np.unique(np.concatenate((ends.entry, ends.leaving))))
     made: tuple[csr_array, ...]
     if routing == "ideal":
-        # Step 1: pairs of switches that occur, and the spreading of each.
+        # Step 1: even splitting of each pair of switches that occurs.
         size = len(topology.switches)
         kinds, which = np.unique(ends.entry * size + ends.leaving, return_inverse=True)
         steps = all_paths(found, kinds // size, kinds % size)
         shape = (len(kinds), links)
         network = csr_array((steps.share, (steps.row, steps.link)), shape=shape)
-        # Step 2: columns of the first factor are links of hosts, then those pairs.
+        # Step 2: columns of the first factor: all links, then pairs of switches.
         to_switches = csr_array(
             (np.ones(len(which)), (ends.crosses, which)),
             shape=(ranks * ranks, len(kinds)),
@@ -145,7 +145,7 @@ def route(
             keys = flow_keys(source, destination, number)
             steps = hashed_paths(found, ends.entry, ends.leaving, keys, seed=seed)
         pair = ends.crosses[steps.row]
-        # one flow a pair: shares of 1, which integers hold exactly
+        # integer shares for one flow per pair keep the loads exact
         share = np.full(len(pair), 1 if flows == 1 else 1 / flows)
         shape = (ranks * ranks, links)
         total = total + csr_array((share, (pair, steps.link)), shape=shape)
@@ -164,7 +164,7 @@ def route(
 
 
 def _sets(found: Choices, groups: Int64) -> dict[int, tuple[int, ...]]:
-    """The links of each group that occurs."""
+    """Map each group that occurs to its equal-cost links."""
     numbers, first = np.unique(found.group, return_index=True)
     rows = found.links.reshape(-1, found.links.shape[2])[first]
     there = set(groups.tolist())
@@ -176,15 +176,15 @@ def _sets(found: Choices, groups: Int64) -> dict[int, tuple[int, ...]]:
 
 
 def host_links(topology: Topology, slots: Int64) -> Ends:
-    """Links inside hosts and at their NICs that each pair of ranks takes.
+    """Compute the host and NIC links and the end switches of each pair of ranks.
 
-    Whatever the network does, these carry the same; see :mod:`.topology` for which NIC
-    it is.
+    These links do not depend on the routing between switches; see :mod:`.topology` for
+    the choice of the NIC.
 
     Parameters
     ----------
     topology
-        Any.
+        Network topology.
     slots
         ``[W]`` slot of each rank.
 
@@ -196,7 +196,7 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
     ranks = len(slots)
     switch = {name: at for at, name in enumerate(topology.switches)}
     nic_of = np.array([hosts.nic_of(at) for at in range(hosts.ranks)])
-    # Step 1: numbers of the links by host and slot, or host and NIC.
+    # Step 1: link indices by host and slot, or by host and NIC.
     out, back, up, down = (np.full((hosts.number, hosts.ranks), -1) for _ in range(4))
     sends, receives, at_switch = (
         np.full((hosts.number, hosts.nics), -1) for _ in range(3)
@@ -212,14 +212,14 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
             nic, name = nic_name(host, at), topology.attached(host, at)
             sends[host, at], receives[host, at] = number[nic, name], number[name, nic]
             at_switch[host, at] = switch[name]
-    # Step 2: ends of each pair.
+    # Step 2: hosts, NICs and switches at the ends of each pair.
     of, own = slots // hosts.ranks, slots % hosts.ranks
     pair = np.arange(ranks * ranks)
     s, d = pair // ranks, pair % ranks
     near = (of[s] == of[d]) & (s != d)
     far = of[s] != of[d]
     entering = np.where(topology.forwarding == "rail", nic_of[own[d]], nic_of[own[s]])
-    # the rank through which bytes reach the NIC: itself, or its fellow on the rail
+    # rank whose NIC sends: the source itself, or (rail) the peer on the receiver's rail
     fellow = np.where(entering == nic_of[own[s]], own[s], own[d])
     passing = far & (fellow != own[s])
     parts = [

@@ -1,11 +1,11 @@
-"""Topology: hosts with ranks and NICs, and the switches and links between them.
+"""Network topology: hosts with ranks and NICs, and the switches and links between them.
 
 Every cable is two directed links, each with a capacity in bytes/s.  A host is
 
-    gpu0 <-> bus <-> gpu1     the links inside, such as NVLink, if it has several ranks
-    gpu0 <-> nic0 <-> switch  the way out
+    gpu0 <-> bus <-> gpu1     links inside the host, such as NVLink, for several ranks
+    gpu0 <-> nic0 <-> switch  links to the network
 
-and *forwarding* says which NIC traffic to another host takes:
+and *forwarding* selects the NIC that sends traffic to another host:
 
 ``own``
     that of the sending rank;
@@ -13,7 +13,7 @@ and *forwarding* says which NIC traffic to another host takes:
     that of the receiving rank's rail: the bytes first cross the bus to the rank of the
     same number, as NCCL's PXN does (NCCL 2.12, "PCI x NVLink").
 
-The sizes of the networks are made by :mod:`.clos` and :mod:`.direct`.
+Topologies are built in :mod:`.clos` and :mod:`.direct`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Int64 = npt.NDArray[np.int64]
 FORWARDING = ("own", "rail")
 
 NVLINK_4 = 450e9
-"""bytes/s a direction and GPU: NVIDIA H100, 900 GB/s in both directions together."""
+"""NVLink 4 bytes/s per direction and GPU (NVIDIA H100: 900 GB/s bidirectional)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The hosts of a fabric, all alike.
+    """Number and size of the identical hosts of a network.
 
     Raises
     ------
     FabricError
-        If there is none, a capacity is not positive, or NICs do not divide ranks.
+        If there are no hosts, a capacity is not positive, or NICs do not divide ranks.
     """
 
     number: int  # hosts H
-    ranks: int = 1  # slots for ranks on each, g
-    nics: int = 0  # on each; 0: one a rank
+    ranks: int = 1  # slots for ranks per host, g
+    nics: int = 0  # per host; 0: one per rank
     nic_bytes_s: float  # capacity of a NIC, each direction
     inside_bytes_s: float = NVLINK_4  # of a link inside a host, each direction
 
@@ -68,16 +68,16 @@ class Hosts:
 
     @property
     def slots(self) -> int:
-        """Places for ranks, over all hosts."""
+        """Number of slots for ranks on all hosts."""
         return self.number * self.ranks
 
     def nic_of(self, slot: int) -> int:
-        """Which NIC of its host a slot (of 0 to g - 1) uses."""
+        """Return the NIC index of a slot (0 to g - 1) of a host."""
         return slot * self.nics // self.ranks
 
 
 def at_least(least: int, value: int, name: str) -> None:
-    """Refuse a count that is too small."""
+    """Raise an error if a count is below a minimum."""
     if value < least:
         raise FabricError(
             f"{name} must be at least {least}, but is {value}: give a larger number"
@@ -85,7 +85,7 @@ def at_least(least: int, value: int, name: str) -> None:
 
 
 def positive(value: float, name: str) -> None:
-    """Refuse what is not above zero, or not finite."""
+    """Raise an error if a value is not positive and finite."""
     if not (value > 0 and np.isfinite(value)):
         raise FabricError(
             f"{name} is positive and finite, but is {value}: give a number above 0"
@@ -94,16 +94,16 @@ def positive(value: float, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A set of nodes: what its ranks send to all others must leave it."""
+    """Set of hosts and nodes on one side of a network cut."""
 
     name: str
-    hosts: tuple[int, ...]  # that lie inside
-    nodes: frozenset[str]  # of the graph, those of the hosts too
+    hosts: tuple[int, ...]  # inside the cut
+    nodes: frozenset[str]  # graph nodes inside, including those of the hosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """A network as a directed graph, with its hosts and the cuts that matter."""
+    """Network as a directed graph, with its hosts and named cuts."""
 
     name: str
     hosts: Hosts
@@ -118,39 +118,39 @@ class Topology:
 
     @cached_property
     def number_of(self) -> dict[tuple[str, str], int]:
-        """The place of each link in ``links``."""
+        """Index of each link in ``links``."""
         return {link: at for at, link in enumerate(self.links)}
 
     @cached_property
     def capacity(self) -> Float64:
-        """``[L]`` float64, bytes/s."""
+        """Capacity of each link, ``[L]`` float64, bytes/s."""
         return np.array([self.graph.edges[e]["capacity"] for e in self.links])
 
     @cached_property
     def switches(self) -> tuple[str, ...]:
-        """Nodes that are switches or routers, in the order they were made."""
+        """Names of the switches and routers, in the order of creation."""
         return tuple(n for n, kind in self.graph.nodes(data="kind") if kind == "switch")
 
     @cached_property
     def between_switches(self) -> npt.NDArray[np.bool_]:
-        """``[L]`` whether both ends of a link are switches."""
+        """Whether both ends of each link are switches, ``[L]`` bool."""
         kind = self.graph.nodes(data="kind")
         return np.array([kind[a] == kind[b] == "switch" for a, b in self.links], bool)
 
     @cached_property
     def at_nics(self) -> npt.NDArray[np.bool_]:
-        """``[L]`` whether a link joins a NIC and a switch."""
+        """Whether each link joins a NIC and a switch, ``[L]`` bool."""
         kind = self.graph.nodes(data="kind")
         return np.array(
             [{kind[a], kind[b]} == {"nic", "switch"} for a, b in self.links]
         )
 
     def link_name(self, link: int) -> str:
-        """A link as people read it."""
+        """Return the readable name of a link, "from -> to"."""
         return " -> ".join(self.links[link])
 
     def attached(self, host: int, nic: int) -> str:
-        """The switch that a NIC is connected to."""
+        """Return the switch that a NIC is connected to."""
         (switch,) = (
             n
             for n in self.graph.successors(nic_name(host, nic))
@@ -159,13 +159,13 @@ class Topology:
         return str(switch)
 
     def crossing(self, cut: Cut) -> tuple[float, float]:
-        """Capacity that leaves a cut and that enters it, bytes/s."""
+        """Return the outgoing and incoming link capacity of a cut, bytes/s."""
         inside = np.array([[n in cut.nodes for n in link] for link in self.links])
         leaves, enters = inside[:, 0] & ~inside[:, 1], ~inside[:, 0] & inside[:, 1]
         return float(self.capacity[leaves].sum()), float(self.capacity[enters].sum())
 
     def as_dict(self) -> dict[str, object]:
-        """What it is, in numbers with units in their names."""
+        """Return the sizes and rates of the topology as a dictionary."""
         return {
             "topology": self.name,
             "hosts": self.hosts.number,
@@ -181,22 +181,22 @@ class Topology:
 
 
 def slot_name(host: int, slot: int) -> str:
-    """Node of a place for a rank."""
+    """Return the node name of a rank slot."""
     return f"host{host}.gpu{slot}"
 
 
 def bus_name(host: int) -> str:
-    """Node of what joins the ranks of a host."""
+    """Return the node name of the bus between the ranks of a host."""
     return f"host{host}.bus"
 
 
 def nic_name(host: int, nic: int) -> str:
-    """Node of a NIC."""
+    """Return the node name of a NIC."""
     return f"host{host}.nic{nic}"
 
 
 class TopologyBuilder:
-    """A topology in the making: hosts stand, switches and cables are added."""
+    """Builder of a topology: starts with the hosts; switches and cables are added."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -215,12 +215,12 @@ class TopologyBuilder:
                     self.cable(slot, bus_name(host), hosts.inside_bytes_s)
 
     def switch(self, name: str) -> str:
-        """Add a switch."""
+        """Add a switch node and return its name."""
         self.graph.add_node(name, kind="switch")
         return name
 
     def cable(self, one: str, other: str, capacity: float, *, cost: int = 1) -> None:
-        """Add both directions; between the same nodes, capacities add to a trunk."""
+        """Add links in both directions; capacities of parallel cables add up."""
         for a, b in ((one, other), (other, one)):
             had = self.graph.edges[a, b]["capacity"] if self.graph.has_edge(a, b) else 0
             self.graph.add_edge(a, b, capacity=had + capacity, cost=cost)
@@ -234,7 +234,7 @@ class TopologyBuilder:
     def cut(
         self, family: str, name: str, hosts: Iterable[int], switches: Iterable[str]
     ) -> None:
-        """Name a cut around some hosts and switches."""
+        """Add a named cut around some hosts and switches to a family of cuts."""
         inside = tuple(hosts)
         nodes = {*switches}
         for host in inside:
@@ -244,12 +244,12 @@ class TopologyBuilder:
         )
 
     def finish(self, name: str, *, forwarding: str = "own") -> Topology:
-        """The topology, with a cut around each host besides those named.
+        """Build the topology, with a cut around each host besides the named cuts.
 
         Raises
         ------
         FabricError
-            If there is no such forwarding, or some host cannot reach another.
+            If the forwarding is unknown.
         """
         if forwarding not in FORWARDING:
             raise FabricError(

@@ -12,7 +12,7 @@ import numpy as np
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import Trace
 
-from . import comparison, fabric, summary
+from .results import comparison, fabric, summary
 
 __all__ = ["comparison", "fabric", "summary", "trace_tables"]
 

@@ -7,9 +7,9 @@ from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.traffic import traffic_matrices
+from moetraffic.report.results.pattern import heatmaps
 
 from .chart import Chart
-from .pattern import heatmaps
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """Parallel degrees (p, t, d) of heatmaps in APNet'24, or derived from its rule."""

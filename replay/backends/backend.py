@@ -1,4 +1,4 @@
-"""Backend interface: gloo, NCCL, MPI, UCC, or a class of an installed package.
+"""Interface of communication backends: gloo, NCCL, MPI, UCC, or a plugin.
 
 A backend *binds* an operation to its buffers once, before any timing; the returned
 callable runs in the timed loop and only starts the operation.  A package adds a backend
@@ -23,7 +23,7 @@ ENTRY_POINTS = "moetraffic.backends"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One operation of one rank, with its buffers.
+    """Collective or message of one rank, with its buffers.
 
     Buffers are one-dimensional tensors on the backend's device, of ``torch.uint8``, or
     for reductions of the type in which they compute.  With S as in
@@ -33,9 +33,9 @@ class Call:
     kind           ``send``                   ``receive``
     ============== ========================== ==========================
     all_to_all     sum of ``send_bytes``      sum of ``receive_bytes``
-    all_reduce     0                          S: begins as this rank's
-    reduce         0                          S: begins as this rank's
-    broadcast      0                          S: the sender's begins as its
+    all_reduce     0                          S: initially its own data
+    reduce         0                          S: initially its own data
+    broadcast      0                          S: on the sender, its data
     all_gather     S                          W S
     gather         S                          W S at the receiver, else 0
     reduce_scatter S                          S / W
@@ -52,14 +52,14 @@ class Call:
     group: int  # index of the group; this rank is a member
     send: torch.Tensor
     receive: torch.Tensor
-    send_bytes: list[int]  # [W] to each member; empty but for all-to-alls
+    send_bytes: list[int]  # [W] to each member; empty except for all-to-alls
     receive_bytes: list[int]  # [W] from each
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
 
 
 class Work(Protocol):
-    """A started operation."""
+    """Handle of an operation that a backend has started."""
 
     def wait(self) -> object:
         """Wait until the operation has ended on this rank.
@@ -70,23 +70,23 @@ class Work(Protocol):
         Raises
         ------
         RuntimeError
-            If another rank did not answer in time, or is lost.
+            If another rank did not respond in time, or is lost.
         """
         ...
 
 
 Launch = Callable[[], Work | None]
-"""Starts an operation, repeatedly; returns None if it has ended already."""
+"""Callable that starts an operation, repeatedly; None if it has ended on return."""
 
 
 class Backend(Protocol):
-    """Sends bytes between ranks."""
+    """Interface of a communication backend, which runs operations between ranks."""
 
     name: str
 
     @property
     def kinds(self) -> Collection[str]:
-        """Supported kinds, of :data:`~moetraffic.replay.plan.program.KINDS`."""
+        """Supported operations, of :data:`~moetraffic.replay.plan.program.KINDS`."""
         ...
 
     device: torch.device
@@ -98,7 +98,7 @@ class Backend(Protocol):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """Connect to the other ranks and make the groups, in a common order.
+        """Connect to the other ranks and create the groups, in an order common to all.
 
         Groups with the same ranks are made separately: operations of different groups
         overlap.
@@ -138,7 +138,7 @@ def run(backend: Backend, call: Call) -> None:
     Raises
     ------
     RuntimeError
-        If another rank did not answer in time, or is lost.
+        If another rank did not respond in time, or is lost.
     """
     work = backend.bind(call)()
     if work is not None:
@@ -148,15 +148,15 @@ def run(backend: Backend, call: Call) -> None:
 
 
 def backend(name: str, *, registered: bool = False) -> Backend:
-    """Create a backend by name, built in or from an installed package.
+    """Create a communication backend by name, built in or from a plugin package.
 
     Parameters
     ----------
     name
         Name of the backend.
     registered
-        Whether buffers are registered with the network's library, which NCCL alone
-        handshakes.
+        Whether buffers are registered with the network library; only NCCL supports
+        this.
 
     Raises
     ------

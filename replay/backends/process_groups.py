@@ -1,7 +1,7 @@
-"""Backends of torch: process groups of ``torch.distributed`` on gloo, NCCL, MPI, UCC.
+"""Backends on process groups of ``torch.distributed``: gloo, NCCL, MPI and UCC.
 
-Methods of a process group are called as the functions of ``torch.distributed`` do, but
-without their checks, which the plan has done.  The calls go through torch's dispatcher,
+Methods of a process group are called directly, without the checks in the functions of
+``torch.distributed``: planning has made them.  The calls go through torch's dispatcher,
 so the capture hook records every one.
 """
 
@@ -24,7 +24,7 @@ from .backend import Backend, Call, Launch
 
 
 class ProcessGroups:
-    """Groups of ``torch.distributed`` on one of its backends.
+    """Backend on process groups of ``torch.distributed``.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def _copy(receive: torch.Tensor, send: torch.Tensor) -> None:
 
 
 def _method(group: Any, *names: str) -> Any:
-    """The first of these methods that the installed torch has."""
+    """Return the first of the named methods that the installed torch provides."""
     return next(getattr(group, name) for name in names if hasattr(group, name))
 
 
@@ -162,7 +162,7 @@ def _barrier(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
 
 
 def _parts(tensor: torch.Tensor, members: int) -> list[torch.Tensor]:
-    """A buffer as W equal parts; an empty buffer as W empty parts."""
+    """Split a buffer into W equal parts, and an empty buffer into W empty parts."""
     return list(tensor.view(members, -1)) if len(tensor) else [tensor] * members
 
 
@@ -181,14 +181,14 @@ BINDERS: Mapping[str, Callable[[Any, tuple[int, ...], int, Call], Launch]] = {
 
 
 class Gloo(ProcessGroups):
-    """gloo: CPUs, over TCP."""
+    """gloo backend: buffers in host memory, over TCP."""
 
     def __init__(self) -> None:
         super().__init__("gloo")
 
 
 class Nccl(ProcessGroups):
-    """NCCL: one NVIDIA GPU per local rank, a communicator and a stream per group.
+    """NCCL backend: one GPU per local rank, a communicator and a stream per group.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class Nccl(ProcessGroups):
                 f"{torch.__version__} has none: upgrade torch, or leave out "
                 "--registered"
             )
-        # registration covers what a pool holds at that time: one pool per buffer
+        # registration covers the memory of a pool at that time: one pool per buffer
         pool = torch.cuda.MemPool(nccl.mem_allocator)
         with torch.cuda.use_mem_pool(pool):
             made = super().empty(size)
@@ -247,7 +247,7 @@ class Nccl(ProcessGroups):
 
 
 class Mpi(ProcessGroups):
-    """MPI, if torch was built with it, on CPUs; ranks are started by mpirun."""
+    """MPI backend on CPUs, if torch was built with MPI; mpirun starts the ranks."""
 
     kinds = frozenset(KINDS) - {"reduce_scatter"}  # not in torch's MPI
 
@@ -283,7 +283,7 @@ class Mpi(ProcessGroups):
 
 
 class Ucc(ProcessGroups):
-    """UCC, if torch was built with it, on CPUs."""
+    """UCC backend on CPUs, if torch was built with UCC."""
 
     def __init__(self) -> None:
         super().__init__("ucc")

@@ -20,7 +20,7 @@ from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.process_exit import run_to_exit
 from moetraffic.replay.results.records import from_json
-from moetraffic.report.terminal import refuse, run, say
+from moetraffic.report.console.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
 from .local import measure

@@ -1,1 +1,1 @@
-"""The plan of a replay: which operations each rank issues, in which order."""
+"""Plan of a replay: the operations that each rank issues, in issue order."""

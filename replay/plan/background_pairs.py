@@ -1,4 +1,4 @@
-"""Pairs of passes with and without background traffic, to measure its slowdown.
+"""Pair replay passes with and without background traffic to measure the slowdown.
 
 Both passes of a pair follow each other on the same ranks and groups, and their order
 alternates (with, without, without, with), so that drift of the machine affects both.
@@ -17,13 +17,13 @@ from moetraffic.errors import ReplayError
 from .program import Plan, Program
 
 EXPERTS = 0
-"""The stream of the expert exchanges."""
+"""Index of the stream of expert exchanges."""
 
 MAX_PAIRS = 1000
 
 
 def pass_order(pairs: int) -> tuple[bool, ...]:
-    """Order of the passes; true is a pass with background traffic.
+    """Return the order of replay passes; true marks one with background traffic.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def pass_order(pairs: int) -> tuple[bool, ...]:
 
 
 def expert_exchanges(plan: Plan) -> Plan:
-    """The plan with programs of the expert exchanges alone.
+    """Return a copy of a replay plan whose programs contain only expert exchanges.
 
     Operations, groups and streams keep their numbers, so that both plans run on one
     backend.
@@ -74,7 +74,7 @@ def _exchanges(program: Program) -> Program:
         *("operation", "group", "stream", "kind", "send_size", "receive_size"),
         *("waits", "gap_ns", "due_ns"),
     )
-    # an operation now waits for the last exchange at, or before, what it waited for
+    # dense operations are gone: wait for the last exchange at or before the old one
     place = np.cumsum(keep) - 1
     after = np.where(program.after >= 0, place[program.after], -1)
     return replace(

@@ -1,9 +1,10 @@
-"""Background traffic of a model under a parallel layout.
+"""Background (dense) traffic of a model under a parallel layout.
 
 All collectives of one iteration except expert exchanges, which the trace contains:
-gradients, tensor-parallel sums, pipeline messages, the tied embedding, norms.  Sizes
-and groups are those of :func:`moetraffic.patterns.megatron_pattern` or
-:func:`moetraffic.patterns.workload_pattern`, call by call.
+reductions of gradients, of tensor-parallel activations, of the tied embedding and of
+gradient norms, and pipeline messages.  Sizes and groups of each call are those of
+:func:`moetraffic.patterns.megatron_pattern` or
+:func:`moetraffic.patterns.workload_pattern`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "library": ("megatron", "moetraffic"),
 }
 OPTIONS = (*_SIZES, *_WORDS)
-"""Names that ``--alongside`` takes as ``NAME=VALUE``, as ``moetraffic pattern``."""
+"""Names accepted by ``--alongside NAME=VALUE``, as in ``moetraffic pattern``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackgroundPattern:
-    """Background traffic as given on the command line.
+    """Model and parallel layout of background traffic, from command-line options.
 
     Raises
     ------
@@ -68,12 +69,12 @@ class BackgroundPattern:
         object.__setattr__(self, "options", given)
 
     def pattern(self) -> Pattern:
-        """Communication pattern of one iteration, expert exchanges included.
+        """Build the communication pattern of one iteration, with expert exchanges.
 
         Raises
         ------
         LayoutError
-            If there is no such model, or the layout does not suit it.
+            If the model is unknown, or the layout does not fit it.
         """
         from moetraffic.patterns import (
             MegatronGrid,
@@ -110,7 +111,7 @@ class BackgroundPattern:
         return megatron_pattern(found.model, strategy, found.gating)
 
     def traffic(self, world: int) -> BackgroundTraffic:
-        """Background traffic of a replay.
+        """Build the background traffic for a given number of replay ranks.
 
         Parameters
         ----------
@@ -120,7 +121,7 @@ class BackgroundPattern:
         Raises
         ------
         ReplayError
-            If the layout has another number of ranks, or no dense traffic.
+            If the layout has a different number of ranks, or no dense traffic.
         """
         pattern = self.pattern()
         if pattern.grid.world != world:
@@ -132,12 +133,12 @@ class BackgroundPattern:
         return background_traffic(pattern, identity=f"{self.model} {self.layout}")
 
     def arguments(self) -> list[str]:
-        """The equivalent command-line options."""
+        """Return the equivalent options of ``moetraffic replay``."""
         return ["--alongside", self.layout, "--model", self.model]
 
 
 def parse_background(layout: str, model: str) -> BackgroundPattern | None:
-    """Background traffic of ``--alongside`` and ``--model``; None without both.
+    """Parse ``--alongside`` and ``--model``; return None if both are empty.
 
     Raises
     ------
@@ -157,7 +158,7 @@ def parse_background(layout: str, model: str) -> BackgroundPattern | None:
 def _workload(
     found: Preset, size: Mapping[str, int], options: Mapping[str, str]
 ) -> Pattern:
-    """Pattern of ``moetraffic.models``, which uses fairscale and torch."""
+    """Build the pattern of training with ``moetraffic.models`` (fairscale, torch)."""
     from moetraffic.patterns import ParallelLayout, Training, Workload, workload_pattern
 
     layout = ParallelLayout(
@@ -182,7 +183,7 @@ def _workload(
 
 
 def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
-    """Background traffic of a pattern: its collectives except expert exchanges.
+    """Extract the dense collectives of a communication pattern as background traffic.
 
     Parameters
     ----------
@@ -194,13 +195,14 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     Returns
     -------
     BackgroundTraffic
-        In an order that keeps that of every rank as far as these agree: those of
-        pipeline messages, which are not waited for, do not.
+        Collectives in one order for all ranks, which preserves the order of each rank
+        where the ranks agree.  They differ only in the order of pipeline messages,
+        which are asynchronous.
 
     Raises
     ------
     ReplayError
-        If the pattern has no such collective.
+        If the pattern has no dense collective.
     """
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     operations: list[BackgroundCollective] = []
@@ -222,7 +224,7 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
             nth = seen.get((group, call), 0)
             seen[group, call] = nth + 1
             if (group, call, nth) not in known:
-                # slots count calls of a site whatever their size
+                # the call index counts calls of a site regardless of their size
                 spot = group, replace(call, size=0, root=0, exact=True)
                 slot = slots.get(spot, 0)
                 slots[spot] = slot + 1
@@ -253,7 +255,7 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
 def _collectives(
     call: Call, group: int, ranks: tuple[int, ...], slot: int
 ) -> list[BackgroundCollective]:
-    """A call as one collective, or as one message for each of its pairs."""
+    """Convert a call to one collective, or to one message per sender-receiver pair."""
     site = Site(
         group=group,
         operation=call.operation,

@@ -1,4 +1,4 @@
-"""Issue order, dependencies and gaps of operations, from the captured times.
+"""Derive issue order, dependencies and gaps of operations from captured times.
 
 Where a time is unknown, all ranks follow one common order, and gaps are unknown.
 """
@@ -28,19 +28,19 @@ _LATE = np.iinfo(np.int64).max
 class RankTimes:
     """Issue and end times of operations on one rank, ns of rank 0's clock.
 
-    A rank that stands for several ranks of the trace has their first issue and last
-    end.
+    A replay rank to which several ranks of the trace are mapped has their earliest
+    issue and latest end.
     """
 
-    issue: Int64  # [n] UNKNOWN_TIME where it had no part, or unknown
+    issue: Int64  # [n] UNKNOWN_TIME where the rank took no part, or unknown
     end: Int64  # [n]
 
 
 @dataclass(frozen=True, kw_only=True)
 class IssueOrder:
-    """Captured times of the operations of a plan."""
+    """Captured issue and end times of the operations of a plan, for each rank."""
 
-    ranks: Mapping[int, RankTimes]  # the requested ones
+    ranks: Mapping[int, RankTimes]  # of the requested ranks
     begin: int  # first issue on any rank; UNKNOWN_TIME if none is known
     common: Int64 | None  # [n] position in a common order, if one is needed
 
@@ -48,7 +48,7 @@ class IssueOrder:
 def read_issue_order(
     trace: Trace, occurrences: Int64, ranks: Collection[int], scale: Scale | None
 ) -> IssueOrder:
-    """Read the captured times of operations.
+    """Read the captured issue and end times of operations from a trace.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def read_issue_order(
 
 
 def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64:
-    """One of the three times of operations, ``[b, W]``, on rank 0's clock."""
+    """Read issue or end times of operations, ``[b, W]``, on rank 0's clock."""
     panel = f"{name}_{members.shape[1]}"
     read = take(trace.panels[panel], trace.rows_of(panel)[occurrences])
     return to_common(trace.clocks, members, np.asarray(read, np.int64))
@@ -102,18 +102,18 @@ def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64
 def rank_order(
     issue_order: IssueOrder, rank: int, mine: Int64, iteration: Int64
 ) -> Int64:
-    """Operations of a rank in issue order.
+    """Sort the operations of one rank into issue order.
 
     Parameters
     ----------
     issue_order
         Times of the plan's operations.
     rank
-        One of its ranks.
+        Rank of the replay.
     mine
         ``[N]`` operations in which the rank takes part.
     iteration
-        ``[n]`` of all operations.
+        ``[n]`` iteration of every operation of the plan.
     """
     if issue_order.common is not None:
         return mine[np.argsort(issue_order.common[mine])]
@@ -123,7 +123,10 @@ def rank_order(
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """Dependencies, as in :class:`~moetraffic.replay.plan.program.Program`."""
+    """Operations that each operation of one rank waits for, and the gaps between.
+
+    Fields are those of :class:`~moetraffic.replay.plan.program.Program`.
+    """
 
     waits: Bool  # [N]
     after: Int64  # [N]
@@ -141,19 +144,19 @@ def dependencies(
     message: Bool,
     sent: Bool,
 ) -> Dependencies:
-    """Operation that each operation of a rank waits for, and the gap after it.
+    """Compute which operation each operation of a rank waits for, and the gap between.
 
     Parameters
     ----------
     issue_order
         Times of the plan's operations.
     rank
-        One of its ranks.
+        Rank of the replay.
     operation
-        ``[N]`` its operations in order; those beyond ``issue_order`` are background
-        traffic without times.
+        ``[N]`` operations of the rank in issue order; those beyond ``issue_order`` are
+        background traffic without times.
     stream, group
-        ``[N]`` of each.
+        ``[N]`` stream and group of each operation.
     message
         ``[N]`` whether the operation is a message.
     sent
@@ -189,7 +192,7 @@ def dependencies(
 
 
 def _ended_before(here: Int64, issue: Int64, end: Int64) -> Int64:
-    """Index of the operation that ended last before each issue, ``[m]``; -1: none."""
+    """Find the operation that ended last before each issue, ``[m]``; -1 if none."""
     by_end = np.argsort(end, kind="stable")
     last = np.searchsorted(end[by_end], issue, side="right") - 1
     found = np.where(last >= 0, here[by_end[last]], -1)

@@ -1,4 +1,4 @@
-"""Byte matrices of the operations of a plan."""
+"""Compute rank-to-rank byte matrices of the operations of a replay plan."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from .program import KINDS, Plan
 _BLOCK_CELLS = 1 << 20
 
 Matrices = Iterator[tuple[Int64, Int64, Int64]]
-"""Operations ``[b]``, their members ``[b, W]`` world ranks ascending, and their bytes
-``[b, W, W]``, row sends."""
+"""Blocks of operation indices ``[b]``, members ``[b, W]`` as ascending world ranks and
+byte matrices ``[b, W, W]`` with senders as rows."""
 
 
 class Scaled(Protocol):
-    """The part of a :class:`~moetraffic.replay.scale.rescaling.Scale` for matrices."""
+    """Interface for rescaling the byte matrices of a group of ranks.
+
+    Implemented by :class:`~moetraffic.replay.scale.rescaling.Scale`.
+    """
 
     def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        """Convert matrices of a group of the trace to those of the replay."""
+        """Convert byte matrices of a trace group to ranks and bytes of the replay."""
         ...
 
 
 def operation_matrices(
     trace: Trace, plan: Plan, scale: Scaled | None = None
 ) -> Matrices:
-    """Byte matrices of all operations, in blocks of one group."""
+    """Yield byte matrices of all operations of a plan, in blocks of one group."""
     yield from exchange_matrices(trace, plan, scale)
     yield from dense_matrices(plan)
 
@@ -39,7 +42,7 @@ def operation_matrices(
 def exchange_matrices(
     trace: Trace, plan: Plan, scale: Scaled | None = None
 ) -> Matrices:
-    """Byte matrices of the all-to-alls.
+    """Yield byte matrices of the all-to-all operations of a plan.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ def exchange_matrices(
     plan
         Plan of the replay.
     scale
-        Scale of the plan.
+        Converts ranks and bytes of the trace; None leaves them.
     """
     exchange = (plan.kind == KINDS.index(ALL_TO_ALL)) & (plan.occurrence >= 0)
     for number in np.unique(plan.group[exchange]).tolist():
@@ -65,9 +68,9 @@ def exchange_matrices(
 
 
 def dense_matrices(plan: Plan) -> Matrices:
-    """Byte matrices of dense operations, computed once for identical ones.
+    """Yield byte matrices of dense operations, computed once for identical operations.
 
-    Collectives use the ring algorithm, messages go from sender to receiver.
+    Collectives use the ring algorithm; messages go from sender to receiver.
     """
     other = np.flatnonzero(plan.kind != KINDS.index(ALL_TO_ALL))
     columns = ("kind", "group", "size", "sender", "receiver")

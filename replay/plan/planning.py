@@ -41,7 +41,7 @@ def make_plan(
     scale: Scale | None = None,
     background: BackgroundTraffic | None = None,
 ) -> Plan:
-    """Plan the replay of a trace.
+    """Make the replay plan of a trace: its operations, and a program per rank.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def make_plan(
     Raises
     ------
     ReplayError
-        If the ranks differ from the trace's, there is nothing to replay, or the record
-        of an operation's member is missing.
+        If the number of ranks differs from the trace's, there is nothing to replay, or
+        the record of an operation's member is missing.
     TraceError
         If the bytes of an all-to-all are unknown, or the file is damaged.
     """
@@ -135,7 +135,7 @@ def make_plan(
 
 
 class _Table:
-    """Columns of the plan while they are filled, n operations."""
+    """Columns of a replay plan under construction, for n operations."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Table:
         self.checksum = np.zeros(count, np.uint32)
 
     def of_rank(self, rank: int) -> Bool:
-        """Operations in which a rank takes part, ``[n]`` bool."""
+        """Mask of the operations in which a rank takes part, ``[n]`` bool."""
         inside = np.array([rank in g for g in self.groups], bool)[self.group]
         message = self.kind == KINDS.index(MESSAGE)
         ends = (self.sender == rank) | (self.receiver == rank)
@@ -213,10 +213,10 @@ class _Table:
 def _ends(
     trace: Trace, site: Site, groups: list[tuple[int, ...]], scale: Scale | None
 ) -> tuple[int, int]:
-    """Sender and receiver of a site's operations, ranks of the replay; -1 for none.
+    """Find sender and receiver, as replay ranks, of a site's operations; -1 for none.
 
     A trace does not record the root of a broadcast, reduce, gather or scatter: the
-    first rank of the group is taken.
+    lowest rank of the group is used.
     """
     if site.operation == MESSAGE and min(site.peers) >= 0:
         ranks = [trace.groups[site.group].ranks[p] for p in site.peers]
@@ -233,12 +233,12 @@ def _ends(
 def _matrices(
     trace: Trace, chosen: Int64, table: _Table, scale: Scale | None
 ) -> Iterator[tuple[Int64, Int64]]:
-    """Indices and matrices ``[b, W, W]`` of all all-to-alls, ranks ascending."""
+    """Yield indices and byte matrices ``[b, W, W]`` of all-to-alls, ranks ascending."""
     ascending = [np.argsort(g.ranks) for g in trace.groups]
     width = np.array([len(g.ranks) for g in trace.groups], np.int64)
     square = table.kind[: len(chosen)] == KINDS.index(ALL_TO_ALL)
     group = table.group[: len(chosen)]
-    # under a scale, groups of one size may get several sizes
+    # rescaling may give different sizes to groups of equal size
     key = width[group] if scale is None else group.astype(np.int64)
     for one in np.unique(key[square]).tolist():
         same = np.flatnonzero(square & (key == one))
@@ -263,7 +263,7 @@ def _matrices(
 def _size_dense(
     trace: Trace, chosen: Int64, table: _Table, dense: Int64, scale: Scale | None
 ) -> tuple[str, ...]:
-    """Set S of the trace's dense operations; return a note on what was rounded up."""
+    """Set the size S of captured dense operations; return notes on padded gathers."""
     captured = dense[dense < len(chosen)]
     unequal = more = 0
     for _, kind, at, nbytes in volumes(trace, chosen[captured], scale):
@@ -282,7 +282,7 @@ def _size_dense(
 
 
 def _sum_dense(table: _Table, dense: Int64, rank_bytes: Int64) -> None:
-    """Set the bytes of dense operations, and add what each rank sends of them."""
+    """Set byte totals of dense operations, and add the bytes that each rank sends."""
     kind, size, width = table.kind[dense], table.size[dense], table.width[dense]
     sender, receiver = table.sender[dense], table.receiver[dense]
     network, busiest, largest = traffic_bytes(kind, size, width, sender == receiver)
@@ -309,7 +309,7 @@ def _sum_dense(table: _Table, dense: Int64, rank_bytes: Int64) -> None:
 
 
 def _largest(wire: Int64) -> Int64:
-    """Largest row or column sum of each matrix, ``[b]`` int64."""
+    """Compute the largest row or column sum of each byte matrix, ``[b]`` int64."""
     largest: Int64 = np.maximum(
         wire.sum(axis=2).max(axis=1), wire.sum(axis=1).max(axis=1)
     )

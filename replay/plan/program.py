@@ -1,17 +1,17 @@
-"""The plan of a replay: operations of all ranks, and a program for each rank.
+"""Data structures of a replay plan: all operations, and a program for each rank.
 
 An operation is a collective, or a message, of one group.  Groups belong to *streams*:
-expert exchanges are stream 0, background traffic has one stream a kind of group ("tp",
-"dp", "pp" ...).  Order of operations on each rank:
+expert exchanges are stream 0, background traffic has one stream per kind of group
+("tp", "dp", "pp" ...).  Order of operations on each rank:
 
-- operations of a stream are issued in the order of the rank's program, each when the
-  one before has ended, unless :attr:`Program.waits` is false for that one;
-- an operation is issued after the operation of :attr:`Program.after` has ended, of any
-  stream: the one that in the capture had ended last when it was issued;
+- operations of a stream are issued in the order of the rank's program, each after the
+  previous one has ended, unless :attr:`Program.waits` is false for the previous one;
+- an operation is issued after the operation in :attr:`Program.after`, of any stream,
+  has ended: in the capture, the last to end before the operation was issued;
 - no operation of an iteration is issued before all operations of the previous
   iteration, of all streams, have ended.
 
-Otherwise operations overlap.
+Operations overlap except for these rules.
 
 Ranks of a group are in ascending order here, as ``torch.distributed.new_group`` sorts
 them, and so are rows and columns of matrices.  This module does not import torch.
@@ -35,18 +35,18 @@ KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter"),
     *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
 )
-"""Kinds of operations, as named in traces; :attr:`Plan.kind` is an index."""
+"""Kinds of operations, as named in traces; :attr:`Plan.kind` is an index into it."""
 
 EXPERTS = "experts"
-"""The name of stream 0."""
+"""Name of stream 0, which carries the expert exchanges."""
 
 UNKNOWN_GAP = -1
-"""Marks a gap or a due time that is unknown in the trace."""
+"""Value of a gap or due time that is unknown in the trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Program of one rank: N operations in issue order."""
+    """The N operations of one rank in issue order, with bytes and dependencies."""
 
     rank: int
     operation: Int64  # [N] index into the plan's operations
@@ -59,7 +59,7 @@ class Program:
     send_bytes: Int64  # [first[N]] to each member of the group, in ascending order
     receive_bytes: Int64  # [first[N]] from each member
     waits: Bool  # [N] whether the stream's next operation waits for this one's end
-    after: Int64  # [N] index in the program of what must have ended; -1: none
+    after: Int64  # [N] index in the program of the operation to wait for; -1: none
     gap_ns: Int64  # [N] captured, from the end of ``after`` to this issue; -1 unknown
     due_ns: Int64  # [N] captured issue, from the plan's first; -1 unknown
 
@@ -67,19 +67,19 @@ class Program:
         return len(self.operation)
 
     def sends(self, n: int) -> Int64:
-        """Bytes to each member in the n-th operation, ``[W]`` int64.
+        """Return bytes sent to each group member in the n-th operation, ``[W]``.
 
         Empty for operations other than all-to-alls.
         """
         return self.send_bytes[self.first[n] : self.first[n + 1]]
 
     def receives(self, n: int) -> Int64:
-        """Bytes from each member in the n-th operation, ``[W]`` int64."""
+        """Return bytes received from each member in the n-th operation, ``[W]``."""
         return self.receive_bytes[self.first[n] : self.first[n + 1]]
 
     @property
     def chained(self) -> bool:
-        """Whether each operation is issued after the one before it has ended.
+        """Whether each operation is issued only after the previous one has ended.
 
         True for a program of one stream, and where no two operations overlapped in
         the capture.
@@ -89,7 +89,7 @@ class Program:
         return bool((self.after == np.arange(len(self)) - 1).all())
 
     def stream_bytes(self, stream: int) -> tuple[int, int]:
-        """Largest send and receive buffer that an operation of a stream needs."""
+        """Return the largest send and receive buffer bytes of a stream's operations."""
         mine = self.stream == stream
         return (
             int(self.send_size[mine].max(initial=0)),
@@ -98,7 +98,7 @@ class Program:
 
     @property
     def buffer_bytes(self) -> tuple[int, int]:
-        """Send and receive buffers of all streams together.
+        """Total bytes of the send buffers and of the receive buffers of all streams.
 
         Operations of a stream share two buffers; streams overlap, so each has its
         own.
@@ -109,7 +109,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The operations of a replay, n in the order of the trace, for all ranks.
+    """The n operations of a replay, in the order of the trace, for all ranks.
 
     Meaning of :attr:`size`, S, for each kind in a group of W ranks:
 
@@ -126,13 +126,13 @@ class Plan:
     barrier          0
     ================ =================================================================
 
-    Where members of a captured collective gave different sizes, S is the largest, and
-    it is rounded up to W equal parts: torch's collectives take no others.
+    Where members of a captured collective passed different sizes, S is the largest; for
+    reduce_scatter and scatter it is rounded up to W equal parts, as torch requires.
 
     ``total_bytes``, ``network_bytes``, ``bottleneck_bytes`` and ``largest_bytes`` of
-    an all-to-all are of its matrix.  For other kinds the matrix is that of the ring
-    (:func:`moetraffic.patterns.algorithms.collective_matrix`), whose busiest link
-    carries what nccl-tests counts for its busbw.
+    an all-to-all are computed from its byte matrix.  For other kinds the matrix is that
+    of the ring algorithm (:func:`moetraffic.patterns.algorithms.collective_matrix`),
+    whose busiest link carries the bytes from which nccl-tests computes busbw.
     """
 
     source: str  # the trace
@@ -157,19 +157,19 @@ class Plan:
     largest_bytes: Int64  # [n] largest row or column sum
     rank_bytes: Int64  # [R] bytes that each rank sends, itself included
     checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
-    digest: str  # SHA-256 over all of it, in hexadecimal
+    digest: str  # SHA-256 of groups, sites and operations, in hexadecimal
     left_out: Mapping[str, int]  # number of collectives not replayed, by operation
-    notes: tuple[str, ...] = ()  # changes by scaling, padding or completing, in words
+    notes: tuple[str, ...] = ()  # descriptions of scaling, padding and completion
     programs: Mapping[int, Program]  # of the requested ranks
 
     def __len__(self) -> int:
         return len(self.iteration)
 
     def checking_order(self, rank: int) -> Int64:
-        """Indices into a rank's program, ``[N]``, in an order common to all ranks.
+        """Return indices into a rank's program, ``[N]``, in an order common to ranks.
 
-        By iteration, then by number: ranks that run overlapping operations one by one
-        would deadlock in the order of their programs.
+        Sorted by iteration, then by operation: ranks that run overlapping operations
+        one by one would deadlock in the order of their programs.
         """
         program = self.programs[rank]
         if program.chained:
@@ -177,7 +177,7 @@ class Plan:
         return np.lexsort((program.operation, self.iteration[program.operation]))
 
     def name(self, operation: int) -> str:
-        """Name of an operation for messages."""
+        """Return the name of an operation for messages, with iteration and layer."""
         site = self.sites[int(self.site[operation])]
         parts = [f"iteration {int(self.iteration[operation])}"]
         if site.layer >= 0:

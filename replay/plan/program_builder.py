@@ -1,4 +1,4 @@
-"""Build the program of a rank while a plan is made."""
+"""Build the program of one rank from the columns of a replay plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
 class OperationTable(Protocol):
-    """Columns of the plan that a program needs, n operations."""
+    """Columns of a replay plan that a rank's program is built from, n operations."""
 
     captured: int  # number of operations of the trace; the others are background
     iteration: Int64
@@ -31,12 +31,12 @@ class OperationTable(Protocol):
     size: Int64
 
     def of_rank(self, rank: int) -> Bool:
-        """Operations in which a rank takes part, ``[n]`` bool."""
+        """Mask of the operations in which a rank takes part, ``[n]`` bool."""
         ...
 
 
 class ProgramBuilder:
-    """Builder of one rank's program; bytes of all-to-alls are added block by block.
+    """Builder of one rank's replay program; all-to-all bytes are added in blocks.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class ProgramBuilder:
         self._times = times
 
     def add_matrices(self, at: Int64, members: Int64, wire: Int64) -> None:
-        """Copy this rank's row and column of some operations' matrices."""
+        """Copy this rank's row and column from the byte matrices of some operations."""
         here, member = np.nonzero(members == self._rank)
         place = self._place[at[here]]
         into = self._first[place][:, None] + np.arange(wire.shape[1])
@@ -82,7 +82,7 @@ class ProgramBuilder:
         self._sizes[1, place] = wire[here, :, member].sum(axis=1)
 
     def build(self, table: OperationTable) -> Program:
-        """The program, once all sizes are known."""
+        """Build the rank's program; the sizes of all operations must be known."""
         order, rank = self._operation, self._rank
         kind = table.kind[order]
         for number, name in enumerate(KINDS):

@@ -1,4 +1,4 @@
-"""Select the operations of a trace that are replayed."""
+"""Select the operations of a trace to replay."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from moetraffic.trace.trace import Trace
 from .program import KINDS
 
 MESSAGE = "send_recv"
-_BLOCK_CELLS = 1 << 20  # of presence read at a time
+_BLOCK_CELLS = 1 << 20  # cells of the presence mask read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedOperations:
-    """The operations that are replayed."""
+    """Indices of the operations to replay, and counts of those left out."""
 
     occurrence: Int64  # [n] index into the trace's occurrences, ascending
     left_out: dict[str, int]  # number of collectives not replayed, by operation
@@ -35,7 +35,7 @@ def select_operations(
     dense: bool = True,
     scale: Scale | None = None,
 ) -> SelectedOperations:
-    """Select the operations to replay.
+    """Select the operations of a trace to replay, by iteration, layer and kind.
 
     Operations whose bytes are unknown, messages with an unknown peer, and operations on
     ranks that the scale leaves out are not replayed.
@@ -51,7 +51,7 @@ def select_operations(
     dense
         Whether to keep operations other than all-to-alls.
     scale
-        Maps ranks; None keeps them.
+        Maps ranks of the trace to those of the replay; None keeps them.
 
     Raises
     ------
@@ -78,10 +78,10 @@ def select_operations(
 
 
 def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
-    """Members that take part in operations that are replayed, ``[n, W]`` bool.
+    """Mask of group members that take part in replayed operations, ``[n, W]`` bool.
 
-    Members are in the group's own order.  A message has two of them; ranks that the
-    scale leaves out do not take part.
+    Members are in the order of the group.  A message has two; ranks that the scale
+    leaves out do not take part.
     """
     sites = trace.occurrences.site[occurrences]
     width = trace.common_size(occurrences)
@@ -100,7 +100,10 @@ def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
 
 
 def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
-    """Split operations into blocks of one group size, at most ``cells`` cells each."""
+    """Split operations into blocks of equal group size, at most ``cells`` cells each.
+
+    A cell is one member of one operation.
+    """
     widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
     group = np.array([s.group for s in trace.sites], np.int64)
     width = widths[group[trace.occurrences.site[occurrences]]]

@@ -1,4 +1,4 @@
-"""Bytes that each kind of operation moves, counted exactly as nccl-tests does.
+"""Compute the bytes that each kind of collective moves, as nccl-tests counts them.
 
 With S as in :class:`~moetraffic.replay.plan.program.Plan` and W members, in bytes:
 
@@ -17,7 +17,8 @@ barrier         0              0                 0          nothing
 =============== ============== ================= ========== =======================
 
 The bytes on the network are those of a ring or a tree: no algorithm sends less.  The
-busiest link is nccl-tests' busbw times the time, the largest its algbw times the time.
+bytes of the busiest link are nccl-tests' busbw multiplied by the time, and the largest
+its algbw multiplied by the time.
 A message from a rank to itself and a group of one use no network.
 
 References
@@ -40,13 +41,13 @@ from .selection import MESSAGE, blocks
 
 _BLOCK_CELLS = 1 << 20
 CUT = frozenset({"reduce_scatter", "scatter"})
-"""Kinds whose S consists of W equal parts."""
+"""Kinds of collectives whose size S must consist of W equal parts."""
 
 
 def volumes(
     trace: Trace, occurrences: Int64, scale: Scale | None
 ) -> Iterator[tuple[int, str, Int64, Int64]]:
-    """Input bytes of the members of dense operations, block by block.
+    """Yield the input bytes of each member of dense operations, block by block.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ def volumes(
 
 
 def sizes(kind: str, nbytes: Int64) -> Int64:
-    """S of operations whose members have ``[b, W]`` input bytes, ``[b]`` int64."""
+    """Compute the size S of operations, ``[b]``, from input bytes ``[b, W]``."""
     most: Int64 = nbytes.max(axis=1, initial=0)
     if kind not in CUT:
         return most
@@ -95,16 +96,16 @@ def sizes(kind: str, nbytes: Int64) -> Int64:
 
 
 def traffic_bytes(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
-    """Bytes of dense operations, ``[3, n]``: network, busiest link, largest.
+    """Compute network, busiest-link and largest bytes of dense operations, ``[3, n]``.
 
     Parameters
     ----------
     kind
         ``[n]`` index into KINDS.
     size
-        ``[n]`` S.
+        ``[n]`` size S, in bytes.
     width
-        ``[n]`` W.
+        ``[n]`` number W of group members.
     alone
         ``[n]`` whether it is a message of a rank to itself.
     """
@@ -133,7 +134,7 @@ def traffic_bytes(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
 def buffers(
     kind: str, size: Int64, width: Int64, rank: int, sender: Int32, receiver: Int32
 ) -> tuple[Int64, Int64]:
-    """Bytes of a rank's send and receive buffer, each ``[n]``, for one kind.
+    """Compute send and receive buffer bytes of a rank, each ``[n]``, for one kind.
 
     See :class:`~moetraffic.replay.backends.backend.Call`.
     """
@@ -155,7 +156,7 @@ def buffers(
 
 
 def _at_sender(trace: Trace, occurrences: Int64, nbytes: Int64) -> Int64:
-    """Bytes of messages at the sender, from the receiver's record if missing."""
+    """Put message bytes in the sender's column, or the receiver's count if missing."""
     sites = trace.occurrences.site[occurrences]
     peers = np.array([trace.sites[s].peers for s in sites], np.int64)
     rows = np.arange(len(nbytes))

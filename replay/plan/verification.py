@@ -1,9 +1,9 @@
-"""Verification: which operations of a replay are checked byte by byte.
+"""Select the operations of a replay whose received bytes are verified.
 
-Sizes and order are compared for every operation in any case.  A sample draws a share of
+Sizes and order are always compared, for every operation.  A sample draws a share of
 each site's operations, so that it contains every group, layer, phase and kind, and adds
 the largest operation of each group.  It depends on the plan and a seed alone: all ranks
-draw the same.
+draw the same sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .program import Plan
 
 
 class Depth(str, enum.Enum):
-    """Operations whose bytes are checked in a pass before the timed one."""
+    """Extent of byte verification before the timed pass: all, a sample, or none."""
 
     FULL = "full"
     SAMPLE = "sample"
@@ -30,7 +30,7 @@ class Depth(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Checks before the timed pass.
+    """Settings of the byte verification before the timed pass.
 
     Raises
     ------
@@ -39,7 +39,7 @@ class Verification:
     """
 
     depth: Depth = Depth.FULL
-    share: float = 0.01  # of operations whose bytes are checked, where sampled
+    share: float = 0.01  # of operations whose bytes are checked in a sample
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,13 +56,13 @@ class Verification:
         return str(self.depth.value)
 
     def chosen(self, plan: Plan) -> Bool:
-        """Operations whose bytes are checked.
+        """Select the operations of a plan whose bytes are verified.
 
         Returns
         -------
         ndarray
-            ``[n]`` bool: all operations, none, or of each site with m of them
-            ceil(share m), and the largest of each group.
+            ``[n]`` bool: all operations; none; or ceil(share m) of the m operations
+            of each site, and the largest of each group.
         """
         if self.depth is Depth.FULL:
             return np.ones(len(plan), bool)
@@ -82,4 +82,4 @@ class Verification:
 
 
 FULL_VERIFICATION = Verification()
-"""Every byte of every operation."""
+"""Verification of every byte of every operation."""

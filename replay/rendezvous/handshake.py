@@ -1,6 +1,7 @@
 """Handshake of the ranks: compare settings and plans, and check memory.
 
-Pure comparisons of the rows of all ranks; the first rank that differs is named.
+These functions compare the data of all ranks, without communication, and name the
+first rank that differs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ AGREEMENT = "the agreement on the plan"
 
 @dataclass(frozen=True, kw_only=True)
 class Handshake:
-    """Settings and identity of one rank."""
+    """Settings and process identity that one rank sends in the handshake."""
 
     terms: Mapping[str, str]  # by name, the most important first; equal on all ranks
     node: str
@@ -28,7 +29,7 @@ class Handshake:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
-    """Memory that one rank is about to allocate."""
+    """Memory that one rank will allocate, and memory that is free on its host."""
 
     node: str
     pool: str  # the memory: "host", or a device
@@ -39,7 +40,7 @@ class MemoryNeed:
 def find_mismatch(
     handshakes: Sequence[Handshake],
 ) -> RankError | tuple[int, int] | None:
-    """Find a rank whose settings differ from those of most others.
+    """Find a rank whose settings differ from those of most other ranks.
 
     Returns
     -------

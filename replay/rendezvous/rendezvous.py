@@ -2,10 +2,10 @@
 
 The ranks communicate through a store that is independent of the backend.  Before any
 group of the backend is made, every rank stores its versions, options and the digest of
-its plan.  Rank 0 compares them, and all ranks read its answer; so a rank that would
-make other groups, or hang in them, is named first.  A rank that fails stores a report,
-and without a supervisor of all ranks (torchrun, srun), the others find from the reports
-which rank failed first.
+its plan.  Rank 0 compares them, and all ranks read its answer, so that an error names a
+rank with different groups before any rank hangs in them.  A rank that fails stores a
+report, and without a supervisor of all ranks (torchrun, srun), the others find from the
+reports which rank failed first.
 
 Keys and fields in the store must not be renamed: other versions read them.
 """
@@ -79,7 +79,7 @@ class Rendezvous:
         plan
             Plan of this rank.
         settings
-            What must be the same on all ranks, by name, the most important first.
+            Settings that must be equal on all ranks, by name, most important first.
 
         Returns
         -------
@@ -89,8 +89,8 @@ class Rendezvous:
         Raises
         ------
         RankError
-            Naming the rank that differs and the setting, for another plan the first
-            operation; or the rank that does not arrive.
+            Naming the rank that differs and the setting or, if plans differ, the first
+            operation that differs; or naming the rank that does not arrive.
         """
         own = Handshake(
             terms={**settings, "plan": plan.digest},
@@ -124,7 +124,7 @@ class Rendezvous:
         return tuple(o.node for o in handshakes)
 
     def announce(self, *, pool: str, needs: int, free: int | None) -> None:
-        """Check that there is enough memory for the buffers of all ranks.
+        """Check that each host has enough free memory for the buffers of its ranks.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Rendezvous:
     def _round_of(
         self, own: Row, judge: Callable[[list[Row]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Store a row; rank 0 judges the rows of all ranks; return its answer."""
+        """Store this rank's row, let rank 0 check all rows, and return its answer."""
         name = self._round
         self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
         if self._rank_env.rank == 0:
@@ -179,7 +179,7 @@ class Rendezvous:
         kind: type[Row],
         judge: Callable[[list[Row]], dict[str, Any]],
     ) -> dict[str, Any]:
-        """Rank 0: collect the rows of all ranks and judge them."""
+        """Collect and check, on rank 0, the rows of all ranks."""
         rows: list[Row] = []
         until = time.monotonic() + self._patience_s
         for rank in range(self._rank_env.world):
@@ -260,7 +260,7 @@ class Rendezvous:
     def reporting(
         self, position: Callable[[], int], namer: Callable[[int], str]
     ) -> Iterator[None]:
-        """Report errors inside to the other ranks, and find the root cause.
+        """Report errors in the block to the other ranks, and find the root cause.
 
         Parameters
         ----------
@@ -268,8 +268,8 @@ class Rendezvous:
             Number of operations entered and left by this rank, as the heartbeat
             counts them.
         namer
-            Names the n-th operation that it entered, for errors that do not name one;
-            not used under a supervisor.
+            Returns the name of the n-th operation that this rank entered, for errors
+            that do not name one; not used under a supervisor.
 
         Raises
         ------
@@ -297,7 +297,7 @@ class Rendezvous:
             ) from error
 
     def _linger(self) -> None:
-        """Let others read the report of rank 0, which may serve the store."""
+        """Delay the exit of rank 0, so that others can read its report in the store."""
         if self._rank_env.rank or not self._round:
             return
         until = time.monotonic() + _GRACE_S
@@ -319,9 +319,9 @@ class Rendezvous:
                 if other is None or mine.message not in other["message"]:
                     return True
                 if other["blames"] == mine.rank:
-                    return True  # it repeats the report of this rank
+                    return True  # the other rank repeats this rank's report
                 if mine.rank == 0 and other["cause"] == "peer":
-                    return True  # it repeats what rank 0 found about itself
+                    return True  # the other rank repeats an error that rank 0 found
         except RankError:
             return False  # the store ended with rank 0, which printed its error
         return False
@@ -359,18 +359,18 @@ class Rendezvous:
                 if report.rank == 0:
                     self._store.put(f"{self._round}/answer", failure)
         except RankError:
-            return report  # the store is gone with its host
+            return report  # the store ended with the host that served it
         return report
 
     def _lost_neighbors(self) -> dict[str, str]:
-        """Ranks of this host whose processes have stopped or ended."""
+        """Find ranks of this host whose processes have stopped or ended."""
         states = {
             rank: state_of(self._handshakes[rank].pid) for rank in self._neighbors()
         }
         return {str(r): state for r, state in states.items() if state != "running"}
 
     def _neighbors(self) -> list[int]:
-        """Ranks whose processes are visible from here, after the handshake."""
+        """List the ranks whose processes this rank can see, after the handshake."""
         mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
         return [
             rank
@@ -379,7 +379,7 @@ class Rendezvous:
         ]
 
     def _root_cause(self, mine: Report) -> RankError:
-        """Wait shortly for the reports of the other ranks and find the root cause."""
+        """Wait briefly for the reports of the other ranks, and find the root cause."""
         reports = {mine.rank: mine}
         missing = set(range(self._rank_env.world)) - {mine.rank}
         until = time.monotonic() + _GRACE_S
@@ -401,7 +401,7 @@ class Rendezvous:
     def _neighbors_at_end(
         self, missing: Collection[int], until: float
     ) -> dict[str, str]:
-        """States of the ranks of this host; waits for those that are just ending.
+        """Wait for the ranks of this host that are ending; return their process states.
 
         A process that is killed closes its connections before it is gone, so other
         ranks may notice its failure too early.
@@ -415,6 +415,6 @@ class Rendezvous:
 
 
 def _failure(error: RankError, *, told: bool = False) -> dict[str, Any]:
-    """Answer with a failure; ``told``: reported by its rank, not found by rank 0."""
+    """Encode an error as an answer; ``told``: reported by its rank, not by rank 0."""
     failure = {"rank": error.rank, "operation": error.operation}
     return {"failure": {**failure, "message": error.reason, "told": told}}

@@ -1,4 +1,4 @@
-"""Root cause of a failure, found by the ranks themselves.
+"""Find the root cause of a replay failure without a supervisor of all ranks.
 
 Under torchrun and srun no process of moetraffic supervises every rank.  The remaining
 ranks have each other's reports, and the states of the processes of their own host.
@@ -17,13 +17,13 @@ _KILLED = -9
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Failure report of one rank."""
+    """Failure report that one rank stores for the other ranks."""
 
     rank: int
     operation: str
     message: str
     cause: str  # "mismatch", "own" or "peer", as in heartbeat.send
-    blames: int  # the rank that it considers at fault
+    blames: int  # the rank that the reporting rank considers at fault
     entered: int  # operations entered and left, as the heartbeat counts them
     seen: Mapping[str, str]  # "stopped" or "ended", of other ranks of its host
 
@@ -36,7 +36,7 @@ def find_root_cause(
     Parameters
     ----------
     reports
-        By rank; at least one.
+        Failure reports by rank; at least one.
     missing
         Ranks without a report.
     seen
@@ -45,7 +45,7 @@ def find_root_cause(
     Returns
     -------
     RankError
-        Its reporter is the lowest rank with a report.
+        Error that names the rank; its reporter is the lowest rank with a report.
     """
     states_seen: dict[str, str] = {}
     for report in reports.values():

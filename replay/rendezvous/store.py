@@ -1,7 +1,7 @@
-"""Key-value store shared by the ranks.
+"""Key-value store shared by the ranks of a replay.
 
-It uses the launcher's rendezvous address, next to the store of the backend, so it
-exists before any group is made and after groups have failed.
+It uses the launcher's rendezvous address, like the store of the backend, but exists
+before any group is made and after groups have failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLL_S = 0.005, 0.2  # interval between two reads: at first, at most
 
 
 class Store:
-    """Access of one rank to the store.
+    """Client of one rank to the key-value store shared by all ranks.
 
     Parameters
     ----------
@@ -51,31 +51,34 @@ class Store:
         self._store = _store(rank_env, patience_s)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        """Store a value as JSON."""
+        """Store a value under a key, as JSON."""
         self.put_bytes(key, json.dumps(value).encode())
 
     def put_bytes(self, key: str, value: bytes) -> None:
-        """Store bytes."""
+        """Store bytes under a key."""
         with self._reached():
             self._store.set(f"{_PREFIX}/{key}", value.hex())
 
     def get(self, key: str) -> dict[str, Any]:
-        """The value of a key."""
+        """Return the JSON value stored under a key."""
         found: dict[str, Any] = json.loads(self.get_bytes(key))
         return found
 
     def get_bytes(self, key: str) -> bytes:
-        """The bytes of a key."""
+        """Return the bytes stored under a key."""
         with self._reached():
             return bytes.fromhex(self._store.get(f"{_PREFIX}/{key}").decode())
 
     def expect(self, key: str, within_s: float | None = None) -> dict[str, Any] | None:
-        """Wait for the value of a key; None if it does not arrive."""
+        """Wait for the value of a key and return it; None after the timeout."""
         patience_s = self._patience_s if within_s is None else within_s
         return self.get(key) if self.wait(key, patience_s) else None
 
     def wait(self, key: str, within_s: float) -> bool:
-        """Wait for a key; whether it arrived.  Unlike torch's wait, interruptible."""
+        """Wait for a key; return whether it was stored in time.
+
+        Unlike the wait of torch's stores, it can be interrupted.
+        """
         until = time.monotonic() + within_s
         pause, longest = _POLL_S
         while True:
@@ -107,12 +110,15 @@ def served_by_agent() -> bool:
 
 
 def where() -> str:
-    """Address of the rendezvous, for messages."""
+    """Return the address of the rendezvous, as HOST:PORT for messages."""
     return ":".join(map(str, _address()))
 
 
 def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
-    """Store at the launcher's rendezvous address, served by rank 0 or the launcher."""
+    """Connect to the store at the launcher's rendezvous address.
+
+    Rank 0 or the launcher serves it.
+    """
     place = urlsplit(rendezvous())
     if place.scheme == "file":
         # torch removes a file after its last user: the groups have their own
@@ -153,7 +159,7 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
 
 
 def _address() -> tuple[str, int]:
-    """Host and port of the rendezvous."""
+    """Return host and port of the rendezvous."""
     place = urlsplit(rendezvous())
     host, port = place.hostname, place.port
     if place.scheme == "env":

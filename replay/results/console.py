@@ -17,7 +17,7 @@ from rich.text import Text
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.replay.plan.program import Plan
-from moetraffic.report.terminal import Paper, say
+from moetraffic.report.console.terminal import Paper, say
 from moetraffic.tables import Table
 from moetraffic.units import byte_size
 
@@ -25,7 +25,7 @@ from .fidelity import LATE_S
 from .metrics import common_labels, progress_metrics, write_metrics
 from .progress import STAGES, Progress
 from .result import Replay
-from .tables import counts, replay_tables
+from .summary_tables import counts, replay_tables
 
 _LINE_EVERY_S = 10.0
 _METRICS_EVERY_S = 1.0

@@ -138,7 +138,7 @@ class Replay:
 
     def _repr_html_(self) -> str:
         """The tables of the replay, as a notebook shows them."""
-        from .tables import replay_tables
+        from .summary_tables import replay_tables
 
         return "".join(table.to_html() for table in replay_tables(self))
 

@@ -14,7 +14,8 @@ from moetraffic.analysis import analyze, cv, normalized_entropy
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report import plain_data, summary
+from moetraffic.report import plain_data
+from moetraffic.report.results import summary
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Meta, Trace
 
 

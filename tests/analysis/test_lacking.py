@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis import Analysis, analyze
 from moetraffic.data import path
-from moetraffic.report import plain_data, summary
+from moetraffic.report import plain_data
+from moetraffic.report.results import summary
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, UNKNOWN_TIME, Presence
 from moetraffic.trace.panel import ArrayPanel

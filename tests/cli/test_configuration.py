@@ -12,7 +12,7 @@ import pytest
 
 from moetraffic.cli import main
 from moetraffic.data import path as shipped
-from moetraffic.report.configuration import FILE, VARIABLE
+from moetraffic.report.console.configuration import FILE, VARIABLE
 
 
 @pytest.fixture

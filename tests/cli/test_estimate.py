@@ -35,9 +35,9 @@ def test_every_question_has_a_table_and_a_picture(
     asked = {
         "T_iter": GRID,
         "efficiency": ("--sweep", "strong", "--global-batch", "64", "--sizes", "1,3,8"),
-        "cannot be": ("--sweep", "strong", "--global-batch", "64", "--sizes", "1,3,8"),
+        "impossible": ("--sweep", "strong", "--global-batch", "64", "--sizes", "1,3,8"),
         "ZeRO 3": ("--dp", "8", "--zero-stages"),
-        "percent of T_iter": (*GRID, "--sensitivity"),
+        "change of T_iter": (*GRID, "--sensitivity"),
         "configurations tried": ("--best", "--gpus", "8", "--model", "gpt-3b"),
     }
     for number, (words, arguments) in enumerate(asked.items()):

@@ -101,7 +101,7 @@ def test_the_picture_is_not_overwritten(
         (["--iterations", "900:"], "has none in 900:"),
         (["--operations", "gossip"], "all_reduce"),
         (["--ranks-per-host", "0"], "at least 1"),
-        (["--hot", "0"], "raise --hot"),
+        (["--hot", "0"], "'--hot': it must be at least 1"),
         (["--plot", "nowhere/links.png"], "does not exist"),
     ],
 )
@@ -188,7 +188,7 @@ def test_circuits_serve_a_run(
     [
         (False, ["--reconfigure", "10"], "a time is a number of 0 or more"),
         (False, ["--matching", "best"], "max-min, max-weight"),
-        (False, ["--matrices", "all"], "matrices are mean, or"),
+        (False, ["--matrices", "all"], "matrices are mean or"),
         (False, ["--phase", "forward"], "the phase is one of dispatch"),
         (False, ["--layer", "7"], "in layers [7]: its MoE layers are [1, 3]"),
         (False, ["--tolerance", "0.1"], "but --tolerance is given: leave it out"),

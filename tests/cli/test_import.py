@@ -59,7 +59,7 @@ def test_contradictions_write_nothing_unless_kept(
     ("arguments", "said"),
     [
         (["--from", "pcap"], "a format is one of profiler"),
-        (["--ranks", "-1"], "change --ranks"),
+        (["--ranks", "-1"], "'--ranks': it must be at least 0"),
         (["--from", "matrix", "--unit", "KB"], "a unit is one of B, KiB"),
         (["--from", "profiler"], "cannot be imported"),
     ],

@@ -68,12 +68,12 @@ def test_what_capture_trains(capsys: pytest.CaptureFixture[str]) -> None:
         (["--order", "tp-dp"], "must name tp, cp, ep, dp, pp once each"),
         (["--dp", "2", "--algorithm", "star"], "the algorithm is one of ring"),
         ([], "raise one of them"),
-        (["--library", "deepspeed"], "the library is one of megatron, moetraffic"),
+        (["--library", "deepspeed"], "is not one of megatron, moetraffic"),
         (
             ["--library", "moetraffic", "--virtual-stages", "2", "--pp", "2"],
             "--virtual-stages",
         ),
-        (["--gpus-per-node", "-1"], "a node has some ranks"),
+        (["--gpus-per-node", "-1"], "it must be at least 0"),
         (["--plot", "nowhere/m.png"], "nowhere"),
         (["--zero", "2", "--pp", "2"], "use --zero 1"),
         (

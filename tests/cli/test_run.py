@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -134,7 +135,7 @@ def test_torchrun_is_captured_and_stays_what_it_was(repository: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert sorted(ran.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-    assert "run.h5: " in ran.stderr
+    assert "run.h5\n" in ran.stderr
     assert "mine" in ran.stderr
     assert exchanged(repository / "run.h5") == logged(repository, 2)
     with Trace.open(repository / "run.h5") as trace:
@@ -168,7 +169,7 @@ def test_ranks_on_two_nodes_make_one_trace(repository: Path) -> None:
     said = [node.communicate(timeout=200)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert exchanged(repository / "run.h5") == logged(repository, 4)
-    assert sum("run.h5: " in text for text in said) == 1, said
+    assert sum("run.h5\n" in text for text in said) == 1, said
     assert not segments_folder(repository / "run.h5").exists()
 
 
@@ -294,7 +295,7 @@ def test_arguments_streams_folder_and_exit_code_pass_through(
         ([sys.executable, "-I", "-c", "pass"], "options -I, -E or -S"),
         ([sys.executable, "-S", "-c", "pass"], "options -I, -E or -S"),
         ([sys.executable, "-s", "-c", "pass"], "imported torch.distributed"),
-        (["sh", "-c", f"PYTHONPATH=. {sys.executable} -c pass"], "sets PYTHONPATH"),
+        (["sh", "-c", f"PYTHONPATH=. {sys.executable} -c pass"], "start-up hook"),
     ],
 )
 def test_says_why_nothing_was_recorded(
@@ -445,7 +446,7 @@ def test_the_last_of_several_launchers_merges(
         assert "ranks [1] still record" in capfd.readouterr().err
         assert not path.exists()
     gather(path)
-    assert "run.h5: " in capfd.readouterr().err
+    assert "run.h5\n" in capfd.readouterr().err
     with Trace.open(path) as trace:
         assert trace.meta.complete
         assert trace.volume(trace.find(kind=None)).tolist() == [[16, 16]]
@@ -464,7 +465,7 @@ def test_ranks_that_came_later_are_added_to_what_a_launcher_merged(
     time.sleep(0.01)
     leave(path, 1)
     gather(path)
-    assert "complete     yes" in capfd.readouterr().err
+    assert re.search(r"complete +yes", capfd.readouterr().err)
     assert not segments_folder(path).exists()
 
 

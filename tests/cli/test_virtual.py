@@ -61,9 +61,12 @@ def test_virtual_ranks_are_data_parallel(capsys: pytest.CaptureFixture[str]) -> 
         (["--ep", "3"], "ep must divide dp"),
         (["--ranks", "3", "--ep", "1"], "3 does not divide the capture's 4"),
         (["--placement", "random"], "one of contiguous, strided, greedy"),
-        (["--replicas", "-1"], "replicas must be at least 0, but is -1"),
+        (
+            ["--replicas", "-1"],
+            "'--replicas': it must be at least 0, but is -1",
+        ),
         (["--replicas", "3"], "do not divide over 4 ranks"),
-        (["--every", "-2"], "every must be at least 0"),
+        (["--every", "-2"], "'--every': it must be at least 0"),
         (["--order", "ep-dp"], "the order must name"),
     ],
 )
@@ -108,7 +111,7 @@ def test_tolerance_end_to_end(
         (["--pattern", "often"], "the pattern is one of packets"),
         (["--percent", "1,200"], "percentages above 0 and below 100"),
         (["--percent", "few"], "percentages above 0 and below 100"),
-        (["--seeds", "1"], "needs 2 or more, but seeds is 1"),
+        (["--seeds", "1"], "it must be at least 2, but is 1"),
         (["--packet-bytes", "1"], "at least 64 bytes"),
         (["--plot", "nowhere/t.png"], "does not exist"),
     ],

@@ -9,8 +9,8 @@ import math
 import pytest
 from rich.console import Console
 
-from moetraffic.report.acceptance import as_dict, figure, table, verdict
 from moetraffic.report.figures import draw
+from moetraffic.report.results.acceptance import as_dict, figure, table, verdict
 from moetraffic.validation.acceptance import Acceptance, Trial
 
 

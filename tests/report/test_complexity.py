@@ -11,8 +11,8 @@ import pytest
 from moetraffic.analysis.network.complexity import Complexity, complexity
 from moetraffic.analysis.network.packets import packets
 from moetraffic.report.chart import Chart, Missing, Series
-from moetraffic.report.complexity import DISC, complexity_map
 from moetraffic.report.figures import save
+from moetraffic.report.results.complexity import DISC, complexity_map
 
 pytestmark = pytest.mark.filterwarnings("error")
 

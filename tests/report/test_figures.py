@@ -26,7 +26,7 @@ from moetraffic.report.chart import (
     line_colors,
 )
 from moetraffic.report.figures import draw, save
-from moetraffic.report.pictures import matrix_chart
+from moetraffic.report.results.pictures import matrix_chart
 from moetraffic.trace.model import PHASES
 
 pytestmark = pytest.mark.filterwarnings("error")

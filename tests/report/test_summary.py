@@ -9,7 +9,7 @@ from rich.console import Console
 from moetraffic.analysis import Analysis, OnOffStatistics, Rhythm, SourceStatistics
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.report.plain_data import as_dict
-from moetraffic.report.summary import replay_table, tables
+from moetraffic.report.results.summary import replay_table, tables
 from moetraffic.tables import Table
 
 NAN = float("nan")

@@ -1,12 +1,12 @@
-"""Completion times of collectives, from the waits for their results.
+"""Measure completion times of collectives from the waits for their results.
 
-A wait is the moment at which the program has the result.  It is seen where Python
-waits (``Work.wait``) and where a functional collective's result is waited for
-(``wait_tensor``).  What is waited for in C++ alone (DDP's reducer) is found by its
-being complete and unawaited; the calls of its kind after it tell of their end
-themselves.  On CUDA a wait orders streams and returns at once: there, events before
-the call and after the wait are read when the device has passed them
-(:mod:`.device_clock`).  Nothing here synchronizes with a device.
+The end of a wait is the time at which the result is available to the program.  Waits
+are observed in Python (``Work.wait``) and for functional collectives (``wait_tensor``).
+Collectives that only C++ code waits for (DDP's reducer) are found as completed works
+without an observed wait; later calls of the same kind report completion by a callback.
+On CUDA a wait orders streams and returns at once: there, events before the call and
+after the wait are read once the device has completed them (:mod:`.device_clock`).
+Nothing here synchronizes with a device.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from .native import Native
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
-SWEEP = 16  # works that nobody waited for yet, before a look at which are done
+SWEEP = 16  # works without a wait after which completed ones are dropped
 _unbox = dist.Work.unbox
 Put = Callable[[tuple[Any, ...]], None]
 
 
 class CompletionTracker:
-    """Tracks collectives until their results are waited for.
+    """Tracker of launched collectives until the program waits for their results.
 
     Parameters
     ----------
     put
-        Takes ``(END, number, start, end)`` with times in ns.
+        Called with ``(END, number, start, end)``, times in ns.
     device
-        The clock of CUDA events.
+        Converter of CUDA events to host times.
     native
-        The compiled hook, if it is the one that notes calls.
+        The compiled hook, if it records the calls.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CompletionTracker:
     ) -> None:
         self._put, self._device, self._native = put, device, native
         self.waiting = SynchronousCall()
-        # a work is held until it is waited for: so is it by whoever waits
+        # a work is kept until it is waited for, as the waiting code itself does
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
         self._unawaited: set[int] = set()
@@ -59,7 +59,7 @@ class CompletionTracker:
         self._waits: list[tuple[Any, Any]] = []
 
     def install(self) -> Callable[[], None]:
-        """Install the hooks on waits; return the function that removes them."""
+        """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
         for kind in kinds:
             if "wait" in vars(kind):
@@ -79,7 +79,7 @@ class CompletionTracker:
         return self.uninstall
 
     def uninstall(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks on ``Work.wait`` and ``wait_tensor``."""
         for kind, wait in self._waits:
             kind.wait = wait
         self._waits.clear()
@@ -97,24 +97,24 @@ class CompletionTracker:
         kind: int,
         before: Any,
     ) -> None:
-        """Track a call that was launched.
+        """Track a launched collective until its result is waited for.
 
         Parameters
         ----------
         number
-            Of the call.
+            Number of the call.
         result
-            What its operator returned.
+            Return value of the c10d operator.
         tensor
-            An output of it.
+            An output tensor of the call.
         kind
-            Calls of one kind are waited for alike.
+            Operation and pass; calls of one kind are waited for in the same way.
         before
-            The device's event before the call, if there is one.
+            The device event before the call, if any.
         """
         self.waiting.number = None
         if result is None:
-            return  # an operator without a work is done
+            return  # an operator that returns no work has completed
         work = _unbox(result[-1] if type(result) is tuple else result)
         if kind in self._unawaited and before is None:
             work.get_future().add_done_callback(
@@ -150,13 +150,13 @@ class CompletionTracker:
         return wait
 
     def _sweep(self) -> None:
-        """Drop completed works that Python code has not waited for."""
+        """Drop tracked works that have completed without an observed wait."""
         waiting = list(self._works.items())
         for key, (work, _, kind, before, output) in waiting:
             done = before is None and work.is_completed()
             if done:
                 self._unawaited.add(kind)
-            # one that is waited for so late holds its tensors no longer for our sake
+            # also drop old works, so that tracking does not keep their tensors alive
             if done or len(self._works) > SWEEP // 2:
                 self._works.pop(key, None)
                 self._by_output.pop(output, None)

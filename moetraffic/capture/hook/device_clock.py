@@ -1,10 +1,10 @@
-"""Device times of collectives from CUDA events, without synchronization.
+"""Measure device times of collectives with CUDA events, without synchronization.
 
-A CUDA event before the call and one after the wait are recorded on the stream that
-calls; a thread beside the training asks whether the device has passed them, and turns
-what lies between them and a base event into times of the host's clock.  The start is
-when the stream came to the call, so a collective cannot have begun before; the end is
-when the stream could go on with the result.
+A CUDA event before the call and one after the wait are recorded on the calling stream.
+A background thread queries whether the device has completed them, and converts their
+distance from a base event into host times.  The start is the time at which the stream
+reaches the call, a lower bound of the start of the collective; the end is the time at
+which the stream can continue with the result.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from moetraffic.capture.pipe_format import END
 from .python import now_ns
 
 REBASE_NS = 5_000_000_000
-"""A base event's age: the time between events is a float32 of milliseconds, whose
-resolution is 1 us up to 16 s."""
+"""Maximum age of the base event: the time between two events is a float32 in
+milliseconds, whose resolution is 1 us up to 16 s."""
 
 
 class DeviceClock:
-    """Converts CUDA events to host times.
+    """Converter of CUDA event times to times of the host clock.
 
     Parameters
     ----------
     put
-        Takes ``(END, number, start, end)`` with times in ns of the host's clock.
+        Called with ``(END, number, start, end)``, times in ns of the host clock.
     cuda
-        ``torch.cuda``, or what behaves like it.
+        ``torch.cuda``, or an object with the same interface.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class DeviceClock:
         self._waiting: deque[tuple[int, Any, Any]] = deque()
         self._base: tuple[Any, int] | None = None
         self._side: Any = None
-        self.error_ns = 0  # of the base event's time, at most
+        self.error_ns = 0  # maximum error of the base event's time
 
     def before(self) -> Any:
-        """An event on the current stream, or None inside a capture of a CUDA graph."""
+        """Record an event on the current stream; None during CUDA graph capture."""
         return self._event()
 
     def ahead_of(self, tensor: torch.Tensor | None) -> Any:
-        """Record an event before a call, if its output is on a device."""
+        """Record an event before a call if the tensor is on a CUDA device."""
         return None if tensor is None or not tensor.is_cuda else self.before()
 
     def ended(self, number: int, before: Any) -> None:
-        """Record the end of a call that began after ``before``."""
+        """Record an event after the call that was preceded by the event ``before``."""
         after = self._event()
         if after is not None:
             self._waiting.append((number, before, after))
 
     def resolve(self) -> None:
-        """Report the calls that the device has completed."""
+        """Report start and end times of the calls that the device has completed."""
         if not self._waiting:
             return
         if self._base is None or now_ns() - self._base[1] > REBASE_NS:
@@ -75,14 +75,14 @@ class DeviceClock:
 
     def _event(self) -> Any:
         if self._cuda.is_current_stream_capturing():
-            return None  # it would become a part of the graph
+            return None  # the event would become part of the graph
         event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def _rebase(self) -> None:
-        # on an idle stream of its own the event passes at once, whatever the training's
-        # streams have before them
+        # on a separate idle stream the event completes at once, regardless of the work
+        # queued on the training's streams
         if self._side is None:
             self._side = self._cuda.Stream()
         event = self._cuda.Event(enable_timing=True)

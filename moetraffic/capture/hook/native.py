@@ -1,12 +1,12 @@
-"""Compiled dispatcher hook, which records calls without entering Python.
+"""Build and load the compiled dispatcher hook, which records calls without Python.
 
-torch takes some 10 to 40 us to enter a kernel written in Python and to leave it again,
-whatever that kernel does.  Compiled, it costs a call about one; ``moetraffic build``
-compiles it, once for each torch and each Python.  Both kernels note the same words.
+Entering and leaving a dispatcher kernel written in Python takes 10 to 40 us per call; a
+compiled kernel takes about 1 us.  ``moetraffic build`` compiles it once per version of
+torch and Python.  Both kernels write the same records.
 
-The library lies in the environment that torch is in, or where that cannot be written,
-in the user's cache; its name tells torch, Python and the source, so that one that is
-out of date is never loaded.
+The library is stored in the Python environment of torch or, if that is not writable, in
+the user's cache; its name identifies torch, Python and the source, so that an outdated
+library is never loaded.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("native.cpp")
 INCLUDED = tuple(map(SOURCE.with_name, ("native_buffer.hpp", "native_spent.hpp")))
 VARIABLE = "MOETRAFFIC_HOOK"
-"""``python`` leaves the compiled hook alone; ``native`` refuses to do without."""
+"""Environment variable: ``python`` disables, ``native`` requires the compiled hook."""
 
 
 class Native(Protocol):
-    """Interface of the compiled library."""
+    """Interface of the compiled dispatcher hook."""
 
     def install(
         self,
@@ -50,7 +50,7 @@ class Native(Protocol):
         launched: Callable[[int, Any, Any, int, Any], None],
         failed: Callable[[str, str], None],
     ) -> None:
-        """Install a kernel on each c10d operator.
+        """Install a recording kernel on each c10d operator.
 
         Parameters
         ----------
@@ -59,27 +59,29 @@ class Native(Protocol):
             positions of the process group and of this rank's input (-1 for none) among
             the operator's arguments.
         arrive
-            Numbers of the calling thread and of the place where it stands; asked once
-            a thread.
+            Returns the numbers of the calling thread and of its context; called once
+            per thread.
         meet
-            Number of a process group, asked once a group.
+            Returns the number of a process group; called once per group.
         number
-            Likewise of a dtype (told by a tensor) or an autograd node (its name).
+            Returns the number of a dtype (given by a tensor) or of an autograd node
+            (given by its name).
         before, launched, failed
-            As of :class:`.python.Sink`, for calls that are asynchronous or on a device.
+            Methods of :class:`.python.CallSink`, for calls that are asynchronous or on
+            a device.
         """
         ...
 
     def uninstall(self) -> None:
-        """Remove the kernels."""
+        """Remove the recording kernels from the c10d operators."""
         ...
 
     def mark(self) -> None:
-        """Mark the position of a Python record among those of calls."""
+        """Mark the position of a record made in Python among the records of calls."""
         ...
 
     def stand(self, place: int) -> None:
-        """Set this thread's context."""
+        """Set the number of this thread's context for the following calls."""
         ...
 
     def waited(self) -> bool:
@@ -87,39 +89,39 @@ class Native(Protocol):
         ...
 
     def take(self) -> tuple[list[bytes | None], int]:
-        """Take the recorded words (None for a mark) and the number of lost calls."""
+        """Remove and return records (None for a mark) and the number of lost calls."""
         ...
 
     def calls(self) -> int:
-        """Number of calls recorded in this process."""
+        """Return the number of calls recorded in this process."""
         ...
 
     def spent(self) -> list[tuple[int, int]]:
-        """Histogram of the hook's own time per call.
+        """Return the histogram of the hook's overhead per call.
 
-        From the kernel's begin until it passes the call on, and from the call's end
-        until its record has it.
+        The overhead is the time from the start of the kernel until it forwards the
+        call, plus the time from the end of the call until the record is stored.
 
         Returns
         -------
         list of tuple
-            Nanoseconds that a call took less than, and how many calls did that took
-            no less than the one before; the steps are a fifth at the most.
+            Upper bin edge in ns and number of calls in the bin, whose lower edge is the
+            previous upper edge; bin widths are at most 20%.
         """
         ...
 
     def waiting(self) -> int:
-        """Number of records that wait to be taken."""
+        """Return the number of records that have not been taken."""
         ...
 
 
 def load() -> Native | None:
-    """Load the compiled hook of this torch, or None if it is not built.
+    """Load the compiled hook for this version of torch, or None if it is not built.
 
     Raises
     ------
     CaptureError
-        If it is asked for by name and is not there, or does not load.
+        If it is required but missing, or cannot be loaded.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "python", "native"):
@@ -149,28 +151,28 @@ def load() -> Native | None:
 
 
 def folders() -> tuple[Path, ...]:
-    """Folders of the compiled hook, in order of preference."""
+    """Return the folders of the compiled hook, in order of preference."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(sys.prefix) / "share" / "moetraffic", Path(cache) / "moetraffic"
 
 
 def build(*, force: bool = False) -> tuple[Path, bool]:
-    """Compile the hook for this torch and this Python.
+    """Compile the dispatcher hook for this version of torch and Python.
 
     Parameters
     ----------
     force
-        Compile though it is there already.
+        Compile even if the library exists.
 
     Returns
     -------
     tuple
-        Where it lies, and whether it was compiled now.
+        Path of the library, and whether it was compiled by this call.
 
     Raises
     ------
     CaptureError
-        If there is no compiler, it fails, or nothing can be written.
+        If there is no compiler, compilation fails, or no folder is writable.
     """
     name = _name()
     for folder in folders():
@@ -178,7 +180,7 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
             return folder / f"{name}.so", False
     _refuse_without_tools()
     into = _writable()
-    # heavy, and needed here alone
+    # imported here because the import is slow and only needed for compilation
     from torch.utils import cpp_extension
 
     with tempfile.TemporaryDirectory(dir=into) as work:
@@ -197,7 +199,7 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
                 f"{torch.__version__} ({(told or [str(error)])[0].strip()[:300]}): "
                 "capture goes on with the hook in Python"
             ) from None
-        # whole or not at all: another rank may look for it now
+        # atomic, because another rank may load the library at the same time
         os.replace(Path(work) / f"{name}.so", into / f"{name}.so")
     return into / f"{name}.so", True
 
@@ -238,7 +240,7 @@ def _writable() -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
-            continue  # the next one is there for this
+            continue  # try the next folder
         if os.access(folder, os.W_OK):
             return folder
     raise CaptureError(

@@ -1,13 +1,13 @@
-"""Record every collective of a process with kernels at torch's dispatcher.
+"""Record all collectives of a process with Python kernels in torch's dispatcher.
 
-A kernel for each c10d operator at the dispatcher's BackendSelect key notes the call
-and passes it on.  That is below autograd, torch.compile, DDP's reducer and functional
-collectives, and above the backends; other operators cost nothing.  A collective inside
-a replayed CUDA graph never comes here.  The kernels here are Python; where
-:mod:`.native` has been built, its own note the same.
+A kernel for each c10d operator at the dispatcher's BackendSelect key records the call
+and forwards it.  This is below autograd, torch.compile, DDP's reducer and functional
+collectives, and above the backends; other operators have no overhead.  A collective
+inside a replayed CUDA graph does not pass through the dispatcher and is not recorded.
+Where :mod:`.native` has been built, its compiled kernels make the same records.
 
-The kernels run in the training's own time, so they note only what will not be there
-later, and hold no tensor: whatever can be worked out is worked out elsewhere
+The kernels run in the training thread, so they record only what is not available later,
+and hold no tensor: everything else is computed elsewhere
 (:mod:`moetraffic.capture.records.journal`,
 :mod:`moetraffic.capture.records.committer`).
 """
@@ -46,24 +46,24 @@ _thread = threading.get_ident
 Record = tuple[Any, ...]
 """``(CALL, number, issue, operation, group, place, dtype, thread, in_backward, grad,
 link, node, source, destination, bytes, shape, rows_received, sent, received)``: the
-group's name, the shape of the input, and the splits as the call was given them."""
+name of the group, the shape of the input, and the split sizes passed to the call."""
 
 
 class SynchronousCall(threading.local):
-    """Number of the synchronous call that a thread is about to wait for."""
+    """Thread-local number of the synchronous call that the thread waits for next."""
 
     number: int | None = None
 
 
 class CallSink(Protocol):
-    """Receiver of collectives; its methods must not raise."""
+    """Interface of a receiver of recorded collectives; its methods must not raise."""
 
     def put(self, record: Record) -> None:
-        """Take a record."""
+        """Receive the record of a collective."""
         ...
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """Register a process group at its first call."""
+        """Register a process group at its first collective."""
         ...
 
     waiting: SynchronousCall
@@ -80,11 +80,11 @@ class CallSink(Protocol):
         kind: int,
         before: Any,
     ) -> None:
-        """Track a launched call that returned ``result``; see :mod:`.completion`."""
+        """Track a launched collective until it completes; see :mod:`.completion`."""
         ...
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Report that a call could not be recorded."""
+        """Report that a collective could not be recorded."""
         ...
 
     def number(self, kind: str, name: Any) -> int:
@@ -92,7 +92,7 @@ class CallSink(Protocol):
         ...
 
 
-# operator: (what we call it, position of its process group, of this rank's input)
+# operator: (name in the trace, argument index of process group, of this rank's input)
 COLLECTIVES: dict[str, tuple[str, int, int]] = {
     "allreduce_": ("all_reduce", 1, 0),
     "allreduce_coalesced_": ("all_reduce", 1, 0),
@@ -120,48 +120,48 @@ _gives_way: Callable[[], None] | None = None
 
 
 def installed() -> bool:
-    """Whether a hook is in place in this process."""
+    """Whether a dispatcher hook is installed in this process."""
     return bool(_installed)
 
 
 def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
-    """Register the attached recorder, which stops when another one starts.
+    """Register the attached recorder, which is stopped when another recorder starts.
 
     Parameters
     ----------
     step_back
-        Takes its hook out; None when it has ended.
+        Stops the attached recorder and removes its hook; None when it has ended.
     """
     global _gives_way
     _gives_way = step_back
 
 
 def stop_attached_recorder() -> None:
-    """Stop the attached recorder, if there is one."""
+    """Stop the recorder attached by ``moetraffic run``, if there is one."""
     if _gives_way is not None:
         _gives_way()
 
 
 def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
-    """Install the hook: report every c10d collective to ``sink``.
+    """Install the dispatcher hook, which reports all c10d collectives to ``sink``.
 
     Parameters
     ----------
     sink
-        Whoever is told.
+        Receiver of the records.
     native
-        The compiled hook, which keeps the records of calls itself; None for the
-        kernels in Python.
+        The compiled hook, which stores the records of calls itself; None uses the
+        Python kernels.
 
     Returns
     -------
     callable
-        Takes the hook out again.
+        Function that removes the hook.
 
     Raises
     ------
     CaptureError
-        If a hook is in place already, or this torch has no such dispatcher.
+        If a hook is already installed, or this version of torch is not supported.
     """
     if _installed:
         # a second library on the same operator and key would silently replace the first
@@ -192,7 +192,7 @@ def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
 
 
 def uninstall() -> None:
-    """Remove the hook, if it is installed."""
+    """Remove the dispatcher hook, if it is installed."""
     while _installed:
         _installed.pop()()
 
@@ -211,7 +211,7 @@ def _install_native(sink: CallSink, native: Native) -> None:
         return sink.number("group", group.group_name)
 
     def number(kind: str, name: Any) -> int:
-        # a dtype is told by a tensor that has it
+        # a dtype is given by a tensor of that dtype
         return sink.number(kind, getattr(name, "dtype", name))
 
     native.install(
@@ -249,7 +249,7 @@ def _kernel(
                 number, tensor = note(sink, met, args)
                 event = sink.before(tensor)
         except Exception as error:
-            # whatever it is, the training must not notice
+            # no error of the recording may reach the training
             sink.failed(name, error)
         result = redispatch(keyset & after, *args)
         if number >= 0:
@@ -270,7 +270,7 @@ _unbox = torch.distributed.ProcessGroup.unbox
 def _all_to_all_single(
     redispatch: Callable[..., Any], after: Any, sink: CallSink
 ) -> Callable[..., Any]:
-    """Specialized kernel of ``all_to_all_single``, which runs in every MoE layer."""
+    """Create the kernel of ``all_to_all_single``, specialized for MoE layers."""
     put, meet, launched = sink.put, sink.meet, sink.launched
     operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
@@ -286,8 +286,8 @@ def _all_to_all_single(
         *rest: Any,
     ) -> Any:
         number, event, again = -1, None, 0
-        # a mode or a tensor subclass comes first: what it really sends, it calls again
-        # with plain tensors; on the meta device, as fake tensors are, nothing is sent
+        # a dispatch mode or tensor subclass calls the operator again with the plain
+        # tensors that it sends; meta and fake tensors are not sent
         if not (keyset.has(python) or keyset.has(meta)):
             try:
                 number = next(_numbers)
@@ -318,7 +318,7 @@ def _all_to_all_single(
         )
         if number >= 0:
             if rest and rest[0] is False and event is None:
-                waiting.number = number  # not asynchronous: the caller waits next
+                waiting.number = number  # synchronous: the caller waits next
                 return result
             try:
                 launched(number, result, output, again, event)
@@ -330,12 +330,12 @@ def _all_to_all_single(
 
 
 def _running() -> tuple[int, str | None]:
-    """Sequence number and name of the autograd node that runs."""
+    """Return sequence number and name of the running autograd node."""
     node: Any = _node()  # None between two nodes
     if node is None:
         return -1, None
     number = node._sequence_nr()
-    # of a node that sums a parameter's gradient, under which DDP calls: 2**64 - 1
+    # 2**64 - 1 for the node that accumulates a gradient, in which DDP's calls run
     return (number if number < _NO_SEQUENCE else -1), node.name()
 
 
@@ -365,13 +365,13 @@ def _noter(name: str) -> Note:
         elif name == "recv_":
             peers = (int(args[2]), group.rank())
         elif name == "recv_any_source_":
-            peers = (-1, group.rank())  # known when something has come, to nobody here
+            peers = (-1, group.rank())  # the source is only known on arrival
         size = sum(t.numel() * t.element_size() for t in tensors)
         first = args[0]
         while isinstance(first, list | tuple) and first:
             first = first[0]
         output = first if isinstance(first, torch.Tensor) else None
-        # a scatter's input is at its root alone, and its type everywhere
+        # only the root of a scatter has an input, but all ranks know its dtype
         typed = None if operation == "barrier" else next(iter(tensors), output)
         dtype = None if typed is None else typed.dtype
         number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
@@ -384,7 +384,7 @@ def _note_all_to_all_list(
     sink: CallSink, met: set[str], args: Sequence[Any]
 ) -> tuple[int, torch.Tensor | None]:
     outputs, inputs, boxed = args[:3]
-    # the parts may have any shapes: an element is the only row they share
+    # the tensors may have different shapes, so rows are single elements
     sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
     operation, group = OPERATIONS.index("all_to_all"), unboxed(boxed)
     dtype, rows = inputs[0].dtype, (sum(sent),)
@@ -437,6 +437,6 @@ def _put(
 
 
 def unboxed(group: Any) -> dist.ProcessGroup:
-    """The Python object of a boxed process group."""
+    """Return the Python object of a boxed process group."""
     found: dist.ProcessGroup = _unbox(group)
     return found

@@ -17,14 +17,14 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself takes as long to import as an interpreter to start
+if TYPE_CHECKING:  # importing typing takes as long as starting the interpreter
     from importlib.machinery import ModuleSpec
     from typing import Any
 
 AWAITED = "torch.distributed.distributed_c10d"
 OUT = "MOETRAFFIC_OUT"
 NOTES = "MOETRAFFIC_NOTES"
-# a rank's number on its host, as torchrun, srun, Open MPI and MPICH tell it
+# environment variables with the local rank: torchrun, srun, Open MPI and MPICH
 LOCAL_RANKS = (
     "LOCAL_RANK",
     "SLURM_LOCALID",
@@ -34,7 +34,7 @@ LOCAL_RANKS = (
 
 
 def note(word: str, text: str = "") -> bool | None:
-    """Leave a note for the launcher; False if it exists, None without a launcher."""
+    """Create a note for the launcher; False if it exists, None without a launcher."""
     folder = os.environ.get(NOTES)
     if not folder:
         return None
@@ -44,7 +44,7 @@ def note(word: str, text: str = "") -> bool | None:
     except FileExistsError:
         return False
     except OSError:
-        return None  # the launcher is on another host, or has gone
+        return None  # the launcher runs on another host, or has ended
     os.write(file, text.encode(errors="replace"))
     os.close(file)
     return True
@@ -62,16 +62,16 @@ def say(word: str, text: str) -> None:
         try:
             print(f"moetraffic: {text}", file=sys.stderr, flush=True)
         except (OSError, ValueError, AttributeError):
-            return  # nobody reads it
+            return  # standard error is closed
 
 
 class ImportFinder:
-    """Import finder that wraps the awaited module when it is imported."""
+    """Import finder that wraps the module of ``init_process_group`` on its import."""
 
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> ModuleSpec | None:
-        """Find the awaited module with the other finders, and wrap its loader."""
+        """Find the module with the other import finders, and wrap its loader."""
         if name != AWAITED:
             return None
         sys.meta_path.remove(self)
@@ -87,7 +87,7 @@ class ImportFinder:
 
 
 def attach_when_executed(loader: Any) -> None:
-    """Make ``loader`` wrap the functions of the module that it executes next."""
+    """Patch a module loader to wrap the process-group functions after execution."""
 
     def exec_module(module: Any) -> None:
         del loader.exec_module
@@ -128,12 +128,12 @@ def attach(module: Any) -> None:
 
 
 def begin() -> None:
-    """Start recording; on failure, print the reason and continue."""
+    """Start recording the new process group; on failure, print the reason."""
     note("initialized")
     try:
         attached = import_attached()
     except Exception as error:
-        # an interpreter of the user's own: anything may be missing or too old
+        # in the user's environment any package may be missing or too old
         host = os.uname().nodename
         said = f"{type(error).__name__}: {error}"
         say(
@@ -169,7 +169,7 @@ def import_attached() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "moetraffic":
             raise
-        # not installed for this interpreter: its own numpy and h5py may do
+        # not installed for this interpreter: try with its own numpy and h5py
         from importlib import util
 
         package = os.path.dirname(os.path.dirname(HERE))
@@ -201,9 +201,8 @@ if os.environ.get(OUT):
     else:
         sys.meta_path.insert(0, ImportFinder())
 
-# what would be there without us: the program's own path, and its own sitecustomize.
-# Where there is none, this raises what site expects then, and no module of this name
-# is left behind.
+# restore the program's path, and import its own sitecustomize.  If there is none, the
+# import raises the exception that site expects, and leaves no module of this name.
 sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
 sys.modules.pop(__name__, None)
 import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -13,7 +13,6 @@ from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from moetraffic.errors import LayoutError
 
@@ -146,6 +145,8 @@ def _fit(
     matrix = terms.columns / times[:, None]
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
+    from scipy.optimize import nnls  # a second: not every verb needs it
+
     found, _norm = nnls(matrix / scale, 1 - terms.known / times)
     pairs = zip(unknowns, (found / scale).tolist(), strict=True)
     rank = int(np.linalg.matrix_rank(matrix / scale))

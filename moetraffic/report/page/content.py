@@ -11,7 +11,8 @@ from moetraffic.analysis.engine import Tick, in_threads
 from moetraffic.analysis.exchange import OF, sources
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
-from moetraffic.report import (
+from moetraffic.report.chart import Chart, Missing
+from moetraffic.report.results import (
     comparison,
     convergence,
     forecasts,
@@ -19,8 +20,7 @@ from moetraffic.report import (
     skew,
     time_breakdown,
 )
-from moetraffic.report.chart import Chart, Missing
-from moetraffic.report.complexity import complexity_map
+from moetraffic.report.results.complexity import complexity_map
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 

@@ -13,8 +13,8 @@ from moetraffic.fabric.assessment import assess
 from moetraffic.fabric.circuits import coverage, duty, terms_for
 from moetraffic.fabric.named import Network
 from moetraffic.report.chart import Axis, Chart, Missing, Panel, Series, line_colors
-from moetraffic.report.fabric import charts
-from moetraffic.report.skew import named
+from moetraffic.report.results.fabric import charts
+from moetraffic.report.results.skew import named
 from moetraffic.trace import Trace
 from moetraffic.units import bit_rate, duration
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
-from moetraffic.report.overview import layout, layout_known
 from moetraffic.report.plain_data import mean
-from moetraffic.report.skew import named, subject_of
-from moetraffic.report.summary import sentences
+from moetraffic.report.results.overview import layout, layout_known
+from moetraffic.report.results.skew import named, subject_of
+from moetraffic.report.results.summary import sentences
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.units import byte_size, duration

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis.times.time_breakdown import distribution, occupation
 from moetraffic.errors import AnalysisError
-from moetraffic.report import time_breakdown as report
+from moetraffic.report.results import time_breakdown as report
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
 from moetraffic.trace.panel import ArrayPanel

@@ -9,9 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, shares
+from moetraffic.report.chart import (
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Series,
+    in_legend,
+    line_colors,
+)
 from moetraffic.units import rank_span
-
-from .chart import Axis, Chart, Missing, Panel, Series, in_legend, line_colors
 
 METRICS = {
     "normalized_entropy": "normalized entropy (1 = balanced)",

@@ -10,10 +10,10 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.report import figures
+from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
 from moetraffic.trace import ROUTING, Trace
 
-from . import figures
-from .chart import Axis, Chart, Panel, Rule, Series
 from .complexity import complexity_map
 from .rhythm import timeline
 from .skew import curves, named, subject_of

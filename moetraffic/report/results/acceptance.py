@@ -7,11 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.report.chart import (
+    LINE_COLORS,
+    OTHER_COLOR,
+    Axis,
+    Chart,
+    Panel,
+    Rule,
+    Series,
+)
 from moetraffic.tables import Table
 from moetraffic.validation.acceptance import LEVEL, Acceptance
 from moetraffic.validation.classifier import NAME
-
-from .chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Rule, Series
 
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Series
 from moetraffic.studies import Study
 from moetraffic.tables import Table, written
-
-from .chart import LINE_COLORS, Axis, Chart, Panel, Series
 
 MANY = 16
 """Number of rows above which values are drawn around the diagonal."""

@@ -11,8 +11,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from moetraffic.analysis.network.complexity import Complexity
-
-from .chart import Axis, Chart, Label, Missing, Panel, Series, line_colors
+from moetraffic.report.chart import (
+    Axis,
+    Chart,
+    Label,
+    Missing,
+    Panel,
+    Series,
+    line_colors,
+)
 
 DISC = 46.0
 """Diameter in pixels of the disc of a trace without any structure."""

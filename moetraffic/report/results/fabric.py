@@ -11,10 +11,9 @@ import numpy as np
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.bounds import bisection_bytes_s
 from moetraffic.fabric.loads import link_times
+from moetraffic.report.chart import DASHES, Axis, Chart, Panel, Series, line_colors
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import bit_rate, byte_size
-
-from .chart import DASHES, Axis, Chart, Panel, Series, line_colors
 
 DRAWN = 16  # links in the chart
 SETS = 6  # of links, in the table of collisions

@@ -12,11 +12,10 @@ from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
+from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
+from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table
 from moetraffic.units import bit_rate, duration, rank_span
-
-from .chart import Axis, Chart, Panel, Rule, Series, line_colors
-from .plain_data import mean
 
 SHARES = (0.5, 0.9, 0.99)
 """Shares of the demand for which the required circuits are counted."""

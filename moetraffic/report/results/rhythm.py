@@ -9,11 +9,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
-from moetraffic.tables import Table
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
-from moetraffic.units import duration
-
-from .chart import (
+from moetraffic.report.chart import (
     OTHER_COLOR,
     PHASE_COLORS,
     Axis,
@@ -24,6 +20,9 @@ from .chart import (
     Series,
     line_colors,
 )
+from moetraffic.tables import Table
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.units import duration
 
 SHOWN = 3  # iterations in the timeline
 MOST_BARS = 6000

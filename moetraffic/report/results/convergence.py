@@ -6,8 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis, Trajectory
+from moetraffic.report.chart import (
+    LINE_COLORS,
+    OTHER_COLOR,
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Rule,
+    Series,
+)
 
-from .chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Missing, Panel, Rule, Series
 from .skew import SMOOTHED, every, named, thinned
 
 MEASURES = {

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from moetraffic.patterns.bandwidth import BandwidthTable, Curve
+from moetraffic.report.chart import Axis, Chart, Panel, Series, line_colors
 from moetraffic.tables import Table
 from moetraffic.units import byte_size
-
-from .chart import Axis, Chart, Panel, Series, line_colors
 
 
 def records(table: BandwidthTable) -> list[dict[str, Any]]:

@@ -6,8 +6,16 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, Subject
 from moetraffic.analysis.forecast.judging import ForecastScore
+from moetraffic.report.chart import (
+    OTHER_COLOR,
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Series,
+    line_colors,
+)
 
-from .chart import OTHER_COLOR, Axis, Chart, Missing, Panel, Series, line_colors
 from .skew import named
 
 TOLERANCE = 0.2

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moetraffic.analysis.tolerance import Tolerance
+from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
 from moetraffic.tables import Table
-
-from .chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
 
 
 def as_dict(found: Tolerance) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
+from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table
-
-from .chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 
 TERMS = {
     "compute": "compute",

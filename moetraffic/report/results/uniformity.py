@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from moetraffic.analysis import Analysis, Curve
+from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
+from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table
 
-from .chart import Axis, Chart, Panel, Rule, Series, line_colors
-from .plain_data import mean
 from .skew import subject_of
 
 Curves = Mapping[int, Curve]

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.report.chart import Chart, Rule
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
 
-from .chart import Chart, Rule
 from .pictures import matrix_chart
 
 Int64 = npt.NDArray[np.int64]

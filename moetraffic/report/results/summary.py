@@ -9,10 +9,10 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.usefulness import Verdict, sentence
+from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
-from .plain_data import mean
 from .rhythm import statistics_tables
 from .time_breakdown import table as time_table
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
+from moetraffic.report.chart import Axis, Chart, Missing, Panel, Series
 from moetraffic.tables import Table
-
-from .chart import Axis, Chart, Missing, Panel, Series
 
 PARTS = (
     ("compute only", "#0072B2"),

@@ -1,0 +1,1 @@
+"""Terminal output, options and configuration files of the commands."""

@@ -1,0 +1,1 @@
+"""Tables and charts of each kind of result."""
