@@ -1,4 +1,4 @@
-"""Read the chunk index of a dataset with one unlimited axis: an extensible array.
+"""Read the extensible-array chunk index of an HDF5 dataset with one unlimited axis.
 
 The elements hold, for each chunk in order: address, stored bytes, and the mask of
 filters that were skipped.  The first are in the index block, others in data blocks,
@@ -21,7 +21,7 @@ PREFIX = 14  # bytes of a block before its own fields: name, version, client, he
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """Sizes from the header of the array."""
+    """Element, block and page sizes from the header of an extensible array."""
 
     element: int  # bytes
     in_index: int  # elements in the index block
@@ -34,12 +34,12 @@ class _Shape:
 def read_index(
     source: Source, address: int, count: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Addresses and stored bytes of the first chunks, each ``[count]`` uint64.
+    """Read addresses and stored sizes of the first chunks, each ``[count]`` uint64.
 
     Raises
     ------
     Malformed
-        If one of them is missing, or was stored with filters skipped.
+        If a chunk is missing, or was stored with filters skipped.
     """
     if not count:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
@@ -78,7 +78,7 @@ def read_index(
 def _elements(
     source: Source, address: int, shape: _Shape, count: int, bits: int
 ) -> bytes:
-    """The raw elements of all blocks."""
+    """Read the raw index elements of all blocks of an extensible array."""
     direct = 2 * (shape.pointers - 1)  # data blocks that the index block points to
     # super blocks without a block of their own: two of each size
     first = 2 * (shape.pointers.bit_length() - 1)
@@ -109,7 +109,7 @@ def _elements(
 def _super_block(
     source: Source, address: int, shape: _Shape, blocks: int, each: int
 ) -> list[int]:
-    """Addresses of the data blocks of a super block."""
+    """Read the addresses of the data blocks from a super block."""
     if address == UNDEFINED:
         raise Malformed("a part of an index of chunks is missing")
     pages = each // shape.page if each > shape.page else 0
@@ -124,7 +124,7 @@ def _super_block(
 def _data_block(
     source: Source, address: int, shape: _Shape, each: int, some: int
 ) -> bytes:
-    """The first elements of a data block; large blocks are split into pages."""
+    """Read the first elements of a data block; large blocks are split into pages."""
     if address == UNDEFINED:
         raise Malformed("a part of an index of chunks is missing")
     head = PREFIX + shape.offset_bytes

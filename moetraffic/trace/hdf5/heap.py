@@ -1,6 +1,6 @@
-"""Read dense storage of links and attributes: a fractal heap and a version 2 B-tree.
+"""Read densely stored HDF5 links and attributes: fractal heap and version 2 B-tree.
 
-The tree's records hold identifiers of objects, the heap the objects.  All records are
+The tree's records hold identifiers of objects, which the heap stores.  All records are
 traversed; names are not looked up by hash.
 
 Source: HDF5 File Format Specification 3.0, III.A.2 "Version 2 B-trees", III.G
@@ -24,7 +24,7 @@ ATTRIBUTE_NAMES = 8  # of attributes by name
 
 @dataclass(frozen=True, kw_only=True)
 class Heap:
-    """Layout of a fractal heap."""
+    """Block layout of an HDF5 fractal heap, from its header."""
 
     source: Source
     id_bytes: int  # of an object's identifier
@@ -38,7 +38,7 @@ class Heap:
     rows: int  # rows of it, 0 where it is the only block
 
     def object(self, name: bytes, most: int) -> Block:
-        """Read the object of an identifier.
+        """Read the heap object with the given identifier.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Heap:
         for row in range(self.rows):
             size = self.first << max(0, row - 1)
             if size > self.largest:
-                break  # rows of blocks that hold blocks: far more than a root has
+                break  # rows of indirect blocks: no root group of a trace is this large
             if offset < start + size * self.width:
                 column, within = divmod(offset - start, size)
                 if within + length > size:
@@ -90,7 +90,7 @@ class Heap:
 
 
 def read_heap(source: Source, address: int) -> Heap:
-    """Read the header of a heap."""
+    """Read the header of a fractal heap."""
     head = source.block(address, 142)
     head.expect(b"FRHP\0")
     id_bytes, filtered = head.number(2), head.number(2)
@@ -133,7 +133,7 @@ def read_heap(source: Source, address: int) -> Heap:
 def dense(
     source: Source, heap: int, tree: int, kind: int, record: int, most: int
 ) -> Iterator[Block]:
-    """Iterate over the objects of dense storage.
+    """Iterate over the objects of HDF5 dense link or attribute storage.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def dense(
 def records(
     source: Source, address: int, kind: int, size: int, most: int
 ) -> Iterator[Block]:
-    """Iterate over the records of a version 2 B-tree, at most ``most``."""
+    """Iterate over the records of a version 2 B-tree, at most ``most`` of them."""
     if address == UNDEFINED:
         return
     head = source.block(address, 38)
@@ -199,7 +199,7 @@ def _node(
 
 
 def _widths(node: int, size: int, depth: int) -> tuple[list[int], list[int]]:
-    """Bytes of the counts of records of a child, and of all below it, by its depth."""
+    """Return the byte widths of a B-tree child's record counts, by tree depth."""
     most = max(1, (node - 10) // size)
     counts = [(most.bit_length() + 7) // 8]
     totals, below = [0], most
