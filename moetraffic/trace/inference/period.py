@@ -24,9 +24,9 @@ AT_LEAST = 0.95  # share of the calls that must repeat after a period
 class InferredSteps:
     """Inferred steps of one rank, in order; the first begins with the record."""
 
-    begins: tuple[int, ...]  # the first call of each
+    begins: tuple[int, ...]  # index of each step's first call
     kinds: tuple[str, ...]
-    whole: tuple[bool, ...]  # the record contains all of it
+    whole: tuple[bool, ...]  # whether the record contains the whole step
 
 
 @dataclass(frozen=True, kw_only=True)
