@@ -66,7 +66,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
-    """Format flows with start times; return the maximum rounding error in ps, too."""
+    """Format flows with start times, and compute the largest rounding error in ps."""
     lines: list[str] = []
     moved = 0
     for burst in found:

@@ -75,7 +75,7 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
 
 
 def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
-    """Encode byte planes ``[width, cells]`` as one zlib stream, each separately.
+    """Encode byte planes ``[width, cells]`` as one zlib stream, plane by plane.
 
     The planes differ in their symbol statistics, so joint Huffman codes would be
     longer; and runs of one byte, frequent in upper planes, need another encoder.
