@@ -1,4 +1,4 @@
-"""``python -m moetraffic``: the command line."""
+"""Entry point of ``python -m moetraffic``: run the command line."""
 
 from __future__ import annotations
 

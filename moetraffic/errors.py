@@ -1,16 +1,16 @@
-"""What can go wrong, as one tree.
+"""Exception classes of moetraffic, derived from one base class.
 
     MoetrafficError
     ├── TraceError      a file that is missing, damaged, or no trace
     ├── LayoutError     a parallel layout or workload that cannot exist
     ├── CaptureError    a capture that cannot start or cannot be merged
     ├── ReplayError     a replay that cannot start, or a rank that failed in it
-    ├── AnalysisError   a statistic that this trace cannot give
+    ├── AnalysisError   a statistic that cannot be computed from a trace
     ├── FabricError     a network or a schedule that cannot exist
-    └── Interrupted     the user ended a long work; what there is, is kept
+    └── Interrupted     the user interrupted a long operation; results are kept
 
-Every message says the rule, the value that broke it and the remedy, in one sentence.
-The command line prints it and exits with 2 (128 + n after signal n).
+Every message states the rule, the value that violates it and the remedy, in one
+sentence.  The command line prints it and exits with 2 (128 + n after signal n).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def install_command(extra: str) -> str:
-    """The pip command that installs an optional extra.
+    """Return the pip command that installs an optional dependency group.
 
     A source checkout is installed in place, a release from the package index.
 
@@ -36,37 +36,37 @@ def install_command(extra: str) -> str:
 
 
 class MoetrafficError(Exception):
-    """The root of all errors that this library raises on purpose."""
+    """Base class of all exceptions that this library raises deliberately."""
 
 
 class TraceError(MoetrafficError):
-    """A file is missing, damaged, or not a moetraffic trace."""
+    """Raised if a file is missing, damaged, or not a moetraffic trace."""
 
 
 class LayoutError(MoetrafficError):
-    """A parallel layout, model shape or workload that cannot exist."""
+    """Raised for an impossible parallel layout, model shape or workload."""
 
 
 class CaptureError(MoetrafficError):
-    """A capture that cannot start, or segments that cannot be merged."""
+    """Raised if a capture cannot start, or segments cannot be merged."""
 
 
 class ReplayError(MoetrafficError):
-    """A replay that cannot start, or a rank that failed in it."""
+    """Raised if a replay cannot start, or one of its ranks failed."""
 
 
 class AnalysisError(MoetrafficError):
-    """A statistic that cannot be computed from what a trace holds."""
+    """Raised if a statistic cannot be computed from a trace."""
 
 
 class FabricError(MoetrafficError):
-    """A network, a placement on it or a schedule that cannot exist."""
+    """Raised for an impossible network, placement on a network, or schedule."""
 
 
 class Interrupted(MoetrafficError):
-    """The user ended a long work; the sentence says what is kept.
+    """Raised if the user interrupted a long operation; the message lists kept results.
 
-    The exit code is 128 plus the signal's number, as a shell has it.
+    The exit code is 128 plus the signal number, as in a shell.
     """
 
     def __init__(self, sentence: str, signal: int) -> None:

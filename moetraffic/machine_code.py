@@ -1,4 +1,4 @@
-"""Loops that numba compiles, where it is installed."""
+"""Compile loops over arrays with numba, where it is installed."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 
 def available() -> bool:
-    """Whether numba is installed; it is not imported for it."""
+    """Return whether numba is installed, without importing it."""
     return find_spec("numba") is not None
 
 
 def compiled(function: Callable[..., Any], *signature: Any, kept: bool = True) -> Any:
-    """Compile a function of arrays, which then runs without the interpreter's lock.
+    """Compile a function of arrays with numba, to run without holding the GIL.
 
     Parameters
     ----------
     function
-        Of a module, in the Python that numba knows.
+        Function at module level, in the subset of Python that numba supports.
     signature
-        numba's, to compile now; none: when it is first called.
+        numba signature to compile immediately; without one, the first call compiles.
     kept
-        Keep the machine code for later processes, where a folder lets us.
+        Cache the machine code on disk for later processes, if a folder is writable.
 
     Returns
     -------
     callable
-        The same function.
+        The compiled function.
     """
     numba: Any = import_module("numba")
     how = {"nogil": True, "error_model": "numpy"}
@@ -37,5 +37,5 @@ def compiled(function: Callable[..., Any], *signature: Any, kept: bool = True) -
     except (RuntimeError, OSError):
         if not kept:
             raise
-        # there is no folder to keep it in, or no room
+        # no writable cache folder, or a full disk
         return compiled(function, *signature, kept=False)

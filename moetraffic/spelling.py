@@ -1,4 +1,4 @@
-"""British spellings of earlier versions, which options and files may still contain."""
+"""Map British option names of earlier versions to the current American spelling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RENAMED = {
     "synchronisation": "synchronization",
     "utilisation": "utilization",
 }
-"""Names of options, by their earlier spelling."""
+"""Current option names by their earlier spelling."""
 
 
 def current_name(name: str) -> str:

@@ -1,8 +1,8 @@
-"""A table of results, and its renderings: terminal, HTML, CSV and JSON-able data.
+"""Table of results, rendered for the terminal or as HTML, CSV and JSON-able data.
 
-Every result that is shown as a table is one or more :class:`Table` values: plain cells,
-and a format for each column.  ``Console.print`` of rich takes a table as it is, and a
-notebook shows it as HTML.
+Every tabulated result is one or more :class:`Table` values: plain cells, and a format
+for each column.  ``Console.print`` of rich prints a table, and a notebook shows it as
+HTML.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 QUANTITIES: dict[str, Callable[[float], str]] = {
     "bytes": byte_size,
     "bytes/s": lambda value: f"{byte_size(value)}/s",
-    "bit/s": bit_rate,  # of bytes a second
+    "bit/s": bit_rate,  # from bytes per second
     "s": duration,
 }
 """Formats with a unit whose prefix depends on the value."""
@@ -33,10 +33,10 @@ QUANTITIES: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of plain values, with a name and a format for each column.
+    """Table of plain values, with a name and a format for each column.
 
-    A cell is a number, text, a truth value, None, or a pair of numbers: an interval.
-    None and what is not finite is shown as a blank.
+    A cell is a number, text, a boolean, None, or a pair of numbers (an interval).
+    None and non-finite numbers are shown as blanks.
 
     Examples
     --------
@@ -55,25 +55,25 @@ class Table:
     with ``<`` or ``>`` to align texts, or one of :data:`QUANTITIES`.  Without columns,
     a row is a name and a value."""
     rows: Sequence[Sequence[object]]
-    notes: Sequence[str] = ()  # sentences below it
-    unit: str = ""  # of all values whose column has none
+    notes: Sequence[str] = ()  # sentences below the table
+    unit: str = ""  # of all values whose column has no unit
     styles: Mapping[str, str] = field(default_factory=dict)
     """Colors of cells in a terminal, by their text."""
 
     def formats(self) -> list[str]:
-        """Format of each column."""
+        """Return the format of each column."""
         if isinstance(self.columns, Mapping):
             return list(self.columns.values())
         width = len(self.columns) or max(map(len, self.rows), default=0)
         return [""] * width
 
     def texts(self) -> list[list[str]]:
-        """Cells as text, without control characters.
+        """Format all cells as text without control characters.
 
         Returns
         -------
         list of list of str
-            A list a row.
+            One list per row.
         """
         return [
             [
@@ -84,7 +84,7 @@ class Table:
         ]
 
     def right(self) -> list[bool]:
-        """Whether each column is aligned to the right: formats and numbers are."""
+        """Return whether each column is right-aligned (formatted or numeric)."""
         return [
             not form.startswith("<")
             and (bool(form) or any(_is_number(row[at]) for row in self.rows))
@@ -92,11 +92,11 @@ class Table:
         ]
 
     def heading(self) -> str:
-        """The title, with the unit."""
+        """Return the title with the unit."""
         return visible(f"{self.title} [{self.unit}]" if self.unit else self.title)
 
     def as_dict(self) -> dict[str, Any]:
-        """Title, names of columns, rows, unit and notes, for JSON."""
+        """Convert title, column names, rows, unit and notes to JSON-able data."""
         return {
             "title": self.title,
             "columns": list(self.columns),
@@ -106,7 +106,7 @@ class Table:
         }
 
     def to_csv(self) -> str:
-        """CSV with a header; numbers as they are, blank where not known."""
+        """Format the table as CSV with a header; unknown values are blank."""
         file = io.StringIO()
         out = csv.writer(file, lineterminator="\n")
         if self.columns:
@@ -119,7 +119,7 @@ class Table:
         return file.getvalue()
 
     def to_html(self) -> str:
-        """HTML without scripts and links; every text in it is escaped."""
+        """Format the table as HTML without scripts and links; all text is escaped."""
         style = [
             f"text-align:{'right' if right else 'left'};vertical-align:top"
             for right in self.right()
@@ -149,7 +149,7 @@ class Table:
         return self.to_html()
 
     def __rich__(self) -> RenderableType:
-        """The table as rich prints it on a terminal."""
+        """Build the rich renderable that prints the table on a terminal."""
         from rich.console import Group
         from rich.table import Table as Grid
         from rich.text import Text
@@ -180,19 +180,19 @@ class Table:
 
 
 def written(value: object, form: str = "") -> str:
-    """A cell as text.
+    """Format the value of a table cell as text.
 
     Parameters
     ----------
     value
-        As :class:`Table` has them.
+        A cell of :class:`Table`.
     form
         Format of the column.
 
     Returns
     -------
     str
-        Printable text; blank for what is not known.
+        Printable text; blank for unknown values.
 
     Examples
     --------
@@ -231,7 +231,7 @@ def _unknown(value: object) -> bool:
 
 @singledispatch
 def tables_of(result: object) -> Sequence[Table]:
-    """The tables that show a result, of any type that :mod:`moetraffic.report` shows.
+    """Tabulate a result of any type that :mod:`moetraffic.report` supports.
 
     Parameters
     ----------
@@ -251,13 +251,13 @@ def tables_of(result: object) -> Sequence[Table]:
 
 
 class ShownAsTables:
-    """A result that a notebook shows as the tables that ``report`` registers for it.
+    """Mixin for results that a notebook shows as their registered tables.
 
-    A class below the floor of :mod:`moetraffic.report` inherits this and needs no
-    import of it: ``moetraffic.report.notebook`` is loaded when a result is shown.
+    Classes in packages that must not import :mod:`moetraffic.report` inherit this:
+    ``moetraffic.report.notebook`` is imported when a result is shown.
     """
 
     def _repr_html_(self) -> str:
-        """The tables of the result, as a notebook shows them."""
+        """Format the tables of the result as HTML for a notebook."""
         import_module("moetraffic.report.notebook")
         return "".join(table.to_html() for table in tables_of(self))

@@ -1,4 +1,4 @@
-"""Text of files and users, made harmless before it is shown."""
+"""Escape text from files and users before it is displayed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from html import escape
 
 
 def visible(value: object, *, lines: bool = False) -> str:
-    r"""Replace characters that control a terminal by their escape sequences.
+    r"""Replace terminal control characters by their escape sequences.
 
     Control characters, bidirectional marks, zero-width characters and lone surrogates
-    become what a Python literal has for them; all else stays.
+    become the escapes of a Python literal; other characters are kept.
 
     Parameters
     ----------
     value
-        Text, or what is shown as ``str(value)``.
+        Text, or a value converted with ``str(value)``.
     lines
         Keep line breaks and tabs.
 
@@ -41,7 +41,7 @@ def visible(value: object, *, lines: bool = False) -> str:
 
 
 def html_text(value: object) -> str:
-    """Escape text for HTML, in elements and in attributes.
+    """Escape text for HTML elements and attributes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Format and parse bytes, rates and times."""
+"""Format and parse byte counts, rates and times with their units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moetraffic.errors import MoetrafficError
 
 
 def byte_size(count: float) -> str:
-    """Format bytes with a decimal prefix.
+    """Format a number of bytes with a decimal prefix.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def rank_span(ranks: Sequence[int]) -> str:
-    """Format world ranks as a range or a list.
+    """Format world ranks as a range ("0 to 3") or a list ("2, 6").
 
     Examples
     --------
@@ -75,12 +75,12 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z/]+)")
 
 
 def bytes_per_second(text: str) -> float:
-    """Parse a rate with its unit to bytes/s.
+    """Parse a data rate with its unit to bytes per second.
 
     Raises
     ------
     MoetrafficError
-        If it is not a positive number and one of :data:`RATES`.
+        If the text is not a positive number with a unit of :data:`RATES`.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def seconds(text: str) -> float:
     Raises
     ------
     MoetrafficError
-        If it is not a number of 0 or more and one of :data:`TIMES`.
+        If the text is not a non-negative number with a unit of :data:`TIMES`.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def seconds(text: str) -> float:
 
 
 def bit_rate(bytes_s: float) -> str:
-    """Format bytes/s as bits per second with a prefix.
+    """Format a rate in bytes per second as bits per second with a decimal prefix.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def bit_rate(bytes_s: float) -> str:
 
 
 def duration(value_s: float) -> str:
-    """Format seconds with a prefix; blank if not finite.
+    """Format a time in seconds with a decimal prefix; blank if NaN.
 
     Examples
     --------

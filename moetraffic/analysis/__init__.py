@@ -1,4 +1,4 @@
-"""Measures of traffic: skew, rhythm, predictability, convergence, with noise floors.
+"""Traffic statistics of a trace: skew, periodicity, predictability, convergence.
 
 The modules hold pure functions on arrays; ``engine`` applies them to a trace.
 """

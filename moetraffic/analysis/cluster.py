@@ -1,8 +1,8 @@
-"""Rows computed by a dask.distributed cluster, for traces on a shared file system.
+"""Compute the per-iteration rows of a trace on a dask.distributed cluster.
 
-A task is a file, an exchange of it and a window.  A worker opens the file by its path,
-reads the window and sends back the rows, which are the same bits as a thread's here;
-conclusions are drawn where the rows are gathered.
+The trace lies on a shared file system.  A task is a file, an exchange and a window.  A
+worker opens the file by its path, reads the window and returns the rows, bit-identical
+to those of a local thread; run statistics are computed where the rows are gathered.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from .engine import Mapper
 
 AT_A_TASK = 4
-"""Windows that a worker computes in one task."""
+"""Number of windows per task of a worker."""
 
 CONNECT_S = 10.0
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """A client of the scheduler at an address.
+    """Connect to the dask scheduler at an address and yield the client.
 
     Raises
     ------
     AnalysisError
-        If dask.distributed is not installed, or nobody answers there.
+        If dask.distributed is not installed, or no scheduler answers there.
     """
     try:
         from distributed import Client
@@ -69,21 +69,21 @@ def on_cluster(
     iterations: range | None = None,
     of: Sequence[str] = OF,
 ) -> Mapper:
-    """Have a cluster compute the rows of a file.
+    """Create a mapper that computes the rows of a trace file on a cluster.
 
     Parameters
     ----------
     client
-        Of :func:`connected`.
+        Client from :func:`connected`.
     path
-        The trace, under the same path on every worker.
+        Trace file, at the same path on every worker.
     layers, phase, iterations, of
-        As :func:`.exchange.sources` has them.
+        As in :func:`.exchange.sources`.
 
     Returns
     -------
     Mapper
-        For :func:`.engine.analyze`.
+        To be passed to :func:`.engine.analyze`.
     """
     chosen = (
         None if layers is None else tuple(layers),
@@ -114,7 +114,7 @@ def rows_of(
     key: tuple[int, int],
     parts: Sequence[range],
 ) -> Rows:
-    """What a worker does: rows of a few windows of an exchange of a file."""
+    """Compute the rows of a few windows of an exchange, as the task of a worker."""
     trace, every = _opened(path, changed, chosen)
     source = next(s for s in every if (s.layer, s.group) == key)
     return joined([observe(source, read(trace, source, part)) for part in parts])
@@ -124,7 +124,7 @@ def rows_of(
 def _opened(
     path: str, changed: int, chosen: tuple[Any, ...]
 ) -> tuple[Trace, list[Source]]:
-    """A file, as it is read again and again; ``changed`` tells a new one apart."""
+    """Open a trace file, cached by path and modification time ``changed``."""
     if Path(path).stat().st_mtime_ns != changed:
         raise AnalysisError(
             f"a worker reads the file that was asked for, but {path} is another one "

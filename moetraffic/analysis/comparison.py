@@ -1,10 +1,10 @@
 r"""Comparison of two traces: distances with confidence intervals and a noise floor.
 
 A distance between two finite runs is never zero: two halves of one run differ, too.
-Each distance therefore has three figures beside it: an interval by the moving-block
-bootstrap (Kuensch, Annals of Statistics 17 (1989) 1217), which keeps what hangs
-together in time, and the *floor*, the same distance between resampled copies of the
-first run, as long as both, with itself.
+Each distance is therefore reported with a confidence interval by the moving-block
+bootstrap (Kuensch, Annals of Statistics 17 (1989) 1217), which preserves
+autocorrelation, and with the *floor*: the same distance between two resamples of the
+first run, of the lengths of both runs.
 
     load, matrix   total variation of the mean shares, :math:`\frac12 \sum |p - q|`
     sent, received likewise, of the bytes of each rank
@@ -12,7 +12,7 @@ first run, as long as both, with itself.
     bytes          relative difference of the mean bytes (or copies) an iteration
     duration       relative difference of the median time of an all-to-all
 
-Beside the distances stand the times of all calls that both runs have, as ratios: see
+The times of calls that occur in both runs are compared as ratios: see
 :mod:`moetraffic.analysis.times.completion`.
 """
 
@@ -55,7 +55,7 @@ SHARES = {
     "wire.received": "bytes received by rank",
     "wire.cells": "wire matrix",
 }
-"""Rows whose shares are compared, and what they are."""
+"""Rows compared by total variation of their shares, with a description of each."""
 
 
 SCALES = {
@@ -63,41 +63,41 @@ SCALES = {
     "relative difference": "over the first's",
     "Wasserstein-1": "mean difference of their sorted values",
 }
-"""What the figure of each distance means.  None has a unit: what Wasserstein-1 is taken
-of, the measures of skew, has none either."""
+"""Meaning of the value of each distance.  All are dimensionless, as are the skew
+measures compared by Wasserstein-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """Distance of two runs in one respect, with its interval and noise floor."""
+    """Distance between one statistic of two runs, with its interval and noise floor."""
 
     layer: int  # -1: of the whole run
     of: str  # what is compared
     measure: str  # one of SCALES
     unit: str  # of a and b; "1" where they have none
-    a: float  # the figure of the first run, NaN where it is no single one
+    a: float  # value of the first run; NaN if not a single number
     b: float
     value: float
     low: float  # interval of LEVEL
     high: float
-    floor: float  # the LEVEL quantile of the first run's distance to itself
+    floor: float  # LEVEL quantile of the distance between resamples of the first run
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the distance exceeds the first run's distance to itself."""
+        """Whether the distance exceeds the noise floor within the first run."""
         return self.value > self.floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ShownAsTables):
-    """All distances between two traces, and time ratios of their common calls."""
+    """Distances between the traffic of two traces, and time ratios of common calls."""
 
     distances: tuple[Distance, ...]
-    notes: tuple[str, ...]  # what could not be compared, and why
+    notes: tuple[str, ...]  # reasons for missing comparisons
     times: tuple[TimeRatio, ...] = ()
 
     def to_frame(self) -> pandas.DataFrame:
-        """Data frame with one row a distance.
+        """Convert the distances to a data frame with one row per distance.
 
         Returns
         -------
@@ -123,21 +123,21 @@ def compare(
     threads: int = 2,
     tick: Tick | None = None,
 ) -> Comparison:
-    """Measure how far apart the traffic of two traces is.
+    """Compute the distances between the traffic of two traces.
 
     Parameters
     ----------
     a, b
-        Such as two seeds, a run and its replay, a run and a generated one.
+        Traces, such as two seeds, a run and its replay, or a run and a synthetic trace.
     layers, phase, iterations, of
-        As :func:`moetraffic.analysis.analyze` has them; layers and groups are matched
-        by their order.
+        As in :func:`moetraffic.analysis.analyze`; layers and groups are matched by
+        their order.
     seed
-        Of the bootstrap.
+        Seed of the bootstrap.
     threads
-        That read and compute.
+        Number of threads that read and compute.
     tick
-        Told of every window that was read: how many so far of both, and of what.
+        Progress callback: windows read so far of both traces, and the exchange.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def compare(
 def _matched(
     a: Sequence[Source], b: Sequence[Source], notes: list[str]
 ) -> list[tuple[Source, Source]]:
-    """Exchanges of one layer, its groups in their order."""
+    """Pair the exchanges of two traces by layer and by the order of the groups."""
     pairs = []
     for layer in sorted({s.layer for s in (*a, *b)}):
         of_a = [s for s in a if s.layer == layer]
@@ -270,7 +270,7 @@ def _of_exchange(
 def _durations(
     a: Trace, b: Trace, iterations: range | None, notes: list[str], seed: int
 ) -> list[Distance]:
-    """Times of the all-to-alls of each phase, where both runs tell them."""
+    """Compare all-to-all durations of each phase recorded in both runs."""
     told = [durations(trace, iterations) for trace in (a, b)]
     for trace, times in zip((a, b), told, strict=True):
         if not times:
@@ -293,12 +293,12 @@ def _durations(
 
 
 def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float64]:
-    """Seconds of each all-to-all from the last member's issue to the last end.
+    """Compute the duration of each all-to-all from last issue to last end, seconds.
 
     Parameters
     ----------
     trace
-        With times.
+        Trace with call times.
     iterations
         Training iterations; all if None.
 
@@ -320,11 +320,10 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
 
 
 ON_MEANS = (total_variation, relative_difference)
-"""Statistics of means over the iterations; the others are of the values themselves."""
+"""Statistics computed from means over iterations, not from the values themselves."""
 
 MOST_VALUES = 4096
-"""Of a long run, so many iterations at even distances stand for the others where a
-statistic is of the values themselves."""
+"""Maximum number of evenly spaced iterations used by statistics of values."""
 
 
 def distance(
@@ -344,15 +343,15 @@ def distance(
     Parameters
     ----------
     x, y
-        ``[T, C]`` and ``[U, C]``, time first; C is 1 where the statistic is of values.
+        ``[T, C]`` and ``[U, C]``, time first; C is 1 for statistics of values.
     statistic
-        One of this module.
+        Distance function.
     layer, of, measure, unit
         As in :class:`Distance`.
     seed
-        Of the resamples.
+        Seed of the resamples.
     figure
-        The figure of one run, shown beside.
+        Summary of one run, stored with the distance.
 
     Returns
     -------
@@ -393,10 +392,10 @@ def _thinned(values: Float64) -> Float64:
 
 
 def _interval(value: float, drawn: Float64) -> tuple[float, float]:
-    """From the basic bootstrap's lower to the percentile bootstrap's upper end.
+    """Compute an interval from basic-bootstrap lower to percentile-bootstrap upper end.
 
-    Noise lifts a distance that is near zero, and a resample's even more: each end is
-    the one that errs to the side of caution.
+    Noise biases small distances upward, those of resamples even more: each end is the
+    conservative one.
     """
     known = drawn[np.isfinite(drawn)]
     if not len(known):
@@ -411,14 +410,14 @@ def _quantile(values: Float64, level: float) -> float:
 
 
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
-    """Distances whose confidence interval lies above their threshold.
+    """List the distances whose confidence interval lies above their threshold.
 
     Parameters
     ----------
     comparison
-        The distances.
+        Comparison of two traces.
     measures
-        The threshold of each measure, such as ``{"total variation": 0.1}``.
+        Threshold of each measure, such as ``{"total variation": 0.1}``.
     """
     return [
         d

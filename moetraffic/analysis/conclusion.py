@@ -1,4 +1,4 @@
-"""What the rows of a run say: curves and their floors, forecasts, limits, courses."""
+"""Run statistics from per-iteration rows: curves, noise floors, forecasts, bounds."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ PARTS = (
     "within",
     "occupation",
 )
-"""What an analysis consists of."""
+"""Names of the parts of an analysis."""
 
 OF_LOADS = (*SKEW, "entropy", "sparsity")
-"""Measures of loads."""
+"""Measures computed of expert and rank loads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A measure in every iteration, beside what a balanced gate shows by chance."""
+    """A measure over iterations, with its noise floor, trend and transient."""
 
     values: Float64  # [T]
-    floor: NoiseFloor | None  # arrays [T]; None where there is none to compare with
-    trend: Trend  # slope an iteration
-    settling: Transient  # where it has become steady
+    floor: NoiseFloor | None  # arrays [T]; None if unknown
+    trend: Trend  # slope per iteration
+    settling: Transient  # end of the initial transient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What statistics were computed of, and these."""
+    """Statistics of one matrix or load: curves, forecasts and predictability bounds."""
 
     name: str  # "expert_load", "demand", "wire" or "received"
-    about: str  # what its cells are, in words
+    about: str  # description of its cells
     unit: str
     cells: int  # C
-    followed: int  # of these through time: fewer are a sample
+    followed: int  # cells tracked over time, a sample if fewer than C
     curves: Mapping[str, Curve]  # by measure
     forecasts: Forecasts | None
-    limits: PredictabilityBounds | None  # one step ahead
-    memory: Persistence | None  # of the shares, under counting noise
+    limits: PredictabilityBounds | None  # one iteration ahead
+    memory: Persistence | None  # of the shares, corrected for sampling noise
 
 
 def conclude(
@@ -86,30 +86,30 @@ def conclude(
     horizons: Sequence[int] = HORIZONS,
     leads: LeadTimes | None = None,
 ) -> tuple[Subject, ...]:
-    """Compute what needs the whole run from the rows of an exchange.
+    """Compute the statistics of a whole run from the rows of an exchange.
 
     Parameters
     ----------
     source
         The exchange.
     rows
-        Of all its iterations.
+        Rows of all iterations.
     meta
-        Of the trace.
+        Metadata of the trace.
     notes
-        What cannot be computed is added, and why.
+        Reasons for missing statistics are appended.
     parts
         Some of :data:`PARTS`.
     horizons
-        Iterations ahead.
+        Forecast horizons, iterations.
     leads
-        Of the trace, for how early a forecast is there.
+        Lead times of the trace, for the time at which forecasts are available.
 
     Returns
     -------
     tuple of Subject
-        Expert load and demand, where routing was seen; wire and what each rank
-        receives, where bytes were.
+        Expert load and demand, if routing was recorded; wire and bytes received by
+        rank, if bytes were.
     """
     tokens = tokens_of(source, rows, meta, notes)
     about = _Run(
@@ -126,30 +126,30 @@ def conclude(
 
 
 def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64 | None:
-    """Tokens of a rank in each iteration, ``[T]``; None where they are not known."""
+    """Compute the tokens per rank in each iteration, ``[T]``; None if unknown."""
     if "demand.sent" not in rows:
         return None
     if not 1 <= meta.k <= source.experts:
         notes.append(f"{source.where}: no noise floors, for the trace does not tell k")
         return None
-    # ranks differ by few where batches are even
+    # token counts of ranks differ slightly even with equal batches
     sent = np.asarray(rows["demand.sent"], np.float64)
     number: Int64 = np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
     return number
 
 
 def sent_tokens(source: Source, rows: Rows, meta: Meta) -> Int64 | None:
-    """Tokens behind the wire, ``[T]``; None where bytes do not follow them.
+    """Compute the tokens per rank behind the wire bytes, ``[T]``; None if unrelated.
 
-    A padded layer sends the same whatever is routed.
+    With padded dispatch, bytes do not depend on routing.
     """
     return None if meta.dispatch == "padded" else tokens_of(source, rows, meta, [])
 
 
 def converged(source: Source, rows: Rows, meta: Meta) -> Convergence | None:
-    """How the loads and the matrix of an exchange came to rest, side by side.
+    """Compute convergence of the loads and the matrix of an exchange.
 
-    Of the demand where it is known, else of the wire.
+    Computed from the demand if known, else from the wire.
     """
     tokens = tokens_of(source, rows, meta, [])
     name, load, unit = "demand", "demand.load", 1.0
@@ -171,7 +171,7 @@ def converged(source: Source, rows: Rows, meta: Meta) -> Convergence | None:
 
 @dataclass(frozen=True)
 class _Run:
-    """An exchange's rows, and what is asked of them."""
+    """Rows of an exchange and the options of the statistics computed from them."""
 
     source: Source
     rows: Rows
@@ -183,7 +183,7 @@ class _Run:
     leads: LeadTimes | None
 
     def of_demand(self) -> list[Subject]:
-        """The load of each expert, and the ranks' demand."""
+        """Compute the statistics of expert load and of the demand matrix."""
         ranks, experts, k = len(self.source.ranks), self.source.experts, self.meta.k
         load = np.asarray(self.rows["demand.load"], np.int64)
         every = None if self.tokens is None else self.tokens * ranks
@@ -225,7 +225,7 @@ class _Run:
         ]
 
     def of_wire(self) -> list[Subject]:
-        """The bytes between different ranks, and what each of them receives."""
+        """Compute the statistics of the wire matrix and of bytes received by rank."""
         ranks, k, experts = len(self.source.ranks), self.meta.k, self.source.experts
         tokens = sent_tokens(self.source, self.rows, self.meta)
         unit = int(np.gcd.reduce(np.asarray(self.rows["wire.unit"], np.int64)))
@@ -284,18 +284,18 @@ class _Run:
         ]
 
     def measured(self, name: str) -> dict[str, Float64]:
-        """The measures of each matrix, as they were observed."""
+        """Return the observed measures of each matrix by name, ``[T]`` each."""
         return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
 
     def sampled(self, name: str) -> dict[str, Any]:
-        """How many cells there are, and are followed."""
+        """Return the number of cells and of cells tracked over time."""
         chosen: Sample = samples(self.source)[name]
         return {"cells": chosen.of, "followed": len(chosen.index)}
 
     def curves(
         self, skew: Mapping[str, Float64], floors: Mapping[str, NoiseFloor]
     ) -> dict[str, Curve]:
-        """Measures over the iterations, with floors where tokens are known."""
+        """Build curves of measures over iterations, with noise floors if available."""
         if "skew" not in self.parts:
             return {}
         return {
@@ -317,7 +317,7 @@ class _Run:
         *,
         weight: int = 1,
     ) -> dict[str, Any]:
-        """Forecasts and limits of the cells."""
+        """Compute forecasts and predictability bounds of the cells."""
         found: dict[str, Any] = {"forecasts": None, "limits": None, "memory": None}
         if "forecasts" in self.parts:
             own = (self.source.layer, self.source.phase)
@@ -329,7 +329,7 @@ class _Run:
                 weights=weight,
                 of=of,
                 iteration_s=self.leads.iteration_s if self.leads else float("nan"),
-                # a matrix is known when it is sent
+                # a matrix is known once it is sent
                 known_s=at,
                 transfer_s=at,
                 **counted,

@@ -1,4 +1,4 @@
-"""Distances between distributions, amounts and samples."""
+"""Statistical distances: total variation, relative difference, Wasserstein-1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def total_variation(p: npt.ArrayLike, q: npt.ArrayLike) -> Float64:
-    r"""Total variation distance of shares, :math:`\frac12 \sum_c |p_c - q_c|`.
+    r"""Compute the total variation distance, :math:`\frac12 \sum_c |p_c - q_c|`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def total_variation(p: npt.ArrayLike, q: npt.ArrayLike) -> Float64:
 
 
 def relative_difference(x: Float64, y: Float64) -> float:
-    """Absolute difference of two means over the first.
+    """Compute the absolute difference of two means relative to the first.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ def relative_difference(x: Float64, y: Float64) -> float:
 
 
 def relative_median(x: Float64, y: Float64) -> float:
-    """Absolute difference of two medians over the first."""
+    """Compute the absolute difference of two medians relative to the first."""
     return relative_difference(np.median(x, keepdims=True), np.median(y, keepdims=True))
 
 
 def wasserstein(x: Float64, y: Float64) -> float:
-    """Wasserstein-1 distance of two samples, in their unit; NaN if one is empty.
+    """Compute the Wasserstein-1 distance of two samples; NaN if one is empty.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def wasserstein(x: Float64, y: Float64) -> float:
     p, q = (np.sort(v[np.isfinite(v)]) for v in (x, y))
     if not (len(p) and len(q)):
         return float("nan")
-    if len(p) == len(q):  # ten times faster, for the many resamples of a comparison
+    if len(p) == len(q):  # ten times faster for many resamples
         return float(np.abs(p - q).mean())
     from scipy.stats import wasserstein_distance
 

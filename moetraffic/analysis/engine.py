@@ -1,8 +1,8 @@
 """Compute all statistics of a trace; notes give the reason for missing ones.
 
-Two stages.  *Observation* reads the file once, window by window, and keeps a row an
-iteration (:mod:`.observation`).  *Conclusion* computes from the rows what needs the
-whole run (:mod:`.conclusion`).  Only the first meets the size of the trace.
+There are two stages.  *Observation* reads the file once, window by window, and keeps
+one row per iteration (:mod:`.observation`).  *Conclusion* computes statistics of the
+whole run from the rows (:mod:`.conclusion`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
-"""Yields the rows of windows of an exchange, in their order."""
+"""Function that yields the rows of windows of an exchange, in order."""
 
 Watch = Callable[[Source, Window, Rows], None]
-"""Is shown each window that was read, and its rows."""
+"""Callback that receives each window read and its rows."""
 
 MOST_TIMES = 1 << 24
-"""Calls times ranks whose times are held at once, for what ranks' time went into."""
+"""Maximum number of calls times ranks of a time breakdown, to bound memory."""
 
 Tick = Callable[[int, str], None]
 
@@ -59,36 +59,36 @@ class ExchangeAnalysis:
 
     layer: int
     group: int
-    phase: str  # of its wire
+    phase: str  # whose bytes are the wire matrix
     ranks: tuple[int, ...]
-    iterations: Int64  # [T] those whose records are whole
+    iterations: Int64  # [T] iterations with complete records
     left_out: int  # iterations in which a rank's record is missing
     subjects: tuple[Subject, ...]
-    convergence: Convergence | None  # of loads and matrix, side by side
+    convergence: Convergence | None  # of loads and matrix
     complexity: Complexity | None  # of the packets between ranks
     network: NetworkStatistics | None  # tiers and flows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis(ShownAsTables):
-    """All statistics of a trace."""
+    """Result of an analysis: all statistics of a trace."""
 
     exchanges: tuple[ExchangeAnalysis, ...]
-    beats: OnOffStatistics  # the on-off rhythm of phases, layers and ranks
-    leads: LeadTimes  # where exchanges stand in an iteration
+    beats: OnOffStatistics  # on-off statistics of phases, layers and ranks
+    leads: LeadTimes  # times of exchanges within an iteration
     sights: tuple[
         WithinIteration, ...
-    ]  # what an iteration's first dispatch tells of later ones
-    occupation: TimeBreakdown | None = None  # what ranks' time went into
-    notes: tuple[str, ...] = ()  # what could not be computed, and why
+    ]  # forecasts of later traffic from an iteration's first dispatch
+    occupation: TimeBreakdown | None = None  # time breakdown of ranks
+    notes: tuple[str, ...] = ()  # reasons for missing statistics
 
     def to_frame(self, *, file: str = "") -> pandas.DataFrame:
-        """Tidy data frame: one row a figure, and an iteration for statistics over time.
+        """Convert to a tidy data frame with one row per value (and iteration).
 
         Parameters
         ----------
         file
-            Value of the column ``file``, to tell several analyses apart.
+            Value of the column ``file``, to distinguish several analyses.
 
         Returns
         -------
@@ -127,33 +127,33 @@ def analyze(
 ) -> Analysis:
     """Compute skew, rhythm, predictability, complexity and convergence of a trace.
 
-    Micro-batches of a step are summed.  Demand is what the router wanted; wire is what
-    a phase, dispatch unless another is asked for, sent between different ranks.
+    Micro-batches of a step are summed.  Demand is the token copies the router assigned;
+    wire is the bytes sent between different ranks in one phase, by default dispatch.
 
     Parameters
     ----------
     trace
         Captured, imported, generated or replayed.
     layers
-        MoE layers to look at; all if None.
+        MoE layers to analyze; all if None.
     phase
-        Whose wire is looked at: one of :data:`moetraffic.trace.PHASES`.
+        Phase of the wire matrices: one of :data:`moetraffic.trace.PHASES`.
     iterations
-        Training iterations to look at; all if None.
+        Training iterations to analyze; all if None.
     of
         "demand", "wire" or both.
     parts
         Some of :data:`PARTS`.
     horizons
-        Iterations ahead, of the forecasts.
+        Forecast horizons, iterations.
     rhythm_by
         Some of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
     threads
-        That read and compute.  Results do not depend on it.
+        Number of threads that read and compute; results do not depend on it.
     mapper
-        Who computes the rows of windows; None: threads of this process.
+        Function that computes the rows of windows; None: threads of this process.
     tick
-        Told of every window that was read: how many so far, and of which exchange.
+        Progress callback: number of windows read so far, and the exchange.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def analyze(
 def _occupation(
     trace: Trace, iterations: range | None, notes: list[str]
 ) -> TimeBreakdown | None:
-    """What ranks' time went into; None, and a note, where it cannot be told."""
+    """Compute the time breakdown of the ranks; None, with a note, if unavailable."""
     if trace.meta.virtual:
         notes.append(
             "no occupation: the trace is virtual, one process computed for all ranks"
@@ -288,7 +288,7 @@ def _gather(
     early: dict[str, float],
     when: LeadTimes,
 ) -> None:
-    """Keep the loads of the first exchange, and of later layers on the same ranks."""
+    """Collect the loads of the first exchange and of later layers on the same ranks."""
     name = "demand.load" if "demand.load" in rows else "wire.received"
     if name not in rows or source.group != start.group:
         return
@@ -310,7 +310,7 @@ def effort(
     iterations: range | None = None,
     of: Sequence[str] = OF,
 ) -> int:
-    """Windows that :func:`analyze` will read, for a progress bar."""
+    """Count the windows that :func:`analyze` will read, for a progress bar."""
     every = sources(trace, [], layers=layers, phase=phase, iterations=iterations, of=of)
     return sum(len(windows(source)) for source in every)
 
@@ -323,25 +323,25 @@ def observed(
     cells: bool = True,
     tick: Tick | None = None,
 ) -> Rows:
-    """The rows of all iterations of an exchange.
+    """Read an exchange and compute the rows of all its iterations.
 
     Parameters
     ----------
     trace
-        Where it is.
+        Trace with the exchange.
     source
-        Which exchange.
+        Exchange to read.
     threads
-        That read and compute; results do not depend on it.
+        Number of threads that read and compute; results do not depend on it.
     cells
-        Whether cells are followed through time, as forecasts of matrices need it.
+        Whether cells are tracked over time, as forecasts of matrices require.
     tick
-        Told of every window that was read: how many so far, and of which exchange.
+        Progress callback: number of windows read so far, and the exchange.
 
     Returns
     -------
     Rows
-        As :func:`.observation.observe` says.
+        As from :func:`.observation.observe`.
     """
     parts: list[Rows] = []
     for part in in_threads(trace, threads, cells=cells)(source, windows(source)):
@@ -354,19 +354,19 @@ def observed(
 def in_threads(
     trace: Trace, threads: int, *, watch: Watch | None = None, cells: bool = True
 ) -> Mapper:
-    """Have threads of this process compute rows; few windows are in memory.
+    """Create a mapper that computes rows in threads, with few windows in memory.
 
     Parameters
     ----------
     trace
-        That is read.
+        Trace to read.
     threads
-        How many.
+        Number of threads.
     watch
-        Shown every window with its rows, by several threads at once and in any order:
-        who wants to keep some of it need not read it again.
+        Callback that receives every window with its rows, from several threads at once
+        and in any order.
     cells
-        Whether cells are followed through time.
+        Whether cells are tracked over time.
     """
 
     def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:

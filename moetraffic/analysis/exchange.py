@@ -1,8 +1,8 @@
 """Locate the matrices of expert exchanges in a trace, and read them in windows.
 
-An *exchange* is what one MoE layer's experts are given on one process group.  Its
-matrices are read a *window* of iterations at a time: whatever the size of the trace,
-no more is in memory, and each window stands for itself.
+An *exchange* is the traffic to the experts of one MoE layer on one process group.  Its
+matrices are read one *window* of iterations at a time, which bounds memory; windows are
+independent of each other.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
 Rows = dict[str, npt.NDArray[np.generic]]
-"""Rows of iterations, by name, ``[n, ...]``: one entry an iteration."""
+"""Per-iteration values by name, arrays ``[n, ...]`` with one entry per iteration."""
 
 WINDOW_BYTES = 16 << 20
-"""Of matrices that are in memory at a time, a thread; at least one iteration."""
+"""Bytes of matrices in memory per thread; a window has at least one iteration."""
 
 OF = ("demand", "wire")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the matrices of a layer's exchange on one group lie."""
+    """Location in a trace of the matrices of one layer's exchange on one group."""
 
     layer: int
     group: int
     phase: str  # of the wire
     ranks: tuple[int, ...]  # world rank of each member
-    nodes: tuple[str, ...]  # the node of each member, "" where it is not known
-    experts: int  # 0 where no demand is read
-    iterations: Int64  # [T] those whose records are whole
+    nodes: tuple[str, ...]  # node of each member, "" if unknown
+    experts: int  # 0 if no demand is read
+    iterations: Int64  # [T] iterations with complete records
     left_out: int  # iterations in which a rank's record is missing
     routed: Int64  # [n] routing occurrences of these iterations; none: no demand
     sent: Int64  # [m] all-to-all occurrences of these iterations; none: no wire
 
     @property
     def where(self) -> str:
-        """Layer and group, for messages."""
+        """Layer and group as text, for messages."""
         return f"layer {self.layer}, group {self.group}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The matrices of a few iterations, micro-batches summed."""
+    """Demand and wire matrices of consecutive iterations, micro-batches summed."""
 
     demand: Counts | None  # [n, W, E] token copies
     wire: Counts | None  # [n, W, W] of wire_unit bytes; row sends, column receives
     first: int = 0  # index of its first iteration
-    wire_unit: int = 1  # bytes: those of a token copy, where wire follows the demand
+    wire_unit: int = 1  # bytes per unit of wire: those of a token copy, or 1
 
 
 def sources(
@@ -68,18 +68,18 @@ def sources(
     iterations: range | None = None,
     of: Sequence[str] = OF,
 ) -> list[Source]:
-    """Find the exchanges of a trace.
+    """Find the expert exchanges of a trace by layer and process group.
 
     Parameters
     ----------
     trace
-        Captured, imported, generated or replayed.
+        Trace of any origin: captured, imported, generated or replayed.
     notes
-        What cannot be read is added, and why.
+        Reasons for unreadable data are appended.
     layers
         MoE layers; all if None.
     phase
-        Whose wire is read.
+        Phase of the wire matrices.
     iterations
         Training iterations; all if None.
     of
@@ -143,7 +143,7 @@ def _refuse_strange(
 
 
 def _words(iterations: range) -> str:
-    """A range as it was asked for; its end may have been left open."""
+    """Format a range of iterations for messages; its end may be open."""
     last = iterations.stop - 1
     return f"from {iterations.start} " + ("on" if last > 1 << 60 else f"to {last}")
 
@@ -167,7 +167,7 @@ def _source(
     of: Sequence[str],
     notes: list[str],
 ) -> Source | None:
-    """One layer and group; None where no record of it is whole."""
+    """Locate the exchange of one layer and group; None if no iteration is complete."""
     nothing = np.zeros(0, np.int64)
     where = f"layer {layer}, group {group}"
     routed = sent = nothing
@@ -192,7 +192,7 @@ def _source(
             group=group,
             iterations=iterations,
         )
-        # activation checkpoints send again what was sent: it is told once
+        # activation checkpointing repeats the forward exchange: count it once
         again = np.array([s.direction == "recompute" for s in trace.sites], bool)
         sent = sent[~again[trace.occurrences.site[sent]]]
         if not len(sent):
@@ -208,7 +208,7 @@ def _source(
     found = [each for each in (routed, sent) if len(each)]
     if not found:
         return None
-    # whole where every rank's record of every occurrence exists
+    # complete: a record of every rank for every occurrence
     whole = [_whole_iterations(trace, each) for each in found]
     when = np.intersect1d(whole[0], whole[-1])
     if not len(when):
@@ -240,7 +240,7 @@ def _within(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
 
 
 def _whole_iterations(trace: Trace, occurrences: Int64) -> Int64:
-    """Iterations of which every occurrence has every member's record, ``[T]``."""
+    """Find the iterations with complete records of every occurrence, ``[T]``."""
     when = trace.occurrences.iteration[occurrences]
     whole = trace.occurrences.iteration[trace.complete(occurrences)]
     every, wanted = np.unique(when, return_counts=True)
@@ -251,15 +251,14 @@ def _whole_iterations(trace: Trace, occurrences: Int64) -> Int64:
 
 
 def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
-    """Cut the iterations of an exchange into windows.
+    """Split the iterations of an exchange into windows of bounded size.
 
     Parameters
     ----------
     source
-        What is read.
+        Exchange to read.
     size_bytes
-        Bytes of its matrices, as int64, that a window may have; it has at least one
-        iteration.
+        Maximum bytes of the matrices of a window, as int64; at least one iteration.
 
     Returns
     -------
@@ -268,7 +267,7 @@ def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
     """
     width = len(source.ranks)
     cells = width * max(source.experts, width)
-    # a power of two, as the rows of a chunk are: few chunks lie in two windows
+    # a power of two, like the rows of a chunk, so that few chunks are read twice
     fit = max(1, size_bytes // (8 * cells))
     length = 1 << (fit.bit_length() - 1)
     total = len(source.iterations)
@@ -276,14 +275,14 @@ def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
 
 
 def read(trace: Trace, source: Source, window: range) -> Window:
-    """The matrices of a window.
+    """Read the demand and wire matrices of a window of iterations.
 
     Parameters
     ----------
     trace
-        Where they are.
+        Trace to read.
     source
-        Which ones.
+        Exchange to read.
     window
         Indices into ``source.iterations``.
 
@@ -306,7 +305,7 @@ def read(trace: Trace, source: Source, window: range) -> Window:
         return Window(demand=demand, wire=None, first=window.start)
     told = None
     if seen is not None and np.array_equal(_followed(trace, sent), routed):
-        told = trace.rows_sent(sent, seen)  # the demand is not read twice
+        told = trace.rows_sent(sent, seen)  # avoids reading the demand twice
     rows, unit = told or _in_rows(trace, sent)
     return Window(
         demand=demand,
@@ -317,7 +316,7 @@ def read(trace: Trace, source: Source, window: range) -> Window:
 
 
 def _in_rows(trace: Trace, sent: Int64) -> tuple[Counts, int]:
-    """Wire in whole rows where it consists of these: small counts are counted fast."""
+    """Read wire matrices in units of rows if divisible (faster), else in bytes."""
     wire = trace.wire(sent)
     used = np.unique(trace.occurrences.site[sent]).tolist()
     sizes = {trace.sites[s].row_bytes for s in used}
@@ -334,14 +333,14 @@ def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
 
 
 def _followed(trace: Trace, sent: Int64) -> Int64:
-    """The routing that every all-to-all follows, or none where one follows none."""
+    """Find the routing behind every all-to-all; empty if one has none."""
     sites = trace.occurrences.site[sent]
     told = [trace.sites[s].wire == WireForm.DEMAND for s in np.unique(sites).tolist()]
     return trace.routing_of(sent) if all(told) else np.zeros(0, np.int64)
 
 
 def _summed(trace: Trace, occurrences: Int64, when: Int64, matrices: Counts) -> Counts:
-    """Matrices of the occurrences summed within each iteration, ``[n, ...]``."""
+    """Sum the matrices of occurrences within each iteration, ``[n, ...]``."""
     iteration = trace.occurrences.iteration[occurrences]
     if len(occurrences) == len(when) and np.array_equal(iteration, when):
         return matrices

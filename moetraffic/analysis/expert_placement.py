@@ -1,4 +1,4 @@
-"""Traffic of a run under another placement of its experts."""
+"""Derive the traffic of a captured run under another expert placement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(
 ) -> Trace:
     """Derive the traffic of a run under another EP degree, placement or replication.
 
-    Nothing is trained again: the demand of tokens does not depend on where experts are.
+    No training is repeated: the demand of tokens does not depend on the placement.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SEEN = 64
-"""Evenly spaced iterations whose flows are counted."""
+"""Number of evenly spaced iterations whose flows are counted."""
 
 SAMPLED = (
     "host_entropy",
@@ -36,55 +36,53 @@ SAMPLED = (
     "elephants",
     "elephants_even",
 )
-"""Rows of these iterations."""
+"""Names of the rows computed for sampled iterations only."""
 
 PACKETS = 1 << 16
-"""Packets from which the complexity of an exchange is computed."""
+"""Maximum packets from which the complexity of an exchange is computed."""
 
 
 def looked_at(iterations: int) -> Int64:
-    """Evenly spaced iterations whose flows are counted, increasing."""
+    """Choose evenly spaced iterations whose flows are counted, increasing."""
     return np.arange(0, iterations, max(1, -(-iterations // SEEN)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkStatistics:
-    """Host tiers, flows and lines of a wire; means over iterations, NaN where unknown.
+    """Host-tier, flow and line statistics of a wire matrix; NaN where unknown.
 
     Each rank is assumed to have its own NIC, and each pair of ranks is a flow.
     """
 
-    hosts: int  # nodes of the ranks; 0 where unknown
+    hosts: int  # number of hosts; 0 if unknown
     inter_host: Float64  # [T] share of the bytes between ranks that leave their host
-    inter_host_uniform: float  # of even traffic on equal hosts
-    inter_host_floor: (
-        NoiseFloor | None
-    )  # [T] of a balanced gate, where tokens are known
+    inter_host_uniform: float  # of uniform traffic on equal hosts
+    inter_host_floor: NoiseFloor | None  # [T] of a balanced router, if tokens are known
     host_entropy_bits: float  # H of the pairs of hosts
     within_entropy_bits: float  # H of the pair of ranks given that of hosts
-    line_efficiency: Float64  # [T] 1: all lines as full as the fullest
+    line_efficiency: Float64  # [T] 1: all row and column sums equal
     bottleneck_bytes: Int64  # [T] largest sent or received by a rank
     nic_flows: float  # flows a NIC sends
     nic_flow_entropy_bits: float  # log2 of these
     nic_byte_entropy_bits: float  # of the flows' shares of bytes
     elephant_share: float  # byte share of the largest 10% of flows
-    elephant_share_even: float  # their share of the number of flows
+    elephant_share_even: float  # share of the number of flows
     seen: int  # iterations whose flows were counted
 
 
 def network(
     source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
 ) -> NetworkStatistics | None:
-    """Compute network statistics of an exchange; None where there is no wire.
+    """Compute network statistics of an exchange; None without wire matrices.
 
     Parameters
     ----------
     source, rows
-        The exchange.
+        The exchange and its rows.
     tokens
-        ``[T]`` of each rank, where bytes follow them, for the noise floor.
+        ``[T]`` tokens per rank, if they determine the bytes, for the noise floor.
     k
-        Distinct experts of a token.
+        Distinct experts per token.
     """
     if "wire.sent" not in rows:
         return None
@@ -133,7 +131,7 @@ def _mean(values: Float64) -> float:
 
 
 def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> Rows:
-    """Compute the rows of host tiers and flows of a window.
+    """Compute the host-tier and flow rows of a window of wire matrices.
 
     Parameters
     ----------
@@ -187,7 +185,7 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
 def packet_complexity(
     trace: Trace, source: Source, notes: list[str]
 ) -> Complexity | None:
-    """Compute the trace complexity of an exchange's wire, else of its demand."""
+    """Compute the trace complexity of the wire or, without wire, of the demand."""
     if len(source.sent) and len(source.ranks) < 2:
         return None
     of_wire = len(source.sent) > 0

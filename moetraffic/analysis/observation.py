@@ -1,7 +1,7 @@
-"""Rows: what is kept of each iteration's matrices once they are read.
+"""Per-iteration rows: loads, sampled cells and measures of each iteration's matrices.
 
-A row depends on its own iteration alone.  So windows may be of any length, be read by
-any number of threads or machines and in any order: the rows are the same.
+A row depends on its own iteration alone, so rows do not depend on the length of the
+windows, the number of threads or machines, or the order of reading.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .network_statistics import network_rows
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 SKEW = ("normalized_entropy", "max_over_mean", "cv", "gini")
-"""Measures of skew that are computed of everything."""
+"""Skew measures computed of loads and matrices."""
 
 MEASURED = (
     *SKEW,
@@ -31,42 +31,42 @@ MEASURED = (
     "conditional_entropy",
     "line_efficiency",
 )
-"""Measures of every matrix."""
+"""Measures computed of every matrix."""
 
 SAMPLED_VALUES = 1 << 21
-"""Of a matrix's cells over all iterations, which are kept for its forecasts."""
+"""Maximum cell values over all iterations kept for the forecasts of a matrix."""
 
 MOST_CELLS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Cells of a matrix that are followed through time."""
+    """Sample of matrix cells tracked over time."""
 
     index: Int64  # [C] into the row-major cells, without the diagonal where it is off
-    of: int  # how many cells there are
+    of: int  # number of cells
 
     @property
     def whole(self) -> bool:
-        """Whether every cell is followed."""
+        """Whether every cell is tracked."""
         return len(self.index) == self.of
 
 
 @lru_cache(maxsize=64)
 def sample(cells: int, iterations: int) -> Sample:
-    """Choose the cells of a matrix that are followed: all, where there is room.
+    """Choose the matrix cells to track over time: all, or a random sample.
 
     Parameters
     ----------
     cells
-        Of the matrix.
+        Number of cells of the matrix.
     iterations
-        How many of them there are.
+        Number of iterations.
 
     Returns
     -------
     Sample
-        Without replacement, the same for the same numbers.
+        Drawn without replacement, the same for the same arguments.
     """
     fit = min(MOST_CELLS, max(64, SAMPLED_VALUES // max(1, iterations)))
     if cells <= fit:
@@ -76,7 +76,7 @@ def sample(cells: int, iterations: int) -> Sample:
 
 
 def samples(source: Source) -> dict[str, Sample]:
-    """The cells that are followed of an exchange's demand and wire."""
+    """Choose the tracked cells of an exchange's demand and wire matrices."""
     width, total = len(source.ranks), len(source.iterations)
     return {
         "demand": sample(width * source.experts, total),
@@ -85,16 +85,16 @@ def samples(source: Source) -> dict[str, Sample]:
 
 
 def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
-    """Compute a window's rows.
+    """Compute the per-iteration rows of a window of matrices.
 
     Parameters
     ----------
     source
-        Whose matrices they are.
+        Exchange of the window.
     window
-        n iterations.
+        Matrices of n iterations.
     cells
-        Whether cells are followed through time; else C is 0.
+        Whether cells are tracked over time; else C is 0.
 
     Returns
     -------
@@ -145,11 +145,11 @@ def _measure(rows: Rows, name: str, told: MatrixStatistics) -> None:
 
 
 def _with_diagonal(index: Int64, width: int) -> Int64:
-    """Where cells, numbered without the diagonal, are in the whole matrix."""
-    # without the first cell the diagonal is at the end of each row of W + 1
+    """Convert cell indices without the diagonal to indices in the whole matrix."""
+    # without the first cell, each run of W + 1 cells ends on the diagonal
     return np.asarray(1 + index + index // width, np.int64)
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Rows of windows one after another as the rows of them all."""
+    """Concatenate the rows of consecutive windows."""
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}

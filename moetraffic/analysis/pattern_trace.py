@@ -1,7 +1,7 @@
 """Convert a computed traffic pattern to a trace.
 
-It has no times, no routing and no losses: those were not computed.  Bytes are what
-every iteration sends, so each site's wire is stored once.
+The trace has no times, routing or losses.  Bytes are the same in every iteration, so
+the wire of each site is stored once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SENDS = "send_recv"
 
 
 def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) -> Trace:
-    """The trace of some iterations of a pattern.
+    """Convert a number of iterations of a traffic pattern to a trace.
 
     Parameters
     ----------
     pattern
         The collectives of one iteration.
     iterations
-        How many, each like the other.
+        Number of identical iterations.
     tokens
-        What a rank trains on in an iteration; -1: not said.
+        Tokens per rank and iteration; -1: unknown.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
     Raises
     ------
     LayoutError
-        If there is no iteration, or there are more calls than a trace can hold.
+        If there are no iterations, or more calls than a trace can hold.
     """
     if iterations < 1:
         raise LayoutError(
@@ -96,19 +96,21 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
 
 
 class _Draft:
-    """Groups, sites and each rank's order of them, while programs are gone through.
+    """Builder of the groups, sites and per-rank call order of a pattern's programs.
 
-    The n-th call of a place is the site with slot n, as a capture counts them.
+    The n-th identical call of a group is the site with call index n, as in a capture.
     """
 
     def __init__(self, pattern: Pattern) -> None:
         self.groups: list[Group] = []
         self.sites: list[Site] = []
-        self.counts: list[int] = []  # of each site: which collective of its group
+        self.counts: list[
+            int
+        ] = []  # per site: index of the collective within its group
         self.orders: list[list[int]] = []
         self._number_of: dict[tuple[str, tuple[int, ...]], int] = {}
         known: dict[tuple[int, Call, int], list[int]] = {}
-        spots: dict[Call, Call] = {}  # a place may have calls of several sizes
+        spots: dict[Call, Call] = {}  # identical calls may differ in size
         mine: dict[tuple[int, str], tuple[int, ...]] = {}
         for kind in pattern.kinds:
             for ranks in pattern.grid.groups(kind):
@@ -148,7 +150,7 @@ class _Draft:
     def _add(
         self, call: Call, group: int, ranks: tuple[int, ...], slot: int, count: int
     ) -> list[int]:
-        """The sites of a call: one, or one a message where every member sends one."""
+        """Add the sites of a call: one, or one per message of a point-to-point send."""
         site = Site(
             group=group,
             operation=call.operation,
@@ -184,7 +186,7 @@ class _Draft:
         return peers[0] < 0 or member in peers
 
     def sequence(self, iterations: int) -> Any:
-        """``[O]`` int64: the count of its group's collectives that each call is."""
+        """Number each call among the collectives of its group, ``[O]`` int64."""
         group = np.array([s.group for s in self.sites], np.int64)
         count = np.array(self.counts, np.int64)
         each = np.bincount(group[count >= 0], minlength=len(self.groups))
@@ -193,7 +195,7 @@ class _Draft:
         return np.where(count[:, None] < 0, -1, told).ravel()
 
     def panels(self, iterations: int) -> dict[str, ArrayPanel]:
-        """Presence, and times that nobody knows."""
+        """Build the presence panels and the panels of unknown times."""
         widths = np.array([len(self.groups[s.group].ranks) for s in self.sites])
         made: dict[str, ArrayPanel] = {}
         for width in np.unique(widths).tolist():
@@ -234,7 +236,7 @@ def _meta(pattern: Pattern) -> Meta:
 
 
 def _placements(pattern: Pattern, groups: list[Group]) -> Any:
-    """Experts lie in equal parts on the ranks of each group, in order."""
+    """Build the contiguous placement of experts on the ranks of each EP group."""
     experts = dict(pattern.about).get("experts", 0)
     layers = sorted({e.call.layer for p in pattern.programs for e in p if e.call.phase})
     stage_layers = [

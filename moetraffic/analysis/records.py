@@ -1,4 +1,4 @@
-"""Records: the figures of an analysis as a tidy table, one row a figure."""
+"""Records: the values of an analysis as a tidy table with one row per value."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One figure of an analysis: a row of its data frame."""
+    """One value of an analysis: a row of its data frame."""
 
     file: str = ""
-    layer: int = -1  # -1: of the whole run
+    layer: int = -1  # -1: whole run
     group: int = -1
     phase: str = ""
     subject: str = ""  # expert_load, demand, wire, received, rank 3 ...
     statistic: str
     unit: str = ""
-    iteration: int = -1  # -1: of all of them
+    iteration: int = -1  # -1: all iterations
     horizon: int = -1  # iterations ahead; -1: no forecast
     forecaster: str = ""
     value: float
     low: float = float("nan")  # interval
     high: float = float("nan")
-    floor: float = float("nan")  # of a perfectly balanced gate
+    floor: float = float("nan")  # of a balanced router
     floor_std: float = float("nan")
     z: float = float("nan")  # standard deviations above the floor
 
@@ -42,19 +42,19 @@ COLUMNS = tuple(f.name for f in fields(Record))
 
 
 def records(analysis: Analysis, *, file: str = "") -> list[Record]:
-    """Rows of an analysis' data frame, one a figure.
+    """List the rows of an analysis' data frame, one per value.
 
     Parameters
     ----------
     analysis
-        Of a trace.
+        Analysis of a trace.
     file
-        Its name, where several are put together.
+        Name of the trace, to distinguish several.
 
     Returns
     -------
     list of Record
-        Curves have a row an iteration; all else one.
+        One row per iteration of a curve; one row for any other value.
     """
     found: list[Record] = []
     for exchange in analysis.exchanges:
@@ -184,7 +184,7 @@ def _of_forecasts(subject: Subject, here: Mapping[str, Any]) -> Iterator[Record]
 
 
 def _flat(value: Any, subject: str, here: Mapping[str, Any]) -> Iterator[Record]:
-    """The numbers of a dataclass; of arrays their mean."""
+    """Yield a record per numeric field of a dataclass, with arrays averaged."""
     for field in fields(value):
         each = getattr(value, field.name)
         if isinstance(each, bool) or each is None or isinstance(each, str):

@@ -1,14 +1,14 @@
 """Moving-block bootstrap of autocorrelated series.
 
-A block of consecutive iterations begins anywhere and goes on at the beginning, so that
-every iteration is drawn equally often.
+A block of consecutive iterations starts anywhere and wraps around at the end, so that
+every iteration is drawn with equal probability.
 
 References
 ----------
 H. R. Kuensch, "The jackknife and the bootstrap for general stationary observations",
 Annals of Statistics 17 (1989) 1217: moving blocks.
 D. N. Politis, J. P. Romano, "A circular block-resampling procedure for stationary
-data" (1992): going on at the beginning.
+data" (1992): wrap-around.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 DRAWS = 400
-"""Resamples behind an interval."""
+"""Number of resamples per interval."""
 
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure and its interval of LEVEL; NaN where it is not known."""
+    """A value and its confidence interval of LEVEL; NaN where unknown."""
 
     value: float
     low: float
@@ -39,23 +39,23 @@ UNTOLD = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
 def block_length(total: int) -> int:
-    """Consecutive iterations that are drawn together: ``2 T^(1/3)``, at most T."""
+    """Compute the bootstrap block length in iterations: ``2 T^(1/3)``, at most T."""
     return min(total, 2 * int(np.ceil(total ** (1 / 3))))
 
 
 def block_means(
     x: Float64, wanted: int, rng: np.random.Generator, *, long: int | None = None
 ) -> list[Float64]:
-    """Means over resamples of ``wanted`` iterations.
+    """Compute the means of moving-block resamples of ``wanted`` iterations.
 
     Parameters
     ----------
     x
         ``[T, C]``, time first.
     wanted
-        Iterations of a resample, rounded up to whole blocks.
+        Iterations per resample, rounded up to whole blocks.
     rng
-        Draws the blocks.
+        Random generator of the blocks.
     long
         Iterations of a block; None: :func:`block_length`.
 
@@ -72,14 +72,14 @@ def block_means(
     for _ in range(DRAWS):
         first = rng.integers(0, total, each)
         last = first + long
-        beyond = np.maximum(last - total, 0)  # a block goes on at the beginning
+        beyond = np.maximum(last - total, 0)  # a block wraps around
         sums = passed[np.minimum(last, total)] - passed[first] + passed[beyond]
         means.append(sums.sum(axis=0) / (each * long))
     return means
 
 
 def block_values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Float64]:
-    """Resamples of ``wanted`` of the values ``[T]``, DRAWS of ``[wanted]``."""
+    """Draw DRAWS moving-block resamples ``[wanted]`` of the values ``[T]``."""
     total = len(x)
     long = min(block_length(total), wanted)
     first = rng.integers(0, total, (DRAWS, -(-wanted // long)))
@@ -88,22 +88,21 @@ def block_values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Floa
 
 
 def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Interval:
-    """Ratio of two sums over the same iterations, with a bootstrap interval.
+    """Compute the ratio of two sums over the same iterations with a bootstrap interval.
 
-    The two are drawn together, so that what both share cancels.
+    Both series are resampled jointly, so that common variation cancels.
 
     Parameters
     ----------
     below, above
-        ``[T]`` amounts, an iteration each.
+        ``[T]`` amounts per iteration.
     seed
         Of the resamples.
 
     Returns
     -------
     Interval
-        Ends are the percentile bootstrap's; NaN with fewer than three iterations, whose
-        scatter tells nothing.
+        Percentile bootstrap interval; NaN with fewer than three iterations.
 
     Examples
     --------
@@ -118,7 +117,7 @@ def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Inter
     if len(pairs) < 3:
         return Interval(value=value, low=float("nan"), high=float("nan"))
     rng, total_steps = np.random.default_rng(seed), len(pairs)
-    # of few iterations at least four blocks: one block is the run itself
+    # at least four blocks: a single block would be the run itself
     long = max(1, min(block_length(total_steps), total_steps // 4))
     means = np.array(block_means(pairs, total_steps, rng, long=long))
     drawn = means[:, 1][means[:, 0] > 0] / means[:, 0][means[:, 0] > 0]

@@ -16,21 +16,21 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Increase:
-    """The increase of the training loss when a share of the traffic is dropped."""
+    """Increase of the training loss when a share of the traffic is dropped."""
 
     share: float  # of the bytes, 0 to 1
-    mean: float  # over seeds, nats a token
+    mean: float  # over seeds, nats per token
     low: float  # confidence interval of the mean
     high: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Result of a sweep over shares and seeds."""
+    """Loss-tolerance result of a sweep over dropped shares and seeds."""
 
     increases: tuple[Increase, ...]  # in order of the shares, 0 left out
     sigma: float  # standard deviation of the loss over seeds, nothing dropped
-    p_star: float  # largest share that is borne; 0: none of those tried
+    p_star: float  # largest tolerated share; 0: none of those tried
     confidence: float  # of the intervals
     seeds: int
 
@@ -38,7 +38,7 @@ class Tolerance:
 def tolerance(
     shares: Sequence[float], losses: Float64, *, confidence: float = 0.95
 ) -> Tolerance:
-    """Estimate the loss increase at each share, and the largest that is borne.
+    """Estimate the loss increase at each dropped share and the largest tolerated share.
 
     A seed's runs start from the same parameters and see the same batches, so an
     increase is the difference to the seed's own run without drops.  Its interval is
@@ -52,7 +52,7 @@ def tolerance(
     losses
         ``[P, S]`` final loss of each share and seed, nats a token.
     confidence
-        Of the two-sided intervals.
+        Level of the two-sided intervals.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Importers: traces from the files of other tools."""
+"""Import the files of other tools as traces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Infer a call's direction from the autograd functions around it.
+"""Infer whether a call is forward, backward or recomputed, from autograd functions.
 
-A forward function and its backward have one sequence number.  A call is backward where
-the function next around it is, and recomputed where that one is a forward function
+A forward function and its backward have the same sequence number.  A call is backward
+if the innermost function around it is, and recomputed if that one is a forward function
 within a backward.
 """
 
@@ -11,18 +11,18 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 
-SLACK = 2  # ns: microseconds in floating point round
+SLACK = 2  # ns: tolerance for rounding of floating-point microseconds
 UNNUMBERED = -1
 
 
 def direction_and_link(around: Iterable[tuple[int, bool]]) -> tuple[str, int]:
-    """Infer the direction of a call and its autograd sequence number.
+    """Infer a call's direction and autograd sequence number.
 
     Parameters
     ----------
     around
-        Sequence number, -1 for none, and whether it is backward, of each function
-        around the call from the inside.
+        Sequence number (-1 for none) and whether it is backward, for each function
+        around the call, innermost first.
 
     >>> direction_and_link([(7, False), (-1, True)])
     ('recompute', 7)
@@ -36,7 +36,7 @@ def direction_and_link(around: Iterable[tuple[int, bool]]) -> tuple[str, int]:
 
 
 class Functions:
-    """Time-ordered index of autograd functions, by thread."""
+    """Time-ordered index of the autograd functions of each thread."""
 
     def __init__(self) -> None:
         self._kept: dict[int, array[int]] = {}
@@ -45,12 +45,12 @@ class Functions:
     def add(
         self, thread: int, start: int, end: int, number: int, backward: bool
     ) -> None:
-        """Add a function that ran from ``start`` to ``end``."""
+        """Add an autograd function that ran from ``start`` to ``end``."""
         mine = self._kept.setdefault(thread, array("q"))
         mine.extend((start, end, number, int(backward)))
 
     def around(self, thread: int, start: int, end: int) -> list[tuple[int, bool]]:
-        """Sequence number and direction of each enclosing function, innermost first."""
+        """Return number and direction of enclosing functions, innermost first."""
         if thread not in self._kept:
             return []
         if thread not in self._sorted:
@@ -59,7 +59,7 @@ class Functions:
 
 
 class _Nested:
-    """Functions of a thread in order of start, with their enclosing functions."""
+    """Autograd functions of a thread by start time, with their enclosing functions."""
 
     def __init__(self, kept: array[int]) -> None:
         self._rows = sorted(

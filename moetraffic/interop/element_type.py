@@ -1,4 +1,4 @@
-"""Element types by the names used in profiles.
+"""Map element type names of torch profiles to torch dtypes and element sizes.
 
 torch writes ``Float`` (c10's ScalarType) in the attributes of a collective, and
 ``float`` or ``c10::BFloat16`` (the C++ type) in the types of an operator's inputs.
@@ -6,7 +6,7 @@ torch writes ``Float`` (c10's ScalarType) in the attributes of a collective, and
 
 from __future__ import annotations
 
-BYTES = {  # as torch names it: bytes of an element
+BYTES = {  # torch dtype: bytes of an element
     "float64": 8,
     "float32": 4,
     "float16": 2,
@@ -49,7 +49,7 @@ NAMES = {
 
 
 def element_type(name: str) -> tuple[str, int] | None:
-    """torch's name and element size of a type, None if unknown.
+    """Return torch's name and element size of a type, None if unknown.
 
     >>> element_type("Tensor(c10::BFloat16)"), element_type("long int")
     (('bfloat16', 2), ('int64', 8))

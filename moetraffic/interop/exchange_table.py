@@ -1,18 +1,18 @@
-"""Import exchanges and token counts from CSV.
+"""Import all-to-all byte counts and routed token counts from CSV files.
 
 :mod:`moetraffic.interop.export.long_table` writes these files.  A row holds the bytes
-that one rank sent to another, or the tokens that it routed to an expert; the first line
-names the columns, in any order.
+that one rank sent to another, or the tokens that it routed to an expert; the header
+lists the columns, in any order.
 
 =========  ==============================================================
 exchanges  ``iteration,layer,phase,source,destination,bytes``
 demands    ``iteration,layer,rank,expert,tokens``
 either     ``micro_batch`` (0), ``group`` (all ranks: ``ep 0-3``)
 exchanges  ``row_bytes``, ``dtype``, ``label``, ``direction`` (by phase)
-demands    ``dropped`` (not known)
+demands    ``dropped`` (unknown)
 =========  ==============================================================
 
-Ranks are the world's.  A pair that is not listed sends nothing.
+Ranks are world ranks.  A pair that is not listed sends nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MOST = {
 
 
 class ExchangeKey(NamedTuple):
-    """Sort key that identifies the call of a table row."""
+    """Sort key that identifies the call to which a table row belongs."""
 
     iteration: int
     micro_batch: int
@@ -81,7 +81,7 @@ class ExchangeKey(NamedTuple):
 
 @dataclass(kw_only=True)
 class ExchangeTable:
-    """The rows of all files, by call."""
+    """Rows of all imported CSV files, grouped by call."""
 
     sent: dict[ExchangeKey, dict[tuple[int, int], int]] = field(default_factory=dict)
     routed: dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]] = field(
@@ -90,12 +90,12 @@ class ExchangeTable:
 
 
 def read(path: Path, into: ExchangeTable) -> None:
-    """Add the rows of a CSV file.
+    """Read the rows of a CSV file into an exchange table.
 
     Raises
     ------
     UnreadableFile
-        If a line is not as the columns say.
+        If the columns or the values of a line are invalid.
     """
     try:
         rows = csv.reader(lines(path), strict=True)
@@ -172,7 +172,7 @@ def _add(
 
 
 def world_of(table: ExchangeTable) -> int:
-    """The number of ranks: one more than the largest rank in the table."""
+    """Return the number of ranks: one more than the largest rank in the table."""
     ranks = [r for pairs in table.sent.values() for pair in pairs for r in pair]
     ranks += [r for pairs in table.routed.values() for r, _ in pairs]
     ranks += [r for p in (*table.sent, *table.routed) for r in _members(p.group)[1]]
@@ -182,7 +182,7 @@ def world_of(table: ExchangeTable) -> int:
 def records(
     table: ExchangeTable, world: int, source: str, experts: int = 0
 ) -> list[RankRecord]:
-    """Convert the table to the calls of all ranks.
+    """Convert an exchange table to the calls of all ranks.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _routing(
 
 
 def experts_of(table: ExchangeTable) -> int:
-    """The number of experts: one more than the largest expert in the table."""
+    """Return the number of experts: one more than the largest expert in the table."""
     return max((e for p in table.routed.values() for _, e in p), default=-1) + 1
 
 
@@ -269,7 +269,7 @@ def _members(text: str) -> tuple[str, tuple[int, ...]]:
     Raises
     ------
     TraceError
-        If it is no such text.
+        If the text is not a valid group.
     """
     kind, ranks = "", list[int]()
     for part in text.split():

@@ -44,7 +44,7 @@ GROUPS = "## process_group:init ##"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node of an execution trace, independent of the schema version."""
+    """Node of an execution trace, independent of the schema version."""
 
     id: int
     parent: int
@@ -56,13 +56,13 @@ class Node:
 
     @property
     def sequence(self) -> int:
-        """Autograd's number, -1 for none."""
+        """Autograd sequence number of the node, -1 for none."""
         found = whole(self.attributes.get("seq_id"))
         return -1 if found is None else found
 
     @property
     def backward(self) -> bool:
-        """Whether it is a backward function, or autograd's engine."""
+        """Whether the node is a backward function or autograd's engine."""
         return bool(whole(self.attributes.get("fw_tid"))) or self.name.startswith(
             ENGINE
         )
@@ -70,7 +70,7 @@ class Node:
 
 @dataclass
 class CollectedNodes:
-    """The relevant content of a file."""
+    """Nodes of an execution trace that describe collectives and their context."""
 
     groups: Any = None
     operators: dict[int, Node] = field(default_factory=dict)
@@ -88,12 +88,12 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     path
         The file.
     rank
-        What its name says: the trace itself tells it on NCCL alone.
+        Rank in the file name, for traces that do not contain it (only NCCL's do).
 
     Raises
     ------
     UnreadableFile
-        If it is no execution trace, or nobody says of which rank it is.
+        If the file is not an execution trace, or its rank is unknown.
     """
     kept = CollectedNodes()
     for one in _nodes(path):
@@ -131,7 +131,7 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
         call.iteration = kept.steps[begins[step]] if begins else -1
         record.add(call)
     last = max((c.iteration for c in record.calls), default=-1)
-    # the step after the last begins, and has nothing yet
+    # the last step marker begins a step without calls
     ended = [kept.steps[s] for s in begins if kept.steps[s] <= last]
     record.steps += [(number, UNKNOWN_TIME, UNKNOWN_TIME) for number in ended]
     return record, groups.world
@@ -199,7 +199,7 @@ def _take(kept: CollectedNodes, node: Node) -> None:
         try:
             kept.groups = json.loads(node.values[0])
         except (ValueError, RecursionError):
-            kept.groups = None  # then no group is told
+            kept.groups = None  # unreadable: groups stay unknown
     elif node.name.startswith(C10D):
         kept.operators[node.id] = node
     elif node.name == PARAMETERS:
@@ -209,8 +209,8 @@ def _take(kept: CollectedNodes, node: Node) -> None:
 def _walk_out(path: Path, kept: CollectedNodes) -> None:
     """Collect the ancestors of the call nodes.
 
-    They are written after what they hold, so that one reading finds all of them; where
-    a tool has sorted the nodes, it takes a reading a level.
+    Ancestors are written after their descendants, so one pass over the file finds all
+    of them; if a tool has sorted the nodes, each level takes another pass.
     """
     calls = {**kept.operators, **kept.parameters}
     wanted = {node.parent for node in calls.values()} - calls.keys()
@@ -228,7 +228,7 @@ def _walk_out(path: Path, kept: CollectedNodes) -> None:
 
 
 def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
-    """Sequence number and direction of each enclosing function, innermost first."""
+    """Return sequence number and direction of enclosing functions, innermost first."""
     found: list[tuple[int, bool]] = []
     at = node.parent
     while at in kept.around and len(found) < 1000:
@@ -266,7 +266,7 @@ def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]
 
 
 def _operator(node: Node) -> C10dOperator:
-    """Parse an operator: ``Tensor output, Tensor input, group, int[], int[]``."""
+    """Parse a c10d operator node: output and input tensors, group, split sizes."""
     name = node.name.removeprefix(C10D)
     operation, source = OPERATORS.get(name, ("", -1))
     splits = name == "alltoall_base_"
@@ -286,7 +286,7 @@ def _has(node: Node, at: int) -> bool:
 
 
 def _tensors(node: Node, at: int) -> InputTensors | None:
-    """Parse an input that is a tensor or a (nested) list of tensors."""
+    """Parse an operator input that is a tensor or a (nested) list of tensors."""
     if not 0 <= at < min(len(node.values), len(node.shapes), len(node.types)):
         return None
     flat = list(_flat_tensors(node.values[at], node.shapes[at], depth=0))
@@ -303,14 +303,14 @@ def _tensors(node: Node, at: int) -> InputTensors | None:
 def _flat_tensors(
     value: Any, shape: Any, depth: int
 ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Shape and element size of each tensor of a value."""
+    """Yield shape and element size of each tensor in a nested value."""
     if not isinstance(value, list) or depth > 3:
         return
     if len(value) >= 5 and all(whole(v) is not None for v in value[:5]):
         told = integers(shape)
         elements = whole(value[3]) or 0
         if told is None or prod(told[0]) != elements:
-            yield (elements,), value[4]  # its shape is not told
+            yield (elements,), value[4]  # the shape is unknown
         else:
             yield tuple(told[0]), value[4]
         return
@@ -322,7 +322,7 @@ def _flat_tensors(
 
 
 def _name(node: Node) -> str:
-    """The collective name of a record_param_comms: an attribute or an input."""
+    """Return the collective name of a record_param_comms: an attribute or an input."""
     told = node.attributes.get("collective_name")
     if isinstance(told, str):
         return told
@@ -331,7 +331,7 @@ def _name(node: Node) -> str:
 
 
 def _name_at(node: Node) -> int | None:
-    """Index of the input with the collective's name; it differs by release."""
+    """Return the index of the input with the collective's name; releases differ."""
     for at, value in enumerate(node.values):
         text = at >= len(node.types) or str(node.types[at]).startswith("String")
         if text and isinstance(value, str) and (value in RECORDED or value == "wait"):
@@ -371,7 +371,7 @@ def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
 
 
 def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
-    """Find the process group by name, size or rank range."""
+    """Find a node's process group by name, size or rank range."""
     told = node.attributes
     described = str(told.get("pg_desc", ""))
     if isinstance(told.get("pg_name"), str):
@@ -393,7 +393,7 @@ def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
 
 
 def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
-    """Find this rank in a record_param_comms of the world group."""
+    """Infer the rank of the file from a record_param_comms of the world group."""
     for node in kept.parameters.values():
         at = _name_at(node)
         group = _group(node, at, groups) if at else None

@@ -1,4 +1,4 @@
-"""Detect the format of a file from its beginning."""
+"""Detect the format of an input file from its beginning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = {
 
 BEGINNING = 1 << 16  # characters
 MOST_FILES = 100_000
-MARKS = (  # format, and what all stands in the beginning of its files
+MARKS = (  # format, and strings that the beginning of its files contains
     ("execution-trace", ('"schema"', '"nodes"')),
     ("megatron", ('"top_indices"',)),
     ("megatron", ('"num_tokens"', '"topk"')),
@@ -39,12 +39,12 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
     paths
         Files, or folders of them.
     format
-        One of FORMATS, or "" to find out.
+        One of FORMATS, or "" to detect it.
 
     Raises
     ------
     TraceError
-        If there are none, or of several formats.
+        If there are no files, or files of several formats.
     """
     if format and format not in FORMATS:
         raise TraceError(
@@ -55,7 +55,7 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
     found: set[str] = set()
     for path in paths:
         for file in _within(path):
-            # of a folder, what is of another format is left out
+            # files of other formats in a folder are ignored
             told = format if format and not path.is_dir() else detect(file)
             if told and (not format or told == format):
                 files.append(file)
@@ -91,7 +91,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def detect(path: Path) -> str:
-    """Detect the format of a file, "" if it is unknown.
+    """Detect the format of a file; "" if it is unknown.
 
     Raises
     ------

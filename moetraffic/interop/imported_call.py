@@ -1,7 +1,7 @@
-"""Imported calls, and their conversion into trace segments.
+"""Imported calls of a rank, and their conversion into trace segments.
 
-An importer makes a :class:`RankRecord` of each file: the calls of one rank in order.  A
-value that the file lacks is -1, "" or UNKNOWN_TIME; merging infers it (steps, layers,
+An importer converts each file to a :class:`RankRecord`: the ordered calls of one rank.
+A value that the file lacks is -1, "" or UNKNOWN_TIME; merging infers it (steps, layers,
 phases, byte counts recorded by a peer) or leaves it unknown.
 """
 
@@ -35,7 +35,7 @@ Numbers = Sequence[int] | Int64 | Int32
 
 @dataclass(kw_only=True, slots=True)
 class ImportedCall:
-    """One rank's part of a call, in bytes; negative values are unknown."""
+    """One rank's part of an imported call, in bytes; negative values are unknown."""
 
     operation: str
     group: Group
@@ -50,7 +50,7 @@ class ImportedCall:
     label: str = ""
     direction: str = "forward"
     iteration: int = -1
-    sequence: int = -1  # n-th collective of its group; -1: counted by order
+    sequence: int = -1  # n-th collective of its group; -1: by call order
     issue: int = UNKNOWN_TIME
     start: int = UNKNOWN_TIME
     end: int = UNKNOWN_TIME
@@ -60,7 +60,7 @@ class ImportedCall:
 
 @dataclass(kw_only=True)
 class RankRecord:
-    """The imported calls and steps of one rank from one file."""
+    """Imported calls and steps of one rank from one file."""
 
     rank: int
     source: str  # name of the file
@@ -71,7 +71,7 @@ class RankRecord:
     contradictions: list[str] = field(default_factory=list)
 
     def add(self, call: ImportedCall) -> None:
-        """Add a call, unless its byte counts are implausible."""
+        """Append a call, unless its byte counts are implausible."""
         sizes = [call.volume, call.row_bytes, *call.sent, *call.received]
         if max(sizes) > MOST_BYTES:
             self.left_out[f"{call.operation} of more than {MOST_BYTES} bytes"] += 1
@@ -85,27 +85,27 @@ class RankRecord:
         )
 
     def begins(self) -> tuple[int, int]:
-        """First iteration and time, by which the files of a rank are sorted."""
+        """Return the first iteration and time, by which a rank's files are sorted."""
         iterations = [c.iteration for c in self.calls if c.iteration >= 0]
         times = [c.issue for c in self.calls if c.issue != UNKNOWN_TIME]
         return min(iterations, default=-1), min(times, default=UNKNOWN_TIME)
 
 
 Placed = Mapping[tuple[int, Group], Sequence[int]]
-"""By layer and group: the world rank that holds each expert."""
+"""World rank that holds each expert, by layer and group."""
 
 
 def segments(
     records: Iterable[RankRecord], meta: Meta, placed: Placed | None = None
 ) -> list[Segment]:
-    """Convert records to trace segments, sorted by rank and time.
+    """Convert imported records to trace segments, sorted by rank and time.
 
     Parameters
     ----------
     records
-        At least one.
+        One record or more.
     meta
-        Its world says how many ranks there are.
+        Metadata with the number of ranks.
     placed
         Expert placement, where it is known.
 
@@ -198,7 +198,7 @@ def _site(call: ImportedCall, group: int) -> Site:
 def _sequence(
     call: ImportedCall, rank: int, counts: dict[tuple[int, Group], int]
 ) -> int:
-    """Sequence number of the call in its group, -1 unless it is a collective."""
+    """Return the sequence number of a call in its group, -1 if not a collective."""
     if call.operation == ROUTING or call.peers != (-1, -1):
         return -1
     if call.sequence >= 0:

@@ -40,12 +40,12 @@ from .json_reader import MOST_RANKS, words, wrong
 
 RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!\d)", re.I)
 LAST_NUMBER = re.compile(r"(?:^|[_\-.])(\d{1,7})$")
-MOST_CELLS = 1 << 28  # of matrices, in all: 2 GiB
+MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Properties of the run that files do not contain; 0 and "" are unknown."""
+    """Properties of the run that the files do not contain; 0 and "" are unknown."""
 
     ranks: int = 0
     experts: int = 0
@@ -72,7 +72,7 @@ def import_files(
     options: ImportOptions | None = None,
     keep: bool = True,
 ) -> tuple[str, Merged]:
-    """Read the files of all ranks, which have one format, into a trace.
+    """Read the files of all ranks, in one format, into a trace with diagnostics.
 
     Parameters
     ----------
@@ -90,7 +90,8 @@ def import_files(
     str
         The format.
     Merged
-        The trace, with what is missing, and where calls or ranks contradict each other.
+        The trace, with descriptions of missing calls, and of contradictions between
+        calls or ranks.
 
     Raises
     ------
@@ -211,7 +212,7 @@ def _world(read: ImportedFiles, options: ImportOptions) -> int:
 
 
 def _recovered(merged: Merged, here: set[int]) -> list[str]:
-    """Describe the recovered and the unknown byte counts, one sentence each."""
+    """Describe recovered and unknown byte counts, one sentence each."""
     trace, said = merged.trace, []
     rows: dict[int, int] = {}
     unsized = 0
@@ -260,7 +261,7 @@ def _rank_by_rank(
     files: Sequence[Path],
     options: ImportOptions,
 ) -> ImportedFiles:
-    """Read files that each hold one rank, and check that they fit together."""
+    """Read files that each hold one rank, and check that they are of one run."""
     read = [reader(file, rank_in_name(file)) for file in files]
     worlds = {world: record.source for record, world in read if world}
     if len(worlds) > 1:

@@ -1,8 +1,8 @@
 """Streaming readers for large or damaged JSON and text files.
 
 A profile of one rank may have gigabytes.  Its events are read one at a time from a
-buffer that holds little more than one of them; nothing but what an importer keeps stays
-in memory.  Whatever is wrong with a file ends in one sentence that names it.
+buffer little larger than an event; only what an importer keeps stays in memory.  Any
+defect of a file raises an error of one sentence with the name of the file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from moetraffic.errors import TraceError
 PIECE = 1 << 20  # characters read at a time
 LARGEST_VALUE = 1 << 26  # characters of one event, line or field
 GZIP = b"\x1f\x8b"
-AFTER = ",]}: \t\r\n"  # what may stand behind a value
+AFTER = ",]}: \t\r\n"  # characters that may follow a value
 SPACE = re.compile(r"[ \t\r\n]*")
-LARGEST = 2**62  # of a number that is taken over
+LARGEST = 2**62  # largest number that is imported
 MOST_BYTES = 2**50  # of one call
 MOST_TOKENS = 2**31 - 1  # of one rank for one expert
 MOST_RANKS = 1 << 16
@@ -33,13 +33,13 @@ MOST_ITERATIONS = 1 << 40
 
 
 class UnreadableFile(TraceError):
-    """A file that is damaged or not of the expected format."""
+    """Raised if an imported file is damaged or not of the expected format."""
 
 
 def wrong(
     path: Path, what: str, remedy: str = "take a whole copy of it"
 ) -> UnreadableFile:
-    """Create the error of an unreadable file: the defect and the remedy."""
+    """Create the error for an unreadable file from its defect and a remedy."""
     return UnreadableFile(f"{path.name} cannot be imported, for {what}: {remedy}")
 
 
@@ -50,7 +50,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
     Raises
     ------
     UnreadableFile
-        If the system refuses it, or it is cut or damaged; also from within the block.
+        If the file is unreadable, truncated or damaged; also from within the block.
     """
     try:
         if not path.is_file():
@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
             packed = raw.read(2) == GZIP
             raw.seek(0)
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            # names of events may hold anything; what is read here is plain ASCII
+            # event names may contain any bytes; the imported fields are ASCII
             yield io.TextIOWrapper(stream, "utf-8-sig", errors="replace")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise wrong(path, f"its compression is damaged ({error})") from None
@@ -74,7 +74,7 @@ class JsonStream:
     Parameters
     ----------
     path
-        For messages.
+        Path of the file, for error messages.
     text
         The opened file.
     """
@@ -90,12 +90,12 @@ class JsonStream:
         Parameters
         ----------
         streamed
-            The member whose elements are given one by one, each with this name.
+            Name of the member whose elements are yielded one by one, with this name.
 
         Yields
         ------
         tuple
-            Name and value.  A document that is an array is taken for that member.
+            Name and value.  An array as the document is treated as that member.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class JsonStream:
                 return
 
     def ends(self) -> bool:
-        """Whether the document has no further values."""
+        """Return whether the document has no further values."""
         return not self._skip()
 
     def _elements(self) -> Iterator[Any]:
@@ -137,14 +137,14 @@ class JsonStream:
                 return
 
     def _more(self) -> bool:
-        """Read the next chunk; return whether there was one."""
+        """Read the next chunk into the buffer; return whether there was one."""
         piece = self._text.read(max(PIECE, len(self._buffer) - self._at))
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
         self._ended = not piece
         return bool(piece)
 
     def _skip(self) -> str:
-        """Skip whitespace; return the next character, "" at the end."""
+        """Skip whitespace; return the next character, or "" at the end."""
         while True:
             found = SPACE.match(self._buffer, self._at)
             assert found is not None
@@ -168,7 +168,7 @@ class JsonStream:
         return found
 
     def value(self) -> Any:
-        """Decode the next value.
+        """Decode the next JSON value of the document.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class JsonStream:
                 raise self._bad("it is nested too deeply") from None
             except ValueError as error:
                 value, end, why = None, -1, str(error).split(":")[0]
-            # a number at the very end may go on, and 0.5 in two pieces is 0 and .5
+            # a number at the end of the buffer may continue in the next chunk
             rest = self._buffer[end : end + 1] if end >= 0 else ""
             if rest and (rest in AFTER or not isinstance(value, int | float)):
                 self._at = end
@@ -203,12 +203,12 @@ class JsonStream:
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Iterate over the JSON objects of a file.
 
-    They may stand on a line each or over several.
+    An object may be on one line or span several.
 
     Raises
     ------
     UnreadableFile
-        If one of them is no JSON object, or cut.
+        If a value is not a JSON object, or is truncated.
     """
     with opened(path) as text:
         stream = JsonStream(path, text)
@@ -252,17 +252,17 @@ def number(value: Any) -> float | None:
 
 
 def integers(value: Any) -> tuple[list[int], bool] | None:
-    """Convert a value to a list of non-negative integers, and whether it is truncated.
+    """Convert a value to a list of non-negative integers; detect truncated lists.
 
     Parameters
     ----------
     value
-        A list, or its text: ``"[3, 1, ...]"``, which torch cuts after 30 entries.
+        A list, or its text: ``"[3, 1, ...]"``, which torch truncates after 30 entries.
 
     Returns
     -------
     tuple or None
-        None where it is no such list.
+        The integers, and whether the list is truncated; None for other values.
     """
     cut = False
     if isinstance(value, str):

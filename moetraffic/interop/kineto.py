@@ -2,7 +2,7 @@
 
 ``{"traceEvents": [{"ph": "X", "name", "ts", "dur", "args"}], "distributedInfo": ...}``;
 ``ts`` and ``dur`` are microseconds, ``baseTimeNanoseconds`` is added to them.  Lists
-of more than 30 entries are cut in ``record_param_comms`` and left out of operators
+of more than 30 entries are truncated in ``record_param_comms``, omitted in operators
 (torch ``profiler/util.cpp``, ``kTruncatLength``).
 """
 
@@ -42,7 +42,7 @@ TENSOR_LIST = "TensorList"
 
 @dataclass(slots=True)
 class ProfileRow:
-    """A profiler event related to a collective."""
+    """Profiler event that is related to a collective."""
 
     thread: int
     start: int  # ns
@@ -53,7 +53,7 @@ class ProfileRow:
 
 @dataclass
 class Profile:
-    """The relevant content of a file."""
+    """Events and metadata of a profile that describe collectives."""
 
     groups: Any = None
     rank: int | None = None
@@ -77,12 +77,12 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     path
         The file.
     rank
-        What its name says, where the profile itself does not.
+        Rank in the file name, for profiles that do not contain it.
 
     Raises
     ------
     UnreadableFile
-        If it is no such profile, or nobody says of which rank it is.
+        If the file is not such a profile, or its rank is unknown.
     """
     profile = _scan(path)
     rank = profile.rank if profile.rank is not None else rank
@@ -123,7 +123,7 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
         _times(call, profile, [recorded, operator], own)
         record.add(call)
     last = max((c.iteration for c in record.calls), default=-1)
-    # the step after the last begins, and has nothing yet
+    # the last step marker begins a step without calls
     for iteration, start, end in [s for s in steps if s[0] <= last]:
         record.steps.append((iteration, start + profile.base_ns, end + profile.base_ns))
     return record, groups.world
@@ -152,7 +152,7 @@ def _scan(path: Path) -> Profile:
 
 
 def _take(profile: Profile, event: dict[str, Any]) -> None:
-    """Store an event that describes a collective or its context."""
+    """Store a profiler event that describes a collective or its context."""
     name, category, args = event.get("name"), event.get("cat"), event.get("args")
     start, length = number(event.get("ts")), number(event.get("dur"))
     if event.get("ph") != "X" or start is None or length is None:
@@ -180,7 +180,7 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
         profile.operators.append(ProfileRow(thread, begin, end, name, args))
     elif name.startswith(GLOO):
         profile.gloo.append(ProfileRow(thread, begin, end, name, args))
-    elif not name.startswith("_c10d_functional::"):  # whose number is the next one's
+    elif not name.startswith("_c10d_functional::"):  # shares the next one's number
         number_of = whole(args.get("Sequence number"))
         if number_of is not None or name.startswith(ENGINE):
             back = bool(whole(args.get("Fwd thread id"))) or name.startswith(ENGINE)
@@ -206,7 +206,7 @@ def _together(
             and row.end <= outer.end + SLACK
         )
         if inside:
-            # of several the first: the others are how a backend does it
+            # the first of several: others are implementation details of a backend
             if row.name == PARAMETERS and inner is None and _counts(row):
                 inner = row
                 found[-1] = (outer if outer is not inner else None, inner)
@@ -222,17 +222,17 @@ def _together(
 
 
 def _counts(row: ProfileRow) -> bool:
-    """Whether a record_param_comms is a collective, not a wait or an initialization."""
+    """Return whether a record_param_comms is a collective, not a wait or a setup."""
     return str(row.args.get("Collective name")) in RECORDED
 
 
 def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
-    """Parse an operator's input shapes, types and values.
+    """Parse input shapes, types and values of a c10d operator's profiler event.
 
     Parameters
     ----------
     own
-        Gloo's event of it, which alone tells the type of a list's tensors.
+        Gloo's event of the operator, the only source of the type of listed tensors.
     """
     name = row.name.removeprefix(C10D)
     shapes = row.args.get("Input Dims")
@@ -252,7 +252,7 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
         return _tensors(every, gloo_type if listed else types[at])
 
     def rows(at: int) -> TruncatedList | None:
-        # an empty value is a list of more than 30 numbers, or not shown
+        # an empty value is an omitted list of more than 30 numbers
         return integers(values[at]) if at < len(values) else None
 
     operation, source = OPERATORS.get(name, ("", -1))
@@ -279,10 +279,10 @@ def _tensors(every: Any, named: Any) -> InputTensors | None:
 
 
 def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
-    """Match Gloo's events to operators, by the operator's number.
+    """Match Gloo's profiler events to c10d operators by function number.
 
-    torch numbers the functions that it records: the event that an operator makes has
-    the next number but those of what it calls before.
+    torch numbers the functions that it records: the Gloo event of an operator has the
+    first Gloo number after the operator's.
     """
     operators = sorted(_number(row) for row in profile.operators)
     found: dict[int, ProfileRow] = {}
@@ -298,7 +298,7 @@ def _gloo_owners(
 ) -> dict[int, Group]:
     """Infer the process group of each Gloo worker thread.
 
-    Each process group of gloo has threads of its own.
+    Gloo threads belong to one process group each.
     """
     owners: dict[int, Group] = {}
     contested = set()
@@ -359,7 +359,7 @@ def _times(
     rows: list[ProfileRow | None],
     own: ProfileRow | None,
 ) -> None:
-    """Set the times from the GPU kernels or Gloo's event."""
+    """Set the start and end of a call from its GPU kernels or Gloo's event."""
     known = [whole(row.args.get("External id")) for row in rows if row]
     spans = [profile.kernels[k] for k in known if k in profile.kernels]
     if own:

@@ -3,8 +3,8 @@
 ``{"step", "stage", "block", "layer", "rank", "num_tokens", "topk", "top_indices"}``,
 and ``mtp_idx`` for layers that predict further tokens (``megatron/core/transformer/
 moe/router_trace.py``).  ``top_indices`` is ``[num_tokens, topk]``: the experts of each
-token before any is dropped.  A layer comes again in a step for each micro-batch.  How
-many experts there are, and where they lie, no file says.
+token before any is dropped.  A layer occurs once per micro-batch in a step.  The files
+contain neither the number of experts nor their placement.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_EXPERT = 1 << 16
 
 @dataclass(kw_only=True)
 class Decisions:
-    """The routing decisions of one rank's file."""
+    """Routing decisions of one rank, from one file."""
 
     rank: int
     source: str
@@ -43,12 +43,12 @@ class Decisions:
 
 
 def read(path: Path, rank: int | None) -> Decisions:
-    """Read the routing decisions of one rank.
+    """Read the routing decisions of one rank from a router trace.
 
     Raises
     ------
     UnreadableFile
-        If a line is no such decision.
+        If a line is not a routing decision.
     """
     found: Decisions | None = None
     for number, line in enumerate(json_lines(path)):
@@ -94,34 +94,34 @@ def read(path: Path, rank: int | None) -> Decisions:
 
 
 def experts_of(every: list[Decisions]) -> int:
-    """The number of experts: one more than the largest chosen expert."""
+    """Return the number of experts: one more than the largest chosen expert."""
     return max((len(c) for d in every for *_, c in d.made), default=0)
 
 
 def records(
     every: list[Decisions], experts: int, groups: list[Group]
 ) -> list[RankRecord]:
-    """Convert the decisions of all ranks to routing calls.
+    """Convert the routing decisions of all ranks to routing calls.
 
     Parameters
     ----------
     every
-        Of each rank.
+        Decisions of each rank.
     experts
-        How many there are.
+        Number of experts.
     groups
-        Of which each rank is in one.
+        Expert-parallel groups; each rank is in one.
 
     Returns
     -------
     list of RankRecord
-        Layers that predict further tokens are numbered after the decoder's last.
+        Multi-token prediction layers are numbered after the last decoder layer.
     """
     blocks = {(block, layer) for d in every for _, block, layer, _ in d.made}
     plain = [layer for (name, _), layer in blocks if name == "decoder"]
     others = sorted(b for b in blocks if b[0][0] != "decoder")
     after = {b: max(plain, default=-1) + 1 + at for at, b in enumerate(others)}
-    unknown = np.full(experts, -1, np.int32)  # what was dropped later
+    unknown = np.full(experts, -1, np.int32)  # dropped copies are not recorded
     found = []
     for decisions in every:
         record = RankRecord(rank=decisions.rank, source=decisions.source)

@@ -4,8 +4,8 @@
 {"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "event_trace_ts"}}``, or
 ``p2p_perf`` with ``p2p_peer`` and the like (NCCL ``ext-profiler/inspector``).  ``rank``
 is the rank in the communicator ``id``.  Sizes are of one rank's part: a reduce-scatter
-of 2 GiB over 8 ranks at 418 GB/s took 41 ms.  An all-to-all is a send and a receive a
-peer; by default none below 8192 bytes is written.
+of 2 GiB over 8 ranks at 418 GB/s took 41 ms.  An all-to-all is a send and a receive per
+peer; by default, messages below 8192 bytes are not written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Process = tuple[str, int]  # host and process id
 
 @dataclass(kw_only=True)
 class Operations:
-    """The operations of all processes."""
+    """Operations and communicators of all processes, from all files."""
 
     # communicator -> rank in it -> process
     members: dict[str, dict[int, Process]] = field(
@@ -47,12 +47,12 @@ class Operations:
 
 
 def read(path: Path, into: Operations) -> None:
-    """Add the operations of a file.
+    """Read the operations of an NCCL Inspector file.
 
     Raises
     ------
     UnreadableFile
-        If an object is not of NCCL Inspector.
+        If an object was not written by NCCL Inspector.
     """
     for number, told in enumerate(json_lines(path)):
         header, about = told.get("header"), told.get("metadata")
@@ -75,12 +75,12 @@ def read(path: Path, into: Operations) -> None:
 
 
 def records(every: Operations) -> tuple[list[RankRecord], int]:
-    """Convert the operations to the records of all processes, and the number of ranks.
+    """Convert the operations to per-rank records, and count the ranks.
 
     Raises
     ------
     ValueError
-        If no communicator has all processes: then nobody says which rank they are.
+        If no communicator contains all processes, so that their ranks are unknown.
     """
     largest = max(every.sizes, key=lambda c: every.sizes[c])
     world = every.sizes[largest]
@@ -156,7 +156,7 @@ def _call(
 def _times(
     call: ImportedCall, perf: dict[str, Any], kind: str, about: dict[str, Any]
 ) -> None:
-    """Set the times, which verbose files contain in microseconds since 1970."""
+    """Set the times of a call, which verbose files contain in Unix microseconds."""
     trace = perf.get("event_trace_ts")
     trace = trace if isinstance(trace, dict) else {}
     began = whole(trace.get(f"{kind}_start_ts"), 1)

@@ -1,8 +1,8 @@
-"""Process groups listed in a profile or an execution trace.
+"""Process groups that a torch profile or execution trace lists.
 
 torch writes them as a list of ``{"pg_name", "pg_desc", "ranks", "group_size"}``: in
 ``distributedInfo.pg_config`` of a profile, in the node ``## process_group:init ##`` of
-an execution trace.  There, no ranks at all mean every rank.
+an execution trace.  There, an empty list of ranks means all ranks.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMes
 
 @dataclass(frozen=True, kw_only=True)
 class NamedGroup:
-    """A process group and its names in a file."""
+    """Process group with its names in a profile or execution trace."""
 
     names: frozenset[str]
     group: Group
 
 
 class ProfileGroups:
-    """The process groups of one rank.
+    """Process groups listed in the file of one rank.
 
     Parameters
     ----------
     told
-        The list that torch writes; what is no such list tells of no group.
+        The list that torch writes; other values are treated as an empty list.
     world
-        Number of ranks, 0 where the file does not say.
+        Number of ranks, 0 if unknown.
     """
 
     def __init__(self, told: Any, world: int = 0) -> None:
         entries = (
             [e for e in told if isinstance(e, dict)] if isinstance(told, list) else []
         )
-        # no ranks: every rank
+        # an empty list means all ranks
         everyone = [whole(e.get("group_size"), 1) for e in entries if not _ranks(e)]
         self.world = world or max((n or 0 for n in everyone), default=0)
         if self.world > MOST_RANKS:
@@ -65,7 +65,7 @@ class ProfileGroups:
             size = whole(entry.get("group_size", entry.get("pg_size")), 1)
             if not ranks:
                 if size is not None and self.world and size != self.world:
-                    continue  # the ranks of a part of the world are not told
+                    continue  # the ranks of a proper subgroup are unknown
                 ranks = tuple(range(self.world))
             if ranks:
                 self._named.append(
@@ -80,7 +80,7 @@ class ProfileGroups:
                 )
 
     def group(self, ranks: Sequence[int], described: str = "") -> Group:
-        """Create the group of these ranks, with the kind of its description."""
+        """Create the process group of the given ranks, with the described kind."""
         kind = KINDS.get(described, "")
         mesh = MESH.fullmatch(described)
         if mesh:
@@ -91,13 +91,13 @@ class ProfileGroups:
         return Group(kind=kind, ranks=tuple(ranks))
 
     def named(self, name: str) -> Group | None:
-        """Look up a group by name."""
+        """Look up a process group by name."""
         return next((n.group for n in self._named if name in n.names), None)
 
     def from_range(
         self, size: int | None, first: int | None, stride: int | None, described: str
     ) -> Group | None:
-        """The world group of this size, or the group of a strided range of ranks."""
+        """Return the world group of this size, or the group of a strided rank range."""
         if size is not None and size == self.world:
             return self.group(range(size), described)
         if first is None or stride is None or not size or not self.world:
@@ -106,9 +106,9 @@ class ProfileGroups:
         return self.group(ranks, described) if ranks[-1] < self.world else None
 
     def of_width(self, width: int, rank: int) -> Group | None:
-        """The only group of this size that contains a rank; 0 matches any size.
+        """Return the only group of this size that contains a rank; 0 matches any size.
 
-        None where there is none, or more than one.
+        None if there is no such group, or more than one.
         """
         fits = {
             n.group.ranks: n.group
@@ -122,7 +122,7 @@ class ProfileGroups:
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:
-    """The ranks of an entry, () for none; older torch wrote an object."""
+    """Parse the ranks of a listed group, () for none; older torch wrote an object."""
     told = entry.get("ranks", [])
     if isinstance(told, dict):
         told = sorted(whole(k) if whole(k) is not None else -1 for k in told)

@@ -1,7 +1,7 @@
-"""Reconstruct a collective call from torch's profiler and execution-trace records.
+"""Reconstruct a collective call from torch's profiler or execution-trace records.
 
-Two kinds of records describe one: the operator (``c10d::alltoall_base_``, with shapes
-of its inputs, and the output first) and, on NCCL, ``record_param_comms`` inside it,
+Two kinds of records describe a call: the operator (``c10d::alltoall_base_``, with the
+shapes of its output and inputs) and, on NCCL, ``record_param_comms`` inside it,
 with the group and the numbers of elements (torch ``ParamCommsUtils.hpp``).  Splits are
 rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element.
 """
@@ -88,31 +88,29 @@ class InputTensors:
 
     shapes: Sequence[tuple[int, ...]]
     dtype: str = ""
-    element_bytes: int = 0  # 0: the file does not say the type
+    element_bytes: int = 0  # 0: unknown type
 
     @property
     def elements(self) -> int:
-        """Total number of elements."""
+        """Total number of elements of the tensors."""
         return sum(prod(s) for s in self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class C10dOperator:
-    """A c10d operator of a profile; missing values are None."""
+    """Arguments of a c10d operator in a profile; missing values are None."""
 
     name: str  # without "c10d::"
     output: InputTensors | None = None
     input: InputTensors | None = None
-    output_rows: TruncatedList | None = (
-        None  # an empty list: equal parts, says the operator
-    )
+    output_rows: TruncatedList | None = None  # an empty list stands for equal parts
     input_rows: TruncatedList | None = None
     peer: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCollective:
-    """A ``record_param_comms`` event; missing values are None."""
+    """Fields of a ``record_param_comms`` event; missing values are None."""
 
     name: str
     group: Group | None = None
@@ -120,9 +118,7 @@ class RecordedCollective:
     element_bytes: int = 0
     input_elements: int | None = None
     output_elements: int | None = None
-    input_rows: TruncatedList | None = (
-        None  # empty: not told, for lists of tensors have none
-    )
+    input_rows: TruncatedList | None = None  # empty: unknown, as for lists of tensors
     output_rows: TruncatedList | None = None
     sequence: int = -1
     peer: int | None = None
@@ -135,16 +131,16 @@ def call_of(
     record: RankRecord,
     known: Group | None = None,
 ) -> ImportedCall | None:
-    """Build a call from an operator and its ``record_param_comms`` event.
+    """Build a call from a c10d operator and its ``record_param_comms`` event.
 
     Inconsistencies and omissions are noted in the record; None if the group is unknown.
 
     Parameters
     ----------
     operator, recorded
-        The rows, at least one of them.
+        The records; at least one is not None.
     groups, record
-        Of the file.
+        Process groups of the file; record that collects omissions.
     known
         The group, where it is known from another source.
     """
@@ -193,7 +189,7 @@ def _operation(
 
 
 def width_of(operator: C10dOperator) -> int:
-    """Group size implied by the operator's inputs, 0 if they do not determine it."""
+    """Return the group size implied by an operator's inputs; 0 if undetermined."""
     for rows in (operator.input_rows, operator.output_rows):
         if rows and rows[0] and not rows[1]:
             return len(rows[0])
@@ -242,7 +238,7 @@ def _exchange(
         counts, cut = rows or ([], True)
         row_bytes = call.row_bytes
         if not any(counts) and not cut:
-            row_bytes = 0  # nothing: whatever a row has
+            row_bytes = 0  # no rows: 0 bytes, even if the row size is unknown
         parts = [n * row_bytes if row_bytes >= 0 else -1 for n in counts]
         wrong = ""
         if len(counts) > width or (len(counts) < width and not cut):
@@ -264,13 +260,13 @@ def _exchange(
 
 Side = tuple[
     "TruncatedList | None", "int | None"
-]  # rows to or from each member, elements in all
+]  # rows to or from each member, total elements
 
 
 def _sides(
     operator: C10dOperator | None, recorded: RecordedCollective | None, width: int
 ) -> tuple[Side, Side]:
-    """Input and output splits; values of the operator take precedence."""
+    """Return input and output splits; values of the operator take precedence."""
     into: Side = (None, None)
     out: Side = (None, None)
     if recorded:
@@ -287,7 +283,7 @@ def _sides(
         if tensors is None:
             sides.append(before)
         elif operator.name == "alltoall_":
-            # the parts may have any shape: an element is the row that they share
+            # the parts may differ in shape: one element is one row
             sides.append((([prod(s) for s in tensors.shapes], False), tensors.elements))
         elif rows is not None and not rows[0] and not rows[1]:
             # the operator takes no splits for equal parts
@@ -303,7 +299,7 @@ def _or_none(rows: TruncatedList | None) -> TruncatedList | None:
 
 
 def _row_bytes(operator: C10dOperator | None, into: Side, out: Side, size: int) -> int:
-    """Bytes of a row, -1 if unknown."""
+    """Compute the bytes of a row of an all-to-all, -1 if unknown."""
     if not size:
         return -1
     if operator and operator.name == "alltoall_":

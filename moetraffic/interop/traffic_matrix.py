@@ -1,9 +1,9 @@
-"""Import traffic matrices from text: one row per source rank.
+"""Import traffic matrices from text files with one row per source rank.
 
-nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB of which it
-drops what is behind the point (``alltoallv.cu``, TRAFFIC_SCALE); UCC's
-``ucc_perftest`` reads the same with a letter behind the number (``512K``, ``2M``).
-Here blank lines part several matrices, and what follows ``#`` is a comment.
+nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB truncated to
+integers (``alltoallv.cu``, TRAFFIC_SCALE); UCC's ``ucc_perftest`` reads the same with
+a letter after the number (``512K``, ``2M``).  Here blank lines separate matrices, and
+``#`` begins a comment.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MOST_RANKS = 1 << 13
 
 
 def read(path: Path, unit: str) -> list[Int64]:
-    """Read the matrices of a file.
+    """Read the traffic matrices of a text file.
 
     Parameters
     ----------
     path
         The file.
     unit
-        What a number without a letter counts, of UNITS.
+        Unit of numbers without a letter, a key of UNITS.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def read(path: Path, unit: str) -> list[Int64]:
     Raises
     ------
     UnreadableFile
-        If they are no square matrices of one size.
+        If they are not square matrices of equal size.
     """
     import numpy as np
 
@@ -87,7 +87,7 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
         )
     digits, behind, power, letter = match.groups(default="")
     value: int = int(digits + behind) * 10 ** int(power or 0)
-    # without a letter what is behind the point is dropped, as nccl-tests does
+    # numbers without a letter are truncated to integers, as in nccl-tests
     if letter:
         value = value * LETTERS[letter] // 10 ** len(behind)
     else:

@@ -1,8 +1,8 @@
-"""A chart as a value: panels with axes, series, reference lines and labels.
+"""Chart data model: panels with axes, series, reference lines and labels.
 
 :mod:`.figures` renders it with matplotlib as PNG, :mod:`.page.plotly` for the HTML
-report.  Colors can be told apart with any color vision: Okabe and Ito's palette for
-kinds, viridis for amounts.
+report.  Colors are distinguishable with any color vision: Okabe and Ito's palette for
+categories, viridis for amounts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ OTHER_COLOR = "#8C8C8C"
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 MOST_NAMED = 18
-"""Of more lines than these, every n-th has a name in the legend."""
+"""Above this number of lines, only every n-th is named in the legend."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis of a panel."""
+    """Label, scale and limits of one axis of a panel."""
 
     label: str = ""  # with the unit in brackets
     log: bool = False
@@ -53,7 +53,7 @@ class Axis:
 class Series:
     """Marks that belong together: a line, points, bars, a band or a heatmap.
 
-    Values that are not finite are gaps.  Positions may be text: categories.
+    Non-finite values are gaps.  Positions may be text: categories.
     """
 
     kind: str = "line"  # "line", "points", "bars" (horizontal), "band", "heatmap"
@@ -75,12 +75,12 @@ class Series:
     x_interval: tuple[Any, Any] | None = None  # low and high ends, [n] each
     y_interval: tuple[Any, Any] | None = None
     hover: str = ""  # Plotly's template
-    reference: bool = False  # no measurement: not smoothed
+    reference: bool = False  # not a measurement: never smoothed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A straight line across a panel."""
+    """Straight reference line across a panel."""
 
     x: float | None = None  # of a vertical line
     y: float | None = None  # of a horizontal line
@@ -104,9 +104,9 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A pair of axes and what is drawn into it; one state of a chart of the report."""
+    """Pair of axes with its series; one selectable view of a chart of the report."""
 
-    name: tuple[str, ...] = ()  # a part for each choice of the chart
+    name: tuple[str, ...] = ()  # one part per selector of the chart
     x: Axis
     y: Axis
     series: tuple[Series, ...]
@@ -118,30 +118,30 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of one or more panels: beside each other as PNG, by choice in HTML."""
+    """Chart of one or more panels: side by side as PNG, selectable in HTML."""
 
     key: str = ""  # of its element and its download in HTML
     title: str
-    source: str  # what it was computed from
+    source: str  # description of the underlying data
     panels: tuple[Panel, ...]
     columns: tuple[str, ...] = ()  # x, y (and z) with their units, of the download
-    choices: tuple[str, ...] = ()  # what the parts of panels' names are
+    choices: tuple[str, ...] = ()  # meaning of the parts of panel names
     height: int = 380  # pixels of a panel
     width: int = 900  # pixels of all panels
-    across: int = 1  # panels beside each other
+    across: int = 1  # panels side by side
     log_color: bool = False  # of heatmaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A chart or table that cannot be made, and why."""
+    """Chart or table that cannot be computed, and the reason."""
 
     title: str
     reason: str
 
 
 def line_colors(number: int) -> list[str]:
-    """Colors that can be told apart; of many, a scale from first to last."""
+    """Choose distinguishable line colors; for many lines, a continuous scale."""
     if number <= len(LINE_COLORS):
         return list(LINE_COLORS[:number])
     from matplotlib import colormaps
@@ -152,6 +152,6 @@ def line_colors(number: int) -> list[str]:
 
 
 def in_legend(number: int, most: int = MOST_NAMED) -> Sequence[bool]:
-    """Which of so many lines are named in the legend."""
+    """Select the lines to name in the legend: every n-th above ``most`` lines."""
     step = max(1, -(-number // most))
     return [n % step == 0 for n in range(number)]

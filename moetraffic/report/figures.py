@@ -1,6 +1,6 @@
-"""Render charts with matplotlib, without pyplot.
+"""Render charts as PNG with matplotlib, without pyplot.
 
-Each figure has a headline, and below it in small letters what it was computed from.
+Each figure has a headline, and below it a description of the underlying data.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from moetraffic.text import visible
 from .chart import Axis, Chart, Panel, Series
 
 PIXELS = 100
-"""An inch of a chart's size."""
+"""Pixels per inch of a chart's size."""
 
 LEGEND_LETTERS = 130
-"""So many fit beside each other below a figure of 9 inches."""
+"""Characters of legend entries that fit side by side below a figure of 9 inches."""
 
 MOST_WRITTEN = 128
-"""A heatmap of at most so many cells has its values written into them."""
+"""Maximum number of heatmap cells for which the values are written into the cells."""
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SYMBOLS = {"circle": "o", "diamond": "D", "square": "s", "cross": "X", "tick": "|"}
 
 
 def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:
-    """Write a chart as PNG; the same chart gives the same bytes.
+    """Write a chart as a PNG file; equal charts give equal bytes.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:
     path
         The file; it is overwritten.
     dpi
-        Pixels an inch; the figures are 9 to 12 inches wide.
+        Pixels per inch; the figures are 9 to 12 inches wide.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:
 
 
 def draw(chart: Chart) -> Figure:
-    """Draw all panels of a chart, sharing axes in rows and columns.
+    """Draw all panels of a chart, with axes shared in rows and columns.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def draw(chart: Chart) -> Figure:
 
 
 def _color_scale(chart: Chart) -> Normalize:
-    """One scale of colors for all heatmaps, from 0 or, if logarithmic, the least."""
+    """Choose one color scale for all heatmaps, from 0 or, if log, the minimum."""
     cells = [np.ravel(s.z) for p in chart.panels for s in p.series if s.z is not None]
     known = np.concatenate([*cells, np.zeros(0)])
     known = known[np.isfinite(known) & (known > 0)]
@@ -140,7 +140,7 @@ def _panel(
                 left=0 if series.base is None else series.base,
                 color=series.color,
                 edgecolor=series.color,
-                linewidth=0.3,  # what is shorter than a pixel must not vanish
+                linewidth=0.3,  # keeps bars shorter than a pixel visible
                 label=_label(series),
             )
         else:
@@ -186,7 +186,7 @@ def _panel(
 
 
 def _marks(axes: Axes, series: Series, smooth: int) -> None:
-    """A line, with its moving mean, or points, with their intervals."""
+    """Draw a line with its moving mean, or points with their intervals."""
     style: dict[str, Any] = {
         "color": series.color,
         "linestyle": DASHES[series.dash],
@@ -260,7 +260,7 @@ def _heatmap(axes: Axes, series: Series, colors: Normalize) -> AxesImage:
 
 
 def _ticks(names: Any) -> tuple[list[int], list[str]]:
-    """Positions and texts of ticks, at most 16."""
+    """Choose positions and texts of at most 16 ticks."""
     step = -(-len(names) // 16)
     at = list(range(0, len(names), step))
     return at, [_plain(str(names[n])) for n in at]
@@ -309,12 +309,12 @@ def _label(series: Series) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib draws as it is: no mathematics between dollars."""
+    """Escape text so that matplotlib does not interpret dollar signs as mathematics."""
     return visible(text, lines=True).replace("$", r"\$")
 
 
 def headline(figure: Figure, title: str, source: str) -> None:
-    """Put the headline on top and the source under it, and keep the axes below them."""
+    """Place title and data description above the axes, and enlarge the figure."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(_plain(source), int(width * 14))
     deep = 0.42 + 0.17 * len(lines)  # inches

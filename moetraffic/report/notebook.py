@@ -1,4 +1,4 @@
-"""Tables that notebooks show for results.
+"""Register the tables that notebooks show for results.
 
 Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
@@ -17,12 +17,12 @@ from .results import comparison, fabric, summary
 __all__ = ["comparison", "fabric", "summary", "trace_tables"]
 
 MOST = 12
-"""Call sites that are shown."""
+"""Maximum number of call sites shown."""
 
 
 @tables_of.register
 def trace_tables(trace: Trace) -> list[Table]:
-    """Tabulate a trace's origin, ranks and steps, and its call sites, without bytes."""
+    """Tabulate a trace's origin, ranks, steps and call sites, without bytes."""
     meta = trace.meta
     counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites)).tolist()
     operations: Counter[str] = Counter()

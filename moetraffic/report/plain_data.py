@@ -1,8 +1,8 @@
-"""Results as plain data: JSON, data frames, CSV and Parquet.
+"""Convert results to plain data: JSON, data frames, CSV and Parquet.
 
 Dataclasses become mappings with their fields' names, which carry the units; arrays
-become lists; what is not known stays NaN, which JSON has as null.  An analysis is also
-listed as *records*: flat rows with one value each, for data frames.
+become lists; unknown values are NaN, null in JSON.  An analysis also has *records*:
+flat rows with one value each, for data frames.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _key(key: Any) -> str:
 
 
 def as_dict(analysis: Analysis) -> dict[str, Any]:
-    """All statistics as plain data, with units in the names or beside them."""
+    """Convert all statistics of an analysis to plain data with units."""
     return {
         "exchanges": [_exchange(e) for e in analysis.exchanges],
         "rhythm": plain(analysis.beats),
@@ -60,7 +60,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
 
 
 def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
-    """Shares of each rank's steps, and whether compute was inferred from calls."""
+    """Convert a time breakdown to plain data, with the source of compute time."""
     if spent is None:
         return None
     return {
@@ -125,20 +125,20 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def mean(values: Any) -> float:
-    """Mean of what is known; NaN of nothing."""
+    """Compute the mean of the finite values; NaN if there are none."""
     finite = np.asarray(values, float)
     finite = finite[np.isfinite(finite)]
     return float(finite.mean()) if finite.size else float("nan")
 
 
 def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
-    """Write the data frame of an analysis as CSV or Parquet, by the file's ending.
+    """Write an analysis data frame as CSV or Parquet, by the file's extension.
 
     Raises
     ------
     AnalysisError
-        If the ending is another, the file exists and ``force`` is not given, pyarrow is
-        not installed, or the disk refuses.
+        If the extension is another, the file exists and ``force`` is not set, pyarrow
+        is not installed, or the file cannot be written.
     """
     validate_output(path, force=force, error=AnalysisError)
     if path.suffix not in (".csv", ".parquet"):

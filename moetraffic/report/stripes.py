@@ -1,4 +1,4 @@
-"""Heatmaps of a layout's traffic by kind: the stripes that APNet'24 shows."""
+"""Draw heatmaps of a parallel layout's traffic by kind, as in APNet'24."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from moetraffic.report.results.pattern import heatmaps
 from .chart import Chart
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
-"""(p, t, d) whose heatmaps APNet'24 shows or that its rule gives."""
+"""Parallel degrees (p, t, d) of heatmaps in APNet'24, or derived from its rule."""
 
 
 def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
-    """Draw heatmaps of the layouts, by names for their files.
+    """Draw traffic heatmaps of the layouts in APNet'24, by file name.
 
     Parameters
     ----------
     model
-        A preset; the layout, not the model, decides where the stripes are.
+        A preset; the stripes depend on the layout, not on the model.
     """
     found = preset(model)
     drawn = {}

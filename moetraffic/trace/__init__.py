@@ -1,4 +1,4 @@
-"""What was sent: the Trace, its file format, reading and writing it."""
+"""Network traffic trace of a training run: data model, file format, reading, saving."""
 
 from __future__ import annotations
 

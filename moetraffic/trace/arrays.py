@@ -1,4 +1,4 @@
-"""A trace of arrays of routed token counts."""
+"""Build a trace from arrays of routed token counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arrays_as_trace(
     iterations: npt.ArrayLike | None,
     layers: npt.ArrayLike | None,
 ) -> T:
-    """See :meth:`Trace.from_arrays`."""
+    """Build a trace from an array of token counts; see :meth:`Trace.from_arrays`."""
     counts = _integers("demand", demand)
     if counts.ndim not in (4, 5) or 0 in counts.shape:
         raise TraceError(
@@ -92,7 +92,7 @@ def arrays_as_trace(
 
 
 def _integers(name: str, values: npt.ArrayLike) -> Int64:
-    """Counts that fit into int32."""
+    """Convert values to int64 after checking that they are counts within int32."""
     array = np.asarray(values)
     if not np.issubdtype(array.dtype, np.integer):
         raise TraceError(
@@ -118,7 +118,7 @@ def _numbers(name: str, values: npt.ArrayLike | None, count: int) -> Int64:
 def _placements(
     placement: npt.ArrayLike | None, layers: Int64, ranks: int, experts: int
 ) -> npt.NDArray[Any]:
-    """Rows of type PLACEMENT, contiguous unless ranks of experts are given."""
+    """Build rows of type PLACEMENT; experts are contiguous unless ranks are given."""
     group = Group(kind="ep", ranks=tuple(range(ranks)))
     rows = contiguous_placement([group], layers.tolist(), experts)
     if placement is not None:

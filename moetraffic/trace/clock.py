@@ -1,4 +1,4 @@
-"""Convert times of each rank's own clock to rank 0's clock."""
+"""Convert timestamps of each rank's local clock to the clock of rank 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .model import UNKNOWN_TIME, Int64
 
 
 def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
-    """Add each rank's clock offset, interpolated between its knots.
+    """Convert timestamps to rank 0's clock by interpolating each rank's clock offset.
 
     Parameters
     ----------
@@ -44,5 +44,5 @@ def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
 
 
 def error_ns(clocks: npt.NDArray[Any]) -> int:
-    """The largest error of any knot, in ns; 0 where all ranks share one clock."""
+    """Return the largest clock offset error in ns; 0 if all ranks share one clock."""
     return int(clocks["error_ns"].max()) if len(clocks) else 0

@@ -1,4 +1,4 @@
-"""Rules that the tables and panels of a trace must satisfy, also in hostile files."""
+"""Validate the consistency of a trace's tables and panels, also in hostile files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def validate_tables(
     placements: npt.NDArray[Any],
     clocks: npt.NDArray[Any],
 ) -> None:
-    """Check that the tables and panels of a trace agree.
+    """Check that the tables and panels of a trace are mutually consistent.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def validate_tables(
     """
 
     def rules() -> Iterator[tuple[object, str]]:
-        """Each rule, and whether it holds; later rules rely on earlier ones."""
+        """Yield whether each rule holds, and its text; later ones rely on earlier."""
         yield _groups_valid(groups, world), "a group has distinct ranks of the world"
         yield all(0 <= s.group < len(groups) for s in sites), "a site refers to a group"
         which, when = occurrences.site, occurrences.iteration
@@ -152,7 +152,7 @@ def _site_rules(
 
 
 def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
-    """Whether clock knots belong to the world's ranks, at times that can be added."""
+    """Check that clock knots belong to ranks of the run, with times in range."""
     return not len(clocks) or bool(
         clocks["rank"].min() >= 0
         and clocks["rank"].max() < world
@@ -164,7 +164,7 @@ def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
 
 
 def placements_valid(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
-    """Whether each expert replica is placed once, on a member of its group."""
+    """Check that each expert replica is placed once, on a member rank of its group."""
     if not len(rows):
         return True
     if rows["group"].min() < 0 or rows["group"].max() >= len(groups):

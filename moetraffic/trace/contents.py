@@ -1,4 +1,4 @@
-"""Tables and panels of a trace, and their rows by occurrence."""
+"""Read access to the tables and panels of a trace by occurrence of a call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T", bound="TraceContents")
 
 
 class TraceContents:
-    """Tables and panels of a trace; what :class:`~moetraffic.trace.Trace` reads from.
+    """Tables and panels of a trace; base class of :class:`~moetraffic.trace.Trace`.
 
     Tables (groups, sites, occurrences, steps ...) are in memory; panels (demand, wire,
     times) are read on demand, so a trace may be larger than memory.
@@ -105,7 +105,7 @@ class TraceContents:
         )
 
     def replaced(self: T, **parts: Any) -> T:
-        """The same trace with other tables or panels, by the names of the parameters.
+        """Copy the trace with some tables or panels replaced, by constructor parameter.
 
         Raises
         ------
@@ -117,24 +117,24 @@ class TraceContents:
 
     @property
     def name(self) -> str:
-        """The file's path, or "trace" for one in memory."""
+        """Path of the trace file, or "trace" for a trace in memory."""
         return str(self.container.path) if self.container else "trace"
 
     @property
     def iterations(self) -> Int64:
-        """Iterations of training steps, ``[n]`` int64, increasing."""
+        """Iteration numbers of the training steps, ``[n]`` int64, increasing."""
         kinds = np.array([k == "train" for k in self.steps.kind], bool)
         return np.asarray(self.steps.iteration[kinds], np.int64)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Global indices of the layers with a routing or an expert exchange."""
+        """Global indices of the layers that have a routing or an expert exchange."""
         return tuple(
             sorted({s.layer for s in self.sites if s.phase or s.operation == ROUTING})
         )
 
     def size(self, occurrence: int) -> int:
-        """Ranks W of the group of an occurrence."""
+        """Return the number of ranks W in the group of an occurrence."""
         return int(self.rows.width[self.occurrences.site[occurrence]])
 
     def find(
@@ -149,7 +149,7 @@ class TraceContents:
         iterations: range | None = None,
         kind: str | None = "train",
     ) -> Int64:
-        """Indices of the occurrences that match all criteria, in the trace's order.
+        """Find the occurrences that match all criteria, as indices in trace order.
 
         Parameters
         ----------
@@ -190,20 +190,20 @@ class TraceContents:
     # ---- panels by occurrence ---------------------------------------------------
 
     def present(self, occurrences: Int64) -> Bool:
-        """Whether each member's bytes in the occurrences are known, ``[n, W]``."""
+        """Return whether each member rank's bytes are known, ``[n, W]``."""
         return sized(self._timed("present", occurrences))
 
     def recovered(self, occurrences: Int64) -> Bool:
-        """Whether a member's bytes are those that its peers received, ``[n, W]``.
+        """Return whether a member's bytes were recovered from its peers, ``[n, W]``.
 
-        Rank-local (self) traffic is not seen by any peer: where a rank's record is
+        Rank-local (self) traffic is not recorded by any peer: where a rank's record is
         missing, it is 0.
         """
         presence = self._timed("present", occurrences)
         return np.asarray(presence == Presence.RECOVERED, bool)
 
     def complete(self, occurrences: Int64) -> Int64:
-        """The occurrences that every member has recorded, of those given."""
+        """Return those of the given occurrences that every member rank recorded."""
         keep = np.zeros(len(occurrences), bool)
         widths = self.rows.width[self.occurrences.site[occurrences]]
         for width in np.unique(widths):
@@ -214,7 +214,7 @@ class TraceContents:
     def times(
         self, occurrences: Int64, *, own_clock: bool = False
     ) -> tuple[Int64, Int64, Int64]:
-        """Issue, start and end of the occurrences, each ``[n, W]`` int64 ns.
+        """Return issue, start and end times of occurrences, each ``[n, W]`` int64 ns.
 
         Times are on rank 0's clock, or on each rank's own; unknown is UNKNOWN_TIME.
         """
@@ -226,15 +226,15 @@ class TraceContents:
         return issue, start, end
 
     def demand(self, occurrences: Int64) -> Int32:
-        """Token copies routed by each member to each expert, ``[n, W, E]`` int32.
+        """Return token copies routed by each member to each expert, ``[n, W, E]``.
 
-        Copies that were dropped later are included.
+        Copies that were dropped at the capacity limit are included.
         """
         panel = self._routing_panel("demand", occurrences)
         return take(panel, self.rows.demand[occurrences])
 
     def dropped(self, occurrences: Int64) -> Int32:
-        """Token copies of the demand that were dropped, ``[n, W, E]`` int32.
+        """Return the routed token copies that were dropped, ``[n, W, E]`` int32.
 
         Raises
         ------
@@ -258,24 +258,24 @@ class TraceContents:
         return out
 
     def any_dropped(self, occurrences: Int64) -> bool:
-        """Whether a routing site of these has dropped copies, or may have."""
+        """Return whether a routing site of the occurrences has or may have drops."""
         forms = self.rows.dropped_form[np.unique(self.occurrences.site[occurrences])]
         return bool((forms != DroppedForm.NONE).any())
 
     # ---- relations between occurrences ------------------------------------------
 
     def routing_of(self, occurrences: Int64) -> Int64:
-        """The routing occurrence that determines each one's wire, ``[n]`` int64."""
+        """Return the routing occurrence that determines each exchange, ``[n]``."""
         sites = self.occurrences.site[occurrences]
         routed = np.array([s.routing for s in self.sites], np.int64)[sites]
         return self.rows.at(routed, self.occurrences.iteration[occurrences])
 
     def rows_of(self, panel: str) -> Int64:
-        """Row of the named panel for each occurrence, ``[O]``; -1 for none."""
+        """Return each occurrence's row in the named panel, ``[O]``; -1 for none."""
         return self.rows.of(panel)
 
     def members(self, occurrences: Int64) -> Int64:
-        """World rank of each member of the occurrences' groups, ``[n, W]`` int64."""
+        """Return the world ranks of the occurrences' groups, ``[n, W]`` int64."""
         if not len(occurrences):
             return np.zeros((0, 0), np.int64)
         self.common_size(occurrences)
@@ -286,7 +286,7 @@ class TraceContents:
         return np.array([self.groups[g].ranks for g in used], np.int64)[which]
 
     def common_size(self, occurrences: Int64) -> int:
-        """Ranks W of the groups of these occurrences.
+        """Return the number of ranks W that the groups of all given occurrences share.
 
         Raises
         ------
@@ -308,7 +308,7 @@ class TraceContents:
         return take(self.panels[f"{name}_{width}"], self.rows.time[occurrences])
 
     def _routing_panel(self, name: str, occurrences: Int64) -> Panel:
-        """The panel of a routing quantity for occurrences of one (W, E)."""
+        """Select the panel of a routing quantity for occurrences of equal (W, E)."""
         if not len(occurrences):
             raise TraceError(
                 "demand needs at least one routing occurrence, but none was given: "

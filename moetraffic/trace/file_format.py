@@ -1,4 +1,4 @@
-"""Format version 1 of trace files: names and types of all datasets.
+"""Read and write trace files of format version 1: names and types of all datasets.
 
 ``docs/format.md`` describes the format; it is frozen.
 """
@@ -72,7 +72,7 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
 STEP_CELLS = 1 << 22  # steps x ranks accepted without check: 128 MiB in memory
-STEP_BYTES = 2  # stored bytes that each one beyond needs at least, of 32 in memory
+STEP_BYTES = 2  # minimum stored bytes per cell above STEP_CELLS (32 in memory)
 COUNTS = ("demand", "dropped", "wire", "volume")
 STEP_PANELS = {
     "step_loss": ("<f8", "1", "loss of the rank's own tokens"),
@@ -87,7 +87,7 @@ PANEL_NAME = re.compile(
 
 
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
-    """See :meth:`Trace.save`."""
+    """Write a trace to a file; see :meth:`Trace.save`."""
     validate_output(path, force=force, error=TraceError)
     try:
         with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
@@ -101,7 +101,7 @@ def save(trace: TraceContents, path: Path, *, force: bool) -> None:
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """See :meth:`Trace.open`."""
+    """Read a trace from a file; see :meth:`Trace.open`."""
     container = Container(path, KIND, VERSION)
     try:
         meta = _meta(container)

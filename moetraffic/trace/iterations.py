@@ -1,4 +1,4 @@
-"""Iterations, and other lists of numbers, as people write them."""
+"""Parse iteration ranges such as ``10:20`` and number lists such as ``0,4:8``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from moetraffic.errors import TraceError
 
 MOST = 10_000_000
-"""Numbers of a range in a list."""
+"""Maximum length of a range within a number list."""
 
 
 def iteration_range(text: str | None) -> range | None:
-    """The iterations that ``A:B`` means: A up to, not with, B; either may be left out.
+    """Parse ``A:B`` as the half-open iteration range [A, B); both ends are optional.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def iteration_range(text: str | None) -> range | None:
 
 
 def number_list(text: str, what: str) -> tuple[int, ...]:
-    """Numbers with commas between; ``A:B`` among them are those from A up to B.
+    """Parse comma-separated numbers; ``A:B`` stands for the half-open range [A, B).
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, colon, last = part.strip().partition(":")
         ends = (first, last) if colon else (first,)
-        # a rank, a layer or an iteration never has ten digits: no list fills memory
+        # limits the digits: valid numbers have fewer, and long lists would fill memory
         sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
         if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
             raise TraceError(
@@ -77,7 +77,7 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
 
 
 def _number(digits: str) -> int:
-    """A number that a range can have: whatever lies beyond is beyond every run."""
+    """Parse decimal digits to an integer, limited to ``sys.maxsize``."""
     significant = digits.lstrip("0")
     if len(significant) > len(str(sys.maxsize)):
         return sys.maxsize

@@ -1,4 +1,4 @@
-"""Labeled forms of a trace: demand as an xarray, calls as a pandas table."""
+"""Convert a trace to labeled data: demand as xarray, calls as a pandas table."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import xarray
 
 MOST_CELLS = 1 << 22
-"""Matrix values that are read at once."""
+"""Maximum number of matrix cells read at once."""
 
 
 def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
-    """Demand of a regular run as (iteration, micro_batch, layer, src, expert).
+    """Build an xarray of demand by (iteration, micro_batch, layer, src, expert).
 
     Raises
     ------
@@ -77,7 +77,7 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
 
 
 def calls_table(trace: TraceContents) -> pandas.DataFrame:
-    """See :meth:`Trace.calls`."""
+    """Build a pandas table with one row per call; see :meth:`Trace.calls`."""
     import pandas
 
     site = trace.occurrences.site
@@ -119,7 +119,7 @@ def calls_table(trace: TraceContents) -> pandas.DataFrame:
 
 
 def _earliest(times: Int64) -> Int64:
-    """The first known time of each row; UNKNOWN_TIME is the least number."""
+    """Return the first known time of each row; UNKNOWN_TIME sorts below all times."""
     latest = np.iinfo(np.int64).max
     first = np.where(times == UNKNOWN_TIME, latest, times).min(axis=1)
     return np.where(first == latest, UNKNOWN_TIME, first)

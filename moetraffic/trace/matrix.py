@@ -1,4 +1,4 @@
-"""Matrices between ranks: from experts to the ranks that hold them, by phase."""
+"""Traffic matrices between ranks, from expert demand or from wire bytes, by phase."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from .placement import between_ranks
 from .wire import in_bytes, wire_bytes
 
 SHOWN = 16
-"""Ranks in a notebook."""
+"""Maximum number of ranks shown in a notebook."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A traffic matrix with its unit, ranks and origin; converts to a numpy array."""
+    """Traffic matrix between ranks, with its unit and origin; converts to numpy."""
 
     values: Int64  # [W, W] or [R, R]; row sends, column receives
     unit: str  # "bytes" or "tokens"
     of: str  # "demand" or "wire"
     ranks: tuple[int, ...]  # world rank of each row
-    label: str  # what it was computed from, sums made explicit
+    label: str  # description of the underlying data and sums
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """The values, as ``numpy.asarray(matrix)`` asks for them.
+        """Return the values as a numpy array, for ``numpy.asarray(matrix)``.
 
         Raises
         ------
         ValueError
-            If ``copy`` is False, but another type was asked for.
+            If ``copy`` is False, but another type is requested.
         """
         if copy is False and dtype not in (None, self.values.dtype):
             raise ValueError(f"a matrix of {self.values.dtype} as {dtype} is a copy")
         return np.array(self.values, dtype, copy=bool(copy) or None)
 
     def _repr_html_(self) -> str:
-        """HTML table for notebooks, of at most 16 ranks."""
+        """Format the matrix as an HTML table for notebooks, of at most 16 ranks."""
         shown = self.values[:SHOWN, :SHOWN]
         header = ["from, to", *map(str, self.ranks[:SHOWN])]
         rows = [
@@ -69,7 +69,7 @@ def exchange_matrix(
     unit: str,
     of: str,
 ) -> Matrix:
-    """See :meth:`Trace.matrix`."""
+    """Compute the traffic matrix of one expert exchange; see :meth:`Trace.matrix`."""
     for value, choices, name in (
         (phase, PHASES, "phase"),
         (space, ("group", "world"), "space"),

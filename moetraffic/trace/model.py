@@ -1,4 +1,4 @@
-"""Tables of a trace: groups, sites, occurrences, programs, placements, steps, meta.
+"""Data model of a trace: groups, sites, occurrences, programs, placements, steps.
 
 A run is a sequence of *occurrences* of call *sites*.  A site is a call that a program
 repeats (layer 3's dispatch of micro-batch 1 on one expert-parallel group); an
@@ -48,7 +48,7 @@ MOST_SITES = 1 << 22
 
 
 class WireForm(enum.IntEnum):
-    """Form in which a site's wire bytes are stored."""
+    """Storage form of a call site's wire bytes."""
 
     UNKNOWN = 0  # not recorded
     CONSTANT = 1  # the same in every occurrence: stored once
@@ -57,16 +57,16 @@ class WireForm(enum.IntEnum):
 
 
 class Presence(enum.IntEnum):
-    """Availability of a member's record of an occurrence."""
+    """Availability of a member rank's record of an occurrence."""
 
     ABSENT = 0  # no record
-    RECORDED = 1  # it recorded the call
-    RECOVERED = 2  # its bytes are those that its peers received from it
-    UNSIZED = 3  # it recorded the call, but not all of its bytes
+    RECORDED = 1  # the member recorded the call
+    RECOVERED = 2  # bytes reconstructed from the peers' records
+    UNSIZED = 3  # the member recorded the call, but not all of its bytes
 
 
 class DroppedForm(enum.IntEnum):
-    """Form in which a routing site's dropped token copies are stored."""
+    """Storage form of a routing site's dropped token copies."""
 
     UNKNOWN = 0
     NONE = 1  # no copy was dropped in any occurrence
@@ -75,7 +75,7 @@ class DroppedForm(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A process group: its kind and its ordered world ranks."""
+    """Process group: its kind and its ordered world ranks."""
 
     kind: str  # "ep", "edp", "dp", "tp", "pp", "world", or "other"
     ranks: tuple[int, ...]
@@ -83,7 +83,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """A call of a program that communicates or routes, repeated in every iteration."""
+    """Communication or routing call of a program, repeated in every iteration."""
 
     group: int  # index into Trace.groups
     operation: str  # "routing", "all_to_all", "all_reduce", "all_gather" ...
@@ -105,7 +105,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrences:
-    """Calls of all sites, sorted by site, then by iteration.
+    """Single calls of all sites, sorted by site, then by iteration.
 
     A site occurs at most once in an iteration: a second call in the same step has
     another slot, and is therefore another site.
@@ -121,7 +121,7 @@ class Occurrences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """The ordered sites of one rank in one kind of step."""
+    """Ordered call sites of one rank in one kind of step."""
 
     rank: int
     kind: str  # one of STEP_KINDS
@@ -149,7 +149,7 @@ CLOCK = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The training steps, a row each; ``[S, R]`` arrays have a column per world rank.
+    """Training steps, one row each; ``[S, R]`` arrays have a column per world rank.
 
     Unknown losses are NaN, unknown token counts -1, unknown times UNKNOWN_TIME.
     """
@@ -164,7 +164,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Origin of a trace, and the model and layout that were trained."""
+    """Metadata of a trace: origin, model, parallel layout and software versions."""
 
     origin: str = "captured"  # captured, imported, generated or replayed
     model: str = ""
@@ -198,5 +198,5 @@ class Meta:
     nodes: tuple[str, ...] = field(default=())  # node name of each world rank
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, in order."""
+        """Return the metadata fields by name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

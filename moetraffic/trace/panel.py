@@ -1,4 +1,4 @@
-"""Panels: arrays with one row per occurrence, in memory or in a file."""
+"""Arrays with one row per occurrence, stored in memory or in a file."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ import numpy.typing as npt
 
 
 class Panel(Protocol):
-    """An array ``[N, ...]`` whose rows are read on demand."""
+    """Interface of an array ``[N, ...]`` whose rows are read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
+        """Shape of the panel; the first axis counts rows."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
+        """Element type of the panel."""
         ...
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows of the half-open range [start, stop), within the panel."""
+        """Read rows of the half-open range [start, stop), within the panel."""
         ...
 
 
 class ArrayPanel:
-    """A panel of an array or a memory map."""
+    """Panel backed by an array or a memory map."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
+        """Shape of the panel; the first axis counts rows."""
         return self._array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
+        """Element type of the panel."""
         return self._array.dtype
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows of the half-open range [start, stop)."""
+        """Return rows of the half-open range [start, stop)."""
         return self._array[start:stop]
 
 
 def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Read the given rows in the given order.
+    """Read the given rows of a panel, in the given order.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 def _runs(rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Stretches of consecutive rows: (position in ``rows``, first, last + 1)."""
+    """Yield runs of consecutive rows: (position in ``rows``, first, last + 1)."""
     if not len(rows):
         return
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1

@@ -1,4 +1,4 @@
-"""Ranks that hold each expert, and traffic to experts summed by rank."""
+"""Expert placement: ranks that hold each expert, and traffic summed by rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def contiguous_placement(
 
 
 def holder(trace: TraceContents, layer: int, group: int, iteration: int) -> Int64:
-    """Group rank that holds each expert in an iteration, ``[E]`` int64.
+    """Return the group rank that holds each expert in an iteration, ``[E]`` int64.
 
     Raises
     ------
@@ -75,11 +75,11 @@ def between_ranks(
     Parameters
     ----------
     trace
-        The tables; its placement may change during a run.
+        The trace; its placement may change during the run.
     layer, group
-        Of the experts.
+        Layer index, and index of the process group.
     iterations
-        ``[n]`` the iteration of each matrix.
+        ``[n]`` iteration of each matrix.
     by_expert
         ``[n, W, E]`` token copies.
 

@@ -1,4 +1,4 @@
-"""Reconcile sent and received bytes of an all-to-all, recorded by both ends.
+"""Reconcile the bytes of an all-to-all recorded by both source and destination.
 
 A cell of the matrix is recorded twice: by its source as sent, by its destination as
 received.  Both must be equal.  Where one is missing (a rank's record, or the end of a
@@ -19,7 +19,7 @@ UInt8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciled:
-    """Reconciled bytes of the occurrences of an all-to-all."""
+    """Bytes of an all-to-all's occurrences after reconciling both ends' records."""
 
     sent: Int64  # [n, W, W] bytes, row sends; 0 where unknown
     presence: UInt8  # [n, W] Presence
@@ -27,7 +27,7 @@ class Reconciled:
 
 
 def sized(presence: UInt8) -> Bool:
-    """Which members' bytes are known, of the shape of ``presence``."""
+    """Return a mask of the members whose bytes are known, shaped as ``presence``."""
     known = (presence == Presence.RECORDED) | (presence == Presence.RECOVERED)
     return np.asarray(known, bool)
 
@@ -43,14 +43,14 @@ def reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> Reconciled:
     recorded
         ``[n, W]`` which members recorded the occurrence.
     recover
-        Fill what a source did not record with what its destinations received.
+        Fill bytes missing at the source with the bytes received at the destination.
 
     Returns
     -------
     Reconciled
-        A row of which every cell is known is RECORDED, or RECOVERED where a cell came
-        from a peer.  What a member kept for itself, which no peer sees, is 0 in the
-        recovered row of a member that recorded nothing.
+        A row in which every cell is known is RECORDED, or RECOVERED if a cell came from
+        a peer.  Rank-local bytes, which no peer records, are 0 in the recovered row of
+        a member that recorded nothing.
     """
     sent, received = splits[:, :, 0], splits[:, :, 1].transpose(0, 2, 1)
     by_source = recorded[:, :, None] & (sent >= 0)
@@ -61,7 +61,7 @@ def reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> Reconciled:
     values = np.where(by_source, sent, np.where(known, received, 0))
     if recover:
         width = np.arange(sent.shape[1])
-        # of all members but itself: at least one must have seen it
+        # rank-local cell: recoverable only if there is at least one peer
         known[:, width, width] |= ~recorded & (len(width) > 1)
     whole = known.all(axis=2)
     presence = np.full(recorded.shape, Presence.ABSENT, np.uint8)

@@ -1,4 +1,4 @@
-"""Relocate experts: the same routing with another expert-parallel degree or placement.
+"""Recompute a trace for another expert-parallel degree or expert placement.
 
 The routing of a rank's tokens does not depend on where the experts are, so one capture
 determines the matrices of every placement.  (The training is assumed to be the same: a
@@ -39,12 +39,12 @@ Placer = Callable[[Float64, int], tuple[Int64, Int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Relocation:
-    """Target ranks and placement of the experts."""
+    """Target ranks, groups and placement policy of the experts."""
 
     ranks: int  # R', a divisor of the capture's ranks: shards of neighbors are joined
     groups: Sequence[tuple[int, ...]]  # expert-parallel groups over ranks 0 to R'-1
     place: Placer
-    every: int = 0  # iterations between placements, by the load of these; 0: once
+    every: int = 0  # iterations between placements, each by the load before it; 0: once
     source: str = ""  # ``source`` of the result's meta
 
 
@@ -57,20 +57,20 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
         Data- and expert-parallel; its demand and the bytes of a row are used.
     to
         With ``every`` 0 the experts are placed once, by the load of the whole trace
-        (hindsight); otherwise anew every so many iterations by the load of those
-        before, the first time contiguously.
+        (hindsight); otherwise again after every ``every`` iterations by their load,
+        starting with a contiguous placement.
 
     Returns
     -------
     Trace
-        Of origin as before, virtual, without times.
+        Trace with the same origin, marked as virtual, without times.
 
     Raises
     ------
     TraceError
         If the trace does not hold the routing of all its ranks.
     LayoutError
-        If the ranks cannot be joined so.
+        If ``to.ranks`` does not divide the ranks of the trace.
     """
     layers = [_joined(layer, to.ranks) for layer in routed_layers(trace)]
     groups = [Group(kind="ep", ranks=tuple(g)) for g in to.groups]
@@ -104,14 +104,14 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
 
 
 def routed_layers(trace: Trace) -> list[RoutedLayer]:
-    """Routing decisions of a trace, by layer and slot, for every rank.
+    """Extract a trace's routing decisions of all ranks, by slot and layer.
 
-    Iterations that not every rank recorded are left out.
+    Iterations that not all ranks recorded are omitted.
 
     Raises
     ------
     TraceError
-        If the routing or the bytes of a row are not known.
+        If the routing or the bytes of a row are unknown.
     """
     world, meta = trace.meta.world, trace.meta
     if (meta.tp, meta.pp, meta.cp) != (1, 1, 1):
@@ -190,7 +190,7 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
 
 
 def _padded_rows(trace: Trace, dispatch: Site, experts: int) -> int:
-    """Rows that a padded layer sends each expert; 0 where bytes follow the demand."""
+    """Return the rows per expert that a padded layer sends; 0 if not padded."""
     if dispatch.wire == WireForm.DEMAND or trace.meta.dispatch != "padded":
         return 0
     width = len(trace.groups[dispatch.group].ranks)
@@ -206,7 +206,7 @@ def _padded_rows(trace: Trace, dispatch: Site, experts: int) -> int:
 
 
 def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
-    """Sum the shards of neighboring ranks, to ``ranks`` ranks."""
+    """Sum the routing of neighboring ranks, to ``ranks`` ranks."""
     count, world, experts = layer.demand.shape
     if ranks < 1 or world % ranks:
         raise LayoutError(
@@ -228,7 +228,7 @@ def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
 
 
 def _by_iteration(layer: RoutedLayer, when: Int64) -> Int64:
-    """The kept copies ``[n, R, E]`` in the given iterations; 0 where there are none."""
+    """Return the kept copies ``[n, R, E]`` in the given iterations; 0 if absent."""
     out = np.zeros((len(when), *layer.demand.shape[1:]), np.int64)
     _, to, of = np.intersect1d(when, layer.iteration, return_indices=True)
     out[to] = layer.kept[of]
@@ -238,7 +238,7 @@ def _by_iteration(layer: RoutedLayer, when: Int64) -> Int64:
 def _versions(
     when: Int64, load: Float64, every: int
 ) -> list[tuple[int, Float64 | None]]:
-    """First iteration of each placement, and the load ``[E]`` that it goes by."""
+    """Return each placement's first iteration, and the load ``[E]`` that it uses."""
     if not every:
         return [(0, load.sum(axis=0))]
     versions: list[tuple[int, Float64 | None]] = [(0, None)]
@@ -265,7 +265,7 @@ def _meta(meta: Meta, to: Relocation) -> Meta:
 
 
 def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:
-    """The steps of joined ranks: mean loss, summed tokens, first start, last end."""
+    """Join the steps of ranks: mean loss, summed tokens, first start, last end."""
     keep = np.isin(steps.iteration, iterations)
     shape = (int(keep.sum()), ranks, -1)
     return Steps(

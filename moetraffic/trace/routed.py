@@ -34,26 +34,26 @@ from .model import (
 )
 from .panel import ArrayPanel
 
-COUNT_BYTES = 8  # of one entry in the exchange of counts, an int64
+COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoutedLayer:
-    """Routing decisions of one layer and micro-batch, for every rank."""
+    """Routing decisions of all ranks for one layer and micro-batch."""
 
     layer: int  # global layer
     slot: int  # micro-batch of a step
     iteration: Int64  # [n], strictly increasing
     demand: Int32  # [n, R, E] token copies that rank r routes to expert e
-    dropped: Int32 | None  # [n, R, E] of these, those without room; None: none ever
+    dropped: Int32 | None  # [n, R, E] of these, dropped ones; None: no drops
     row_bytes: int  # bytes of a token copy on the wire
     dtype: str  # element type on the wire
-    padded: int = 0  # rows a rank sends each expert whatever is routed; 0: what is kept
+    padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
 
     @property
     def kept(self) -> Int64:
-        """``[n, R, E]`` token copies that are sent, padding not counted."""
+        """Token copies that are sent, padding excluded, ``[n, R, E]``."""
         kept = self.demand.astype(np.int64)
         return kept if self.dropped is None else kept - self.dropped
 
@@ -67,10 +67,10 @@ def trace_of_routing(
     steps: Steps,
     kind: type[T],
 ) -> T:
-    """Build the trace of an expert-parallel run with these routing decisions.
+    """Build the trace of an expert-parallel run from its routing decisions.
 
-    Times are unknown.  Beside a layer's exchanges it has the exchange of counts that
-    comes before an all-to-all of uneven splits.
+    Times are unknown.  Each layer also has the exchange of counts that precedes an
+    all-to-all with uneven splits.
 
     Parameters
     ----------
@@ -79,18 +79,18 @@ def trace_of_routing(
     groups
         The expert-parallel groups; together they hold ranks 0 to R-1 once each.
     placements
-        Of type PLACEMENT, a row an expert and replica of each group and layer.  A
-        rank's copies for an expert of m replicas are spread evenly over these; what
-        is left over goes to one replica each, those from the rank's own number on.
+        Of type PLACEMENT, one row per expert and replica of each group and layer.  A
+        rank's copies for an expert with m replicas are spread evenly over them; the
+        remainder goes round-robin to the replicas, starting at the group rank modulo m.
     meta, steps
-        Those of the trace.
+        Metadata and steps of the trace.
     kind
-        The class to make: :class:`~moetraffic.trace.Trace`.
+        Class to instantiate: :class:`~moetraffic.trace.Trace`.
 
     Returns
     -------
     Trace
-        Bytes of a layer follow its demand where each expert has one replica.
+        Wire bytes are derived from demand where each expert has one replica.
     """
     sites: list[Site] = []
     parts: dict[str, list[npt.NDArray[Any]]] = {}
@@ -105,7 +105,7 @@ def trace_of_routing(
                 order[number].append((place, len(sites)))
                 sites.append(site)
                 when.append(layer.iteration)
-    position = np.full(len(sites), -1, np.int64)  # among its group's collectives
+    position = np.full(len(sites), -1, np.int64)  # index among its group's collectives
     for called_here in order.values():
         called = [n for _, n in sorted(called_here) if sites[n].operation != ROUTING]
         position[called] = np.arange(len(called))
@@ -140,7 +140,7 @@ def trace_of_routing(
 def spread(
     kept: Int64, placements: npt.NDArray[Any], group: Group, iterations: Int64
 ) -> Int64:
-    """Token copies between the ranks of a group, replicas of experts counted.
+    """Compute token copies between the ranks of a group, given replicated experts.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def spread(
     group
         The group of W ranks.
     iterations
-        ``[n]`` which version of the placement holds.
+        ``[n]`` iteration of each matrix, which selects the placement version.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def _sites_of(
     first: int,
     parts: dict[str, list[npt.NDArray[Any]]],
 ) -> list[tuple[str, Site]]:
-    """A layer's sites in one group, and the panels of bytes that must be stored."""
+    """Build a layer's call sites in one group, and the panels that must be stored."""
     ranks = list(group.ranks)
     width, experts = len(ranks), layer.demand.shape[2]
     routing = Site(
@@ -234,11 +234,11 @@ def _sites_of(
 def _whole(
     rows_sent: Int64, placements: npt.NDArray[Any], group: Group, layer: RoutedLayer
 ) -> Int64:
-    """Rows between ranks; a padded layer has its rows at every replica."""
+    """Compute rows between ranks; a padded layer sends its rows to every replica."""
     if not layer.padded:
         return spread(rows_sent, placements, group, layer.iteration)
     alone = placements.copy()
-    # each replica has slots of its own, as if it were another expert
+    # a padded layer sends full slots to each replica, as to separate experts
     alone["expert"] = placements["expert"] * (placements["replica"].max() + 1)
     alone["expert"] += placements["replica"]
     alone["replica"] = 0
@@ -249,7 +249,7 @@ def _whole(
 
 
 def _counts(exchange: Site, rows: npt.NDArray[Any], group: Group) -> Site:
-    """The exchange of counts: one number from each rank for each expert of a rank."""
+    """Build the site of the exchange of counts: one int64 per rank and expert."""
     first = rows[rows["valid_from"] == rows["valid_from"].min()]
     held = [int((first["rank"] == rank).sum()) for rank in group.ranks]
     width = len(group.ranks)
@@ -277,7 +277,7 @@ def _add_times(
     when: Sequence[Int64],
     parts: dict[str, list[npt.NDArray[Any]]],
 ) -> None:
-    """Mark every member as present, with unknown times."""
+    """Mark every member rank as present, with unknown times."""
     for site, iterations in zip(sites, when, strict=True):
         width = len(groups[site.group].ranks)
         shape = (len(iterations), width)
@@ -293,7 +293,7 @@ FORWARD = ("routing", "counts", "dispatch", "combine")
 def _place_in_program(
     step: str, at: int, layer: RoutedLayer, layers: Sequence[RoutedLayer]
 ) -> tuple[int, ...]:
-    """Sort key of a site within a step: slot, pass, layer, exchange."""
+    """Build the sort key of a site in a step: slot, pass, layer, exchange."""
     if step in FORWARD:
         return (layer.slot, 0, at, FORWARD.index(step))
     return (layer.slot, 1, len(layers) - at, PHASES.index(step))

@@ -1,4 +1,4 @@
-"""Row of each occurrence in the panels.
+"""Compute the row of each occurrence in the panels.
 
 Row numbers are not stored: panels hold their occurrences in the trace's order, so a row
 is the number of earlier occurrences that belong to the same panel.
@@ -29,9 +29,9 @@ TIMES = ("issue", "start", "end")
 
 
 class Rows:
-    """Row numbers ``[O]`` int64 of all occurrences, -1 for none.
+    """Row numbers ``[O]`` int64 of all occurrences in each panel, -1 for none.
 
-    Attributes of sites have length ``[S]``.
+    Attributes that describe sites have shape ``[S]``.
     """
 
     def __init__(
@@ -52,37 +52,37 @@ class Rows:
 
     @cached_property
     def family(self) -> Int64:
-        """One number for the (W, E) of a routing site, ``[S]``; -1 for other sites."""
+        """Key of a routing site's (W, E) as one number, ``[S]``; -1 for other sites."""
         return np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
 
     @cached_property
     def time(self) -> Int64:
-        """Row in ``present_W``, ``issue_W``, ``start_W`` and ``end_W``."""
+        """Row of each occurrence in the presence, issue, start and end panels."""
         return _running(self.width[self._every.site])
 
     @cached_property
     def demand(self) -> Int64:
-        """Row in ``demand_WxE``."""
+        """Row of each occurrence in ``demand_WxE``."""
         return _running(self.family[self._every.site])
 
     @cached_property
     def dropped(self) -> Int64:
-        """Row in ``dropped_WxE``."""
+        """Row of each occurrence in ``dropped_WxE``."""
         stored = self.dropped_form == DroppedForm.STORED
         return _running(np.where(stored, self.family, -1)[self._every.site])
 
     @cached_property
     def wire(self) -> Int64:
-        """Row in ``wire_W``."""
+        """Row of each occurrence in ``wire_W``."""
         return self._stored(self.square)
 
     @cached_property
     def volume(self) -> Int64:
-        """Row in ``volume_W``."""
+        """Row of each occurrence in ``volume_W``."""
         return self._stored(~self.square)
 
     def of(self, panel: str) -> Int64:
-        """Row of each occurrence in the named panel."""
+        """Return the row of each occurrence in the named panel."""
         kind, _, shape = panel.partition("_")
         width, _, experts = shape.partition("x")
         belongs = self.width == int(width)
@@ -98,12 +98,12 @@ class Rows:
         return np.where(belongs[self._every.site], rows, -1)
 
     def at(self, sites: Int64, iterations: Int64) -> Int64:
-        """The occurrences of given sites in given iterations, ``[n]`` int64.
+        """Return the occurrences of given sites in given iterations, ``[n]`` int64.
 
         Raises
         ------
         TraceError
-            If one of them does not exist.
+            If an occurrence does not exist.
         """
         when = self._every.iteration
         base = int(when.min()) if len(when) else 0
@@ -122,7 +122,7 @@ class Rows:
         return found
 
     def expected(self) -> dict[str, int]:
-        """Names of the panels that the tables require, with their row counts."""
+        """Return the names and row counts of the panels that the tables require."""
         want: dict[str, int] = {}
         counts = np.bincount(self._every.site, minlength=len(self._sites))
         for number, site in enumerate(self._sites):
@@ -144,7 +144,7 @@ class Rows:
 
 
 def _running(key: Int64) -> Int64:
-    """Running count of each key's value, -1 where the key is negative."""
+    """Number the elements with equal key consecutively; -1 where a key is negative."""
     out = np.full(len(key), -1, np.int64)
     order = np.argsort(key, kind="stable")
     order = order[key[order] >= 0]

@@ -1,4 +1,4 @@
-"""Subsets of a trace, and the order in which a rank issued its calls."""
+"""Subsets of a trace, and the issue order of a rank's calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .panel import ArrayPanel, take
 
 
 def issue_order(trace: TraceContents, rank: int) -> Int64:
-    """Occurrences in the order in which a rank issued them, ``[n]`` int64."""
+    """Return the occurrences in the order in which a rank issued them, ``[n]``."""
     sites = trace.occurrences.site
     found, when = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for width in np.unique(trace.rows.width):
@@ -33,7 +33,7 @@ def issue_order(trace: TraceContents, rank: int) -> Int64:
 
 
 def subset(trace: T, occurrences: Int64) -> T:
-    """The trace of these occurrences alone, in memory; steps are kept."""
+    """Extract the given occurrences as a trace in memory; steps are kept."""
     every = trace.occurrences
     keep = np.unique(occurrences)
     # wire that is derived from demand needs that demand

@@ -1,4 +1,4 @@
-"""Totals over a trace's all-to-alls: bytes sent, and load imbalance."""
+"""Compute the total all-to-all bytes and load imbalance of a trace."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Bytes and imbalance by which placements of the same experts are compared."""
+    """Total bytes and load imbalance, for comparing placements of the same experts."""
 
     ranks: int
     ep: int
-    bytes: int  # that all-to-alls sent
-    bytes_between_ranks: int  # of these, to another rank
+    bytes: int  # sent by all-to-alls
+    bytes_between_ranks: int  # of these, sent to another rank
     busiest_rank_over_mean: float  # NaN without a dispatch
 
 
 def all_to_all_bytes(trace: Trace) -> tuple[int, int]:
-    """Bytes that all recorded all-to-alls sent, and those of a rank to itself."""
+    """Return the bytes of all all-to-alls, and the rank-local part of them."""
     total = kept = 0
     for number, site in enumerate(trace.sites):
         if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
@@ -34,11 +34,11 @@ def all_to_all_bytes(trace: Trace) -> tuple[int, int]:
 
 
 def totals(trace: Trace) -> Totals:
-    """Sums over a trace's all-to-alls.
+    """Compute total bytes and load imbalance over a trace's all-to-alls.
 
-    ``busiest_rank_over_mean`` is the mean, over dispatches, of what the rank that
-    receives most receives over what a rank receives on average; its own tokens count,
-    for its experts compute these too.
+    ``busiest_rank_over_mean`` is the mean over dispatches of the ratio of maximum to
+    mean bytes received by a rank; rank-local tokens are included, as experts compute
+    them too.
     """
     sent, kept = all_to_all_bytes(trace)
     ratios = []

@@ -1,4 +1,4 @@
-"""The Trace: communication of a training run, read lazily."""
+"""Trace of a training run's communication, with lazily read panels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Trace(ShownAsTables, TraceContents):
-    """A recorded, imported, generated or replayed run.
+    """Communication trace of a captured, imported, generated or replayed training run.
 
     Open a file with :meth:`open`, or make a trace of arrays with :meth:`from_arrays`.
 
@@ -61,7 +61,7 @@ class Trace(ShownAsTables, TraceContents):
         iterations: npt.ArrayLike | None = None,
         layers: npt.ArrayLike | None = None,
     ) -> Trace:
-        """Make a trace of routed token counts, from which all wire bytes follow.
+        """Build a trace from routed token counts, which determine all wire bytes.
 
         One expert-parallel group of W ranks holds E experts.  Times are unknown.
 
@@ -105,7 +105,7 @@ class Trace(ShownAsTables, TraceContents):
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the trace; the file appears complete or not at all.
+        """Write the trace to a file atomically.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Trace(ShownAsTables, TraceContents):
         save(self, Path(path), force=force)
 
     def close(self) -> None:
-        """Close the file that the panels are read from."""
+        """Close the file from which the panels are read."""
         if self.container is not None:
             self.container.close()
 
@@ -139,7 +139,7 @@ class Trace(ShownAsTables, TraceContents):
     # ---- bytes ------------------------------------------------------------------
 
     def wire(self, occurrences: Int64) -> Int64:
-        """Bytes that all-to-alls sent, ``[n, W, W]`` int64: row sends, column receives.
+        """Return the bytes of all-to-alls, ``[n, W, W]``: row sends, column receives.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Trace(ShownAsTables, TraceContents):
         return wire.wire_bytes(self, occurrences, square=True)
 
     def volume(self, occurrences: Int64) -> Int64:
-        """Bytes of each member's input buffer, ``[n, W]`` int64, of other collectives.
+        """Return input buffer bytes of other collectives per member, ``[n, W]`` int64.
 
         All-reduce, reduce: the reduced buffer; all-gather: the rank's own part;
         reduce-scatter: all parts together; broadcast: the buffer on every member;
@@ -160,14 +160,14 @@ class Trace(ShownAsTables, TraceContents):
     def rows_sent(
         self, occurrences: Int64, demand: npt.NDArray[np.integer]
     ) -> tuple[npt.NDArray[np.integer], int] | None:
-        """Token copies that all-to-alls sent, computed from demand already in memory.
+        """Compute the token copies of all-to-alls from demand already in memory.
 
         Parameters
         ----------
         occurrences
             ``[n]`` all-to-alls of one layer, group and phase.
         demand
-            ``[n, W, E]``, that of their :meth:`routing_of`.
+            ``[n, W, E]`` demand of the occurrences' :meth:`routing_of`.
 
         Returns
         -------
@@ -184,7 +184,7 @@ class Trace(ShownAsTables, TraceContents):
         return rows, sites[0].row_bytes
 
     def holder(self, layer: int, group: int, iteration: int) -> Int64:
-        """Group rank that holds each expert, ``[E]`` int64, in one iteration.
+        """Return the group rank that holds each expert in an iteration, ``[E]``.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class Trace(ShownAsTables, TraceContents):
         unit: Literal["bytes", "tokens"] = "bytes",
         of: Literal["demand", "wire"] = "demand",
     ) -> matrix.Matrix:
-        """The traffic matrix between ranks of one iteration, layer and phase.
+        """Compute the traffic matrix between ranks of one iteration, layer and phase.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Trace(ShownAsTables, TraceContents):
         unit
             Bytes, or token copies.
         of
-            ``demand``: what the router asked for; ``wire``: what was sent.
+            ``demand``: as routed, including dropped copies; ``wire``: as sent.
 
         Returns
         -------
@@ -246,13 +246,13 @@ class Trace(ShownAsTables, TraceContents):
         )
 
     def order(self, rank: int) -> Int64:
-        """Occurrences in the order in which a rank issued them, ``[n]`` int64."""
+        """Return the occurrences in the order in which a rank issued them, ``[n]``."""
         return selection.issue_order(self, rank)
 
     # ---- other forms ------------------------------------------------------------
 
     def select(self, occurrences: Int64) -> Trace:
-        """The trace of these occurrences alone, in memory; steps are kept."""
+        """Extract the given occurrences as a trace in memory; steps are kept."""
         return selection.subset(self, occurrences)
 
     def replace(
@@ -265,7 +265,7 @@ class Trace(ShownAsTables, TraceContents):
         steps: Steps | None = None,
         clocks: npt.NDArray[np.void] | None = None,
     ) -> Trace:
-        """The same traffic with other times (W -> ``[O_W, W]`` int64 ns) or meta."""
+        """Copy the trace with other times (W -> ``[O_W, W]`` int64 ns) or meta."""
         panels = dict(self.panels)
         for name, given in zip(TIMES, (issue, start, end), strict=True):
             for width, array in (given or {}).items():
@@ -278,7 +278,7 @@ class Trace(ShownAsTables, TraceContents):
         )
 
     def calls(self) -> pandas.DataFrame:
-        """A pandas table with one row per call, in the trace's order.
+        """Build a pandas table with one row per call, in the trace's order.
 
         Returns
         -------
@@ -295,7 +295,7 @@ class Trace(ShownAsTables, TraceContents):
         return labeled.calls_table(self)
 
     def to_xarray(self, *, group: int | None = None) -> xarray.DataArray:
-        """Demand as ``(iteration, micro_batch, layer, src, expert)``, token copies.
+        """Build an xarray of demand by (iteration, micro_batch, layer, src, expert).
 
         Raises
         ------

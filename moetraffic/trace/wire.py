@@ -1,4 +1,4 @@
-"""Bytes of occurrences, by the form in which their site stores them."""
+"""Compute the bytes of occurrences from the form in which their site stores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .placement import between_ranks
 
 
 def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int64:
-    """Bytes of all-to-alls, or of other collectives.
+    """Return the bytes of all-to-alls, or the buffer bytes of other collectives.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
 
 
 def bytes_by_demand(trace: TraceContents, site: Site, routed: Int64) -> Int64:
-    """(Demand - dropped) x row bytes between ranks, in the direction of the phase.
+    """Compute (demand - dropped) x row bytes between ranks for an all-to-all.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def bytes_by_demand(trace: TraceContents, site: Site, routed: Int64) -> Int64:
 def rows_by_demand(
     trace: TraceContents, site: Site, routed: Int64, demand: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.integer]:
-    """Demand - dropped between ranks, in the direction of the site's phase.
+    """Compute demand - dropped between ranks, in the site's direction.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def rows_by_demand(
     routed
         ``[n]`` the routing occurrences that determine its bytes.
     demand
-        Theirs, ``[n, W, E]`` token copies.
+        ``[n, W, E]`` token copies of the routing occurrences.
 
     Returns
     -------
@@ -121,12 +121,12 @@ def rows_by_demand(
 
 
 def in_bytes(tokens: npt.NDArray[np.integer], row_bytes: int) -> Int64:
-    """Token copies times bytes of a row.
+    """Multiply token copies by the bytes of a row, and check the result's range.
 
     Raises
     ------
     TraceError
-        If the product exceeds what one call can send.
+        If the product exceeds the largest valid size of a call.
     """
     if tokens.size and int(tokens.max()) * row_bytes > MOST_BYTES:
         raise TraceError(

@@ -13,18 +13,18 @@ from moetraffic.trace.model import ALL_TO_ALL
 from .buffers import Buffers
 
 REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Kinds that compute sums."""
+"""Kinds of operations that compute sums."""
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
 def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
-    """Check that the backend has all kinds of operations of a program.
+    """Check that a backend supports all kinds of operations of a program.
 
     Raises
     ------
     ReplayError
-        If it lacks some.
+        If the backend lacks some.
     """
     used = {KINDS[k] for k in set(program.kind.tolist())}
     lacking = sorted(used - set(backend.kinds))
@@ -37,19 +37,19 @@ def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
 
 
 class Binder:
-    """Creates the calls of a program.
+    """Creates backend calls for the operations of a rank's program.
 
     Parameters
     ----------
     plan, program
         The plan and the program of this rank.
     backend
-        Started.
+        Backend, already started.
     buffers
         Buffers of the program.
     dtype
-        Type in which reductions compute; bytes where a buffer holds no whole number
-        of it.
+        Type in which reductions compute; bytes if the size of a buffer is not a
+        multiple of it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Binder:
         self._dtype = dtype
 
     def call(self, n: int, dtype: torch.dtype | None = None) -> Call:
-        """The n-th operation; ``dtype`` overrides the type of reductions."""
+        """Create the call of the n-th operation; ``dtype`` is for reductions."""
         program, plan = self._program, self._plan
         stream, kind = int(program.stream[n]), int(program.kind[n])
         send = self._buffers.send(stream, int(program.send_size[n]))
@@ -99,11 +99,11 @@ class Binder:
         )
 
     def launch(self, n: int) -> Launch:
-        """The callable that starts the n-th operation."""
+        """Return the callable that starts the n-th operation."""
         return self._backend.bind(self.call(n))
 
     def launches(self, begin: int, end: int) -> list[Launch]:
-        """The callables of operations in the half-open range [begin, end)."""
+        """Return the callables that start operations of the range [begin, end)."""
         made = [self.launch(n) for n in range(begin, end)]
         if end < len(self._program):  # a long program is bound block by block
             release(self._program.send_bytes)

@@ -13,16 +13,17 @@ from . import payload
 
 
 class Buffers:
-    """A send and a receive buffer for each stream, as large as its largest operation.
+    """Send and receive buffers of each stream, as large as its largest operation.
 
-    Operations of a stream that overlap share them: their bytes are not checked.
+    Operations of a stream that overlap share its buffers: the timed pass does not check
+    bytes.
 
     Parameters
     ----------
     program
         Program of the rank.
     backend
-        Started; it allocates the memory.
+        Backend, already started; it allocates the memory.
 
     Raises
     ------
@@ -51,14 +52,14 @@ class Buffers:
             ) from error
 
     def send(self, stream: int, size: int) -> torch.Tensor:
-        """The first ``size`` bytes of a stream's send buffer, uint8."""
+        """Return the first ``size`` bytes of a stream's send buffer, uint8."""
         return self._send[stream][:size]
 
     def receive(self, stream: int, size: int) -> torch.Tensor:
-        """The first ``size`` bytes of a stream's receive buffer, uint8."""
+        """Return the first ``size`` bytes of a stream's receive buffer, uint8."""
         return self._receive[stream][:size]
 
     def fill(self, value: int) -> None:
-        """Set every byte of all buffers."""
+        """Set every byte of all buffers to a value."""
         for buffer in (*self._send.values(), *self._receive.values()):
             buffer.fill_(value)

@@ -1,8 +1,8 @@
-"""Run an operation once with known bytes and verify what arrives.
+"""Run an operation once with known bytes and verify the received bytes.
 
-What a rank sends to one other rank is the :mod:`.payload` of that pair; what it sends
-to all (a broadcast, a gather, a reduction) is its own payload with itself as
-destination.  Sums are of bytes, modulo 256: exact in any order.
+Bytes for one other rank are the :mod:`.payload` of that pair; bytes for all ranks (in a
+broadcast, a gather, a reduction) are the sender's payload with itself as destination.
+Sums are of bytes, modulo 256: exact in any order.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .binding import REDUCTIONS
 def check(
     backend: Backend, call: Call, *, rank: int, members: tuple[int, ...], operation: int
 ) -> tuple[int, str] | None:
-    """Run one operation and compare what arrives.
+    """Run one operation and verify the received bytes.
 
     Parameters
     ----------
     backend
-        Started.
+        Backend, already started.
     call
         The operation, with buffers of bytes; both are overwritten.
     rank
@@ -38,8 +38,7 @@ def check(
     Returns
     -------
     tuple or None
-        The rank whose bytes are wrong, and what is wrong, in words; None if all are
-        right.
+        The rank whose bytes are wrong, and a description; None if all are right.
     """
     fill(call, rank=rank, members=members, operation=operation)
     run(backend, call)
@@ -47,7 +46,7 @@ def check(
 
 
 def fill(call: Call, *, rank: int, members: tuple[int, ...], operation: int) -> None:
-    """Write what this rank sends into the buffers of an operation."""
+    """Write the payload that this rank sends into the buffers of an operation."""
     call.receive.view(torch.uint8).fill_(payload.UNTOUCHED)
     kind = call.kind
     to: tuple[int, ...] = (rank,)
@@ -74,7 +73,7 @@ def fill(call: Call, *, rank: int, members: tuple[int, ...], operation: int) -> 
 def compare(
     call: Call, *, rank: int, members: tuple[int, ...], operation: int
 ) -> tuple[int, str] | None:
-    """The rank whose bytes arrived wrong, and how; None if all are right."""
+    """Find the rank whose bytes arrived wrong, with a description; None if none."""
     kind, size = call.kind, len(call.receive)
     if not size or (kind == "reduce" and rank != call.receiver):
         return None

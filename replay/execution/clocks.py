@@ -1,4 +1,4 @@
-"""Offsets of the ranks' clocks to rank 0's, from exchanges among all ranks.
+"""Estimate clock offsets of ranks to rank 0 from exchanges among all ranks.
 
 An all-to-all in which every rank sends to every other ends on no rank before all have
 issued it.  With issue i and end e of rank r on its own clock, and the offset c of this
@@ -31,7 +31,7 @@ ROUNDS = 16
 
 
 def knots(plan: Plan, rank: int, backend: Backend) -> npt.NDArray[np.void]:
-    """Measure the clock offsets of all ranks; every rank must call it.
+    """Measure the clock offsets of all ranks to rank 0; every rank must call it.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def knots(plan: Plan, rank: int, backend: Backend) -> npt.NDArray[np.void]:
 
 
 def offsets(issue: Int64, end: Int64, kernel: Int64) -> npt.NDArray[np.void]:
-    """Clock offsets from the times of exchanges among all ranks.
+    """Compute clock offsets to rank 0 from the times of exchanges among all ranks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A thread that records when operations end for which the program does not wait."""
+"""Thread that records the end of operations that the program does not wait for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from moetraffic.replay.backends.backend import Work
 
 MAX_IN_FLIGHT = 1024
-"""Operations not yet waited for; issuing more blocks."""
+"""Largest number of operations in flight; issuing more blocks."""
 
 
 class CompletionThread:
-    """A thread that waits for operations in the order of their issue.
+    """Thread that waits for operations in issue order and records their ends.
 
     The recorded end of an operation is the moment when it and all operations issued
     before it have ended.
@@ -45,7 +45,7 @@ class CompletionThread:
         self._works.put((n, work))
 
     def drain(self) -> None:
-        """Return when all operations added so far have ended or failed."""
+        """Wait until all operations added so far have ended or failed."""
         self._works.join()
 
     def stop(self) -> None:

@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 _DIGESTED_ROWS = 4096  # operations digested at a time
 _COLUMNS = ("operation", "issue", "start", "end", "due")
 _ROW_BYTES = 8 * len(_COLUMNS)  # times of an operation
-_GATHERED_ROWS = 1 << 18  # operations whose times travel in one exchange
+_GATHERED_ROWS = 1 << 18  # operations whose times are sent in one exchange
 
 
 def exchange(
@@ -35,21 +35,21 @@ def exchange(
     parts: Sequence[npt.NDArray[Any]],
     receive_bytes: list[int],
 ) -> list[UInt8]:
-    """Run an all-to-all of a few bytes.
+    """Exchange small arrays among the members of a group by an all-to-all.
 
     Parameters
     ----------
     group
         Index of the group.
     parts
-        ``W`` arrays, one a member, whose bytes are sent.
+        ``W`` arrays, one per member, whose bytes are sent.
     receive_bytes
         ``[W]`` bytes from each member.
 
     Returns
     -------
     list of ndarray
-        ``W`` uint8 arrays.
+        ``W`` uint8 arrays, one received from each member.
     """
     flat = [np.ascontiguousarray(p).view(np.uint8).ravel() for p in parts]
     size = sum(receive_bytes)
@@ -69,19 +69,19 @@ def exchange(
 
 
 def barrier(plan: Plan, backend: Backend) -> None:
-    """Wait until every rank has called this."""
+    """Wait until every rank has called this function."""
     one = np.zeros(1, np.uint8)
     exchange(backend, len(plan.groups), [one] * plan.world, [1] * plan.world)
 
 
 def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
-    """Check that members of a group expect what others send, in the same order.
+    """Check that group members expect the sizes that others send, in the same order.
 
-    For each member, a rank computes a digest of what it will send it (operations and
-    bytes, in the order of its program) and of what it expects from it.  Digests are
-    exchanged once a group, so the cost does not depend on the number of operations.
-    Only where digests differ, all sizes are exchanged one by one to find the first
-    that differs.
+    For each member, a rank computes a digest of the bytes of each operation, in the
+    order of its program, that it will send, and one of those that it expects.  Digests
+    are exchanged once per group, so the cost does not depend on the number of
+    operations.  Only where digests differ, all sizes are exchanged one by one to find
+    the first that differs.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
 def _digests(
     plan: Plan, program: Program, group: int
 ) -> tuple[list[UInt8], list[UInt8]]:
-    """Digests of what a rank sends to each member of a group, and expects from it."""
+    """Compute digests of the sizes sent to, and expected from, each group member."""
     width = len(plan.groups[group])
     sends, receives = (
         [hashlib.blake2b(digest_size=_DIGEST_BYTES) for _ in range(width)]
@@ -172,7 +172,7 @@ def compare_sizes(
     sends: list[int],
     receives: list[int],
 ) -> None:
-    """Exchange the sizes of an operation with its members, 8 bytes a pair.
+    """Exchange and compare the sizes of an operation, 8 bytes per pair of members.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def compare_sizes(
 def gather_times(
     plan: Plan, rank: int, backend: Backend, timing: Timing
 ) -> dict[int, Timing]:
-    """Gather the times of all ranks on rank 0; empty on the others."""
+    """Gather the operation times of all ranks on rank 0; empty on other ranks."""
     with backend_errors(rank, "the gathering of times"):
         mine = np.stack([getattr(timing, c) for c in _COLUMNS], axis=1).astype("<i8")
         everyone = len(plan.groups)

@@ -33,7 +33,7 @@ class DevicePass:
     Parameters
     ----------
     timed
-        The pass.
+        State of the timed pass.
     device
         CUDA device of the rank.
     graphs
@@ -42,7 +42,7 @@ class DevicePass:
     Raises
     ------
     ReplayError
-        If graphs are requested with a pace that the host has to keep.
+        If graphs are requested with a pace that issues operations one by one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DevicePass:
         Raises
         ------
         RankError
-            If another rank does not answer.
+            If another rank does not respond.
         """
         timed = self._timed
         timed.barrier()
@@ -117,7 +117,7 @@ class DevicePass:
             work = self._launches[n - begin]()
             if program.waits[n] and not open_loop:
                 if work is not None:
-                    work.wait()  # the stream's, not the host's
+                    work.wait()  # blocks the stream, not the host
                 ended.record(stream)
                 return
         # no operation waits for it: its end is recorded on a side stream
@@ -129,7 +129,7 @@ class DevicePass:
             ended.record(side)
 
     def _wait_until_due(self, n: int, begin: int) -> None:
-        """Wait until an operation is due."""
+        """Wait, on the host or the device, until an operation is due."""
         timed, program = self._timed, self._timed.program
         pace = timed.pace
         if not pace.timed:
@@ -197,7 +197,7 @@ class DevicePass:
             ) from error
 
     def _reference(self) -> tuple[torch.cuda.Event, int]:
-        """An event that has ended, and the host time at which its end was observed."""
+        """Return an ended event, and the host time at which its end was observed."""
         reference = _event()
         reference.record(torch.cuda.current_stream(self._device))
         reference.synchronize()

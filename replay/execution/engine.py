@@ -25,7 +25,7 @@ from .timing import Timing
 
 
 class Engine:
-    """Replay of the program of one rank.
+    """Executes the program of one rank: verification, warm-up and timed passes.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ class Engine:
     rank
         Rank of this process.
     backend
-        Started with ``plan.groups`` and, after them, the group of all ranks.
+        Backend, started with ``plan.groups`` and, after them, the group of all ranks.
     pace
         When operations are issued.
     dtype
         Type in which reductions compute.
     graphs
-        Whether a CUDA device gets an iteration's operations as one graph.
+        Whether a CUDA device runs each iteration as one CUDA graph.
     passed
         Operations that another engine of this rank has counted before.
 
@@ -76,7 +76,7 @@ class Engine:
         self._passed = passed  # operations of earlier passes
 
     def verify(self, chosen: Bool | None = None) -> None:
-        """Run operations once and check every byte that arrives.
+        """Run operations once and check every received byte.
 
         All ranks have agreed on the sizes of all operations before; the members of an
         operation that is run exchange its sizes once more: gloo aborts a receiver of
@@ -91,7 +91,7 @@ class Engine:
         Raises
         ------
         RankError
-            If sizes or bytes differ from the plan, or a rank does not answer.
+            If sizes or bytes differ from the plan, or a rank does not respond.
         """
         plan, rank, program = self._plan, self._rank, self._program
         count, done, sent_ns = len(program), 0, time.monotonic_ns()
@@ -116,7 +116,7 @@ class Engine:
         Raises
         ------
         RankError
-            If another rank does not answer.
+            If another rank does not respond.
         """
         plan, program = self._plan, self._program
         first = np.unique(plan.iteration)[:iterations]
@@ -129,12 +129,12 @@ class Engine:
                 run(self._backend, self._binder.call(n))
 
     def run(self) -> Timing:
-        """Run every operation at its pace and record its times.
+        """Run a timed pass through the program and record the times of operations.
 
         Raises
         ------
         RankError
-            If another rank does not answer.
+            If another rank does not respond.
         """
         self._buffers.fill(0)  # repeated sums of zeros stay zero
         timed = TimedPass(
@@ -166,7 +166,7 @@ class Engine:
             barrier(self._plan, self._backend)
 
     def _compare_sizes(self, call: Call, operation: int) -> None:
-        """Compare sizes with all members; skipped where only two of them take part."""
+        """Compare the sizes of a call among all group members, except for messages."""
         if call.kind == "send_recv":
             return
         sends, receives = call.send_bytes, call.receive_bytes

@@ -11,7 +11,7 @@ _REPETITIONS = 32
 
 
 class Gemm:
-    """Products of square bfloat16 matrices, whose duration is measured at creation.
+    """Square bfloat16 matrix products whose duration is measured at creation.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Gemm:
         self.product_ns = max(1.0, begin.elapsed_time(end) * 1e6 / _REPETITIONS)
 
     def fill(self, gap_ns: int) -> None:
-        """Queue products with this total duration on the current stream."""
+        """Queue matrix products of a given total duration on the current stream."""
         self._multiply(round(gap_ns / self.product_ns))
 
     def _multiply(self, times: int) -> None:

@@ -18,12 +18,12 @@ def run(timed: TimedPass) -> None:
     """Run a timed pass in open loop; its times are in ``timed`` afterwards.
 
     Operations that the trace does not have (background traffic) have no captured time:
-    they are issued as soon as it is their turn.
+    they are issued in program order, without waiting.
 
     Raises
     ------
     RankError
-        If another rank does not answer.
+        If another rank does not respond.
     """
     program, clock = timed.program, time.monotonic_ns
     errors: list[RankError] = []

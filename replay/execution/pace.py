@@ -1,4 +1,4 @@
-"""Pace of a replay: when operations are issued, and how the time until then is spent.
+"""Pace of a replay: due times of operations, and how ranks wait for them.
 
 ========== =====================================================================
 pace       an operation is due
@@ -9,7 +9,7 @@ scaled:X   X times the captured gap after that
 open-loop  at the captured time after the start, whether or not others have ended
 ========== =====================================================================
 
-Gaps stand for compute.  A *sleep* wakes some tens of microseconds late and frees the
+Gaps represent compute.  A *sleep* wakes some tens of microseconds late and frees the
 processor; *spin* sleeps until shortly before the due time and then polls the clock,
 which is exact; *gemm* multiplies matrices on the GPU for the length of the gap.
 """
@@ -28,13 +28,13 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import UNKNOWN_GAP, Plan
 
 SPIN_NS = 200_000
-"""How long before the due time sleeping ends and polling the clock begins."""
+"""Time before the due time, in ns, at which polling the clock replaces sleeping."""
 
-_NAP_NS = 100_000_000  # longer sleeps are split, so that heartbeats go on
+_NAP_NS = 100_000_000  # longer sleeps are split, so that heartbeats continue
 
 
 class Schedule(str, enum.Enum):
-    """What determines the issue time of an operation."""
+    """Rule that determines the issue times of operations."""
 
     ASAP = "asap"
     CAPTURED = "captured"
@@ -43,7 +43,7 @@ class Schedule(str, enum.Enum):
 
 
 class Gaps(str, enum.Enum):
-    """How the time until an operation is due is spent."""
+    """Way of waiting until an operation is due: sleep, spin or matrix products."""
 
     SLEEP = "sleep"
     SPIN = "spin"
@@ -52,7 +52,7 @@ class Gaps(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """When operations are issued.
+    """Pace of a replay: rule for issue times, gap factor and way of waiting.
 
     Raises
     ------
@@ -119,7 +119,7 @@ class Pace:
 
 
 ASAP = Pace()
-"""Each operation as soon as the one it waits for has ended."""
+"""Pace that issues each operation as soon as the one it waits for has ended."""
 
 
 def parse_pace(text: str, gaps: Gaps = Gaps.SPIN) -> Pace:
@@ -147,16 +147,16 @@ def parse_pace(text: str, gaps: Gaps = Gaps.SPIN) -> Pace:
 def wait_until(
     due_ns: int, gaps: Gaps, alive: Callable[[int], object] = lambda now_ns: None
 ) -> int:
-    """Wait on the host; return ``time.monotonic_ns()`` afterwards.
+    """Wait on the host until a due time; return ``time.monotonic_ns()`` afterwards.
 
     Parameters
     ----------
     due_ns
-        Until when, on the clock of ``time.monotonic_ns()``.
+        Due time, on the clock of ``time.monotonic_ns()``.
     gaps
         Sleep, or sleep and spin.
     alive
-        Called with the time every now and then, for heartbeats.
+        Called with the time periodically, for heartbeats.
     """
     clock, early = time.monotonic_ns, 0 if gaps is Gaps.SLEEP else SPIN_NS
     now = clock()

@@ -1,7 +1,7 @@
 """Payload bytes that identify sender, receiver, operation and offset.
 
-Each source rank has a table of P pseudo-random bytes, P prime.  What it sends to a
-destination in an operation is the table read in blocks of P from places that depend on
+Each source rank has a table of P pseudo-random bytes, P prime.  Its bytes for a
+destination in an operation are the table read in blocks of P from places that depend on
 destination, operation and block:
 
     byte(s, d, k, o) = T_s[(d A + k B + (o div P) C + o mod P) mod P]
@@ -41,7 +41,7 @@ UNTOUCHED = 0xA5
 
 @dataclass(frozen=True, kw_only=True)
 class WrongByte:
-    """The first byte that differs from what its sender should have sent."""
+    """First received byte that differs from the expected payload."""
 
     source: int  # world rank whose bytes were expected
     offset: int  # in the bytes of this source
@@ -49,7 +49,7 @@ class WrongByte:
     expected: int
     found: int
     owner: int | None  # world rank whose bytes they are, if identified
-    note: str  # what the bytes found are, in words
+    note: str  # description of the bytes found
 
     def __str__(self) -> str:
         return (
@@ -60,7 +60,7 @@ class WrongByte:
 
 @lru_cache(maxsize=4096)
 def table(source: int) -> UInt8:
-    """Two periods of a source's table, ``[2 P]`` uint8, read-only."""
+    """Return two periods of a source rank's byte table, ``[2 P]`` uint8, read-only."""
     once = np.random.default_rng([0x6D6F65, source]).integers(
         0, 256, PERIOD, dtype=np.uint8
     )
@@ -77,7 +77,7 @@ def fill(
     operation: int,
     sizes: list[int],
 ) -> None:
-    """Write what one rank sends in one operation.
+    """Write the payload that one rank sends in one operation.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def fill(
 
 
 def summed(*, sources: Sequence[int], operation: int, first: int, size: int) -> UInt8:
-    """Expected sum of the members' bytes modulo 256, ``[size]`` uint8.
+    """Compute the expected sum of members' bytes modulo 256, ``[size]`` uint8.
 
     Such sums are exact in any order, on any number of ranks.
 
@@ -181,7 +181,7 @@ def verify(
 
 
 def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
-    """Find these bytes in the tables of ranks: (rank, place) pairs."""
+    """Find a byte string in the tables of ranks; return (rank, place) pairs."""
     found = []
     for rank in candidates:
         place = table(rank).tobytes().find(window)
@@ -191,7 +191,7 @@ def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _place(destination: int, operation: int, offset: int) -> int:
-    """Index of a byte in the table of its source."""
+    """Compute the index of a payload byte in the table of its source rank."""
     block, within = divmod(offset, PERIOD)
     return (
         destination * _DESTINATION_STRIDE
@@ -204,7 +204,7 @@ def _place(destination: int, operation: int, offset: int) -> int:
 def _blocks(
     destination: int, operation: int, size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Blocks of a message: (place in the table, first offset, last offset + 1)."""
+    """Yield blocks of a message: (place in table, first offset, last offset + 1)."""
     for first in range(0, size, PERIOD):
         place = _place(destination, operation, first)
         yield place, first, min(first + PERIOD, size)
@@ -218,7 +218,7 @@ def _trace_back(
     sources: Sequence[int],
     operation: int,
 ) -> tuple[int | None, str]:
-    """Identify wrong bytes: the rank they come from, and an explanation in words."""
+    """Identify the rank that wrong bytes come from; return it and an explanation."""
     if window and set(window) == {UNTOUCHED}:
         return None, "nothing was received there"
     if len(window) < _WINDOW:

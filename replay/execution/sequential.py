@@ -23,7 +23,7 @@ def run(timed: TimedPass) -> None:
     Raises
     ------
     RankError
-        If another rank does not answer.
+        If another rank does not respond.
     """
     with _without_garbage_collection():
         if timed.pace.timed:
@@ -88,7 +88,7 @@ def _paced(timed: TimedPass) -> None:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off: these loops create no reference cycles."""
+    """Disable the garbage collector: the timed loops create no reference cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

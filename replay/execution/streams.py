@@ -25,16 +25,16 @@ _POLL_S = 0.1  # interval at which a waiting thread checks whether another faile
 
 
 class _Stopped(Exception):
-    """Another stream has failed: this thread ends."""
+    """Raised to end the thread of a stream after another stream has failed."""
 
 
 class StreamThreads:
-    """The threads of one timed pass.
+    """Threads of one timed pass, one for each stream of the program.
 
     Parameters
     ----------
     timed
-        The pass.
+        State of the timed pass.
     """
 
     def __init__(self, timed: TimedPass) -> None:
@@ -44,17 +44,17 @@ class StreamThreads:
         self._joined = threading.Barrier(len(self._streams))
         self._changed = threading.Condition()
         self._waiting = 0  # threads that wait for an operation of another stream
-        self._in_flight: dict[int, int] = {}  # stream: the operation it waits in
+        self._in_flight: dict[int, int] = {}  # stream to its operation in flight
         self._error: RankError | None = None
         self._begin = 0
 
     def run(self) -> None:
-        """Run the timed pass; its times are in the pass afterwards.
+        """Run the timed pass; its times are in ``timed`` afterwards.
 
         Raises
         ------
         RankError
-            If another rank does not answer.
+            If another rank does not respond.
         """
         timed = self._timed
         count = len(timed.program)
@@ -129,7 +129,7 @@ class StreamThreads:
             timed.counter[0] = timed.base + 2 * n + 2
 
     def _count(self) -> None:
-        """Show the supervisor the first of the operations in flight."""
+        """Set the supervisor's counter to the first of the operations in flight."""
         first = min(self._in_flight.copy().values(), default=0)
         self._timed.counter[0] = self._timed.base + 2 * first + 1
 

@@ -1,4 +1,4 @@
-"""The timed pass of one rank: state shared by all execution orders."""
+"""State of the timed pass of one rank, shared by all execution orders."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .pace import Pace
 from .timing import Timing
 
 HEARTBEAT_EVERY_NS = 200_000_000
-"""A heartbeat costs some microseconds, so there is not one for every operation."""
+"""Shortest interval between heartbeats, in ns; each costs some microseconds."""
 
 HEARTBEAT_WINDOW = 4096
-"""Most operations that a heartbeat summarizes: it is part of the timed pass."""
+"""Largest number of operations that a heartbeat summarizes, to bound its cost."""
 
 PREPARED = 1 << 16
-"""Operations prepared before the clock starts; longer programs go block by block."""
+"""Operations prepared before timing; longer programs are prepared in blocks."""
 
 BLOCK = 4096
 
 
 class TimedPass:
-    """One timed pass through the program of a rank.
+    """State of one timed pass through the program of a rank.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class TimedPass:
         self._summarized = 0  # operations that heartbeats have covered
 
     def launches(self) -> Iterator[Launch]:
-        """Callables that start the operations, in program order.
+        """Return callables that start the operations, in program order.
 
         The first block is prepared before this returns: the whole program, unless it
         is longer than PREPARED.
@@ -99,7 +99,7 @@ class TimedPass:
         return chain(next(prepared, []), chain.from_iterable(prepared))
 
     def iterations(self) -> list[tuple[int, int]]:
-        """Half-open range of program indices of each iteration."""
+        """Return the half-open range of program indices of each iteration."""
         when = self.plan.iteration[self.program.operation]
         edges = (np.flatnonzero(np.diff(when)) + 1).tolist()
         ranges = list(zip([0, *edges], [*edges, len(when)], strict=True))
@@ -111,12 +111,12 @@ class TimedPass:
         self.done += 1
 
     def due_after(self, n: int, since_ns: int) -> int:
-        """Due time of the n-th operation: its scaled gap after the end it waits for."""
+        """Compute the due time of the n-th operation: ``since_ns`` + its scaled gap."""
         gap = int(self.program.gap_ns[n])
         return since_ns + max(0, round(gap * self.pace.factor))
 
     def alive(self, now_ns: int) -> None:
-        """Send a heartbeat unless one was sent shortly before."""
+        """Send a heartbeat unless one was sent within the shortest interval."""
         if now_ns - self._heartbeat_ns > HEARTBEAT_EVERY_NS:
             self._heartbeat_ns = now_ns
             self.send_heartbeat()
@@ -146,12 +146,12 @@ class TimedPass:
         }
 
     def failure(self, n: int, error: RuntimeError) -> RankError:
-        """The error of the n-th operation with its rank and name."""
+        """Convert an error of the n-th operation to a RankError that names it."""
         name = self.plan.name(int(self.program.operation[n]))
         return backend_error(self.program.rank, name, error)
 
     def timing(self) -> Timing:
-        """The recorded times."""
+        """Return the recorded times of all operations of the pass."""
         return Timing(
             operation=self.program.operation,
             issue=self.issue,

@@ -1,4 +1,4 @@
-"""Recorded times of the operations of one rank."""
+"""Recorded times of the operations of one rank in a timed pass."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class Timing:
     issue: Int64  # [N] the call
     start: Int64  # [N] beginning of the transfer
     end: Int64  # [N] end of the transfer
-    due: Int64  # [N] scheduled issue; UNKNOWN_TIME where as soon as possible
+    due: Int64  # [N] scheduled issue; UNKNOWN_TIME if issued as soon as possible

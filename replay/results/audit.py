@@ -1,4 +1,4 @@
-"""Audit: times of a replay and their ratios to the baselines.
+"""Compute the times of a replay and their ratios to the baselines.
 
 Completion times of all operations, of each kind, stream, phase and layer, and of
 iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with a
@@ -43,7 +43,7 @@ def audit(
     captured_wall_s: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Fidelity:
-    """Compare a replay with the run that it repeats.
+    """Compare the durations of a replay with the captured run and other baselines.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def audit(
 def slowdown(
     plan: Plan, pairs: Sequence[tuple[Times, Times]], *, seed: int = 0
 ) -> Ratio:
-    """Time of all-to-alls with dense traffic over their time without.
+    """Compute the slowdown of all-to-alls by dense traffic, a ratio of total times.
 
     Both passes of a pair follow each other, so that other load of the machine affects
     both; iterations are resampled together with their counterpart of the pair.
@@ -105,7 +105,7 @@ def slowdown(
     Returns
     -------
     Ratio
-        Sum of the call times with over without.
+        Sum of the call times with dense traffic over the sum without.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def _iterations(
 
 
 def _straggler(ranks: Int64) -> dict[str, Any]:
-    """The most frequent rank and its share; negative ranks are not counted."""
+    """Find the most frequent rank and its share; negative ranks are not counted."""
     times = np.bincount(ranks[ranks >= 0], minlength=1)
     if not times.any():
         return {"straggler": -1, "straggler_share": 0.0}

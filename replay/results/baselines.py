@@ -1,14 +1,14 @@
 """Baselines: captured, minimal and modeled durations of a replay's operations.
 
-Each is ``[n]`` float64 seconds, one an operation of the plan, NaN if unknown:
+Each is ``[n]`` float64 seconds, one per operation of the plan, NaN if unknown:
 
 ``captured``
     duration of the same operation in the trace that is replayed;
 ``bound``
     lower bound on its duration on a network: the largest of the port bound and the cut
-    bounds (:mod:`moetraffic.fabric.bounds`), of its matrix alone.  With a capacity and
-    no topology it is the busiest rank's bytes over the capacity, which is the port
-    bound of one switch with a NIC a rank;
+    bounds (:mod:`moetraffic.fabric.bounds`), of its byte matrix alone.  With a capacity
+    and no topology it is the busiest rank's bytes over the capacity, which is the port
+    bound of one switch with one NIC per rank;
 ``model``
     duration of a collective of its size in a table of measurements, interpolated by
     Hockney's model (:mod:`moetraffic.patterns.bandwidth`).
@@ -38,19 +38,19 @@ _WHOLE = frozenset({"all_gather", "gather"})
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Baselines of a replay; None if not requested."""
+    """Baseline durations of a replay's operations; None if not requested."""
 
     captured_call_s: Float64 | None = None
     captured_transfer_s: Float64 | None = None
     bound_s: Float64 | None = None
     model_s: Float64 | None = None
-    bound_of: str = ""  # the network, in words
+    bound_of: str = ""  # description of the network
     model_of: str = ""  # the table
     notes: tuple[str, ...] = ()
 
 
 def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
-    """Captured call and transfer time of each operation, ``[n]`` s each."""
+    """Return captured call and transfer times of operations, ``[n]`` s each."""
     calls = completion(trace, kind=None)
     row = np.full(len(trace.occurrences), -1, np.int64)
     row[calls.occurrence] = np.arange(len(calls))
@@ -64,7 +64,7 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
 
 
 def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
-    """Bytes of the busiest rank over the capacity of its link, ``[n]`` s.
+    """Compute the port bound: bytes of the busiest rank / link capacity, ``[n]`` s.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
 
 
 def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
-    """Lower bound on the time of each operation on a network, ``[n]`` s.
+    """Compute a lower bound on each operation's time on a network, ``[n]`` s.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
 
 
 def lower_bounds(network: Network, ranks: Int64, matrices: Int64) -> Float64:
-    """Larger of port and cut bounds of matrices ``[..., W, W]`` of these ranks, s."""
+    """Compute the larger of port and cut bounds of byte matrices ``[..., W, W]``, s."""
     slots = network.slots[ranks]
     cuts = cut_bounds(network.topology, slots, matrices).values()
     port = port_bound(network.topology, slots, matrices)
@@ -111,7 +111,7 @@ def lower_bounds(network: Network, ranks: Int64, matrices: Int64) -> Float64:
 def modeled(
     plan: Plan, table: BandwidthTable, nodes: Sequence[str]
 ) -> tuple[Float64, tuple[str, ...]]:
-    """Time of each operation by a table of measurements, ``[n]`` s, and notes.
+    """Estimate operation times from a table of measurements, ``[n]`` s, with notes.
 
     An uneven all-to-all is looked up by the bytes of its busiest link, among uneven
     ones if these were measured, otherwise among even ones.

@@ -1,4 +1,4 @@
-"""Results that rank 0 computes at the end: the replayed trace, and the comparison."""
+"""Compute the results of a replay on rank 0: replayed trace, summary, comparison."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def conclude(
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     pairs: Sequence[tuple[Times, Times]] = (),
 ) -> Replay:
-    """Write the replayed trace, and summarize the replay.
+    """Write the replayed trace, compare it with baselines and summarize the replay.
 
     Parameters
     ----------

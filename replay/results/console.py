@@ -33,12 +33,12 @@ _RANKS_SHOWN = 16
 
 
 class ProgressDisplay:
-    """Progress of the ranks, from their heartbeats.
+    """Display of the ranks' progress, updated from their heartbeats.
 
     Parameters
     ----------
     live
-        Where to draw; None prints a line from time to time instead.
+        Live display to update; None prints a line periodically instead.
     metrics
         Prometheus text file to keep up to date; None for none.
     """
@@ -51,7 +51,7 @@ class ProgressDisplay:
         self._line_s = self._metrics_s = time.monotonic()
 
     def plan(self, plan: Plan) -> None:
-        """Print the size of a replay before it starts."""
+        """Print operations, bytes and buffer sizes of a replay before it starts."""
         self.progress = Progress(plan.world)
         self._labels = common_labels(plan.source)
         line = (
@@ -68,7 +68,7 @@ class ProgressDisplay:
             self._live.console.print(text, highlight=False)
 
     def event(self, event: Heartbeat) -> None:
-        """Show a heartbeat."""
+        """Update the display and the metrics file from a heartbeat."""
         if not self.progress.update(event):
             return
         now = time.monotonic()
@@ -93,12 +93,12 @@ class ProgressDisplay:
 def progress_display(
     *, live: bool | None = None, metrics: Path | None = None
 ) -> Iterator[ProgressDisplay]:
-    """Display progress on stderr: drawn if that is a terminal, else as lines.
+    """Display replay progress on stderr: bars on a terminal, otherwise lines.
 
     Parameters
     ----------
     live
-        Whether to draw; None to draw if stderr is a terminal.
+        Whether to draw progress bars; None to draw them if stderr is a terminal.
     metrics
         See :class:`ProgressDisplay`.
     """
@@ -111,9 +111,9 @@ def progress_display(
 
 
 def render_progress(progress: Progress) -> Group:
-    """Progress bars of the ranks, the rate, late ranks and the slowest operation.
+    """Render progress bars of the ranks, the rate and the slowest operation.
 
-    Of many ranks, those furthest behind are shown.
+    If there are many ranks, only those furthest behind are shown.
     """
     left_s = (progress.of - progress.done) / progress.rate if progress.rate else 0.0
     head = Text(

@@ -33,14 +33,14 @@ from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, parse_hock
 from .output import write_text
 
 FORMATS = (".json", ".csv")
-"""File formats of a program."""
+"""File name suffixes of the formats in which programs are written."""
 
 _SHOWN = 16  # rows of a table; all are in the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunOptions:
-    """Network and output of a dry run.
+    """Options of a dry run: network, sources of estimates and output.
 
     Raises
     ------
@@ -70,14 +70,14 @@ class DryRunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """A plan with the programs of all ranks, its lower bounds and estimates."""
+    """Replay plan of all ranks with lower bounds and estimates of its duration."""
 
     plan: Plan
     bounds: Bounds | None
     estimates: tuple[Estimate, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Summary for JSON: bytes are bytes, ``_s`` seconds."""
+        """Return a summary for JSON; sizes are in bytes, ``_s`` in seconds."""
         plan, b = self.plan, self.bounds
         used = np.bincount(plan.group, minlength=len(plan.groups)).tolist()
         kinds = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
@@ -112,7 +112,7 @@ class DryRun:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every rank's program, a row an operation, in issue order.
+        """Yield the programs of all ranks, one row per operation in issue order.
 
         Bytes of ``sends`` and ``receives`` are to and from each rank of ``ranks``, for
         all-to-alls; times are microseconds, None if unknown.
@@ -154,7 +154,7 @@ class DryRun:
         return row
 
     def tables(self, *, verbose: bool = False) -> list[Table]:
-        """Tables for a terminal; ``verbose`` adds the operations of every rank."""
+        """Build terminal tables; ``verbose`` adds the operations of every rank."""
         found = self.as_dict()
         groups = [{**g, "ranks": rank_span(g["ranks"])} for g in found["groups"]]
         tables = [
@@ -224,7 +224,7 @@ class DryRun:
         )
 
     def save(self, path: Path) -> None:
-        """Write every rank's rows as CSV, or with the summary as JSON.
+        """Write the programs of all ranks as CSV or, with the summary, as JSON.
 
         Lists are separated by blanks in CSV; unknown values are empty there, and null
         in JSON.
@@ -250,7 +250,7 @@ class DryRun:
 def estimate_plan(
     trace: Trace, plan: Plan, options: DryRunOptions, scale: Scaled | None = None
 ) -> DryRun:
-    """Compute lower bounds and estimates of a plan.
+    """Compute lower bounds and estimates of the duration of a replay plan.
 
     Parameters
     ----------
@@ -259,14 +259,14 @@ def estimate_plan(
     plan
         Plan with the programs of all ranks.
     options
-        The network.
+        Network and sources of estimates.
     scale
-        Scale of the plan.
+        Converts ranks and bytes of the trace; None leaves them.
 
     Raises
     ------
     MoetrafficError
-        If the network, or the table, does not suit the plan.
+        If the network, or the table, does not fit the plan.
     """
     on = None
     hosts = np.zeros(plan.world, np.int64)
@@ -293,7 +293,7 @@ def estimate_plan(
 def print_dry_run(
     request: Request, options: DryRunOptions, *, nproc: int | None, as_json: bool
 ) -> None:
-    """Print a dry run of a request, and write its programs if requested.
+    """Print the dry run of a replay, and write its programs if requested.
 
     Raises
     ------
@@ -338,7 +338,7 @@ def _rank(plan: Plan, program: Program) -> dict[str, Any]:
 
 
 def _records(title: str, records: list[dict[str, Any]]) -> Table:
-    """A table of records; the first ones of many."""
+    """Build a table of the first records of a list."""
     names = list(records[0]) if records else []
     rest = len(records) - _SHOWN
     return Table(
@@ -370,7 +370,7 @@ def _us(value_ns: Any) -> float | None:
 
 
 def _cell(value: Any) -> Any:
-    """A value as one cell of CSV."""
+    """Format a value as one cell of CSV."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if value is None or (isinstance(value, float) and math.isnan(value)):

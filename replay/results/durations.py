@@ -1,4 +1,4 @@
-"""Durations of the operations of a replay, from the times of all ranks.
+"""Compute the durations of replayed operations from the times of all ranks.
 
 The two durations of an operation, ``call`` and ``transfer``, are those of
 :mod:`moetraffic.analysis.times.completion`, which computes them for a trace.
@@ -22,7 +22,7 @@ NO_CLOCKS: npt.NDArray[np.void] = np.zeros(0, CLOCK)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Durations of the n operations of a plan."""
+    """Measured durations of the n operations of a plan and of its iterations."""
 
     call_s: Float64  # [n] longest over members, call to end; NaN if not timed
     transfer_s: Float64  # [n] from the last member's call to the last end
@@ -38,7 +38,7 @@ def measure(
     times: Mapping[int, Timing],
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
 ) -> Measured:
-    """Compute durations from the times of all ranks, one rank after the other.
+    """Compute operation and iteration durations from the times of all ranks.
 
     Parameters
     ----------
@@ -92,14 +92,14 @@ def measure(
 
 
 def common(clocks: npt.NDArray[np.void], rank: int, times: Int64) -> Int64:
-    """Times of a rank, ``[N]`` int64 ns, converted to rank 0's clock."""
+    """Convert times of a rank, ``[N]`` int64 ns, to rank 0's clock."""
     if not len(clocks):
         return times
     return to_common(clocks, np.full((len(times), 1), rank), times[:, None])[:, 0]
 
 
 def _spans(place: Int64, timing: Timing, iterations: int) -> Int64:
-    """First call to last end in each iteration, ``[T]`` int64 ns, -1 for none."""
+    """Compute first call to last end of each iteration, ``[T]`` ns; -1 for none."""
     first = np.full(iterations, np.iinfo(np.int64).max, np.int64)
     final = np.full(iterations, -1, np.int64)
     np.minimum.at(first, place, timing.issue)
@@ -108,9 +108,10 @@ def _spans(place: Int64, timing: Timing, iterations: int) -> Int64:
 
 
 def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
-    """Parts of a plan: attribute, value, and indices of its operations ``[k]``.
+    """Yield subsets of a plan's operations: attribute, value and indices ``[k]``.
 
-    All; then by kind of operation, stream (if there are several), phase and layer.
+    First all operations; then by kind of operation, stream (if there are several),
+    phase and layer.
     """
     yield "all", "", np.arange(len(plan))
     phases = [s.phase for s in plan.sites]

@@ -1,10 +1,10 @@
 """Lower bounds and estimates of the duration of a planned replay.
 
 Lower bounds follow from the network: no NIC sends faster than its capacity, and traffic
-that leaves a set of hosts does not cross its uplinks faster
+that leaves a set of hosts does not cross its uplinks faster than theirs
 (:mod:`moetraffic.fabric.bounds`).  All-to-alls have the matrices of the plan, other
-collectives are rings.  There is a bound for each operation, and three for the whole
-replay, each at least the one before it:
+collectives use the ring algorithm.  There is a bound for each operation, and three for
+the whole replay, each at least the one before it:
 
 ``whole``
     Every NIC and every cut carries all bytes of the replay, in any order.
@@ -42,12 +42,12 @@ from moetraffic.units import bytes_per_second, duration, seconds
 
 from .baselines import lower_bounds, modeled
 
-_CELLS = 1 << 22  # of matrices over the world, one an iteration, at a time
+_CELLS = 1 << 22  # matrix cells held at a time, one matrix per iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Lower bounds, s."""
+    """Lower bounds on the duration of a plan and its operations, s."""
 
     operation_s: Float64  # [n] of each operation
     whole_s: float
@@ -61,7 +61,7 @@ class Estimate:
     """Estimated durations from measurements of the network."""
 
     operation_s: Float64  # [n]; 0 where no byte crosses the network, NaN: unknown
-    total_s: float  # of the known ones, summed as Bounds.operations_s
+    total_s: float  # of the known operations, summed as Bounds.operations_s
     source: str
     notes: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ class Estimate:
 def bounds(
     trace: Trace, plan: Plan, network: Network, scale: Scaled | None = None
 ) -> Bounds:
-    """Lower bounds of a plan on a network.
+    """Compute lower bounds on the duration of a plan on a network.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def bounds(
     network
         Network with a slot for each rank.
     scale
-        Scale of the plan.
+        Converts ranks and bytes of the trace; None leaves them.
     """
 
     everyone = np.arange(plan.world)
@@ -108,7 +108,7 @@ def bounds(
 
 
 def serialized_time(plan: Plan, operation_s: Float64) -> float:
-    """Duration of all operations if those of a stream do not overlap on any rank.
+    """Compute the duration of a plan if operations of a stream do not overlap.
 
     In each iteration the largest sum over a rank's operations of one stream; summed
     over iterations.  NaN counts as 0.
@@ -129,7 +129,7 @@ def serialized_time(plan: Plan, operation_s: Float64) -> float:
 
 
 def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:
-    """Blocks of iterations: operations, and the iteration of each in the block."""
+    """Yield blocks of iterations: operations, and their iteration in the block."""
     which = np.unique(plan.iteration, return_inverse=True)[1]
     step = max(1, _CELLS // plan.world**2)
     order = np.argsort(which, kind="stable")
@@ -143,7 +143,7 @@ def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:
 
 
 def _part(plan: Plan, at: Int64) -> Plan:
-    """The plan with the columns of some operations only."""
+    """Return a copy of a plan with the columns of some operations only."""
     columns = ("occurrence", "iteration", "site", "kind", "group", "stream")
     sizes = ("sender", "receiver", "size")
     return replace(
@@ -155,12 +155,12 @@ def _part(plan: Plan, at: Int64) -> Plan:
 
 
 def parse_hockney(text: str) -> Hockney:
-    """Parse alpha and beta: ``10us,50GB/s``.
+    """Parse alpha and beta of Hockney's model, such as ``10us,50GB/s``.
 
     Raises
     ------
     ReplayError
-        If the text is no such pair.
+        If the text is not such a pair.
     """
     alpha, comma, beta = text.partition(",")
     if not comma:
@@ -172,7 +172,7 @@ def parse_hockney(text: str) -> Hockney:
 
 
 def by_hockney(plan: Plan, model: Hockney) -> Estimate:
-    """T = alpha steps + (bytes of the busiest link) / beta, of each operation.
+    """Estimate operation times: alpha steps + (bytes of the busiest link) / beta.
 
     See :mod:`moetraffic.patterns.hockney` and, for the rounds of a collective on a
     ring, :mod:`moetraffic.patterns.collective`.
@@ -194,7 +194,7 @@ def by_hockney(plan: Plan, model: Hockney) -> Estimate:
 
 
 def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Estimate:
-    """Estimated durations from a table of measured collectives.
+    """Estimate operation times from a table of measured collectives.
 
     Parameters
     ----------

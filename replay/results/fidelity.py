@@ -1,6 +1,6 @@
-"""Fidelity records: how a replay compares with the run that it repeats.
+"""Data classes for the comparison of a replay with the captured run.
 
-Records only, so that the parent of the ranks need not import :mod:`.audit`, which
+Data classes only, so that the parent of the ranks need not import :mod:`.audit`, which
 computes them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LATE_S = 1e-3
-"""An operation issued by more than this after its due time is late."""
+"""Delay after the due time, in s, above which an operation counts as late."""
 
 LEVEL = 0.95
 """Confidence level of the intervals of :mod:`moetraffic.analysis.resampling`."""
@@ -17,7 +17,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio and its confidence interval; NaN if unknown."""
+    """Ratio of two durations with its confidence interval; NaN if unknown."""
 
     value: float
     low: float
@@ -40,7 +40,7 @@ class DurationQuantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PartFidelity:
-    """Durations of a part of the operations, or of the iterations, and their ratios."""
+    """Durations of a subset of operations, or of iterations, and their ratios."""
 
     by: str  # "all", "operation", "stream", "phase", "layer" or "iteration"
     label: str
@@ -50,7 +50,7 @@ class PartFidelity:
     time_s: DurationQuantiles  # on the slowest member; of iterations, first to last
     transfer_s: DurationQuantiles | None = None  # from the last call; None: iterations
     straggler: int  # rank most often last; of iterations, most often slowest
-    straggler_share: float  # in how many of them
+    straggler_share: float  # share of the operations, or iterations, in which it is
     busbw_gbs: float = float("nan")  # busiest links' bytes over the time; NaN for none
     over_captured: Ratio  # call time over the captured run's
     transfer_over_captured: Ratio = UNKNOWN_RATIO
@@ -59,13 +59,13 @@ class PartFidelity:
 
     @property
     def name(self) -> str:
-        """The part in words."""
+        """Name of the subset of operations, for tables."""
         return f"{self.by} {self.label}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Punctuality:
-    """Deviation of issue times from the schedule."""
+    """Deviation of replayed issue times from their schedule, over all ranks."""
 
     scheduled: int  # operations, over all ranks, whose due time is known
     error_p50_s: float  # of the absolute error
@@ -81,16 +81,16 @@ class Punctuality:
 
     @property
     def off(self) -> float:
-        """Length of the replay over that of the schedule, minus 1."""
+        """Duration of the replay divided by that of the schedule, minus 1."""
         return self.took_s / self.schedule_s - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """Comparison of a replay with the run that it repeats."""
+    """Comparison of a replay with the captured run and other baselines."""
 
     parts: tuple[PartFidelity, ...]
-    punctuality: Punctuality | None  # None where as soon as possible
+    punctuality: Punctuality | None  # None if issued as soon as possible
     slowdown: Ratio | None  # of all-to-alls with dense traffic over without
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none

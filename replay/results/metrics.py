@@ -1,4 +1,4 @@
-"""Metrics of a replay for Prometheus' node exporter, and the files of a result.
+"""Prometheus metrics of a replay for the node exporter, and its report files.
 
 The textfile collector reads every ``*.prom`` in a folder periodically, so the file is
 replaced atomically, also while the replay runs.  Names end in their unit, as Prometheus
@@ -32,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric with its samples."""
+    """Prometheus metric: name, type, help text and samples."""
 
     name: str  # without PREFIX, with its unit
     kind: str  # "gauge" or "counter"
@@ -41,7 +41,7 @@ class Metric:
 
 
 def gauge(name: str, help: str, *samples: tuple[Labels, float]) -> Metric:
-    """A metric that may rise and fall."""
+    """Create a gauge: a Prometheus metric that may rise and fall."""
     return Metric(name=name, kind="gauge", help=help, samples=samples)
 
 
@@ -51,7 +51,7 @@ def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
     Parameters
     ----------
     metrics
-        Each name once; a sample that is not finite is left out.
+        Metrics with distinct names; samples that are not finite are left out.
     common
         Labels of every sample.
 
@@ -87,7 +87,7 @@ def _escaped(text: str) -> str:
 def write_metrics(
     path: Path, metrics: Iterable[Metric], common: Mapping[str, str]
 ) -> None:
-    """Write the metrics; the file is whole or absent.
+    """Write metrics to a file in Prometheus' text format, atomically.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def write_metrics(
 
 
 def progress_metrics(progress: Progress) -> list[Metric]:
-    """Progress of each rank, while the replay runs."""
+    """Create metrics of each rank's progress in a running replay."""
     at = (("stage", progress.stage),)
 
     def each(name: str) -> list[tuple[Labels, float]]:
@@ -129,7 +129,7 @@ def progress_metrics(progress: Progress) -> list[Metric]:
 
 
 def result_metrics(replay: Replay) -> list[Metric]:
-    """Metrics of a replay that has ended."""
+    """Create metrics from the result of a replay that has ended."""
     s = replay
     spread = {"0.5": s.time_us.p50, "0.9": s.time_us.p90, "0.99": s.time_us.p99}
     metrics = [
@@ -239,7 +239,7 @@ def _fidelity(found: Fidelity) -> list[Metric]:
 
 
 def write_reports(request: Request, replay: Replay) -> None:
-    """Write the fidelity as JSON and the metrics, if requested.
+    """Write the fidelity of a replay as JSON, and its metrics, if requested.
 
     Raises
     ------
@@ -255,5 +255,8 @@ def write_reports(request: Request, replay: Replay) -> None:
 
 
 def common_labels(source: str) -> dict[str, str]:
-    """Labels of every sample: a folder may hold files of several replays."""
+    """Return the labels of every sample: the name of the replayed trace.
+
+    A folder may hold the files of several replays.
+    """
     return {"trace": source}

@@ -20,11 +20,11 @@ from moetraffic.units import byte_size
 
 WRITING = "the writing of the trace"
 WRITING_S = 900.0
-"""Longest time that it may take."""
+"""Longest time, in s, that writing the trace may take."""
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Write a text file, whole or not at all; ``mode`` sets its permissions.
+    """Write a text file atomically; ``mode`` sets its permissions.
 
     Raises
     ------
@@ -44,8 +44,8 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
 def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
     """Check that the disk has space for the replayed trace.
 
-    It holds the same columns as the trace that is replayed, for the occurrences that
-    the plan has.
+    The replayed trace holds the same columns as the trace that is replayed, for the
+    occurrences in the plan.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
     Raises
     ------
     ReplayError
-        If less is free in its folder.
+        If the folder has less free space.
     """
     with Trace.open(trace) as opened:
         every = max(1, len(opened.occurrences))
@@ -76,7 +76,7 @@ def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
 
 
 def write(trace: Trace, out: Path, *, force: bool, rank: int) -> None:
-    """Write the trace, or if that fails save it in another folder.
+    """Write the replayed trace or, if that fails, save it in another folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Progress of the ranks: how far, how fast, and which are late, from heartbeats."""
+"""Track the progress of the ranks from heartbeats: operations, rate, late ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from moetraffic.launch import Heartbeat
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
-"""Names of the passes in heartbeats, and as displayed."""
+"""Displayed names of the passes, by their names in heartbeats."""
 
 BEHIND = 0.02
-"""A rank is late if it is behind the first by more than this share of the pass."""
+"""Share of a pass by which a rank that counts as late is behind the fastest."""
 
 SETTLED_S = 1.0
-"""Time after which the rate of a pass is displayed."""
+"""Time, in s, after which the rate of a pass is displayed."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Progress:
     slowest: str = ""  # its name and rank
 
     def update(self, event: Heartbeat) -> bool:
-        """Take in a heartbeat; return whether it was one of a pass."""
+        """Update from a heartbeat; return whether it reported progress of a pass."""
         stage, of = event.fields.get("stage"), event.fields.get("of")
         done = event.fields.get("done")
         if stage not in STAGES or not isinstance(of, int) or not isinstance(done, int):
@@ -77,37 +77,37 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Operations done by the rank that has done fewest."""
+        """Smallest number of operations that a rank has completed."""
         return min((r.done for r in self.of_rank), default=0)
 
     @property
     def of(self) -> int:
-        """Operations of the rank that has most."""
+        """Largest number of operations that a rank has in this pass."""
         return max((r.of for r in self.of_rank), default=0)
 
     @property
     def rate(self) -> float:
-        """Operations a second of the mean rank; 0 if not known yet."""
+        """Completed operations per second, mean over ranks; 0 if not yet known."""
         elapsed = self.elapsed_s
         every = [r.done for r in self.of_rank]
         # the first heartbeats arrive together and cover what was done before
         return sum(every) / len(every) / elapsed if elapsed > SETTLED_S else 0.0
 
     def share(self, rank: int) -> float:
-        """Share of its operations that a rank has done."""
+        """Return the share of its operations that a rank has completed."""
         own = self.of_rank[rank]
         return own.done / own.of if own.of else 0.0
 
     @property
     def late(self) -> list[int]:
-        """Ranks that are far behind the first, the last first."""
+        """Ranks that are far behind the fastest rank, slowest first."""
         shares = [self.share(r) for r in range(len(self.of_rank))]
         most = max(shares, default=0.0)
         behind = [r for r, s in enumerate(shares) if most - s > BEHIND]
         return sorted(behind, key=shares.__getitem__)
 
     def line(self) -> str:
-        """The progress as one line of a log."""
+        """Format the progress as one line of a log."""
         stage = STAGES.get(self.stage, "starting")
         line = f"{stage}: {self.done} of {self.of} operations"
         if self.rate:

@@ -1,4 +1,4 @@
-"""Punctuality: deviation of issue times from the schedule.
+"""Compute the deviation of replayed issue times from their schedule.
 
 An operation's error is its issue time minus its due time.  Where due times are
 *absolute* (pace ``open-loop``), the schedule of a rank lasts from its first to its last
@@ -22,7 +22,7 @@ from .fidelity import LATE_S, Punctuality
 def punctuality(
     times: Mapping[int, Timing], *, absolute: bool = False
 ) -> Punctuality | None:
-    """Compare issue times with the schedule.
+    """Compute the deviation of issue times from the schedule, over all ranks.
 
     Parameters
     ----------

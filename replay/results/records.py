@@ -55,7 +55,7 @@ def from_json(of: type[Record], text: str) -> Record:
 
 
 def _typed(of: Any, value: Any) -> Any:
-    """Convert a JSON value to a type."""
+    """Convert a JSON value to a type, such as a dataclass or a tuple."""
     origin, inner = get_origin(of), get_args(of)
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:

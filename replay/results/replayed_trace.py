@@ -1,4 +1,4 @@
-"""The replayed trace: the traffic that was sent, with the measured times.
+"""Build the trace of a replay from the sent traffic and the measured times.
 
 On the ranks of the trace, without background traffic, it is the trace with new times,
 including its routings and their demand.  Otherwise (other ranks, other bytes,
@@ -52,7 +52,7 @@ def replayed_trace(
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     scale: Scaled | None = None,
 ) -> Trace:
-    """Build the trace of a replay.
+    """Build the trace of a replay: sent bytes with measured times.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def replayed_trace(
     clocks
         Clock offsets of type CLOCK.
     scale
-        Scale of the plan.
+        Converts ranks and bytes of the trace; None leaves them.
     """
     same_operations = scale is None and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -102,7 +102,7 @@ def replayed_trace(
 def _panels(
     base: Trace, plan: Plan, times: Mapping[int, Timing], place: Int64, name: str
 ) -> dict[int, Int64]:
-    """One of the three times by group size: ``[O_W, W]`` int64 ns."""
+    """Collect issue, start or end times by group size: ``[O_W, W]`` int64 ns."""
     width = np.array([len(base.groups[s.group].ranks) for s in base.sites], np.int64)
     of = width[base.occurrences.site]
     row = np.zeros(len(of), np.int64)
@@ -129,7 +129,7 @@ def _panels(
 
 
 def _build(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]:
-    """A trace of the plan's operations, and the index of each in it."""
+    """Build a trace from a plan; return it and each operation's index in it."""
     order = np.lexsort((plan.iteration, plan.site))
     place = np.empty(len(plan), np.int64)
     place[order] = np.arange(len(plan))
@@ -191,7 +191,7 @@ def _build(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64
 def _site(
     plan: Plan, number: int, head: int, mine: npt.NDArray[np.bool_]
 ) -> tuple[Site, Int64]:
-    """A site as replayed, and the share of its size that each member sends, ``[W]``."""
+    """Build a replayed site, and the share of its size each member sends, ``[W]``."""
     site, group = plan.sites[number], int(plan.group[head])
     ranks = plan.groups[group]
     kind = KINDS[int(plan.kind[head])]
@@ -220,7 +220,7 @@ def _site(
 
 
 def _groups(trace: Trace, plan: Plan) -> list[Group]:
-    """Groups of the replay; groups of background traffic are named by their stream."""
+    """Build the groups of the replay; background groups are named by their stream."""
     kinds = [g.kind for g in trace.groups]
     for number in range(len(kinds), len(plan.groups)):
         streams = plan.stream[plan.group == number]
@@ -233,14 +233,14 @@ def _groups(trace: Trace, plan: Plan) -> list[Group]:
 
 
 def _meta(trace: Trace, plan: Plan) -> Meta:
-    """Metadata of the replay: the parallel layout is that of the trace or unknown."""
+    """Build the replay's metadata; the parallel layout is the trace's or unknown."""
     if plan.world == trace.meta.world:
         return trace.meta
     return replace(trace.meta, world=plan.world, dp=1, tp=1, pp=1, ep=1, cp=1)
 
 
 def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
-    """One step per iteration, from its first call to its last end on each rank."""
+    """Build one step per iteration, from first call to last end on each rank."""
     iterations = np.unique(plan.iteration)
     kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
     shape = len(iterations), plan.world

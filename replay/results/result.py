@@ -1,4 +1,4 @@
-"""The result of a replay: bytes, times, bandwidths and the comparison with baselines.
+"""Result of a replay: bytes, times, bandwidths and comparison with baselines.
 
 The time t of an operation is the longest over its members from the call to the end of
 the transfer, as nccl-tests reports with ``--average 3``; it needs no common clock.
@@ -7,7 +7,7 @@ With row and column sums of the operation's byte matrix:
     algbw = (largest row or column sum) / t
     busbw = (largest row or column sum without the diagonal) / t
 
-For an even all-to-all of n ranks that is nccl-tests' algbw = S/t and busbw = algbw
+For an even all-to-all of n ranks these are nccl-tests' algbw = S/t and busbw = algbw
 (n-1)/n, S being a rank's buffer; for an uneven one busbw is the bandwidth of the
 busiest rank's link.
 
@@ -53,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowOperation:
-    """One of the slowest operations."""
+    """One of the slowest operations of a replay, with its time and rank."""
 
     operation: str
     time_us: float
@@ -63,7 +63,7 @@ class SlowOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Result of a replay; what has no value is None."""
+    """Result of a replay: bytes, times, bandwidths, fidelity; None if unavailable."""
 
     source: str  # the trace that was replayed
     out: str  # the trace that was written, "" for none
@@ -89,20 +89,20 @@ class Replay:
     busbw_gbs: Spread | None  # of operations that move bytes between ranks
     total_busbw_gbs: float | None  # sum of busiest links' bytes / sum of times
     slowest: tuple[SlowOperation, ...]
-    straggler: int | None  # the rank that came last most often
-    straggler_share: float  # in how many of the operations with several members
-    notes: tuple[str, ...] = ()  # changes by scaling, padding or completing, in words
+    straggler: int | None  # the rank that arrived last most often
+    straggler_share: float  # its share of the operations with several members
+    notes: tuple[str, ...] = ()  # descriptions of scaling, padding and completion
     fidelity: Fidelity | None = None  # comparison with the captured run and baselines
 
     def to_json(self) -> str:
-        """One JSON object; names end in the unit: bytes, ``_s``, ``_us``, ``_gbs``.
+        """Format as a JSON object; names end in the unit: bytes, ``_s``, ``_gbs``.
 
         GB is 1e9 bytes.
         """
         return to_json("moetraffic replay", self)
 
     def to_frame(self) -> pd.DataFrame:
-        """Times, bandwidths and ratios as a tidy pandas frame.
+        """Return times, bandwidths and ratios as a tidy pandas DataFrame.
 
         Returns
         -------
@@ -123,10 +123,10 @@ class Replay:
             busbw_gbs
                 Bytes of the busiest links over the time, GB/s.
             straggler, straggler_share
-                Rank that arrived last most often (-1 for none), and in what share.
+                Rank that arrived last most often (-1 for none), and its share.
             over_captured, over_captured_low, over_captured_high
                 Total call time over that of the captured run, with its 95% confidence
-                interval; so for ``transfer_over_captured``, ``over_bound`` (the lower
+                interval; likewise ``transfer_over_captured``, ``over_bound`` (the lower
                 bound on a network) and ``over_model`` (a table of measurements).
 
             Unknown values are NaN.
@@ -137,7 +137,7 @@ class Replay:
         return pd.DataFrame([_row(part) for part in parts])
 
     def _repr_html_(self) -> str:
-        """The tables of the replay, as a notebook shows them."""
+        """Format the tables of the replay as HTML, for a notebook."""
         from .summary_tables import replay_tables
 
         return "".join(table.to_html() for table in replay_tables(self))
@@ -170,7 +170,7 @@ def summarize(
     out: str = "",
     fidelity: Fidelity | None = None,
 ) -> Replay:
-    """Summarize a replay.
+    """Summarize the bytes, times and bandwidths of a replay.
 
     Parameters
     ----------

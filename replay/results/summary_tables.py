@@ -15,7 +15,7 @@ _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
 
 
 def replay_tables(replay: Replay) -> list[Table]:
-    """All tables of a replay; empty ones are left out."""
+    """Build the tables of a replay's result; empty ones are left out."""
     tables = [_summary(replay), _spreads(replay), _slowest(replay)]
     if replay.fidelity is not None:
         tables += fidelity_tables(replay.fidelity)
@@ -23,7 +23,7 @@ def replay_tables(replay: Replay) -> list[Table]:
 
 
 def fidelity_tables(fidelity: Fidelity) -> list[Table]:
-    """Completion times, ratios to baselines and deviation from the schedule."""
+    """Build tables of completion times, ratios to baselines and schedule errors."""
     tables = [_times(fidelity)]
     ratios = _ratios(fidelity)
     if ratios.rows:
@@ -34,7 +34,7 @@ def fidelity_tables(fidelity: Fidelity) -> list[Table]:
 
 
 def counts(kinds: Mapping[str, int]) -> str:
-    """Numbers of operations of each kind, in words."""
+    """Format the number of operations of each kind."""
     return ", ".join(
         f"{count} {name.replace('_', '-')}{'s' if count > 1 else ''}"
         for name, count in kinds.items()
@@ -42,7 +42,7 @@ def counts(kinds: Mapping[str, int]) -> str:
 
 
 def verification(verified: str) -> str:
-    """What was verified, in words."""
+    """Describe which sizes and bytes of a replay were verified."""
     return {
         "full": "every size and byte verified",
         "none": "every size verified, no bytes",

@@ -1,4 +1,4 @@
-"""Exporters: traces in the formats of other tools."""
+"""Export traces to the file formats of other tools."""
 
 from __future__ import annotations
 

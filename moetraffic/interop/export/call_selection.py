@@ -1,7 +1,7 @@
-"""Select and order the calls of a trace to export.
+"""Select and order the calls of a trace for export.
 
-An all-to-all of a MoE layer is made by every expert-parallel group; those of one
-iteration, layer, phase and micro-batch are one :class:`ExportedExchange` between all
+Every expert-parallel group executes the all-to-alls of a MoE layer; those of one
+iteration, layer, phase and micro-batch form one :class:`ExportedExchange` between all
 ranks.
 """
 
@@ -28,53 +28,53 @@ from .options import ExportOptions
 
 Int64 = npt.NDArray[np.int64]
 
-AT_ONCE = 1 << 23  # cells of matrices that are read at once: 64 MiB
+AT_ONCE = 1 << 23  # matrix cells that are read at once: 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallSelection:
-    """The selected calls."""
+    """Calls selected for export, and descriptions of omitted ones."""
 
     occurrences: Int64  # [n] in the trace's order
-    lost: tuple[str, ...]  # what was left out, a sentence each
+    lost: tuple[str, ...]  # descriptions of omitted calls, a sentence each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportedExchange:
-    """One all-to-all of all groups that execute the same call site."""
+    """One all-to-all, merged over all groups that execute the same call site."""
 
     iteration: int
-    site: Site  # that of the first group
-    groups: tuple[tuple[int, ...], ...]  # world ranks of each group that makes it
-    bytes: Int64  # [R, R] row sends, column receives; diagonal: kept for oneself
-    begins: Int64  # [R] start, or where unknown issue, ns of rank 0's clock
-    ends: Int64  # [R]; both UNKNOWN_TIME where it is, or a rank takes no part
+    site: Site  # call site of the first group
+    groups: tuple[tuple[int, ...], ...]  # world ranks of each group that executes it
+    bytes: Int64  # [R, R] row sends, column receives; diagonal: rank-local
+    begins: Int64  # [R] start, or issue if unknown, ns of rank 0's clock
+    ends: Int64  # [R]; both UNKNOWN_TIME if unknown, or for other ranks
 
     @property
     def begin_ns(self) -> int:
-        """Begin on its first rank, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        """Earliest begin over its ranks, ns of rank 0's clock, or UNKNOWN_TIME."""
         mine = self.begins[list(self.ranks)]
         return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.min())
 
     @property
     def end_ns(self) -> int:
-        """End on its last rank, ns of rank 0's clock; UNKNOWN_TIME if unknown."""
+        """Latest end over its ranks, ns of rank 0's clock, or UNKNOWN_TIME."""
         mine = self.ends[list(self.ranks)]
         return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.max())
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """World ranks that take part, ascending."""
+        """World ranks that take part in the exchange, ascending."""
         return tuple(sorted({r for group in self.groups for r in group}))
 
     @property
     def name(self) -> str:
-        """File name from iteration, layer, phase and micro-batch."""
+        """File name of the exchange, from iteration, layer, phase and micro-batch."""
         return f"iteration-{self.iteration:06d}-{site_name(self.site)}"
 
 
 def site_name(site: Site) -> str:
-    """Name of a call site in letters, digits, ``-`` and ``_``."""
+    """Build the name of a call site from letters, digits, ``-`` and ``_``."""
     layer = f"layer-{site.layer:03d}-" if site.layer >= 0 else ""
     what = site.phase or site.label or site.operation
     plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in what)
@@ -99,7 +99,7 @@ def select_calls(
     Raises
     ------
     TraceError
-        If there is none.
+        If no call matches.
     """
     every = find(trace, options, operation=only, phase=options.phase or None)
     sites = trace.occurrences.site
@@ -130,7 +130,7 @@ def select_calls(
 
 
 def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
-    """Call :meth:`Trace.find` with the selected layers and iterations."""
+    """Find occurrences with :meth:`Trace.find` in the selected layers and steps."""
     found = trace.find(iterations=options.iterations, kind=step_kind(trace), **what)
     if options.layers is None:
         return found
@@ -140,7 +140,7 @@ def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
 
 
 def step_kind(trace: Trace) -> str | None:
-    """Kind of steps to export: training steps, or all if steps are not marked."""
+    """Return the kind of steps to export: training steps, or all if unmarked."""
     return "train" if len(trace.iterations) else None
 
 
@@ -164,9 +164,9 @@ def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
 
 
 def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
-    """Earliest issue and latest end of calls, ``[n]`` each, ns of rank 0's clock.
+    """Return earliest issue and latest end per call, ``[n]`` each, rank 0's clock.
 
-    UNKNOWN_TIME where a member's is not known.
+    UNKNOWN_TIME where a member's time is unknown.
     """
     first = np.full(len(occurrences), UNKNOWN_TIME, np.int64)
     last = first.copy()
@@ -184,7 +184,7 @@ def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
 def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
     """Group the indices of occurrences by group size.
 
-    Each in the trace's order, in which panels are read a chunk once.
+    Each group is in trace order, so that each chunk of a panel is read once.
     """
     order = np.argsort(occurrences, kind="stable")
     widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
@@ -195,13 +195,13 @@ def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
 
 
 def in_order(trace: Trace, occurrences: Int64) -> Int64:
-    """Sort calls by iteration and first issue.
+    """Sort calls by iteration and first issue time.
 
-    Where a time is not known, by where the call stands in its members' programs.
+    If a time is unknown, calls are sorted by their position in the members' programs.
     """
     when, _ = moments(trace, occurrences)
     if (when == UNKNOWN_TIME).any():
-        # the program of any member says it, and that of its first is enough
+        # all members have the same order: the first member's program suffices
         first = {g: trace.groups[g].ranks[0] for g in {s.group for s in trace.sites}}
         group = np.array([s.group for s in trace.sites], np.int64)
         mine = group[trace.occurrences.site[occurrences]]
@@ -226,14 +226,14 @@ def exchanges(
     trace
         Any.
     options
-        Whose ``of`` says whether bytes are those sent, or wanted.
+        ``of`` selects the bytes: sent ("wire") or routed ("demand").
     chosen
         All-to-alls.
 
     Raises
     ------
     TraceError
-        If the demand in bytes is asked for where none was seen.
+        If demand is requested, but was not recorded.
     """
     order = in_order(trace, chosen.occurrences)
     together: dict[tuple[int, Site], list[int]] = {}
@@ -279,7 +279,7 @@ def _add_times(
 
 
 def _place(site: Site) -> Site:
-    """Copy of a site without the fields that differ between groups."""
+    """Copy a site without the fields that differ between groups."""
     return Site(
         group=0,
         operation=site.operation,
@@ -325,7 +325,7 @@ def check_times_known(
     Raises
     ------
     TraceError
-        Naming the other paces.
+        If a time is unknown; the message names the other paces.
     """
     if options.every_ns or options.pace == "asap":
         return

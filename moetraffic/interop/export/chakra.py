@@ -1,12 +1,13 @@
-"""Export to Chakra execution traces (``run.<rank>.et``), for ASTRA-sim.
+"""Export a trace as Chakra execution traces (``run.<rank>.et``), for ASTRA-sim.
 
-A file is a GlobalMetadata and Nodes, each with its length before it (mlcommons/chakra
+A file is a GlobalMetadata and Nodes, each prefixed with its length (mlcommons/chakra
 ``schema/protobuf/et_def.proto``, ``src/third_party/utils/protolib.py``).  An all-to-all
 is a COMM_SEND_NODE and a COMM_RECV_NODE for each other rank: Chakra's collective has
 one size for all pairs.  Other collectives are COMM_COLL_NODEs of the groups in
-``comm_group.json``.  Before each call a COMP_NODE lasts as long as the rank did other
-things; it depends on all of the call before.  Attributes have the types that the feeder
-reads (``src/feeder/et_feeder_node.cpp``): sizes int64, ranks and tags int32.
+``comm_group.json``.  Before each call, a COMP_NODE stands for the time that the rank
+spent outside of calls; it depends on all nodes of the previous call.  Attributes have
+the types that the feeder reads (``src/feeder/et_feeder_node.cpp``): sizes int64, ranks
+and tags int32.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COLLECTIVES = {  # CollectiveCommType
     "reduce_scatter": 7,
     "barrier": 9,
 }
-SIMULATED = ("all_reduce", "all_gather", "reduce_scatter")  # by ASTRA-sim
+SIMULATED = ("all_reduce", "all_gather", "reduce_scatter")  # supported by ASTRA-sim
 INT32, INT64, BOOL, STRING = 7, 9, 27, 29  # fields of AttributeProto.value
 MOST_TAGS = 2**31 - 1
 VERSION = "0.0.4"
@@ -43,7 +44,7 @@ GROUPS = "comm_group.json"
 
 @dataclass(kw_only=True)
 class _Program:
-    """Writer state of a rank."""
+    """Writer state of one rank's execution trace."""
 
     nodes: int = 0
     before: list[int] = field(default_factory=list)  # nodes of the last call
@@ -51,16 +52,16 @@ class _Program:
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write one file per rank, and the process groups.
+    """Write one Chakra execution trace per rank, and the process groups.
 
     At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
-    of its call before to the issue of the next; at "asap" it takes no time, and with
-    ``every_ns`` that long.
+    of its previous call to the issue of the next; at "asap" its duration is 0, and with
+    ``every_ns`` it is that value.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, times are needed and not known, or there are more
+        If no call matches the options, required times are unknown, or there are more
         calls than tags.
     """
     chosen = select_calls(trace, options)
@@ -181,7 +182,7 @@ def _message(
 
 
 class _Node:
-    """Builder of a Node message."""
+    """Builder of a Chakra Node message."""
 
     def __init__(self, state: _Program, kind: int, name: str, after: list[int]) -> None:
         state.nodes += 1
@@ -197,11 +198,11 @@ class _Node:
             self._parts.append(number(7, (duration_ns + 500) // 1000))
 
     def attribute(self, name: str, kind: int, value: int | str) -> None:
-        """Add an AttributeProto."""
+        """Append an attribute to the node (an AttributeProto)."""
         self._parts.append(_attribute(name, kind, value))
 
     def finish(self) -> bytes:
-        """Serialize the message."""
+        """Serialize the node."""
         return b"".join(self._parts)
 
 

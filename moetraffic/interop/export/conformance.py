@@ -21,7 +21,7 @@ from . import exporter as writing
 from .exporter import Exporter
 from .options import ExportOptions
 
-NOWHERE = range(1 << 39, (1 << 39) + 1)  # iterations that no run has
+NOWHERE = range(1 << 39, (1 << 39) + 1)  # an iteration that no trace contains
 
 
 def check_exporter(
@@ -36,18 +36,18 @@ def check_exporter(
     Parameters
     ----------
     exporter
-        The format.
+        The exporter to check.
     trace
-        One that it can write with the options.
+        A trace that the exporter can write with the options.
     folder
-        Where to write; it must be there and empty.
+        Existing, empty folder for the output.
     options
-        What of the trace is exported.
+        Selection of calls to export.
 
     Raises
     ------
     AssertionError
-        At the first violated requirement, with a sentence that describes it.
+        At the first violated requirement, with its description.
     """
     options = options or ExportOptions()
     for what in ("name", "what", "readers", "limits"):

@@ -1,7 +1,7 @@
-"""Export to the load tensor of DeepSeek's expert-parallelism load balancer (EPLB).
+"""Export expert loads for DeepSeek's expert-parallelism load balancer (EPLB).
 
 ``rebalance_experts(weight, ...)`` takes ``[layers, experts]`` load (deepseek-ai/EPLB
-``eplb.py``) and turns it into float32.  Written as .npy without pickled objects:
+``eplb.py``) and converts it to float32.  Written as .npy without pickled objects:
 ``torch.from_numpy(numpy.load("load.npy"))``.
 """
 
@@ -18,17 +18,17 @@ from .call_selection import find
 from .exporter import Exporter
 from .options import ExportOptions
 
-EXACT = 2**24  # the largest float32 up to which all whole numbers are exact
+EXACT = 2**24  # up to here, float32 represents all integers exactly
 AT_ONCE = 256
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write ``[layers, experts]`` int64 token copies, summed over all else.
+    """Write expert loads ``[layers, experts]``: int64 token copies over all iterations.
 
     Raises
     ------
     TraceError
-        If no routing fits the options, or layers differ in their number of experts.
+        If no routing matches the options, or layers differ in their number of experts.
     """
     found = trace.complete(find(trace, options, operation=ROUTING, direction="forward"))
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]

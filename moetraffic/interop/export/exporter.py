@@ -1,8 +1,7 @@
 """Exporter interface, and atomic writing of exports.
 
-A third party adds a format with an entry point of its name in the group
-``moetraffic.exporters`` that is an :class:`Exporter`, and proves it with
-:func:`.conformance.check_exporter`::
+A third party adds a format with an entry point in the group ``moetraffic.exporters``
+that is an :class:`Exporter`, and tests it with :func:`.conformance.check_exporter`::
 
     [project.entry-points."moetraffic.exporters"]
     mine = "my_package:EXPORTER"
@@ -31,23 +30,23 @@ from moetraffic.trace.hdf5.durable import (
 from .options import ExportOptions
 
 Write = Callable[[Trace, Path, ExportOptions], Sequence[str]]
-"""Writes a trace to a file that is not there yet, or into an empty folder.
+"""Function that writes a trace to a new file, or into an empty folder.
 
-Returns what the format cannot hold or was left out, a sentence each.
+Returns descriptions of omitted or unsupported content, a sentence each.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """An export format."""
+    """Export format: its name, description and write function."""
 
     name: str
-    what: str  # is in a file of it, in words
-    readers: str  # who reads it
-    limits: str  # units, sizes, what it cannot hold
-    suffix: str  # of the file's name; "" where it is a folder
+    what: str  # description of the content
+    readers: str  # tools that read the format
+    limits: str  # units, sizes, unsupported content
+    suffix: str  # of the file's name; "" for a folder
     write: Write
-    files: str = ""  # what the files of a folder are called, a regular expression
+    files: str = ""  # regular expression of the file names in a folder
 
     @property
     def folder(self) -> bool:
@@ -56,12 +55,12 @@ class Exporter:
 
 
 def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
-    """Check that the output can be written, before any work is done.
+    """Check that the output of an export can be written, before any work is done.
 
     Raises
     ------
     TraceError
-        If it is there and not to be replaced, or the system does not let it be made.
+        If it exists and must not be replaced, or cannot be created.
     """
     if not exporter.folder:
         validate_output(output, force=force, error=TraceError)
@@ -96,23 +95,23 @@ def write(
     *,
     force: bool,
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Write a trace atomically.
+    """Export a trace atomically with the given exporter.
 
     Returns
     -------
     tuple of Path, tuple of str
-        The files, and what was lost.
+        The files, and descriptions of omitted content.
 
     Raises
     ------
     TraceError
-        If the trace cannot be written in this format, or the system refuses.
+        If the trace cannot be represented in this format, or writing fails.
     """
     refuse(exporter, output, force=force)
     try:
         with _aside(exporter, output) as aside:
             lost = tuple(exporter.write(trace, aside, options))
-            if not exporter.folder:  # of thousands of files each would take its time
+            if not exporter.folder:  # too slow for folders of thousands of files
                 _synchronize(aside)
     except OSError as error:
         raise TraceError(
@@ -124,7 +123,7 @@ def write(
 
 @contextmanager
 def _aside(exporter: Exporter, output: Path) -> Iterator[Path]:
-    """Temporary folder or file that replaces the output when it is complete."""
+    """Yield a temporary folder or file that replaces the output when it is complete."""
     making = output.with_name(f".{output.name}.{os.getpid()}.making")
     making.mkdir()
     made = making if exporter.folder else making / output.name

@@ -22,19 +22,19 @@ class Burst:
     source: Int64  # [n] world ranks
     destination: Int64  # [n]
     bytes: Int64  # [n] > 0
-    begin_ns: Int64  # [n] from the first flow of all, UNKNOWN_TIME at the pace "asap"
+    begin_ns: Int64  # [n] since the first flow; UNKNOWN_TIME at the pace "asap"
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """Counts of flows, split flows and omitted bytes."""
+    """Counts of exported flows, split flows and omitted rank-local bytes."""
 
     flows: int = 0
-    own_bytes: int = 0  # that ranks kept for themselves
-    cut: int = 0  # flows that were cut into several
+    own_bytes: int = 0  # rank-local bytes
+    cut: int = 0  # flows that were split
 
     def sentences(self, most: int) -> list[str]:
-        """Describe the losses, one sentence each."""
+        """Describe omitted bytes and split flows, one sentence each."""
         said = []
         if self.own_bytes:
             said.append(
@@ -50,17 +50,17 @@ def bursts(
 ) -> Iterator[Burst]:
     """Iterate over the flows of the selected all-to-alls, in call order.
 
-    A flow begins when its sender starts, or, where that is not known, issues the call;
-    with ``every_ns`` exchanges begin at that distance.
+    A flow begins when its sender starts the call or, if that is unknown, issues it;
+    with ``every_ns``, exchanges begin at that interval.
 
     Parameters
     ----------
     trace, options, chosen
-        As :func:`.call_selection.exchanges` has them.
+        See :func:`.call_selection.exchanges`.
     most
-        Bytes of a flow that the reader can count.
+        Maximum bytes of a flow in the format.
     tally
-        Is added to.
+        Counts to which the flows are added.
     """
     first = _first(trace, options, chosen)
     for number, one in enumerate(exchanges(trace, options, chosen)):
@@ -96,7 +96,7 @@ def bursts(
 
 
 def _first(trace: Trace, options: ExportOptions, chosen: CallSelection) -> int:
-    """Begin of the first call, ns of rank 0's clock."""
+    """Return the begin of the first call, ns of rank 0's clock."""
     if options.every_ns or options.pace == "asap":
         return 0
     issued, _ = moments(trace, chosen.occurrences)

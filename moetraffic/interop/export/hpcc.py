@@ -1,11 +1,11 @@
-"""Export to flow files (``flow.txt``) for HPCC's ns-3 and its descendants.
+"""Export a trace as flow files (``flow.txt``) for HPCC's ns-3 and its descendants.
 
-The number of flows, then lines ``src dst priority port bytes seconds`` in ascending
-order of their start (alibaba-edu/High-Precision-Congestion-Control
+A file has the number of flows, then lines ``src dst priority port bytes seconds`` in
+ascending order of start (alibaba-edu/High-Precision-Congestion-Control
 ``simulation/scratch/third.cc``, FlowInput, and ``simulation/mix/flow.txt``; also read
-by the ns-3 of ASTRA-sim, ConWeave and SimAI). Sizes are uint32; a host is one of 2^16;
-a source takes a port of its own for each flow, from 10000 on, in uint16. Flows begin 2
-s after the simulation, as those of its ``traffic_gen`` do.
+by the ns-3 of ASTRA-sim, ConWeave and SimAI). Sizes are uint32; there are up to 2^16
+hosts; each flow of a source takes another uint16 port, from 10000 on. Flows begin 2 s
+after the simulation, like those of its ``traffic_gen``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .options import ExportOptions
 
 MOST = 2**32 - 1
 MOST_HOSTS = 1 << 16
-MOST_FLOWS = (1 << 16) - 10000  # of a source
+MOST_FLOWS = (1 << 16) - 10000  # per source
 PRIORITY = 3
 PORT = 100
 BEGIN_NS = 2 * 10**9
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all flows, one host per rank; rank 0 is node 0.
+    """Write the flows of all all-to-alls, one host per rank; rank 0 is node 0.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, starts are neither known nor given, or there are
-        more ranks or flows than the simulator can tell apart.
+        If no call matches the options, starts are neither known nor given, or there
+        are more ranks or flows than the simulator can address.
     """
     if options.pace == "asap" and not options.every_ns:
         raise TraceError(

@@ -1,10 +1,10 @@
-"""Export to connection matrices (``.cm``) for htsim.
+"""Export a trace as connection matrices (``.cm``) for the htsim simulator.
 
 ``Nodes N``, ``Connections M``, ``Triggers T``, then lines ``src->dst id I start PS size
 BYTES`` and ``trigger id I barrier count C`` (Broadcom/csg-htsim
 ``sim/datacenter/connection_matrix.cpp``, ConnectionMatrix::load). Sizes, ids and counts
 are read by stoi: at most 2^31 - 1; a flow's and a trigger's id is not 0. Starts are
-picoseconds read by stof, which keeps 24 bits of them.
+picoseconds read by stof, with 24 bits of precision.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MOST = 2**31 - 1
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all flows, one node per rank.
+    """Write the flows of all all-to-alls, one node per rank.
 
-    At the pace "asap" an exchange of a group begins when all flows of its exchange
-    before have been received, by a barrier trigger.
+    At the pace "asap", a barrier trigger starts an exchange of a group when all flows
+    of the group's previous exchange have been received.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, times are needed and not known, or there are more
+        If no call matches the options, required times are unknown, or there are more
         flows than the simulator can number.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
@@ -66,7 +66,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
-    """Flows with start times, and the maximum rounding error in ps."""
+    """Format flows with start times, and compute the largest rounding error in ps."""
     lines: list[str] = []
     moved = 0
     for burst in found:
@@ -78,9 +78,9 @@ def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
 
 
 def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
-    """Flows chained by barrier triggers; counts of triggers and groups."""
+    """Format flows chained by barrier triggers; count triggers and groups."""
     lines: list[str] = []
-    last: dict[tuple[int, ...], range] = {}  # of a group: its last exchange's flows
+    last: dict[tuple[int, ...], range] = {}  # group: flows of its last exchange
     barriers: list[str] = []
     for burst in found:
         if not len(burst.source):

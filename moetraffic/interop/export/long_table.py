@@ -1,7 +1,7 @@
-"""Export to long tables in CSV and Parquet.
+"""Export a trace to long tables in CSV and Parquet.
 
-A row is a pair of ranks, or a rank and an expert.  The columns are those that
-:mod:`moetraffic.interop.exchange_table` imports, without loss.
+A row is a pair of ranks, or a rank and an expert.
+:mod:`moetraffic.interop.exchange_table` imports the same columns, without loss.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .exporter import Exporter
 from .options import ExportOptions
 
 Columns = dict[str, npt.NDArray[Any] | str | int | None]
-"""A block of lines: an array a column, or one value for all of them."""
+"""Block of rows: one array per column, or one value for all rows."""
 
 
 def blocks(trace: Trace, options: ExportOptions) -> Iterator[Columns]:
-    """Iterate over the rows of a trace, site by site.
+    """Iterate over the table rows of a trace, site by site.
 
-    Of what was sent: every all-to-all of which all bytes are known.  Of what was
-    wanted: every routing.
+    For "wire": every all-to-all of which all bytes are known; for "demand": every
+    routing.
 
     Parameters
     ----------
     trace
         Any.
     options
-        Whose ``of`` says which.
+        Selection of calls; ``of`` is "wire" or "demand".
 
     Raises
     ------
     TraceError
-        If nothing fits the options.
+        If no call matches the options.
     """
     if options.of == "demand":
         yield from _demands(trace, _routings(trace, options))
@@ -72,7 +72,7 @@ def blocks(trace: Trace, options: ExportOptions) -> Iterator[Columns]:
 
 
 def _with_all(options: ExportOptions) -> ExportOptions:
-    """Include calls without a phase."""
+    """Copy the options with all-to-alls without a phase included."""
     return replace(options, unnamed=True)
 
 
@@ -120,7 +120,7 @@ def _named(group: Group) -> str:
 
 
 def write_csv(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the rows as CSV, with a header."""
+    """Write the table rows of a trace as CSV with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         for number, block in enumerate(blocks(trace, options)):
@@ -145,12 +145,12 @@ def _lines(block: Columns) -> int:
 
 
 def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the rows as Parquet, with the trace's metadata in the schema.
+    """Write the table rows as Parquet, with the trace's metadata in the schema.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, or pyarrow is not installed.
+        If no call matches the options, or pyarrow is not installed.
     """
     try:
         import pyarrow as pa

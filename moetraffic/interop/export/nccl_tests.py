@@ -1,10 +1,10 @@
-"""Export to matrices for nccl-tests' ``alltoallv_perf``, one file per call.
+"""Export all-to-alls as matrices for nccl-tests' ``alltoallv_perf``, a file per call.
 
-Whitespace between numbers, a row a source; square. Two generations of the program read
-them (NVIDIA/nccl-tests ``src/alltoallv.cu``): with NCCL_TESTS_ALLTOALLV_MATRIX_FILE
-numbers are bytes, rounded down to multiples of 16; with ALLTOALLV_MATRIX_FILE they are
-KiB (TRAFFIC_SCALE), of which it drops what is behind the point. ``-b`` and ``-e`` must
-be alike and at least what any rank sends or receives in all.
+A square matrix has one row per source, with numbers separated by whitespace.  Two
+generations of the program read it (NVIDIA/nccl-tests ``src/alltoallv.cu``): with
+NCCL_TESTS_ALLTOALLV_MATRIX_FILE numbers are bytes, rounded down to multiples of 16;
+with ALLTOALLV_MATRIX_FILE they are KiB (TRAFFIC_SCALE), truncated to integers.  ``-b``
+and ``-e`` must be equal, and at least the total that any rank sends or receives.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ INDEX = "matrices.csv"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write one matrix per call, and an index table.
+    """Write one all-to-all matrix per call, and an index table.
 
-    Numbers are rounded to the nearest that the program keeps.
+    Bytes are rounded to the nearest multiple that the program supports.
 
     Raises
     ------
     TraceError
-        If nothing fits the options.
+        If no call matches the options.
     """
     if options.unit not in UNITS:
         raise TraceError(
@@ -71,7 +71,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
 
 
 def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """Round to multiples of ``least``, but positive values never to 0.
+    """Round byte counts to multiples of ``least``, but positive ones never to 0.
 
     Examples
     --------

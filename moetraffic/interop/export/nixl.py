@@ -1,9 +1,10 @@
-"""Export to traffic patterns for NIXL's ``kvbench sequential-ct-perftest``.
+"""Export all-to-alls as traffic patterns for NIXL's ``kvbench`` benchmark.
 
-``traffic_patterns`` is a list of ``matrix_file`` (relative to the YAML file),
-``mem_type`` ``sleep_before_launch_sec`` and ``metadata``; a matrix has a row a source,
-cells in bytes between spaces (ai-dynamo/nixl ``benchmark/kvbench/README.md``,
-``main.py`` load_matrix and sequential_ct_perftest). Storage is not used.
+For ``sequential-ct-perftest``: ``traffic_patterns`` is a list of ``matrix_file``
+(relative to the YAML file), ``mem_type``, ``sleep_before_launch_sec`` and ``metadata``;
+a matrix has one row per source, with bytes separated by spaces (ai-dynamo/nixl
+``benchmark/kvbench/README.md``, ``main.py`` load_matrix and sequential_ct_perftest).
+Storage is not used.
 """
 
 from __future__ import annotations
@@ -29,16 +30,15 @@ PATTERNS = "traffic_patterns.yaml"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write the patterns in order, with one matrix file each.
+    """Write the traffic patterns in order, with one matrix file each.
 
-    Before a pattern all ranks sleep alike, as long as the one that was away from
-    exchanges for the shortest time.  With the pace "asap" nobody
-    sleeps; with ``every_ns`` that long.
+    Before a pattern all ranks sleep equally long: the shortest time that any rank spent
+    between exchanges; 0 at the pace "asap"; or ``every_ns``.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, or times are needed and not known.
+        If no call matches the options, or required times are unknown.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     check_times_known(trace, chosen, options)
@@ -79,7 +79,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
 
 
 def _gap(one: ExportedExchange, before: Int64 | None) -> int:
-    """Shortest gap of any rank since its previous exchange, ns."""
+    """Return the shortest gap of any rank since its previous exchange, in ns."""
     if before is None:
         return 0
     known = (before != UNKNOWN_TIME) & (one.begins != UNKNOWN_TIME)

@@ -1,4 +1,4 @@
-"""Export to NumPy arrays: ``.npz`` without pickled objects.
+"""Export a trace to NumPy arrays: ``.npz`` without pickled objects.
 
 For each group size W: ``wire_W`` ``[n, W, W]`` int64 bytes, and of its rows
 ``wire_W_iteration``, ``_layer``, ``_phase``, ``_direction``, ``_label``,
@@ -30,12 +30,12 @@ Array = npt.NDArray[Any]
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the arrays in chunks of rows.
+    """Write wire and demand arrays of a trace in chunks of rows.
 
     Raises
     ------
     TraceError
-        If neither all-to-all nor routing fits the options.
+        If neither an all-to-all nor a routing matches the options.
     """
     lost: list[str] = []
     try:
@@ -68,7 +68,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _families(trace: Trace, routed: Int64) -> Iterator[Int64]:
-    """Group routings by their numbers of ranks and experts."""
+    """Group routing occurrences by their numbers of ranks and experts."""
     experts = np.array([s.experts for s in trace.sites], np.int64)
     for at in by_width(trace, routed):
         mine = routed[at]
@@ -118,7 +118,7 @@ def _read(
 ) -> Iterator[Array]:
     step = max(1, AT_ONCE // cells)
     for begin in range(0, len(occurrences), step):
-        # routings of several layers are read a layer at a time by nobody: as they come
+        # chunks follow the trace order, whatever their layers
         yield read(occurrences[begin : begin + step])
 
 
@@ -129,7 +129,7 @@ def _add(
     shape: tuple[int, ...] | None = None,
     dtype: Any = np.int64,
 ) -> None:
-    """Write an array, given whole or in chunks along its first axis."""
+    """Write an array to the archive, given whole or in chunks along its first axis."""
     pieces: Iterable[Array] = [values] if isinstance(values, np.ndarray) else values
     if isinstance(values, np.ndarray):
         shape, dtype = values.shape, values.dtype

@@ -1,4 +1,4 @@
-"""Options and result of an export."""
+"""Options and result of a trace export."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PACES = ("captured", "asap")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Selection of calls, and pace, of an export.
+    """Selection of calls to export, and the pace at which they begin.
 
     Raises
     ------
     TraceError
-        If a value is none of those that it may have.
+        If an option has an invalid value.
     """
 
     iterations: range | None = None  # None: all training iterations
     layers: tuple[int, ...] | None = None  # None: all
     phase: str = ""  # one of PHASES; "": all
-    unnamed: bool = False  # take all-to-alls without a phase where others have one
-    of: str = "wire"  # "wire", what was sent, or "demand", what routers wanted
-    pace: str = "captured"  # when calls begin: as captured, or "asap" after the others
-    every_ns: int = 0  # > 0: calls begin so long after one another, whatever the pace
-    unit: str = "B"  # of numbers in a matrix whose reader has one of its own
+    unnamed: bool = False  # include all-to-alls without a phase if others have one
+    of: str = "wire"  # "wire": bytes sent; "demand": bytes routed
+    pace: str = "captured"  # begin of calls: "captured", or "asap" after other calls
+    every_ns: int = 0  # > 0: interval between begins of calls, overrides pace
+    unit: str = "B"  # of numbers in matrices, for formats with several units
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -51,9 +51,9 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Result of an export."""
+    """Result of an export: format, files, and omitted content."""
 
     format: str
     files: tuple[Path, ...]
     bytes: int  # of the files
-    lost: tuple[str, ...]  # what the format cannot hold or was left out, in sentences
+    lost: tuple[str, ...]  # omitted or unsupported content, a sentence each

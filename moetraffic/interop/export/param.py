@@ -1,4 +1,4 @@
-"""Export to basic traces for PARAM's ``comm_replay``: a JSON call list per rank.
+"""Export a trace for PARAM's ``comm_replay``: a JSON call list per rank.
 
 Each call has ``comms``, ``req``, ``pg_id``, ``world_size``, ``in_msg_size`` and
 ``out_msg_size`` in elements of ``dtype``, and ``in_split``, ``out_split``
@@ -6,7 +6,7 @@ Each call has ``comms``, ``req``, ``pg_id``, ``world_size``, ``in_msg_size`` and
 ``init`` makes a group of ``global_ranks``, ``wait`` waits for a ``req``
 (facebookresearch/param ``et_replay/comm/commsTraceParser.py``, _parseBasicTraceComms;
 types in ``comms_utils.py``, dtypeMap). ``--trace-path`` is the folder, of which a rank
-reads ``rank-<n>.json`` (``tools/comm_replay.py``, readRawTrace). Groups are of
+reads ``rank-<n>.json`` (``tools/comm_replay.py``, readRawTrace). Groups have
 ascending ranks, as ``torch.distributed.new_group`` sorts them.
 """
 
@@ -58,12 +58,12 @@ UNKNOWN = "messages whose ends are not known are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write ``rank-<n>.json`` for each rank.
+    """Write the call list ``rank-<n>.json`` for each rank.
 
     Raises
     ------
     TraceError
-        If nothing fits the options.
+        If no call matches the options.
     """
     chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
@@ -110,9 +110,9 @@ def _program(
     base: int,
     lost: Counter[str],
 ) -> Iterator[dict[str, Any]]:
-    """The entries of a rank; sends move to the end of their iteration.
+    """Yield the entries of a rank; sends move to the end of their iteration.
 
-    Two ranks that send to each other before they receive would wait for ever.
+    Two ranks that send to each other before they receive would deadlock.
     """
     sends: list[dict[str, Any]] = []
     for at, call in enumerate(calls):
@@ -159,7 +159,7 @@ def _entries(
 
 
 def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
-    """Sizes in elements and peers of a call; None if its peers are unknown."""
+    """Return sizes in elements and peers of a call; None if its peers are unknown."""
     site, width, me = call.site, len(call.group.ranks), call.member
     name, size = TYPES.get(site.dtype, BYTE)
     if (call.bytes % size).any():

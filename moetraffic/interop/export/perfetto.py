@@ -1,12 +1,11 @@
-"""Export to Chrome trace events, for Perfetto and chrome://tracing.
+"""Export a trace to Chrome trace events, for Perfetto and chrome://tracing.
 
-A rank is a process; its steps and the groups it belongs to are threads. A call is a
-complete event (``ph`` X) from issue to end, with its bytes as ``args``; counters
-(``ph`` C) say how many calls are on the wire, how fast the rank sends, and the loss.
-``ts`` and ``dur`` are microseconds with three digits behind the point, so that
-nanoseconds are exact. Source: "Trace Event Format" (Chromium), perfetto.dev
-"Visualizing external trace formats". Events of one thread must nest: calls that overlap
-get threads of their own.
+A rank is a process; its steps and its process groups are threads. A call is a complete
+event (``ph`` X) from issue to end, with its bytes as ``args``; counters (``ph`` C) show
+the number of active calls, the send rate, and the loss. ``ts`` and ``dur`` are
+microseconds with three decimal places, so that nanoseconds are exact. Source: "Trace
+Event Format" (Chromium), perfetto.dev "Visualizing external trace formats". Events of
+one thread must nest: calls that overlap get separate threads.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .exporter import Exporter
 from .options import ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
-STEPS = 0  # the thread of a rank's steps
+STEPS = 0  # thread of a rank's steps
 COLORS = {  # chrome://tracing's names of reserved colors, by phase
     "dispatch": "thread_state_running",
     "combine": "thread_state_runnable",
@@ -42,14 +41,14 @@ COLORS = {  # chrome://tracing's names of reserved colors, by phase
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all calls whose times are known, on rank 0's clock, from 0 on.
+    """Write all calls with known times, on rank 0's clock, shifted to begin at 0.
 
-    A name that ends in .gz is packed, which Perfetto reads too.
+    A file name that ends in .gz is compressed with gzip, which Perfetto reads too.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, or no call has times.
+        If no call matches the options, or no call has times.
     """
     chosen = select_calls(trace, options)
     on = _wire_on(trace, chosen)
@@ -103,7 +102,7 @@ class _Events:
 @contextmanager
 def _opened(path: Path) -> Iterator[io.TextIOBase]:
     if path.suffix == ".gz":
-        # neither name nor time in it: the same trace gives the same file
+        # no name or time in the header: equal traces give equal files
         with (
             path.open("wb") as raw,
             gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
@@ -120,7 +119,7 @@ def _opened(path: Path) -> Iterator[io.TextIOBase]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Steps:
-    """Training steps on rank 0's clock."""
+    """Start, end and loss of training steps, on rank 0's clock."""
 
     iteration: Int64  # [S]
     start: Int64  # [S, R] ns
@@ -145,7 +144,7 @@ def _training(trace: Trace, options: ExportOptions) -> _Steps:
 
 
 def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
-    """Time at which the last member has issued each call, ``[n]`` ns."""
+    """Return the time at which the last member issued each call, ``[n]`` ns."""
     on = np.full(len(chosen.occurrences), UNKNOWN_TIME, np.int64)
     for at in by_width(trace, chosen.occurrences):
         issue, _, _ = trace.times(chosen.occurrences[at])
@@ -155,7 +154,7 @@ def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
 
 
 def _first(trace: Trace, chosen: CallSelection, steps: _Steps) -> int:
-    """The earliest time, ns of rank 0's clock."""
+    """Return the earliest time of all calls and steps, ns of rank 0's clock."""
     seen = [steps.start[steps.start != UNKNOWN_TIME]]
     called = False
     for at in by_width(trace, chosen.occurrences):
@@ -178,14 +177,14 @@ def _us(ns: int) -> float:
 
 
 class _Lanes:
-    """Assigns overlapping calls of a rank to separate threads."""
+    """Assign overlapping calls of a rank to separate threads."""
 
     def __init__(self) -> None:
-        self._busy: dict[int, int] = {}  # thread -> until when, ns
+        self._busy: dict[int, int] = {}  # thread -> end of its last call, ns
         self._of: dict[str, list[int]] = {}
 
     def place(self, call: ProgramCall) -> tuple[int, bool]:
-        """Assign a thread to a call; return it and whether it is new."""
+        """Assign a thread to a call; return the thread and whether it is new."""
         mine = self._of.setdefault(call.group.kind, [])
         for lane in mine:
             if self._busy[lane] <= call.issue_ns:
@@ -265,9 +264,9 @@ def _slice(
 
 
 def _moved(call: ProgramCall) -> tuple[int, int]:
-    """Bytes that a rank sends to and receives from other ranks.
+    """Return the bytes that a rank sends to and receives from other ranks in a call.
 
-    Of collectives that add up or spread: its own buffer, both ways.
+    For other collectives: the rank's own buffer, in both directions.
     """
     me = call.member
     if call.site.operation == ALL_TO_ALL:
@@ -283,7 +282,7 @@ def _moved(call: ProgramCall) -> tuple[int, int]:
 def _counters(
     calls: list[ProgramCall], rank: int, base: int, on: Int64
 ) -> Iterator[dict[str, Any]]:
-    """Counter events of active calls and send rate."""
+    """Yield counter events of active calls and send rate."""
     changes: list[tuple[int, int, float]] = []
     for call in calls:
         begin = int(on[call.number])

@@ -1,8 +1,9 @@
-"""Encoder of the Protocol Buffers wire format.
+"""Encode messages in the Protocol Buffers wire format.
 
 A field is its number and wire type as a varint, then a varint (type 0) or a length and
-so many bytes (type 2).  Source: "Encoding", protobuf.dev/programming-guides/encoding.
-Numbers here are not negative, so that int32, int64 and uint64 are written alike.
+that number of bytes (type 2).  Source: "Encoding",
+protobuf.dev/programming-guides/encoding.  Numbers are non-negative, so that int32,
+int64 and uint64 have the same encoding.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """Encode an integer or boolean field, zero included."""
+    """Encode an integer or boolean field, also if zero."""
     return varint(field << 3 | VARINT) + varint(value)
 
 
 def content(field: int, value: bytes) -> bytes:
-    """Encode a field of bytes or a message."""
+    """Encode a field of bytes or of a nested message."""
     return varint(field << 3 | BYTES) + varint(len(value)) + value
 
 
@@ -56,5 +57,5 @@ def packed(field: int, values: Sequence[int]) -> bytes:
 
 
 def delimited(message: bytes) -> bytes:
-    """Prefix a message with its length."""
+    """Prefix a message with its length as a varint."""
     return varint(len(message)) + message

@@ -1,4 +1,4 @@
-"""Per-rank call sequences with the bytes of each call."""
+"""Per-rank call sequences of a trace, with the bytes of each call."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MESSAGE = "send_recv"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgramCall:
-    """One rank's part of a call."""
+    """One rank's part of a collective call or message."""
 
-    number: int  # of the call among all that are exported, alike on its members
+    number: int  # index of the call among all exported ones, equal on all members
     iteration: int
     site: Site
     group: Group
-    member: int  # of the group, that this rank is
-    bytes: Int64  # [W, W] of an all-to-all, row sends; else [W], each one's buffer
+    member: int  # group rank of this rank
+    bytes: Int64  # [W, W] of an all-to-all, row sends; else [W] buffers of members
     issue_ns: int  # of rank 0's clock, or UNKNOWN_TIME
     end_ns: int
 
     @property
     def ends(self) -> tuple[int, int]:
-        """World ranks that send and receive a message, (-1, -1) where not known."""
+        """World ranks that send and receive a message, (-1, -1) where unknown."""
         if min(self.site.peers) < 0:
             return -1, -1
         source, destination = self.site.peers
@@ -46,13 +46,13 @@ def programs(
     trace
         Any.
     chosen
-        The calls that are exported.
+        The calls to export.
 
     Yields
     ------
     int, list of ProgramCall
-        A rank and its next calls, in the order in which it issues them.  A rank comes
-        again with each block of iterations.
+        A rank and its next calls, in issue order.  Each rank is yielded once per block
+        of iterations.
     """
     number = np.full(len(trace.occurrences), -1, np.int64)
     number[chosen.occurrences] = np.arange(len(chosen.occurrences))
@@ -79,7 +79,7 @@ def _takes_part(call: ProgramCall) -> bool:
 
 
 def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
-    """Half-open iteration ranges of blocks that fit into memory."""
+    """Yield half-open iteration ranges of blocks that fit into memory."""
     iterations, count = np.unique(
         trace.occurrences.iteration[occurrences], return_counts=True
     )
@@ -91,7 +91,7 @@ def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
 
 
 class _Read:
-    """Bytes and times of a block of calls."""
+    """Bytes and times of a block of calls, read at once."""
 
     def __init__(self, trace: Trace, occurrences: Int64) -> None:
         self._trace = trace
@@ -128,7 +128,7 @@ class _Read:
 
 
 def lasts(call: ProgramCall) -> int:
-    """Duration of a rank's call, ns; UNKNOWN_TIME if unknown."""
+    """Return the duration of a rank's call in ns; UNKNOWN_TIME if unknown."""
     if UNKNOWN_TIME in (call.issue_ns, call.end_ns):
         return UNKNOWN_TIME
     return max(0, call.end_ns - call.issue_ns)

@@ -50,7 +50,7 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 def known_exporters() -> tuple[str, ...]:
-    """Names of all export formats, built-in ones first."""
+    """Return the names of all export formats, built-in ones first."""
     others = set(entry_points(group=ENTRY_POINTS).names) - EXPORTERS.keys()
     return (*EXPORTERS, *sorted(others))
 
@@ -61,7 +61,7 @@ def exporter_named(name: str) -> Exporter:
     Raises
     ------
     TraceError
-        If there is none, or the package's is no :class:`.exporter.Exporter`.
+        If there is none, or the entry point is not an :class:`.exporter.Exporter`.
     """
     if name in EXPORTERS:
         return EXPORTERS[name]
@@ -94,23 +94,23 @@ def export_trace(
     trace
         Any.
     output
-        A file, or, for formats of many files, a folder that is made.
+        A file, or, for formats of many files, a folder to create.
     format
         One of :func:`known_exporters`.
     options
-        What of the trace, and at what pace.
+        Selection of calls, and their pace.
     force
-        Replace what is there.
+        Replace an existing output.
 
     Returns
     -------
     Exported
-        The files, and what was lost.
+        The files, and descriptions of omitted content.
 
     Raises
     ------
     TraceError
-        If the trace cannot be written so; nothing is written then.
+        If the trace cannot be exported with these options; no file is written then.
 
     Examples
     --------

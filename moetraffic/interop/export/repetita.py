@@ -1,9 +1,9 @@
-"""Export to REPETITA demands: mean rates between ranks.
+"""Export a trace as REPETITA demands: mean rates between ranks.
 
-``DEMANDS n``, a line of names, then ``label src dest bw``; source and destination are
-numbers of nodes of the topology file, rates are kbit/s as in its data sets
+A file has ``DEMANDS n``, a header, then lines ``label src dest bw``; source and
+destination are node numbers of the topology file, rates are kbit/s as in its data sets
 (svissicchio/Repetita wiki "Adding Problem Instances"; ``RepetitaParser.parseDemands``
-splits lines at one space and ends at an empty one).
+splits lines at single spaces and ends at an empty line).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .options import ExportOptions
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write the mean rate of each pair of ranks over the selected iterations.
 
-    An iteration lasts as long as its step on the rank where that is longest; with
-    ``every_ns`` that long.
+    The duration of an iteration is that of its step on the slowest rank, or
+    ``every_ns``.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, or no step has times and no length is given.
+        If no call matches the options, or a step has no times and no length is given.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])
@@ -59,7 +59,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _length_ns(trace: Trace, iterations: np.ndarray) -> int:
-    """Total duration of the iterations, ns."""
+    """Return the total duration of the iterations, in ns."""
     steps = trace.steps
     mine = np.isin(steps.iteration, iterations)
     start, end = steps.start[mine], steps.end[mine]

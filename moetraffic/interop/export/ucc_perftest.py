@@ -1,7 +1,7 @@
-"""Export to pattern files for UCC's ``ucc_perftest -c alltoallv``.
+"""Export all-to-alls as pattern files for UCC's ``ucc_perftest -c alltoallv``.
 
-An INI file: a section ``[collective]`` a call, whose ``counts`` are the elements that
-each rank sends to each, row by row between braces (openucx/ucc
+An INI file has a section ``[collective]`` per call, whose ``counts`` are the elements
+that each rank sends to each, row by row between braces (openucx/ucc
 ``tools/perf/generator/ucc_pt_generator_file.cc`` and ``examples/alltoallv_4.ptini``).
 Counts are kept in uint32; a line has at most 8189 characters (``src/utils/ini.h``,
 UCC_INI_MAX_LINE); a matrix must have as many rows as there are ranks.
@@ -23,20 +23,20 @@ from .exporter import Exporter
 from .options import ExportOptions
 
 MOST = 2**32 - 1
-MOST_CHARACTERS = 4000  # of a line of counts; a row may go over several
+MOST_CHARACTERS = 4000  # of a line of counts; a row may span several
 DATATYPES = (("INT8", 1), ("INT32", 4), ("INT64", 8))
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all calls to one file, in order.
+    """Write all selected all-to-alls to one file, in order.
 
     Raises
     ------
     TraceError
-        If nothing fits the options, or a pair sends more than 2^32 - 1 elements.
+        If no call matches the options, or a pair sends more than 2^32 - 1 elements.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    # one type for all: a benchmark is run with one
+    # the benchmark uses one element type for all calls
     name, size = _datatype(trace, options)
     with path.open("w") as file:
         file.write(
@@ -68,7 +68,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
-    """The largest element type whose size divides the bytes of every pair."""
+    """Return the largest element type whose size divides the bytes of every pair."""
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     every = (one.bytes for one in exchanges(trace, options, chosen))
     common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
@@ -76,7 +76,7 @@ def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
 
 
 def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
-    # a comma is put between lines by the reader: none stands at the end of one
+    # the reader inserts a comma between lines: none may end with one
     for row in counts.tolist():
         line = ""
         for count in map(str, row):
@@ -88,7 +88,7 @@ def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Replace characters with a meaning in INI files."""
+    """Replace characters that are special in INI files."""
     return "".join(c if c.isalnum() or c in " -._/" else " " for c in text)[:200]
 
 

@@ -1,15 +1,15 @@
-"""Options of the command line from a TOML configuration file.
+"""Read command line options from a TOML configuration file.
 
-A table for each verb, a key for each option without its dashes::
+The file has one table per verb, and one key per option, without dashes::
 
     [capture]
     nproc = 4
     experts = 8
     router-option = ["groups=4"]
 
-The file is read only when it is asked for, with ``--config FILE`` or the variable
-``MOETRAFFIC_CONFIG``: no file that happens to lie in a folder changes what a command
-does.  Options on the command line override the file.
+The file is read only if ``--config FILE`` or the environment variable
+``MOETRAFFIC_CONFIG`` names it: no other file in a folder changes what a command does.
+Options on the command line override the file.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ else:
     import tomli as tomllib
 
 VARIABLE = "MOETRAFFIC_CONFIG"
-"""Environment variable that names the file."""
+"""Environment variable with the path of the configuration file."""
 
 FILE = "moetraffic.toml"
-"""Name of the file in a folder."""
+"""Name of the configuration file in a folder."""
 
 
 def read(
     path: Path, verbs: Iterable[str], *, strict: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Read a configuration file: a table of options for each verb.
+    """Read a TOML configuration file with one table of options per verb.
 
     Parameters
     ----------
     path
-        The file, or the folder that ``moetraffic.toml`` lies in.
+        The file, or the folder that contains ``moetraffic.toml``.
     verbs
         Names of all verbs.
     strict
-        Refuse tables of other verbs.
+        Reject tables of other verbs.
 
     Returns
     -------
     dict
-        Options by verb, as TOML has them.
+        Options by verb, with TOML values.
 
     Raises
     ------
     MoetrafficError
-        If the file cannot be read, is no TOML, or names no verb.
+        If the file cannot be read, is not TOML, or has a table of an unknown verb.
     """
     if path.is_dir():
         path = path / FILE
@@ -94,29 +94,28 @@ def read(
 def defaults(
     table: Mapping[str, Any], verb: str, parameters: Iterable[Any], path: object
 ) -> dict[str, Any]:
-    """Convert the options of a verb to defaults of its parameters.
+    """Convert the configured options of a verb to defaults of its parameters.
 
     Parameters
     ----------
     table
-        Options by name, as TOML has them.
+        Options by name, with TOML values.
     verb
-        For errors.
+        Name of the verb, for error messages.
     parameters
         The verb's parameters, as click describes them.
     path
-        The file, for errors.
+        The file, for error messages.
 
     Returns
     -------
     dict
-        Values by the name that the verb's function has for them, as click's
-        ``default_map`` takes them.
+        Values by parameter name of the verb's function, for click's ``default_map``.
 
     Raises
     ------
     MoetrafficError
-        If the verb has no such option, or a value is of a kind that it cannot have.
+        If the verb has no such option, or a value has the wrong type.
     """
     options: dict[str, Any] = {}
     for parameter in parameters:
@@ -141,18 +140,18 @@ def defaults(
 
 
 def asked() -> str:
-    """The file that the environment names; children do not read it again."""
+    """Remove the configuration path from the environment, and return it."""
     return os.environ.pop(VARIABLE, "")
 
 
 def _value(option: Any, value: Any, where: str) -> Any:
-    """Convert a TOML value to what the command line would give."""
+    """Convert a TOML value to the text or flag that the command line would give."""
     if option.is_flag:
         if isinstance(value, bool):
             return value
         raise MoetrafficError(f"{where} is true or false, not {value!r}: change it")
     values = value if isinstance(value, list) else [value]
-    # a truth value, a table or a date is no text that an option takes
+    # options take neither booleans, tables nor dates as text
     if any(isinstance(v, bool) or not isinstance(v, str | int | float) for v in values):
         raise MoetrafficError(
             f"{where} is a number, a text or a list of these, not {value!r}: change it"

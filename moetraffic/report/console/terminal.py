@@ -1,6 +1,6 @@
-"""Console, error messages and exit codes of the command lines.
+"""Console, error messages and exit codes of the command line.
 
-Sentences go to standard error, tables to standard output; a closed pipe is no error.
+Messages go to standard error, tables to standard output; a closed pipe is no error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from moetraffic.text import visible
 
 from . import configuration
 
-# typer brings its own click, or uses the installed one: this is the class in either
+# typer bundles click or uses the installed one: this is the class in both cases
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Paper(Console):
-    """A console that prints text as it is: no markup, no control characters.
+    """Console that prints text literally: no markup, no control characters.
 
-    Names in files may look like markup or hold terminal escape sequences.
+    Names in files may look like markup or contain terminal escape sequences.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -40,7 +40,7 @@ class Paper(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render with all text made visible; control codes of rich's own stay."""
+        """Render with control characters of texts escaped; rich's own are kept."""
         for segment in super().render(renderable, options):
             yield (
                 segment
@@ -49,12 +49,12 @@ class Paper(Console):
             )
 
     def on_broken_pipe(self) -> None:
-        """Raise again what rich would end the program for."""
+        """Raise BrokenPipeError, for which rich would exit the program."""
         raise BrokenPipeError
 
 
 def say(text: str) -> None:
-    """Print one line on standard error; a closed pipe is no error."""
+    """Print a message on standard error; a closed pipe is no error."""
     try:
         print(visible(text, lines=True), file=sys.stderr, flush=True)
     except OSError:
@@ -68,21 +68,21 @@ def run(
     *,
     verb: str = "",
 ) -> int:
-    """Run a command line; bad input ends with one sentence and exit code 2.
+    """Run a command line; invalid input prints one sentence and returns exit code 2.
 
-    Under torchrun and srun only the first rank of each host prints it.
+    Under torchrun and srun, only the first rank of each host prints errors.
 
     Parameters
     ----------
     app
-        The program.
+        The typer application.
     arguments
-        What follows its name; the process's own arguments if None.
+        Arguments without the program name; ``sys.argv[1:]`` if None.
     name
-        What its help calls it.
+        Program name in the help text.
     verb
-        The verb of moetraffic that it is, whose options a configuration file may
-        give; none for a program that looks for such a file itself.
+        Verb whose options a configuration file may set; "" for a program that reads
+        such a file itself.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def run(
         say("moetraffic: interrupted")
         return 130
     except BrokenPipeError:
-        # the reader has had enough (moetraffic info run.h5 | head): no error
+        # the reader closed the pipe (moetraffic info run.h5 | head): no error
         _discard(1)
         return 0
     return int(code or 0)
@@ -117,30 +117,30 @@ def run(
 
 @cache
 def _command(app: typer.Typer) -> Any:
-    """Build the click command once: reading every verb's signature takes a while."""
+    """Build the click command once: parsing every verb's signature is slow."""
     return typer.main.get_command(app)
 
 
 def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
-    """Read a verb's options from the configuration file that the environment names."""
+    """Read a verb's options from the configuration file in the environment."""
     path = configuration.asked()
     if not path:
         return {}
-    # other verbs' tables are not looked at: they were, where the verb was chosen
+    # tables of other verbs were validated when the verb was selected
     told = configuration.read(Path(path), [verb], strict=False)
     command = _command(app)
     return configuration.defaults(told.get(verb, {}), verb, command.params, path)
 
 
 def refuse(sentence: str) -> int:
-    """Print what is wrong in one line, and return the exit code for bad input."""
+    """Print an error message in one line, and return the exit code for bad input."""
     if _prints():
         say(f"moetraffic: {' '.join(sentence.split())}")
     return 2
 
 
 def _prints() -> bool:
-    """Whether this is the first rank of its host, or no rank of a launcher."""
+    """Return whether this process is the first rank of its host, or not a rank."""
     try:
         seat = current_rank()
     except LayoutError:
@@ -149,16 +149,16 @@ def _prints() -> bool:
 
 
 def _message(error: Any) -> str:
-    """The message of an exception of click."""
+    """Return the message of a click exception without its final period."""
     return str(error.format_message()).rstrip(".")
 
 
 def _discard(number: int) -> None:
-    """Discard what is still buffered for a closed pipe."""
+    """Redirect a closed pipe to the null device, to drop buffered output."""
     stream = sys.stdout if number == 1 else sys.stderr
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
     except (OSError, ValueError):
-        return  # a stream without a descriptor has no pipe behind it
+        return  # a stream without a descriptor is not a pipe

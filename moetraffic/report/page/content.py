@@ -1,4 +1,4 @@
-"""Content of the HTML report: one reading of the trace, all its charts and tables."""
+"""Compute the content of the HTML report in one pass over the trace."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ Part = Chart | Missing | Table | Matrices
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page."""
+    """Section of the HTML report with its charts and tables."""
 
     key: str
     title: str
-    about: str = ""  # how to read it
+    about: str = ""  # guide to its charts
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Everything that the HTML report of a run shows."""
+    """Complete content of the HTML report of a run."""
 
     title: str
     tiles: tuple[highlights.Tile, ...]
-    lines: tuple[str, ...]  # the summary in words
-    notes: tuple[str, ...]  # what could not be computed, and why
+    lines: tuple[str, ...]  # sentences of the summary
+    notes: tuple[str, ...]  # unavailable statistics, with reasons
     sections: tuple[Section, ...]
 
 
@@ -65,26 +65,26 @@ def content(
     most_bytes: int = MOST_BYTES,
     tick: Tick | None = None,
 ) -> Content:
-    """Compute everything that the HTML report of a run shows.
+    """Compute all charts and tables of the HTML report of a run.
 
     Parameters
     ----------
     trace
         Any.
     network
-        Whose links carry the traffic.
+        Network for the link loads.
     replay
         Trace of a replay of the same run.
     other
-        A run to compare with.
+        Trace of a run to compare with.
     title
         Headline; "": the file's name.
     layers, phase, iterations, threads
-        As :func:`moetraffic.analysis.analyze` has them.
+        See :func:`moetraffic.analysis.analyze`.
     most_bytes
-        Of all matrices that the page holds: more, and iterations are left out.
+        Limit of all matrices in the page; above it, iterations are omitted.
     tick
-        Called after every window that was read.
+        Called after each window of iterations that was read.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def content(
     Raises
     ------
     AnalysisError, TraceError
-        As :func:`moetraffic.analysis.analyze` raises them.
+        See :func:`moetraffic.analysis.analyze`.
     """
     asked: dict[str, Any] = {"layers": layers, "phase": phase, "iterations": iterations}
     kept = Kept(sources(trace, [], of=OF, **asked), most_bytes=most_bytes)

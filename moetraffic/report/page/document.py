@@ -1,7 +1,7 @@
-"""HTML of the report: one file with all its data and scripts, for any browser.
+"""Render the HTML report: one file with all data and scripts, for any browser.
 
-Nothing is fetched: a content security policy forbids it.  Text from a trace is escaped;
-data stand in ``application/json`` elements in which no tag can begin.
+A content security policy forbids network access.  Text from a trace is escaped; data
+are in ``application/json`` elements in which no tag can begin.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def document(content: Content) -> str:
     Parameters
     ----------
     content
-        Of :func:`.content.content`.
+        Result of :func:`.content.content`.
 
     Returns
     -------
     str
-        UTF-8 when it is written.
+        HTML text, to be encoded as UTF-8.
 
     Raises
     ------
     AnalysisError
-        If plotly, whose script the page holds, is not installed.
+        If plotly, whose script the page contains, is not installed.
     """
     script = plotly_script()
     folder = resources.files(__package__)
@@ -140,12 +140,12 @@ def write_report(
 
 
 def plotly_script() -> str:
-    """plotly.js, as its Python package ships it.
+    """Return the plotly.js script that plotly's Python package ships.
 
     Raises
     ------
     AnalysisError
-        If that is not installed.
+        If plotly is not installed.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -243,7 +243,7 @@ def _table(table: Table) -> str:
 
 
 def data_text(value: Any) -> str:
-    """JSON that may stand within a script element; what is not a number is null."""
+    """Encode a value as JSON for a script element; non-finite numbers become null."""
     text = json.dumps(_known(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 

@@ -1,4 +1,4 @@
-"""Traffic of a run on a network: link loads, and circuits that would serve it."""
+"""Draw the traffic of a run on a network: link loads and circuit schedules."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from moetraffic.units import bit_rate, duration
 from .matrices import Kept
 
 MOST_BYTES = 1 << 27
-"""Of the matrices that are put on the network at once."""
+"""Limit of the matrices that are assessed at once."""
 
 MOST_ITERATIONS = 200
 
 SMALL = 32
-"""Ranks up to which the matching of fewest circuits is tried, which takes longest."""
+"""Maximum number of ranks for the slowest matching, with the fewest circuits."""
 
 MOST_TERMS = 400
 
 FEW = 8
-"""Permutations that are marked one by one."""
+"""Up to this number, each permutation has a marker."""
 
 RECONFIGURE_S = 10e-6
 
 
 def links(trace: Trace, network: Network) -> list[Chart | Missing]:
-    """Draw the busy time of the bottleneck link with bounds, and the hottest links."""
+    """Draw the busy time of the bottleneck link with bounds, and the busiest links."""
     title = "Busy time of links"
     every = trace.iterations
     fit = int(np.clip(MOST_BYTES // (8 * trace.meta.world**2), 1, MOST_ITERATIONS))
@@ -60,7 +60,7 @@ def links(trace: Trace, network: Network) -> list[Chart | Missing]:
 
 
 def circuits(analysis: Analysis, kept: Kept, network: Network) -> Chart | Missing:
-    """Draw the share of the demand that the first n permutations serve."""
+    """Draw the share of demand that the first n circuit permutations serve."""
     title = "Circuits: coverage by Birkhoff-von-Neumann permutations"
     rate = network.topology.hosts.nic_bytes_s
     panels = []
@@ -92,7 +92,7 @@ def _coverage(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -
     fewest = ("max-min",) if len(mean) <= SMALL else ()
     matchings = (*fewest, "max-weight", "halving")
     series, notes, most = [], [], 0
-    # where they are the same, the one behind is seen around the other
+    # decreasing widths keep coinciding lines visible
     for matching, color, width in zip(
         matchings, line_colors(len(matchings)), (5.0, 3.0, 1.4), strict=False
     ):
@@ -109,7 +109,7 @@ def _coverage(mean: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]) -
                 name=matching,
                 color=color,
                 width=width,
-                marked=len(at) <= FEW,  # a line of one point is not seen
+                marked=len(at) <= FEW,  # a line of one point is invisible
                 size=5 + 2 * width,
             )
         )

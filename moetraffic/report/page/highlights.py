@@ -1,4 +1,4 @@
-"""Summary of a run: main figures, sentences, and a row for each layer."""
+"""Summarize a run for the HTML report: main figures, sentences, table of layers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ UNRECORDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A figure that stands large in the summary."""
+    """Large figure in the summary of the HTML report."""
 
     value: str
     what: str
-    beside: str = ""  # what to compare it with
+    beside: str = ""  # reference value or context
 
 
 def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
-    """Choose the main figures of a run."""
+    """Select the main figures of a run for the summary."""
     meta = trace.meta
     degrees = f"EP {meta.ep}, DP {meta.dp}, TP {meta.tp}, PP {meta.pp}"
     yield Tile(
@@ -168,7 +168,7 @@ def _within(subject: Subject | None) -> str:
 
 
 def about(trace: Trace) -> Table:
-    """Tabulate what the trace records of the run."""
+    """Tabulate the metadata that the trace records of its run."""
     meta = trace.meta
     hidden = () if layout_known(meta) else ("dp", "tp", "pp", "cp", "order")
     facts = {

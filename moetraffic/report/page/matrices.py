@@ -1,9 +1,9 @@
-"""Traffic matrices of the HTML report: sampled while a trace is read, and packed.
+"""Sample the traffic matrices of the HTML report while reading a trace, and pack them.
 
 While an analysis reads a trace, :class:`Kept` keeps the loads of all iterations and the
-matrices of some.  :func:`blocks` packs these: what follows from another block (a
-combine that is the dispatch transposed, a wire that is the demand summed over the
-experts of a rank) is stored as that statement, after it was compared.
+matrices of some.  :func:`blocks` packs these: a matrix that equals a transform of
+another block (the transposed dispatch, or the demand summed over each rank's experts)
+is stored as a reference, after the values were compared.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ Int64 = npt.NDArray[np.int64]
 Key = tuple[int, int]  # layer, group
 
 MOST_BYTES = 8_000_000
-"""Of all matrices in a page, as they stand in it."""
+"""Limit of the packed size of all matrices in a page."""
 
 CELL_BYTES = 2.0
-"""Of a cell, packed; where it takes more, iterations are left out afterwards."""
+"""Assumed packed size of a cell; if it is larger, iterations are omitted afterwards."""
 
 MOST_KEPT = 1000
-"""Iterations whose matrices are kept."""
+"""Maximum number of iterations whose matrices are kept."""
 
 LARGEST = (128, 256)
-"""Rows and columns of a matrix that is drawn; of larger ones neighbors are summed."""
+"""Maximum drawn rows and columns; in larger matrices, neighboring cells are summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """The heatmap with a slider."""
+    """Heatmap of traffic matrices with an iteration slider."""
 
     key: str
     title: str
     source: str
-    blocks: tuple[dict[str, Any], ...]  # as the page's script reads them
+    blocks: tuple[dict[str, Any], ...]  # in the format of the page's script
 
 
 @dataclass
 class Seen:
-    """Matrices and loads that were kept of one exchange."""
+    """Matrices and loads that were kept of one expert exchange."""
 
     source: Source
     chosen: Int64  # [n] indices into source.iterations
@@ -59,7 +59,7 @@ class Seen:
     loads: dict[int, tuple[str, npt.NDArray[Any]]] = field(default_factory=dict)
 
     def load(self) -> tuple[str, npt.NDArray[Any]] | None:
-        """ "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
+        """Return "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
         if not self.loads:
             return None
         order = sorted(self.loads)
@@ -69,17 +69,17 @@ class Seen:
 
     @property
     def iterations(self) -> Int64:
-        """Those whose matrices were kept."""
+        """Iterations whose matrices were kept."""
         return np.asarray(self.source.iterations[self.chosen], np.int64)
 
     def demands(self) -> npt.NDArray[np.integer] | None:
-        """``[n, W, E]`` token copies of the iterations kept."""
+        """Return token copies ``[n, W, E]`` of the kept iterations."""
         if not self.demand:
             return None
         return np.stack([self.demand[at] for at in self.chosen.tolist()])
 
     def wires(self) -> Int64 | None:
-        """``[n, W, W]`` bytes of the iterations kept."""
+        """Return wire bytes ``[n, W, W]`` of the kept iterations."""
         if not self.wire:
             return None
         return np.stack(
@@ -91,14 +91,14 @@ class Seen:
 
 
 class Kept:
-    """Keep what a page draws of the windows that an analysis reads.
+    """Collector of loads and sampled matrices from the windows that an analysis reads.
 
     Parameters
     ----------
     every
-        The exchanges that will be read.
+        Exchanges that the analysis will read.
     most_bytes
-        Of all matrices, as they stand in a page.
+        Limit of the packed size of all matrices in a page.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Kept:
             )
 
     def __call__(self, source: Source, window: Window, rows: Rows) -> None:
-        """Keep what is drawn of a window; called from several threads at once."""
+        """Keep loads and sampled matrices of a window; thread-safe."""
         seen = self.seen[source.layer, source.group]
         for name, what in (("demand.load", "expert"), ("wire.received", "rank")):
             if name in rows:
@@ -138,16 +138,16 @@ class Kept:
 
 
 def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
-    """Make the heatmap of the matrices that were kept, of all phases.
+    """Build the heatmap of the kept matrices of all phases.
 
     Parameters
     ----------
     trace
-        That was read.
+        The trace that was read.
     kept
-        While it was.
+        Matrices that were kept while reading.
     phase
-        Whose wire was read.
+        Phase whose wire bytes were read.
     """
     told = _packed(trace, kept, phase)
     if not told:
@@ -194,22 +194,22 @@ def _packed(trace: Trace, kept: Kept, phase: str) -> list[dict[str, Any]]:
 def blocks(
     trace: Trace, seen: Seen, phase: str, *, first: int = 0
 ) -> list[dict[str, Any]]:
-    """Pack the matrices of one exchange; those that follow from others as references.
+    """Pack the matrices of one exchange; derivable ones become references.
 
     Parameters
     ----------
     trace
-        That was read.
+        The trace that was read.
     seen
-        What was kept of the exchange.
+        Kept loads and matrices of the exchange.
     phase
-        Whose wire was read with it.
+        Phase whose wire bytes were read with it.
     first
         Number of the first block.
     """
     source = seen.source
     found: list[dict[str, Any]] = []
-    plain: list[Int64] = []  # of the blocks, as they are drawn, without their unit
+    plain: list[Int64] = []  # values of the blocks, divided by their factor
 
     def add(of: str, name: str, unit: str, values: Int64, held: Int64 | None) -> None:
         square = values.shape[2] == values.shape[1]
@@ -273,7 +273,7 @@ def blocks(
 def _derived(
     other: Int64, told: dict[str, Any], held: Int64 | None, square: bool
 ) -> list[tuple[dict[str, Any], Int64]]:
-    """Matrices that may follow from a block, and how."""
+    """List the matrices that can be derived from a block, with the transform."""
     if told["of"] == "wire":
         return [({}, other), ({"transpose": True}, other.transpose(0, 2, 1))]
     if held is None or not square or len(held) != other.shape[2]:
@@ -287,7 +287,7 @@ def _derived(
 
 
 def _ratio(made: Int64, values: Int64) -> int:
-    """Whole number by which ``made`` gives the values; 0: there is none."""
+    """Return the integer factor from ``made`` to ``values``; 0 if there is none."""
     total = int(made.sum())
     if not total or int(values.sum()) % total:
         return 0
@@ -296,7 +296,7 @@ def _ratio(made: Int64, values: Int64) -> int:
 
 
 def _holders(trace: Trace, seen: Seen) -> Int64 | None:
-    """Rank that holds each expert, where it is the same in all iterations kept."""
+    """Return the rank of each expert, if equal in all kept iterations."""
     source = seen.source
     try:
         found = [
@@ -309,7 +309,7 @@ def _holders(trace: Trace, seen: Seen) -> Int64 | None:
 
 
 def _other_phase(trace: Trace, seen: Seen, phase: str) -> Int64 | None:
-    """Bytes that another phase sent in the iterations kept; None where unknown."""
+    """Read the bytes of another phase in the kept iterations; None if unknown."""
     source = seen.source
     for other in sources(trace, [], layers=[source.layer], phase=phase, of=("wire",)):
         if other.group != source.group or not len(other.sent):
@@ -320,7 +320,7 @@ def _other_phase(trace: Trace, seen: Seen, phase: str) -> Int64 | None:
         sent = other.sent[np.isin(when, seen.iterations)]
         demand = seen.demands()
         if demand is not None and len(sent) == len(demand):
-            # the demand is not read twice
+            # reuses the demand that is already in memory
             told = trace.rows_sent(sent, demand)
             if told is not None:
                 return np.asarray(told[0], np.int64) * told[1]
@@ -340,7 +340,7 @@ def _other_phase(trace: Trace, seen: Seen, phase: str) -> Int64 | None:
 def _pooled(
     values: Int64, rows: Sequence[int], columns: Sequence[int]
 ) -> tuple[Int64, list[str], list[str]]:
-    """Matrices of at most :data:`LARGEST` cells a side, and the names of these."""
+    """Sum matrices to at most :data:`LARGEST` cells per side, and name the cells."""
     most = LARGEST if values.shape[1] != values.shape[2] else (LARGEST[0],) * 2
     names = []
     for axis, (limit, of) in enumerate(zip(most, (rows, columns), strict=True), 1):

@@ -1,8 +1,8 @@
-"""Render charts as what plotly.js draws in the HTML report.
+"""Convert charts to plotly.js figures for the HTML report.
 
-A chart of several panels shows one at a time; the page has a choice for each part of
-a panel's name.  A chart's data stand once in the page: the download is written from
-these by the browser.  Numbers are packed as Plotly's typed arrays, base64 of
+A chart of several panels shows one at a time; the page has a selector for each part of
+a panel's name.  The page contains a chart's data once: the browser writes downloads
+from these.  Numbers are packed as Plotly's typed arrays, base64 of
 little-endian values.
 
 References
@@ -26,18 +26,18 @@ from moetraffic.text import visible
 BAND = "rgba(140,140,140,0.30)"
 
 PLAIN = 64
-"""Fewer numbers than these stand in the page as text."""
+"""Arrays with fewer numbers than this are written as text."""
 
 SYMBOLS = {"tick": "line-ns-open"}
 
 
 def as_dict(chart: Chart) -> dict[str, Any]:
-    """A chart as the page's script reads it.
+    """Convert a chart to the data that the page's script reads.
 
     Returns
     -------
     dict
-        ``views`` are the panels, each with Plotly's traces and layout.
+        ``views`` are the panels, each with Plotly traces and layout.
     """
     return {
         "key": chart.key,
@@ -57,14 +57,14 @@ def as_dict(chart: Chart) -> dict[str, Any]:
 
 
 def packed(values: npt.ArrayLike, *, dtype: str = "") -> Any:
-    """Numbers as Plotly takes them; what is not finite is a gap.
+    """Encode numbers as Plotly's typed arrays; non-finite values are gaps.
 
     Parameters
     ----------
     values
-        ``[n]`` or ``[rows, columns]``; texts stay a list.
+        ``[n]`` or ``[rows, columns]``; texts remain a list.
     dtype
-        Of Plotly's, "i1" to "u4", "f4", "f8"; "": f4, or i4 of integers that fit.
+        Plotly's "i1" to "u4", "f4" or "f8"; "": f4, or i4 or f8 for integers.
     """
     array = np.asarray(values)
     if array.dtype.kind == "U":
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(text: str) -> str:
-    """Text in which Plotly finds no tag."""
+    """Escape text so that Plotly interprets no tags in it."""
     return visible(text).replace("<", "&lt;")
 
 
@@ -105,7 +105,7 @@ def _traces(of: Series) -> Iterator[dict[str, Any]]:
     }
     line = {"color": of.color, "width": of.width, "dash": of.dash}
     if of.kind == "band":
-        # a band may be thinner than a pixel: its edges are drawn
+        # edges keep bands thinner than a pixel visible
         edge = {
             "type": "scatter",
             "mode": "lines",
@@ -137,7 +137,7 @@ def _traces(of: Series) -> Iterator[dict[str, Any]]:
             "orientation": "h",
             **({} if of.base is None else {"base": packed(of.base, dtype="f8")}),
             "width": of.width,
-            # what is shorter than a pixel must not vanish
+            # keeps bars shorter than a pixel visible
             "marker": {"color": of.color, "line": {"color": of.color, "width": 0.5}},
         }
     else:
@@ -213,7 +213,7 @@ def _layout(panel: Panel) -> dict[str, Any]:
     if any(s.kind == "bars" for s in panel.series):
         layout["barmode"] = "overlay"
     if any(rule.text for rule in panel.rules):
-        # the words stand between the panel and the legend
+        # rule labels are between the panel and the legend
         top = {"yref": "container", "y": 0.99, "yanchor": "top"}
         layout |= {"margin": {"t": 64}, "legend": top}
     return layout

@@ -1,4 +1,4 @@
-"""Two runs side by side: a run and its replay, or any other."""
+"""Compare two runs in charts: a run and its replay, or any other run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUANTILES = {"p50": "circle", "p90": "diamond", "p99": "square", "max": "cross"}
 
 
 def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
-    """Draw the second run's total time over the first's, for each part of the calls."""
+    """Draw the ratio of total call times, second run to first, by category of call."""
     rows = [t for t in found.times if np.isfinite(t.ratio.value)]
 
     def panel(rows: list[Any]) -> Panel:
@@ -93,7 +93,7 @@ def quantiles(found: Comparison, key: str, first: str, second: str) -> Chart | M
 
 
 def distances(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
-    """Draw distances of the traffic, beside the first run's within-run noise."""
+    """Draw distances between the runs' traffic, and the within-run noise."""
     rows = [d for d in found.distances if np.isfinite(d.value)]
 
     def panel(rows: list[Any]) -> Panel:
@@ -158,7 +158,7 @@ def _by_measure(
     reason: str,
     **named: Any,
 ) -> Chart | Missing:
-    """A chart with a panel a measure, or why there is none."""
+    """Build a chart with one panel per metric, or the reason why there is none."""
     if not rows:
         return Missing(title=title, reason=reason)
     by = {m: [r for r in rows if r.measure == m] for m in [r.measure for r in rows]}
@@ -168,7 +168,7 @@ def _by_measure(
 
 
 def who(first: str, trace: Trace, second: str, other: Trace) -> Table:
-    """Tabulate what the runs are."""
+    """Tabulate file, origin, model, ranks and router of both runs."""
     rows = []
     for name, of in ((first, trace), (second, other)):
         meta, path = of.meta, Path(of.name)
@@ -192,7 +192,7 @@ def who(first: str, trace: Trace, second: str, other: Trace) -> Table:
 
 
 def _untimed(found: Comparison) -> str:
-    """Why no times are compared."""
+    """Explain why no call times are compared."""
     notes = [n for n in found.notes if "time" in n or "duration" in n]
     return "; ".join(notes) or "no call has times in both traces"
 

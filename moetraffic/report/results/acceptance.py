@@ -1,4 +1,4 @@
-"""Verdict of the two-sample tests on a synthetic trace: table, chart and plain data."""
+"""Report two-sample tests of a synthetic trace: table, chart and plain data."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from moetraffic.validation.classifier import NAME
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
 
 FURTHEST = 30.0
-"""Times the distance between real runs, at which what is further away is drawn."""
+"""Upper limit of drawn distances, in units of the distance between real runs."""
 
 
 def as_dict(found: Acceptance) -> dict[str, Any]:
-    """The verdict and all tests as plain data."""
+    """Convert the verdict and all two-sample tests to plain data."""
     return {
         **{k: v for k, v in asdict(found).items() if k != "tests"},
         "passed": found.passed,
@@ -38,7 +38,7 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
 
 
 def verdict(found: Acceptance) -> str:
-    """The verdict in a sentence."""
+    """Describe the verdict of the two-sample tests in one sentence."""
     auc = f"classifier AUC {found.auc:.3f}"
     number = len(found.tests)
     if found.passed:
@@ -52,7 +52,7 @@ def verdict(found: Acceptance) -> str:
 
 
 def table(found: Acceptance) -> Table:
-    """Tabulate the tests, with the classifier in the last row."""
+    """Tabulate the two-sample tests, with the classifier in the last row."""
     against = "each other" if found.way == "seeds" else "the synthetic trace"
     meaning = {
         "seeds": f"between real runs: distance of real runs to {against}; limit: at "
@@ -90,10 +90,10 @@ def table(found: Acceptance) -> Table:
 
 
 def figure(found: Acceptance) -> Chart:
-    """Draw the synthetic trace among the real runs, a row for each test.
+    """Draw distances or p-values of the two-sample tests, a row for each test.
 
-    With seeds: distance to the real runs over the distance between these; with time
-    blocks: the adjusted p-values.  Each layer has a mark.
+    With seeds: distance to the real runs relative to the distance between these; with
+    time blocks: adjusted p-values.  There is one mark per layer.
     """
     seeds = found.way == "seeds"
     names = [f"{t.name} ({_short(t.measure)})" for t in found.tests]

@@ -1,4 +1,4 @@
-"""Measured bandwidths of collectives: fits as a table, curves as a chart."""
+"""Report measured collective bandwidths: Hockney fits as a table, curves as a chart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moetraffic.units import byte_size
 
 
 def records(table: BandwidthTable) -> list[dict[str, Any]]:
-    """List each curve's collective, sizes, Hockney constants and residuals."""
+    """List each curve's collective, message sizes, Hockney constants and residuals."""
     found = []
     for (collective, platform, protocol, span), curves in table.curves.items():
         for curve in curves:
@@ -42,7 +42,7 @@ def records(table: BandwidthTable) -> list[dict[str, Any]]:
 
 
 def sheet(table: BandwidthTable) -> Table:
-    """Tabulate the fits, a row for each curve."""
+    """Tabulate the Hockney fits of measured collectives, a row for each curve."""
     rows = []
     for one in records(table):
         where = (one[name] for name in ("collective", "platform", "protocol"))
@@ -73,7 +73,7 @@ def sheet(table: BandwidthTable) -> Table:
 
 
 def figure(table: BandwidthTable, source: str = "") -> Chart:
-    """Draw bus bandwidth over size: measurements as points, the fit as a line."""
+    """Draw bus bandwidth over message size: measurements as points, fits as lines."""
     named = [
         (" ".join(t for t in (c, platform, protocol) if t), span, curve)
         for (c, platform, protocol, span), curves in table.curves.items()

@@ -1,4 +1,4 @@
-"""Comparison of two traces as tables."""
+"""Tabulate the comparison of two traces."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moetraffic.units import amount
 
 @tables_of.register
 def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table]:
-    """Tabulate the distances of two traces, and the times of their common calls.
+    """Tabulate the distances between two traces, and the times of common calls.
 
     Parameters
     ----------
     comparison
-        Of two traces.
+        Comparison of two traces.
     above
-        Distances above a threshold, which are marked.
+        Distances above a threshold, which the table marks.
     """
     scales = {d.measure: SCALES[d.measure] for d in comparison.distances}
     distances = Table(
@@ -59,7 +59,7 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
 
 
 def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> Table:
-    """Tabulate how long the same calls take in both runs, by part of the calls."""
+    """Tabulate the durations of common calls in both runs, by category of call."""
     quantiles = ("p50, first", "p50, second", "p99, first", "p99, second")
     return Table(
         title=title,

@@ -1,7 +1,7 @@
-"""Complexity map: traces between structure in time and structure in pairs.
+"""Draw the complexity map: traces by temporal and non-temporal complexity.
 
-The picture of Avin, Ghobadi, Griner, Schmid (SIGMETRICS 2020), figure 1: non-temporal
-complexity to the right, temporal complexity upwards, area as the product of both.
+After Avin, Ghobadi, Griner, Schmid (SIGMETRICS 2020), figure 1: non-temporal complexity
+on the x axis, temporal complexity on the y axis, their product as the area.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DISC = 46.0
 """Diameter in pixels of the disc of a trace without any structure."""
 
 LEVELS = (0.1, 0.25, 0.5, 0.75)
-"""Products that are drawn as curves."""
+"""Products of both complexities that are drawn as curves."""
 
 CORNERS = (
     (0.01, 0.01, "bursty and skewed", "left", "bottom"),
@@ -42,22 +42,22 @@ def complexity_map(
 ) -> Chart | Missing:
     """Draw the complexity of several traces, layers or phases.
 
-    Each is a disc at (NT, T) with the area of Psi; bars are 95% intervals from the
-    windows, the small dot is T corrected for the compressor.
+    Each is a disc at (NT, T) with an area proportional to Psi; bars are 95% intervals
+    over windows, the small dot is T corrected for the compressor.
 
     Parameters
     ----------
     found
-        By name, such as "layer 1, dispatch".
+        Complexity by name, such as "layer 1, dispatch".
     source
-        What it was computed from.
+        Description of the underlying data.
     reason
-        Why there is none, where that is known.
+        Reason why there is none, if known.
 
     Returns
     -------
     Chart or Missing
-        Missing where no complexity is known.
+        Missing if no complexity is known.
     """
     known = {n: c for n, c in found.items() if np.isfinite(c.product)}
     if not known:
@@ -78,7 +78,7 @@ def complexity_map(
             )
         )
     colors = dict(zip(known, line_colors(len(known)), strict=True))
-    # the largest first, so that no disc is wholly covered
+    # the largest first, so that no disc is hidden
     for name, one in sorted(known.items(), key=lambda pair: -pair[1].product):
         series.append(
             Series(

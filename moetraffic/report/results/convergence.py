@@ -1,4 +1,4 @@
-"""Convergence of a run: distances, evenness, change points."""
+"""Draw the convergence of a run: distances, evenness and change points."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _panel(
             )
         )
     changes = course.changed_at.tolist()
-    # no words beside them: changes may be close to each other, and stand in the note
+    # no labels: changes may be close to each other, and are listed in the note
     rules = [Rule(x=float(change)) for change in changes]
     if course.settled_at >= 0 and course.converged:
         settled = float(course.settled_at)

@@ -1,4 +1,4 @@
-"""Traffic on a network: loads, bounds, hottest links and collisions."""
+"""Report traffic on a network: loads, bounds, bottleneck links and collisions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
-    """An assessment as plain data; times in s, amounts in bytes."""
+    """Convert a network assessment to plain data: times in s, amounts in bytes."""
     return {
         "fabric": {
             **found.topology.as_dict(),
@@ -66,7 +66,7 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
 
 @tables_of.register
 def tables(found: Assessment) -> list[Table]:
-    """Tabulate network, times and bounds, hottest links and ECMP collisions."""
+    """Tabulate network, times and bounds, bottleneck links and ECMP collisions."""
     network = found.topology
     hosts, half = network.hosts, bisection_bytes_s(network)
     facts = {
@@ -143,7 +143,7 @@ def tables(found: Assessment) -> list[Table]:
 
 
 def _times(found: Assessment) -> list[tuple[str, Any]]:
-    """Bottleneck time and lower bounds, by name."""
+    """List bottleneck time and lower bounds, by name."""
     return [(f"bottleneck link, {found.routing} routing", found.bottleneck_s)] + [
         (
             "lower bound: " + BOUNDS.get(name, name.replace("cut ", "cut through a ")),
@@ -154,16 +154,16 @@ def _times(found: Assessment) -> list[tuple[str, Any]]:
 
 
 def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
-    """Draw bottleneck time with its bounds, and the busy times of the hottest links.
+    """Draw the bottleneck time with its bounds, and the links with most busy time.
 
     Parameters
     ----------
     found
-        Of a matrix an iteration.
+        Assessment of one matrix per iteration.
     iterations
-        Their numbers.
+        Iteration numbers.
     source
-        What it was computed from.
+        Description of the underlying data.
     """
     top = max(float(found.bottleneck_s.max(initial=0.0)), 1e-12)
     unit, scale = next((u for u in UNITS if top >= u[1]), UNITS[-1])
@@ -174,7 +174,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
             y=values / scale,
             name=name,
             color=color,
-            # where they are the same, the one behind is seen around the other
+            # decreasing widths keep coinciding lines visible
             width=max(1.2, 4.0 - 0.6 * number),
             dash=DASHES[number % 4],
         )
@@ -214,7 +214,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
 
 
 def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
-    """Draw both of :func:`charts` below each other."""
+    """Draw both charts of :func:`charts` below each other."""
     times, links = charts(found, iterations, f"{source.rstrip('.')}.")
     return replace(
         times,

@@ -1,4 +1,4 @@
-"""Forecast accuracy by horizon, beside baselines and bounds."""
+"""Draw forecast accuracy by horizon, with baselines and bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moetraffic.report.chart import (
 from .skew import named
 
 TOLERANCE = 0.2
-"""Relative error of the share of bytes that is drawn."""
+"""Relative error for which the share of bytes is drawn."""
 
 MEASURES = {
     "bytes within 20%": "share of bytes in cells forecast to within ±20% [%]",

@@ -1,4 +1,4 @@
-"""Findings of the installation check (doctor), as a table and as plain data."""
+"""Report findings of the installation check (doctor) as a table and plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STYLES = {State.OK: "green", State.NOTE: "yellow", State.STOP: "bold red"}
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Tabulate the checks, with a remedy for each problem."""
+    """Tabulate the installation checks, with a remedy for each problem."""
     return Table(
         columns=("area", "check", "state", "finding", "remedy"),
         rows=[(f.area, f.name, f.state.value, f.said, f.remedy) for f in findings],
@@ -22,7 +22,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """Say in a sentence whether something would stop a run."""
+    """Describe in one sentence whether a check would stop a run."""
     bad, notes = stops(findings), sum(f.state is State.NOTE for f in findings)
     if bad:
         named = ", ".join(f.name for f in bad)
@@ -32,7 +32,7 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings as plain data."""
+    """Convert the findings of the installation check to plain data."""
     return {
         "stops": [f.name for f in stops(findings)],
         "findings": [asdict(f) | {"state": f.state.value} for f in findings],

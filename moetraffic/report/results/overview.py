@@ -1,4 +1,4 @@
-"""Overview of a trace: run, layout and call sites, as tables and plain data."""
+"""Summarize a trace: run, layout and call sites, as tables and plain data."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def _losses(trace: Trace) -> dict[str, float | None]:
 
 
 WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
-"""Forms that a table names in other words than the plain data."""
+"""Names of wire forms in tables, where they differ from the plain data."""
 
 
 def tables(trace: Trace, path: Path) -> list[Table]:
-    """Tabulate the metadata of a trace, and its call sites.
+    """Tabulate the metadata and call sites of a trace.
 
     Sites that differ only in call index and group share a row.
     """
@@ -130,7 +130,7 @@ def tables(trace: Trace, path: Path) -> list[Table]:
 
 
 def _model(meta: Meta) -> str:
-    """Model, experts and router in words."""
+    """Describe model, experts and router in one line."""
     parts = (
         meta.model or "model name unknown",
         f"{meta.layers} layers, hidden {meta.hidden}" if meta.layers else "",
@@ -143,12 +143,12 @@ def _model(meta: Meta) -> str:
 
 
 def layout_known(meta: Meta) -> bool:
-    """Whether the parallel axes are recorded; those of a user's own loop are not."""
+    """Return whether the trace records its parallel layout; user loops do not."""
     return bool(meta.workload or meta.origin != "captured" or meta.dp > 1)
 
 
 def layout(trace: Trace) -> str:
-    """Degrees of expert and data parallelism, as far as they are known."""
+    """Describe the degrees of expert and data parallelism, as far as known."""
     meta = trace.meta
     if layout_known(meta):
         return f"ep {meta.ep}, dp {meta.dp}"
@@ -165,7 +165,7 @@ def _loss_words(loss: dict[str, float | None]) -> str:
 
 
 def _no_exchange(trace: Trace) -> str:
-    """Why a trace with experts has no all-to-all, where it is known."""
+    """Explain why a trace with experts has no all-to-all, where known."""
     exchanges = any(s.operation == ALL_TO_ALL for s in trace.sites)
     if exchanges or trace.meta.ep > 1 or not trace.layers:
         return ""

@@ -1,4 +1,4 @@
-"""Computed traffic pattern: calls, groups, traffic by kind and heatmaps."""
+"""Report a computed traffic pattern: calls, groups, traffic by kind and heatmaps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .pictures import matrix_chart
 Int64 = npt.NDArray[np.int64]
 
 MOST_COLUMNS = 4
-"""Panels beside each other."""
+"""Maximum number of panels side by side."""
 
 SHOWN_GROUPS = 4
 
 
 def calls_table(pattern: Pattern) -> Table:
-    """Tabulate the calls, a row for all layers and micro-batches."""
+    """Tabulate the calls of a pattern; all layers and micro-batches share a row."""
     rows = []
     for call, held, times in pattern.rows():
         what = call.phase or call.label
@@ -51,7 +51,7 @@ def calls_table(pattern: Pattern) -> Table:
 
 
 def groups_table(pattern: Pattern) -> Table:
-    """Tabulate the communication groups by kind."""
+    """Tabulate the communication groups of a pattern by kind."""
     rows = []
     for kind in pattern.kinds:
         groups = pattern.grid.groups(kind)
@@ -65,7 +65,7 @@ def groups_table(pattern: Pattern) -> Table:
 
 
 def traffic_table(matrices: Mapping[str, Int64]) -> Table:
-    """Tabulate the bytes between ranks in an iteration by kind of traffic."""
+    """Tabulate the bytes between ranks in an iteration, by kind of traffic."""
     return Table(
         columns={
             **{"traffic": "", "between ranks": "bytes", "share": ".1%", "pairs": ""},
@@ -76,7 +76,7 @@ def traffic_table(matrices: Mapping[str, Int64]) -> Table:
 
 
 def traffic_figures(matrices: Mapping[str, Int64]) -> dict[str, dict[str, Any]]:
-    """Sums of each kind's matrix ``[R, R]`` of bytes, by kind."""
+    """Compute totals of each kind's byte matrix ``[R, R]``, by kind."""
     whole = sum(int(m.sum()) for m in matrices.values())
     return {
         kind: {
@@ -91,7 +91,7 @@ def traffic_figures(matrices: Mapping[str, Int64]) -> dict[str, dict[str, Any]]:
 
 
 def as_dict(pattern: Pattern, matrices: Mapping[str, Int64]) -> dict[str, Any]:
-    """A pattern as plain data: calls, groups, traffic by kind and its matrices."""
+    """Convert a pattern to plain data: calls, groups, traffic and its matrices."""
     return {
         "model": pattern.name,
         "world": pattern.grid.world,
@@ -110,23 +110,23 @@ def as_dict(pattern: Pattern, matrices: Mapping[str, Int64]) -> dict[str, Any]:
 def heatmaps(
     matrices: Mapping[str, Int64], *, title: str, source: str = "", stage: int = 0
 ) -> Chart:
-    """Draw all traffic and that of each kind, on one logarithmic scale.
+    """Draw heatmaps of all traffic and of each kind, on one logarithmic scale.
 
     Parameters
     ----------
     matrices
         ``[R, R]`` bytes by kind; row sends, column receives.
     title, source
-        Headline, and what it was computed from.
+        Headline, and description of the underlying data.
     stage
-        Consecutive ranks of a pipeline stage, between which lines part; 0: no lines.
+        Number of consecutive ranks per pipeline stage, separated by lines; 0: no lines.
     """
     shown = {k: m for k, m in matrices.items() if k != "control" and m.any()}
     whole = sum(shown.values(), np.zeros_like(next(iter(matrices.values()))))
     if len(shown) != 1:
         shown = {"all": np.asarray(whole, np.int64), **shown}
     columns = len(shown)
-    if columns > MOST_COLUMNS:  # two full rows rather than one and a rest
+    if columns > MOST_COLUMNS:  # two balanced rows rather than a full one and a rest
         columns = min(MOST_COLUMNS, ceil(columns / 2))
     edges = range(stage, len(whole), stage) if stage else ()
     style: dict[str, Any] = {"color": "#CCCCCC", "width": 0.6, "dash": "solid"}

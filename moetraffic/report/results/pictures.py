@@ -1,4 +1,4 @@
-"""Charts of one trace, written as PNG files."""
+"""Draw the charts of one trace, and write them as PNG files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ AVERAGED = 10  # iterations in each heatmap
 
 
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
-    """Draw what the trace has: demand, timeline, entropy, time breakdown, complexity.
+    """Draw a trace's charts: demand, timeline, entropy, time breakdown, complexity.
 
     Parameters
     ----------
     trace, analysis
-        What was captured, and what was computed of it.
+        The trace, and its analysis.
     folder
-        Where the PNG files go; files of the same names are replaced.
+        Output folder of the PNG files; existing files are replaced.
 
     Returns
     -------
@@ -102,28 +102,28 @@ def matrix_chart(
     across: int = 0,
     log_color: bool = False,
 ) -> Chart:
-    """Draw matrices side by side on one color scale.
+    """Draw matrices side by side as heatmaps on one color scale.
 
     Parameters
     ----------
     matrices
-        By the names of their panels; rows are sending ranks.
+        Matrices by panel name; rows are sending ranks.
     title, source
-        Headline, and what they were computed from.
+        Headline, and description of the underlying data.
     unit
-        Of the cells.
+        Unit of the cells.
     column
-        What a column is.
+        Label of the columns.
     rules
         Lines across each matrix.
     across
-        Panels beside each other; 0: all.
+        Number of panels side by side; 0: all.
     log_color
         Whether the color scale is logarithmic; zeros are blank then.
     """
     rows, columns = next(iter(matrices.values())).shape
     beside = across or len(matrices)
-    # cells are square up to a point, and a panel wide enough for the values in them
+    # square cells within limits, and panels wide enough for the values in the cells
     width = float(np.clip(42 * columns, 260, 460))
     return Chart(
         title=title,
@@ -160,16 +160,16 @@ def traffic(
     operations: Sequence[str] | None = None,
     algorithm: str = "ring",
 ) -> Chart:
-    """Draw bytes between all ranks in a few iterations, all collectives summed.
+    """Draw the bytes between all ranks in a few iterations, summed over collectives.
 
     Parameters
     ----------
     trace
         Any.
     iterations
-        Which steps, a panel each.
+        Iterations, one panel each.
     operations, algorithm
-        As :func:`moetraffic.analysis.times.iteration_traffic.world_matrices` has them.
+        See :func:`moetraffic.analysis.times.iteration_traffic.world_matrices`.
     """
     matrices = world_matrices(
         trace, iterations, operations=operations, algorithm=algorithm
@@ -205,14 +205,14 @@ def entropy(analysis: Analysis, source: str) -> Chart | None:
 
 
 def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) -> str:
-    """A layer's file; where it has several groups, they are counted."""
+    """Build the file name of a layer's demand chart; groups are numbered."""
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
     return f"demand-layer-{exchange.layer}{which}.png"
 
 
 def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
-    """How many experts each rank holds, where they are contiguous and as many."""
+    """Return the experts per rank, if contiguous and equal; else None."""
     rows = trace.placements
     mine = (rows["layer"] == exchange.layer) & (rows["group"] == exchange.group)
     if not mine.any() or (rows["replica"][mine] > 0).any():
@@ -224,7 +224,7 @@ def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
 
 
 def about(trace: Trace) -> str:
-    """Describe the run in a few words."""
+    """Describe origin, model, ranks and router of a run in a few words."""
     meta = trace.meta
     router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""
     parts = [

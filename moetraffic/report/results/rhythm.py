@@ -1,4 +1,4 @@
-"""On-off rhythm: timeline of the all-to-alls, spectrum, burst statistics."""
+"""Draw the on-off rhythm: timeline of the all-to-alls, spectrum, burst statistics."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ MOST_SOURCES = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """When each rank's all-to-alls were on, a few iterations, ns of rank 0's clock."""
+    """Active intervals of each rank's all-to-alls in a few iterations."""
 
-    start: npt.NDArray[np.int64]  # [n]
-    end: npt.NDArray[np.int64]  # [n]
+    start: npt.NDArray[np.int64]  # [n] ns of rank 0's clock
+    end: npt.NDArray[np.int64]  # [n] ns of rank 0's clock
     rank: npt.NDArray[np.int64]  # [n] world rank
     phase: npt.NDArray[np.object_]  # [n]
-    begins: dict[int, int]  # of iterations, on rank 0
+    begins: dict[int, int]  # iteration: its start on rank 0, ns
 
 
 def calls(trace: Trace) -> Calls:
-    """Find when each rank's all-to-alls were on, in iterations of the middle.
+    """Find the active intervals of each rank's all-to-alls in mid-run iterations.
 
     Parameters
     ----------
     trace
-        With times; without, there are no calls.
+        Trace with times; without times, the result is empty.
     """
     when = trace.iterations
     first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
@@ -83,11 +83,11 @@ def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Mis
     Parameters
     ----------
     trace
-        With times.
+        Trace with times.
     source
-        What it was computed from.
+        Description of the underlying data.
     reason
-        Why there is none, where that is known.
+        Reason why there is no timeline, if known.
     """
     title = "On-off timeline of the all-to-alls"
     on = calls(trace)
@@ -99,7 +99,7 @@ def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Mis
     shown = np.isin(on.rank, ranks[::each])
     note = f" One of every {each} ranks is drawn." if each > 1 else ""
     if shown.sum() > MOST_BARS:
-        # later iterations are left out
+        # later calls are omitted
         shown &= on.start <= np.sort(on.start[shown])[MOST_BARS - 1]
         note += f" The first {MOST_BARS} calls are drawn."
     origin = min([int(on.start[shown].min()), *on.begins.values()])
@@ -191,7 +191,7 @@ def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Pa
 def statistics_tables(
     analysis: Analysis, *, most: int = MOST_SOURCES
 ) -> list[Table | Missing]:
-    """Tabulate duty cycle, bursts and gaps of each source, and its periodicity."""
+    """Tabulate duty cycle, bursts, gaps and periodicity of each source."""
     title = "On-off statistics"
     every = analysis.beats.found
     if not every:
@@ -234,6 +234,6 @@ def statistics_tables(
 
 
 def why_no_times(analysis: Analysis) -> str:
-    """Why there is no rhythm."""
+    """Explain why an analysis has no on-off rhythm."""
     notes = [note for note in analysis.beats.notes if "rhythm" in note]
     return "; ".join(notes) or "the times of the all-to-alls are not recorded"

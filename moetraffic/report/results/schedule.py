@@ -1,4 +1,4 @@
-"""Schedules of circuits, and of jobs on one link: tables, plain data and a chart."""
+"""Report circuit schedules, and time shifts of jobs that share a link."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from moetraffic.tables import Table
 from moetraffic.units import bit_rate, duration, rank_span
 
 SHARES = (0.5, 0.9, 0.99)
-"""Of the demand, whose circuits are counted."""
+"""Shares of the demand for which the required circuits are counted."""
 
 
 def circuits_as_dict(
     served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> dict[str, Any]:
-    """All schedules as plain data: terms in their order, with bytes and times."""
+    """Convert circuit schedules to plain data: terms with bytes and times."""
     rate = capacity_bytes_s
     return {
         "kind": "circuit schedule (Birkhoff-von Neumann)",
@@ -74,7 +74,7 @@ def _schedule(found: Decomposition, rate: float, delay: float) -> dict[str, Any]
 def circuits_table(
     served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> Table:
-    """Tabulate the circuit schedules by exchange; means over its matrices."""
+    """Tabulate the circuit schedules by exchange, as means over its matrices."""
     rows = []
     for one in served:
         every = one.schedules
@@ -118,7 +118,7 @@ def jobs_as_dict(
     capacity_bytes_s: float,
     demand: str,
 ) -> dict[str, Any]:
-    """Score and time shifts as plain data."""
+    """Convert compatibility score and time shifts of jobs to plain data."""
     return {
         "kind": "time shifts on one link (CASSINI)",
         "capacity_bytes_s": capacity_bytes_s,
@@ -160,7 +160,7 @@ def jobs_tables(
     *,
     capacity_bytes_s: float,
 ) -> Table:
-    """Tabulate the jobs, with their compatibility score below."""
+    """Tabulate jobs on one link, with their compatibility score in the notes."""
     local = "too many jobs to try all shifts: these are of a local search"
     return Table(
         title=f"Jobs on one link of {bit_rate(capacity_bytes_s)}",
@@ -195,7 +195,7 @@ def jobs_tables(
 def jobs_figure(
     jobs: Sequence[Job], found: Compatibility, *, capacity_bytes_s: float, source: str
 ) -> Chart:
-    """Draw the load of the jobs around the circle, before and after the shifts."""
+    """Draw the jobs' load around the unified circle, before and after shifts."""
     scale, unit = (1e3, "ms") if found.circle.perimeter_s < 10 else (1.0, "s")
     angles = np.arange(found.angles)
     at = angles / found.angles * found.circle.perimeter_s * scale

@@ -1,4 +1,4 @@
-"""Load skew: metrics over iterations beside their noise floors, expert shares."""
+"""Draw load skew: metrics over iterations with their noise floors, expert shares."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ METRICS = {
     "gini": "Gini index (0 = balanced)",
     "sparsity": "share of cells that are zero",
 }
-"""Metrics that are drawn, and the label of their axis."""
+"""Drawn metrics and their axis labels."""
 
 SMOOTHED = 40
-"""A moving mean is over one so-many-eth of the run."""
+"""Number of windows of the moving mean in a run."""
 
 LOAD_CELLS = 400_000
-"""Of all loads that are drawn."""
+"""Maximum number of cells in the load heatmaps."""
 
 LONGEST = 1000
-"""Points of a line; of longer ones, points at equal distances are drawn."""
+"""Maximum points of a line; longer ones are thinned evenly."""
 
 MOST_POINTS = 250_000
-"""Of all lines of a chart: more, and lines are thinned further."""
+"""Maximum points of all lines of a chart; above it, lines are thinned further."""
 
 
 def every(length: int, curves: int = 1) -> int:
-    """Stride at which so many curves of a length are drawn."""
+    """Choose the stride for drawing a number of curves of a given length."""
     fit = max(16, min(LONGEST, MOST_POINTS // max(1, curves)))
     return max(1, -(-length // fit))
 
 
 def thinned(step: int) -> str:
-    """A sentence on curves of which every n-th point is drawn."""
+    """Describe the stride of thinned curves in a sentence; "" for stride 1."""
     return f" One of every {step} iterations is drawn." if step > 1 else ""
 
 
 def named(exchange: ExchangeAnalysis, analysis: Analysis) -> str:
-    """Layer of an exchange, and its ranks where a layer has several groups."""
+    """Name an exchange by its layer, and by its ranks if there are several groups."""
     several = len({e.group for e in analysis.exchanges}) > 1
     ranks = f", ranks {rank_span(exchange.ranks)}" if several else ""
     return f"layer {exchange.layer}{ranks}"
 
 
 def subject_of(exchange: ExchangeAnalysis, name: str) -> Subject | None:
-    """Statistics of "expert_load", "demand", "wire" or "received", if computed."""
+    """Return the statistics of "expert_load", "demand", "wire" or "received"."""
     return next((s for s in exchange.subjects if s.name == name), None)
 
 
@@ -151,14 +151,14 @@ def loads(
     analysis: Analysis,
     known: Mapping[tuple[int, int], tuple[str, npt.NDArray[Any]]],
 ) -> Chart | Missing:
-    """Draw the share of every expert, or rank, through the run.
+    """Draw a heatmap of each expert's (or rank's) load share over the run.
 
     Parameters
     ----------
     analysis
-        Of the run.
+        Analysis of the run.
     known
-        By layer and group: "expert" or "rank", and loads ``[T, E]``.
+        "expert" or "rank", and loads ``[T, E]``, by layer and group.
     """
     title = "Expert load over time"
     if not known:

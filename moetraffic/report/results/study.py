@@ -1,8 +1,8 @@
-"""A reproduced study: its tables, and a chart of published and computed values.
+"""Report a reproduced study: its tables, and charts of published and computed values.
 
-A table is drawn where it has a column ``published`` and one or more that begin with
-``ours``: as curves where its first column is a number, as points around the diagonal
-where it has many rows, else row by row.
+A table is drawn if it has a column ``published`` and one or more that begin with
+``ours``: as curves if its first column is numeric, as points around the diagonal if it
+has many rows, else row by row.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from moetraffic.studies import Study
 from moetraffic.tables import Table, written
 
 MANY = 16
-"""Rows beyond which values are drawn around the diagonal."""
+"""Number of rows above which values are drawn around the diagonal."""
 
 
 def as_dict(study: Study) -> dict[str, Any]:
-    """The study for JSON: its tables, and what is not reproducible."""
+    """Convert a reproduced study to plain data: its tables and remarks."""
     return {**vars(study), "tables": [table.as_dict() for table in study.tables]}
 
 
 def tables(study: Study) -> list[Table]:
-    """The study's tables, with its source first and remarks last."""
+    """List a study's tables, with its source first and remarks last."""
     remarks = [
         *(f"not reproducible: {line}" for line in study.not_reproducible),
         *(f"note: {line}" for line in study.notes),
@@ -41,18 +41,18 @@ def tables(study: Study) -> list[Table]:
 
 
 def _formats(table: Table) -> dict[str, str]:
-    """Errors have a sign."""
+    """Choose column formats: errors and residuals are signed."""
     signed = ("error", "residual")
     return {n: "+.4g" if n.strip().startswith(signed) else "" for n in table.columns}
 
 
 def drawable(table: Table) -> bool:
-    """Whether a table has published values and computed ones."""
+    """Return whether a table has both published and computed values."""
     return bool(_pairs(table))
 
 
 Pair = tuple[int, str, float, float]
-"""Row, column of ours, published value, our value."""
+"""Row, column of the computed value, published value, computed value."""
 
 
 def _pairs(table: Table) -> list[Pair]:
@@ -70,14 +70,14 @@ def _pairs(table: Table) -> list[Pair]:
 
 
 def figure(study: Study, table: Table) -> Chart:
-    """Draw published and computed values.
+    """Draw the published and computed values of a study's table.
 
     Parameters
     ----------
     study
-        Whose table it is.
+        The study of the table.
     table
-        One that is :func:`drawable`.
+        A table that is :func:`drawable`.
     """
     pairs = _pairs(table)
     rows = list(dict.fromkeys(pair[0] for pair in pairs))
@@ -100,7 +100,7 @@ def figure(study: Study, table: Table) -> Chart:
 def _by_kind(
     table: Table, pairs: Sequence[Pair], *, skip: int
 ) -> list[tuple[str, str, list[Pair]]]:
-    """Pairs of each kind of row and each column, with a color for the kind."""
+    """Group value pairs by kind of row and by column, with a color per kind."""
     kinds = _kinds(table, skip=skip)
     return [
         (kind, color, mine)
@@ -194,7 +194,7 @@ def _raw(names: Sequence[str], stripped: str) -> str:
 
 
 def _kinds(table: Table, *, skip: int) -> list[str]:
-    """A word to color each row by: of the first columns, that of fewest kinds."""
+    """Return the text by which each row is colored: the column with fewest values."""
     best: list[str] = [""] * len(table.rows)
     for number, name in enumerate(list(table.columns)[skip:], skip):
         if name.strip().startswith(("published", "ours")):
@@ -214,7 +214,7 @@ def _number(value: object) -> float | None:
 
 
 def slug(title: str) -> str:
-    """A title as a part of a file's name.
+    """Convert a title to a part of a file name.
 
     Examples
     --------

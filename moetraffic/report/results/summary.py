@@ -1,4 +1,4 @@
-"""An analysis as tables."""
+"""Tabulate an analysis for the terminal."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ METRICS = {
     "gini": 0,
     "sparsity": 0,
 }
-"""Metrics that are shown, and their values when perfectly balanced."""
+"""Metrics of the table, and their values when perfectly balanced."""
 
 SHOWN_LAYERS = 6
-"""Of more layers than these, so many at even distances are shown."""
+"""Maximum number of layers shown; of more layers, a sample at equal distances."""
 
 TOLERANCE = 0.2
-"""Relative error of the verdicts that are shown."""
+"""Relative error for which forecast verdicts are shown."""
 
 
 @tables_of.register
 def tables(analysis: Analysis) -> list[Table]:
     """Tabulate all statistics of an analysis.
 
-    Of many layers some are shown; plain data and records have them all.
+    Of many layers a sample is shown; plain data and records contain all.
     """
     every = analysis.exchanges
     shown = list(every)
@@ -77,7 +77,7 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
                     continue
                 floor = curve.floor
                 z = np.nan if floor is None else mean(floor.z_score(curve.values))
-                # beyond a thousand standard deviations the number means nothing
+                # z-scores above 1000 carry no information
                 far = ">1000" if z > 0 else "<-1000"
                 rows.append(
                     (
@@ -211,7 +211,7 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
 
 
 def _with(share: float, uniform: float) -> str:
-    """A share and, in brackets, another; blank where not known."""
+    """Format a share and, in brackets, a second one; blank where unknown."""
     beside = f" ({uniform:.1%})" if np.isfinite(uniform) else ""
     return f"{share:.1%}{beside}" if np.isfinite(share) else ""
 
@@ -239,7 +239,7 @@ def sentences(analysis: Analysis) -> list[str]:
 
 
 def replay_table(found: Mapping[str, Any]) -> Table:
-    """Tabulate the measurements of a replay, from its summary as plain data."""
+    """Tabulate the measurements of a replay from its plain-data summary."""
     times, rates = found["time_us"], found["busbw_gbs"]
     verified = "every size and byte verified" if found["verified"] else "not verified"
     rows = {

@@ -1,4 +1,4 @@
-"""Time breakdown of training steps by rank: compute, communication, overlap, idle."""
+"""Report time breakdowns of training steps: compute, communication, overlap, idle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PARTS = (
     ("communication only", "#D55E00"),
     ("idle", "#BBBBBB"),
 )
-"""In the order in which they are drawn, with Okabe and Ito's colors."""
+"""Parts of the step time in drawing order, with Okabe and Ito's colors."""
 
 TITLE = "Time breakdown of a training step"
 
-_ORDER = (0, 2, 1, 3)  # of TimeBreakdown.shares
+_ORDER = (0, 2, 1, 3)  # columns of TimeBreakdown.shares
 
 
 def table(found: TimeBreakdown) -> Table:
-    """Tabulate the shares of each rank's step time."""
+    """Tabulate the time shares of each rank's training steps."""
     names = [*(name for name, _ in PARTS), "communication in total"]
     shares = zip(found.shares[:, _ORDER], found.communication_fraction, strict=True)
     return Table(
@@ -35,16 +35,16 @@ def table(found: TimeBreakdown) -> Table:
 def figure(
     found: TimeBreakdown | None, source: str = "", *, reason: str = ""
 ) -> Chart | Missing:
-    """Draw the shares of each rank's step time as stacked bars.
+    """Draw the time shares of each rank's training steps as stacked bars.
 
     Parameters
     ----------
     found
-        Of any trace.
+        Time breakdown of any trace.
     source
-        What it was computed from.
+        Description of the underlying data.
     reason
-        Why there is none, where that is known.
+        Reason why there is none, if known.
     """
     if found is None or not found.known.any():
         why = reason or "the times of calls are not recorded"

@@ -1,4 +1,4 @@
-"""Estimated iteration times as tables, plain data and charts."""
+"""Report estimated iteration times as tables, plain data and charts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TERMS = {
     "overhead": "overheads",
     "optimizer": "optimizer",
 }
-"""Terms of an iteration's time, by the name of Estimate's attribute."""
+"""Terms of the iteration time, by attribute name of Estimate."""
 
 SHARES = {
     "comm_share": "communication share of T_iter (R_comm)",
@@ -48,7 +48,7 @@ COLORS = {
 
 
 def as_dict(found: Estimate) -> dict[str, Any]:
-    """All terms as plain data: seconds, bytes and shares; arrays as lists."""
+    """Convert an estimate to plain data: seconds, bytes and shares; arrays as lists."""
     needed = found.memory
     told = {
         "iteration_s": found.iteration,
@@ -120,7 +120,7 @@ def table(found: Estimate, title: str) -> Table:
 
 
 def calibration_table(found: FromTrace, title: str) -> Table:
-    """Tabulate a captured run's times beside the model's."""
+    """Tabulate measured times of a captured run next to the time model's."""
     took, model = found.measured, found.predicted
     rows: list[tuple[object, ...]] = [
         (
@@ -152,18 +152,18 @@ def several(
     title: str,
     beside: Mapping[str, tuple[str, npt.ArrayLike]] | None = None,
 ) -> Table:
-    """Tabulate configurations ``[n]``; impossible ones have blanks.
+    """Tabulate the estimates of configurations ``[n]``; impossible ones are blank.
 
     Parameters
     ----------
     found
-        Arrays ``[n]``.
+        Estimates as arrays ``[n]``.
     names, head
-        Of the rows, and what they are.
+        Names of the rows, and heading of their column.
     title
-        Of the table.
+        Title of the table.
     beside
-        More columns by their names: format and values.
+        Additional columns by name: format and values.
     """
     shape = found.sound.shape
     columns: dict[str, tuple[str, npt.ArrayLike]] = {
@@ -188,7 +188,7 @@ def several(
 
 
 def sweep_table(found: Sweep, names: Sequence[str], title: str) -> Table:
-    """Tabulate a sweep, with speedup and efficiency."""
+    """Tabulate a parameter sweep, with speedup and efficiency."""
     beside = {
         "speedup": (".2f", found.speedup),
         "efficiency": (".1%", found.efficiency),
@@ -197,7 +197,7 @@ def sweep_table(found: Sweep, names: Sequence[str], title: str) -> Table:
 
 
 def search_table(found: Search, number: int, title: str) -> Table:
-    """Tabulate the best configurations."""
+    """Tabulate the best configurations of a search."""
     names = ("pp", "tp", "dp", "ep", "cp", "v", "b", "ZeRO")
     best = found.estimate
     rows = []
@@ -227,7 +227,7 @@ def search_table(found: Search, number: int, title: str) -> Table:
 
 
 def search_names(found: Search, number: int) -> list[str]:
-    """The best configurations in one line each."""
+    """Describe each of the best configurations of a search in one line."""
     made = []
     for row in found.rows(number):
         parts = [f"p{row['pp']:.0f} t{row['tp']:.0f} d{row['dp']:.0f}"]
@@ -249,7 +249,7 @@ def search_names(found: Search, number: int) -> list[str]:
 
 
 def sensitivity_table(found: Sensitivity, title: str) -> Table:
-    """Tabulate elasticities by size, then the effect of other conventions."""
+    """Tabulate elasticities by magnitude, then the effect of conventions."""
     order = sorted(found.elasticities.items(), key=lambda pair: -abs(float(pair[1])))
     return Table(
         title=title,
@@ -270,20 +270,20 @@ def figure(
     title: str = "Iteration time by term",
     source: str = "",
 ) -> Chart:
-    """Draw the terms of configurations as stacked bars, the first on top.
+    """Draw the time terms of configurations as stacked bars, one bar each.
 
     Parameters
     ----------
     found
-        Of any shape.
+        Estimates of any shape.
     names
-        Of the bars.
+        Names of the bars.
     at
-        Which of the flattened elements; all if None.
+        Indices of the flattened elements to draw; all if None.
     shares
         Draw percents of each bar's sum instead of seconds.
     title, source
-        Headline, and what it was computed from.
+        Headline, and description of the underlying data.
     """
 
     def flat(value: npt.ArrayLike) -> npt.NDArray[np.float64]:

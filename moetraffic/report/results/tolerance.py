@@ -1,4 +1,4 @@
-"""Loss-tolerance sweep as a table, a chart and plain data."""
+"""Report a loss-tolerance sweep as a table, a chart and plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moetraffic.tables import Table
 
 
 def as_dict(found: Tolerance) -> dict[str, Any]:
-    """The sweep as plain data."""
+    """Convert a loss-tolerance sweep to plain data."""
     return {
         "p_star": found.p_star,
         "sigma": found.sigma,
@@ -24,7 +24,7 @@ def as_dict(found: Tolerance) -> dict[str, Any]:
 
 
 def table(found: Tolerance, title: str) -> Table:
-    """Tabulate the loss increase at each dropped share."""
+    """Tabulate the loss increase at each dropped share of bytes."""
     star = f"{found.p_star:.3%}" if found.p_star else "none of those tried"
     return Table(
         title=title,
@@ -42,7 +42,7 @@ def table(found: Tolerance, title: str) -> Table:
 
 
 def figure(found: Tolerance, source: str) -> Chart:
-    """Draw loss increase over the dropped share, with intervals and sigma."""
+    """Draw the loss increase over the dropped share, with intervals and sigma."""
     every = found.increases
     rules = [
         Rule(y=0, dash="solid"),

@@ -1,4 +1,4 @@
-"""Balance of the expert load over a run: runs side by side, by layer."""
+"""Report the balance of the expert load over runs, side by side and by layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curves = Mapping[int, Curve]
 
 
 def uniformity(analysis: Analysis) -> Curves:
-    """Normalized entropy of the expert load by layer; of several groups the first."""
+    """Extract the expert load's normalized entropy by layer, for the first group."""
     found = {
         e.layer: s.curves["normalized_entropy"]
         for e in reversed(analysis.exchanges)
@@ -28,7 +28,7 @@ def uniformity(analysis: Analysis) -> Curves:
 
 
 def table(runs: Mapping[str, Curves]) -> Table:
-    """Tabulate level, drift and settling of the balance, by run and layer."""
+    """Tabulate level, variation and convergence of the balance, by run and layer."""
     rows = []
     for name, layers in runs.items():
         for layer, one in layers.items():
@@ -56,9 +56,9 @@ def table(runs: Mapping[str, Curves]) -> Table:
 
 
 def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Chart:
-    """Draw a panel for each run and a line for each layer, smoothed over a window.
+    """Draw normalized entropy of each layer, smoothed, with one panel per run.
 
-    A vertical line marks where a layer's transient has ended.
+    A vertical line marks the end of a layer's transient.
     """
     panels = []
     for name, layers in runs.items():

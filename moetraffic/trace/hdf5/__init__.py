@@ -1,1 +1,1 @@
-"""The HDF5 file format of a trace: writing it, and reading it without trust."""
+"""Write trace files in the HDF5 format, and read them from untrusted sources."""

@@ -1,4 +1,4 @@
-"""Bounds-checked access to blocks of an HDF5 file's structure.
+"""Bounds-checked access to the structural blocks of an HDF5 file.
 
 Every number of a file may be wrong.  A block is read at an address and length that
 must lie in the file, fields are taken from it in order, and any violation is one error.
@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 UNDEFINED = (1 << 64) - 1
-"""The undefined address."""
+"""Value of HDF5's undefined address."""
 
 
 class Malformed(ValueError):
-    """The structure of a file differs from what the writer makes."""
+    """Raised if the structure of an HDF5 file differs from the supported subset."""
 
 
 class Block:
-    """Bytes of a file, from which fields are taken in order."""
+    """Byte block of a file from which fields are read in order."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -29,11 +29,11 @@ class Block:
 
     @property
     def left(self) -> int:
-        """Number of remaining bytes."""
+        """Number of unread bytes in the block."""
         return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Read the next ``count`` bytes of the block."""
         start = self._at
         self._at = start + count
         if not start <= self._at <= len(self._data):
@@ -41,17 +41,17 @@ class Block:
         return self._data[start : self._at]
 
     def number(self, width: int) -> int:
-        """The next bytes as an unsigned little-endian number."""
+        """Read the next bytes as an unsigned little-endian integer."""
         return int.from_bytes(self.take(width), "little")
 
     def expect(self, want: bytes) -> None:
-        """Take bytes that must equal these."""
+        """Read the next bytes and require that they equal the given ones."""
         if self.take(len(want)) != want:
             raise Malformed(f"a piece of its structure does not begin with {want!r}")
 
 
 class Source:
-    """A file's bytes by address, with a limit on what is read as structure.
+    """Random access to a file's bytes, with a limit on the structure bytes read.
 
     Parameters
     ----------
@@ -64,16 +64,16 @@ class Source:
     def __init__(self, pread: Callable[[int, int], bytes], size: int) -> None:
         self._pread = pread
         self._size = size
-        # cyclic structure would be read repeatedly
+        # bounds the work on cyclic structures, which would be read without end
         self._left = 4 * size + (1 << 20)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """File size in bytes."""
         return self._size
 
     def block(self, address: int, length: int) -> Block:
-        """Read a block of the file.
+        """Read a block of the file at an address.
 
         Raises
         ------

@@ -17,7 +17,7 @@ except ImportError:
 
 
 def checksums(rows: npt.NDArray[Any]) -> list[int]:
-    """CRC32 of each row's little-endian bytes, of rows ``[N, ...]``."""
+    """Compute the CRC-32 of each row's little-endian bytes for rows ``[N, ...]``."""
     if not rows.size:
         return [0] * len(rows)
     data = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
@@ -26,18 +26,18 @@ def checksums(rows: npt.NDArray[Any]) -> list[int]:
 
 
 def column_checksum(name: str, column: npt.NDArray[Any]) -> int:
-    """CRC32 of a column's name, a NUL, and its bytes as they are stored.
+    """Compute the CRC-32 of a column's name, a NUL byte, and its stored bytes.
 
     HDF5's own Fletcher-32 does not distinguish 0x0000 from 0xffff, and accepts a chunk
-    of zeros.  The name detects columns of one type that were exchanged.
+    of zeros.  Including the name detects swapped columns of equal type.
     """
     return zlib.crc32(column.tobytes(), zlib.crc32(name.encode() + b"\0"))
 
 
 def attributes_checksum(attributes: Mapping[str, str | int | float]) -> int:
-    """CRC32 of all root attributes in the order of their names.
+    """Compute the CRC-32 of all root attributes, sorted by name.
 
-    Of each: its name, a NUL, its text or the 8 bytes of its number, and a NUL.
+    For each attribute: name, a NUL, its text or the 8 bytes of its number, a NUL.
     """
     parts: list[bytes] = []
     for name in sorted(attributes):

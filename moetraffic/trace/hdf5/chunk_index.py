@@ -1,4 +1,4 @@
-"""Read the chunk index of a dataset with one unlimited axis: an extensible array.
+"""Read the extensible-array chunk index of an HDF5 dataset with one unlimited axis.
 
 The elements hold, for each chunk in order: address, stored bytes, and the mask of
 filters that were skipped.  The first are in the index block, others in data blocks,
@@ -21,7 +21,7 @@ PREFIX = 14  # bytes of a block before its own fields: name, version, client, he
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """Sizes from the header of the array."""
+    """Element, block and page sizes from the header of an extensible array."""
 
     element: int  # bytes
     in_index: int  # elements in the index block
@@ -34,12 +34,12 @@ class _Shape:
 def read_index(
     source: Source, address: int, count: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Addresses and stored bytes of the first chunks, each ``[count]`` uint64.
+    """Read addresses and stored sizes of the first chunks, each ``[count]`` uint64.
 
     Raises
     ------
     Malformed
-        If one of them is missing, or was stored with filters skipped.
+        If a chunk is missing, or was stored with filters skipped.
     """
     if not count:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
@@ -47,8 +47,8 @@ def read_index(
     head.expect(b"EAHD\0\1")
     element, bits, in_index, least, pointers, page = (head.number(1) for _ in range(6))
     head.take(32)  # counts of blocks
-    stored = head.number(8)  # elements that were set
-    head.take(8)  # elements that have places
+    stored = head.number(8)  # elements that are set
+    head.take(8)  # allocated elements
     index = head.number(8)
     powers = all(n and n & (n - 1) == 0 for n in (least, pointers))
     if not (13 <= element <= 20 and 0 < bits <= 64 and powers and page <= 16):
@@ -78,7 +78,7 @@ def read_index(
 def _elements(
     source: Source, address: int, shape: _Shape, count: int, bits: int
 ) -> bytes:
-    """The raw elements of all blocks."""
+    """Read the raw index elements of all blocks of an extensible array."""
     direct = 2 * (shape.pointers - 1)  # data blocks that the index block points to
     # super blocks without a block of their own: two of each size
     first = 2 * (shape.pointers.bit_length() - 1)
@@ -109,7 +109,7 @@ def _elements(
 def _super_block(
     source: Source, address: int, shape: _Shape, blocks: int, each: int
 ) -> list[int]:
-    """Addresses of the data blocks of a super block."""
+    """Read the addresses of the data blocks from a super block."""
     if address == UNDEFINED:
         raise Malformed("a part of an index of chunks is missing")
     pages = each // shape.page if each > shape.page else 0
@@ -124,7 +124,7 @@ def _super_block(
 def _data_block(
     source: Source, address: int, shape: _Shape, each: int, some: int
 ) -> bytes:
-    """The first elements of a data block; large blocks are split into pages."""
+    """Read the first elements of a data block; large blocks are split into pages."""
     if address == UNDEFINED:
         raise Malformed("a part of an index of chunks is missing")
     head = PREFIX + shape.offset_bytes
@@ -136,7 +136,7 @@ def _data_block(
     parts = []
     for page in range(-(-some // shape.page)):
         here = min(shape.page, some - page * shape.page) * shape.element
-        # behind the head, and each page, is a checksum of 4 bytes
+        # the head and each page end with a checksum of 4 bytes
         at = address + head + 4 + page * (shape.page * shape.element + 4)
         parts.append(source.block(at, here).take(here))
     return b"".join(parts)

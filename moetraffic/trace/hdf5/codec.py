@@ -1,4 +1,4 @@
-"""Shuffle + deflate chunks as HDF5 stores them, without HDF5's filter code.
+"""Encode and decode shuffle + deflate HDF5 chunks without the HDF5 filter pipeline.
 
 HDF5's own pipeline trusts a file: for a chunk that inflates short, it reads past its
 buffer.  Here any length but the expected one is an error.
@@ -20,15 +20,15 @@ try:  # the same format, several times faster; optional
 except ImportError:
     _deflate = zlib
 
-LEVEL = 1  # of the lowest plane: higher levels gain little on counts and cost much
+LEVEL = 1  # of the lowest byte plane: higher levels are slow and gain little
 UPPER_LEVEL = 3
-"""Of the planes above the lowest, where expert loads repeat from row to row: the longer
-matches of this level halve the time to inflate."""
-WORTH = 16  # a plane that shrinks by less than 1/16 is stored: 10 times as fast
+"""zlib level of the upper byte planes, where expert loads repeat from row to row: the
+longer matches of this level halve the time to inflate."""
+WORTH = 16  # planes that shrink by less than 1/16 are stored: 10 times faster
 ZLIB_HEADER = b"\x78\x01"  # a window of 32 KB, the fastest level: RFC 1950
 ZLIB_AROUND = 2 + 4  # bytes: a header, and the Adler-32
 PRESET = 0x20  # the header's flag of a preset dictionary, which HDF5 never has
-ZLIB_END = b"\x03\x00"  # a last block that holds nothing: RFC 1951
+ZLIB_END = b"\x03\x00"  # an empty final block: RFC 1951
 
 CHUNK_BYTES = 256 * 1024
 MATRIX_BYTES = 1024 * 1024  # a matrix above this is split by source rank
@@ -38,7 +38,7 @@ COLUMN_ROWS = 1 << 16
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Chunk of a panel ``[N, ...]``: about 256 KB of consecutive rows.
+    """Choose the chunk shape of a panel ``[N, ...]``: about 256 KB of whole rows.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     Returns
     -------
     tuple of int
-        A power of two of rows (at most 256 matrices, 4096 vectors) and all of the
-        other axes; a matrix above 1 MB is split along its first own axis.
+        A power-of-two number of rows (at most 256 matrices or 4096 vectors) and the
+        full length of the other axes; a matrix above 1 MB is split by source rank.
     """
     row = shape[1:]
     cells = max(1, int(np.prod(row, dtype=np.int64)))
@@ -64,7 +64,7 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
-    """One chunk, padded with zeros to its full shape, shuffled and deflated."""
+    """Encode one chunk: zero-pad to its full shape, byte-shuffle and deflate it."""
     if block.shape != chunk:
         full = np.zeros(chunk, block.dtype)
         full[tuple(slice(n) for n in block.shape)] = block
@@ -75,7 +75,7 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
 
 
 def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
-    """Encode planes ``[width, cells]`` as one zlib stream, each deflated separately.
+    """Encode byte planes ``[width, cells]`` as one zlib stream, plane by plane.
 
     The planes differ in their symbol statistics, so joint Huffman codes would be
     longer; and runs of one byte, frequent in upper planes, need another encoder.
@@ -89,10 +89,10 @@ def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _piece(data: bytes, *, lowest: bool) -> bytes:
-    """A plane, deflated up to a byte boundary, without an end-of-stream block."""
+    """Deflate one byte plane up to a byte boundary, without an end-of-stream block."""
     if data.count(data[:1]) == len(data):
         return _run(data[0], len(data))
-    # isal's levels are its own: none looks for matches as zlib's do
+    # isal's levels differ from zlib's: none searches for matches as thoroughly
     library, level = (_deflate, LEVEL) if lowest else (zlib, UPPER_LEVEL)
     piece = library.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     coded: bytes = piece.compress(data) + piece.flush(zlib.Z_SYNC_FLUSH)
@@ -104,10 +104,10 @@ def _piece(data: bytes, *, lowest: bool) -> bytes:
 
 @lru_cache(maxsize=256)
 def _run(value: int, length: int) -> bytes:
-    """A run of one byte, deflated up to a byte boundary, without an end.
+    """Deflate a run of one repeated byte up to a byte boundary, without an end block.
 
     zlib's fastest level emits matches 258 bytes back; others emit them one byte back,
-    which every inflater copies byte by byte: 3 to 5 times slower to read.
+    which inflaters copy byte by byte: 3 to 5 times slower to read.
     """
     piece = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     return piece.compress(bytes([value]) * length) + piece.flush(zlib.Z_SYNC_FLUSH)
@@ -121,7 +121,7 @@ def decode(
     *,
     summed: bool = False,
 ) -> npt.NDArray[Any]:
-    """Decode a chunk that :func:`encode` made.
+    """Decode a chunk written by :func:`encode`.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def decode(
     out
         A contiguous array of this shape and type to fill; None: a new one.
     summed
-        The caller verifies a CRC: skip the stream's own Adler-32, which is weaker and
+        Skip the stream's Adler-32, as the caller verifies a CRC: Adler-32 is weaker and
         takes a third of zlib's time.
 
     Raises
@@ -174,7 +174,7 @@ def _inflated(raw: bytes | memoryview, want: int, summed: bool) -> bytes:
 
 
 def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
-    """Fill an array from its planes ``[width, cells]``: the n-th byte of each element.
+    """Interleave byte planes ``[width, cells]`` into the elements of an array.
 
     Counts are small: their upper bytes are zero in most chunks, and are skipped.
     """

@@ -1,4 +1,4 @@
-"""Read columns and panels from an untrusted HDF5 file.
+"""Read columns and panels from an untrusted HDF5 file after validating its structure.
 
 Checks, in order: a regular file with HDF5's signature; a limited number of links and
 attributes, none of variable length; the format's name and version; each dataset by
@@ -47,11 +47,11 @@ KINDS = {
 
 
 class OtherVersionError(TraceError):
-    """A file of the right kind, but of an unsupported version."""
+    """Raised for a file of the right kind whose format version is unsupported."""
 
 
 class Container:
-    """A checked file of columns and panels; a context manager.
+    """Validated HDF5 file of columns and panels; a context manager.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Container:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of everything at the root."""
+        """Names of all links in the root group."""
         return frozenset(self._structure.links)
 
     def close(self) -> None:
@@ -103,13 +103,13 @@ class Container:
             self._fd = -1
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Raw bytes of the file."""
+        """Read raw bytes of the file at an offset."""
         return os.pread(self._fd, size, offset)
 
     def column(
         self, name: str, dtype: str, length: int | None = None
     ) -> npt.NDArray[Any]:
-        """A column ``[n]``; ``dtype`` "S" stands for text of any fixed width."""
+        """Read a column ``[n]``; ``dtype`` "S" stands for text of any fixed width."""
         read = self._column(name, dtype, length)
         self._require(
             self._sums.get(name) == column_checksum(name, read),
@@ -125,9 +125,9 @@ class Container:
         *,
         counts: bool = False,
     ) -> FilePanel:
-        """A panel whose axes have the given lengths (None: any).
+        """Open a panel whose axes have the given lengths (None: any).
 
-        ``counts``: no value may be below zero.
+        ``counts``: negative values are rejected when rows are read.
         """
         made = self._dataset(name, dtype, rank=len(shape))
         self._require(
@@ -155,14 +155,14 @@ class Container:
         return FilePanel(self, name, made, offsets, sizes, sums, counts=counts)
 
     def damaged(self, what: str) -> TraceError:
-        """The error for a damaged file."""
+        """Create the error that reports a damaged file."""
         return TraceError(
             f"{self.path} is damaged or no trace: {' '.join(what.split())[:300]}; take "
             "a copy that is whole"
         )
 
     def translated(self, error: BaseException) -> BaseException:
-        """An error of the system or of parsing, as a TraceError about this file."""
+        """Convert a system or parsing error to a TraceError about this file."""
         if isinstance(error, TraceError | MemoryError) or not isinstance(
             error, Exception
         ):
@@ -185,7 +185,7 @@ class Container:
             raise self.damaged(what)
 
     def _open(self) -> None:
-        # O_NONBLOCK: a named pipe must be refused, not waited for
+        # O_NONBLOCK: a named pipe must be rejected without waiting for a writer
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._fd)
         if stat.S_ISDIR(status.st_mode):
@@ -217,7 +217,7 @@ class Container:
         )
 
     def _read_checksums(self) -> dict[str, int]:
-        """Checksums of the columns; the root attributes are verified immediately."""
+        """Read the checksums of all columns, and verify that of the root attributes."""
         names = self._column("checksum", "S", None)
         sums = self._column("checksum_crc32", "<u4", len(names)).tolist()
         found = {n.decode(): s for n, s in zip(names.tolist(), sums, strict=True)}
@@ -272,7 +272,7 @@ class Container:
     def _chunks(
         self, name: str, made: Stored, *, least: int, most: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Offset and stored bytes of each chunk, in order, after all checks."""
+        """Read and validate the offset and stored size of each chunk, in order."""
         want = math.prod(
             -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
         )

@@ -1,6 +1,6 @@
 """Atomic file output: write a temporary file, fsync, rename, fsync the folder.
 
-Outputs are checked before the work whose result they hold.
+Output paths are checked before the computation whose result they will hold.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from moetraffic.errors import MoetrafficError
 
 SEGMENTS = ".segments"
-"""Suffix of the folder of a capture's segments, after the name of its trace."""
+"""Suffix, after the trace file name, of the folder that holds a capture's segments."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def remedy(error: OSError) -> str:
-    """Remedy for a failed write, as a clause of an error message."""
+    """Suggest a remedy for a failed write, as a clause of an error message."""
     if error.errno in _FULL:
         return "make room or choose another folder"
     if error.errno in _FORBIDDEN:
@@ -41,7 +41,7 @@ def validate_output(
     error: type[MoetrafficError] = MoetrafficError,
     overwrite: str = "give --force",
 ) -> None:
-    """Check that an output can be written, before the work for it.
+    """Check that an output file can be written, before computing its content.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def validate_output(
                 f"{overwrite}"
             )
         validate_folder(folder, error=error)
-        # the longest of the names that are written next to it
+        # the longest name that is written next to the output must be valid
         beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
         folder.joinpath(beside).exists()
         with tempfile.TemporaryFile(dir=folder):
@@ -94,7 +94,7 @@ def validate_output(
 def validate_other_than_input(
     source: Path, output: Path, *, error: type[MoetrafficError] = MoetrafficError
 ) -> None:
-    """Check that an output does not replace its own input, under any name.
+    """Check that an output path does not refer to its own input file.
 
     Raises
     ------
@@ -119,14 +119,14 @@ def validate_outputs(
     force: bool,
     error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
-    """Check that outputs can be written, are different files, and are no inputs.
+    """Check that output files are writable, distinct, and not input files.
 
     Parameters
     ----------
     outputs
-        Files; None for an optional output that is not wanted.
+        Output files; None for an optional output that was not requested.
     sources
-        Files that they are made from, or None.
+        Input files of the outputs, or None.
     force
         Existing files may be replaced, except sources.
     error
@@ -148,7 +148,7 @@ def validate_outputs(
 
 
 def validate_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
-    """Check that the folder of an output exists.
+    """Check that the parent folder of an output file exists.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def validate_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
 
 
 def _short(path: Path) -> str:
-    """A path, abbreviated for a message."""
+    """Abbreviate a path for an error message."""
     text = str(path)
     return text if len(text) <= 200 else f"{text[:80]}...{text[-40:]}"
 
@@ -177,7 +177,7 @@ def _temporary(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Synchronize a folder, so that a rename in it survives a power failure."""
+    """Call fsync on a folder, so that a rename in it survives a power failure."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -186,7 +186,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: memoryview | bytes) -> None:
-    """Write a file atomically.
+    """Write a file atomically by way of a temporary file and a rename.
 
     Raises
     ------
@@ -201,9 +201,9 @@ def write_whole(path: Path, data: memoryview | bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Temporary file name that replaces ``path`` when the block succeeds.
+    """Yield a temporary file name that replaces ``path`` when the block succeeds.
 
-    The block must synchronize what it wrote.  After an error the temporary file is
+    The block must call fsync on the file.  After an error the temporary file is
     removed and ``path`` is unchanged.
     """
     temporary = _temporary(path)
@@ -216,7 +216,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder atomically.
+    """Remove a folder atomically: rename it first, then delete its content.
 
     Raises
     ------
@@ -245,36 +245,36 @@ class DeferredErrorFile(io.RawIOBase):
         self._error: OSError | None = None
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True: the file supports reading."""
         return True
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True: the file supports writing."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True: the file supports random access."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move; the end includes bytes that could not be written."""
+        """Set the position; the end includes bytes whose write failed."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
-        """Position."""
+        """Return the current position in bytes."""
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read; bytes that could not be written are zeros."""
+        """Fill a buffer from the file; bytes whose write failed read as zeros."""
         got = os.pread(self._fd, len(buffer), self._at)
         buffer[:] = got + bytes(len(buffer) - len(got))
         self._at += len(buffer)
         return len(buffer)
 
     def write(self, data: memoryview) -> int:  # type: ignore[override]
-        """Write all data, or keep the error."""
+        """Write all data; an error is kept and raised by :meth:`settle`."""
         rest, at = memoryview(data).cast("B"), self._at
         while rest and self._error is None:
             try:
@@ -288,7 +288,7 @@ class DeferredErrorFile(io.RawIOBase):
         return memoryview(data).nbytes
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut or extend."""
+        """Set the file size; without one, to the current position."""
         self._end = self._at if size is None else size
         if self._error is None:
             try:
@@ -298,7 +298,7 @@ class DeferredErrorFile(io.RawIOBase):
         return self._end
 
     def settle(self) -> None:
-        """Synchronize to disk, and raise the first error of a write.
+        """Call fsync, after raising the first error of a deferred write.
 
         Raises
         ------
@@ -310,7 +310,7 @@ class DeferredErrorFile(io.RawIOBase):
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the file descriptor."""
         if not self.closed:
             os.close(self._fd)
         super().close()

@@ -1,4 +1,4 @@
-"""Panels of a checked file, inflated and verified when rows are read."""
+"""Panels of a trace file whose chunks are inflated and verified when rows are read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .container import Container
     from .structure import Stored
 
-GAP_BYTES = 4096  # between chunks that are read together
-SPAN_BYTES = 4 << 20  # that are read together, at the most; one chunk at least
+GAP_BYTES = 4096  # largest gap between chunks that one read covers
+SPAN_BYTES = 4 << 20  # most bytes of one read, unless one chunk is larger
 
 
 class FilePanel:
-    """A panel ``[N, ...]`` in a checked file; rows are inflated and verified."""
+    """Panel ``[N, ...]`` stored in a validated file, verified when rows are read."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class FilePanel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
+        """Shape of the panel; the first axis counts rows."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
+        """Element type of the panel."""
         return self._dtype
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the panel takes in the file, without its checksums."""
+        """Bytes of the panel's chunks in the file, without its checksums."""
         return int(self._sizes.sum())
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows of the half-open range [start, stop), verified by their checksums.
+        """Read rows of the half-open range [start, stop) and verify their checksums.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class FilePanel:
         return out
 
     def _verify(self, part: npt.NDArray[Any], first: int) -> None:
-        """Compare rows with their checksums."""
+        """Compare the CRC-32 of rows with the stored checksums."""
         stored = self._sums[first : first + len(part)].tolist()
         found = checksums(part)
         if found != stored:
@@ -121,7 +121,7 @@ class FilePanel:
             raise self._container.damaged(f"a count in {self._name} is too large")
 
     def _stored(self, numbers: range) -> Iterator[memoryview]:
-        """Stored bytes of each chunk; chunks close to each other are read at once."""
+        """Yield the stored bytes of each chunk; one read covers nearby chunks."""
         begin = self._offsets[numbers.start : numbers.stop].tolist()
         sizes = self._sizes[numbers.start : numbers.stop].tolist()
         ends = [a + size for a, size in zip(begin, sizes, strict=True)]

@@ -1,6 +1,6 @@
-"""Read dense storage of links and attributes: a fractal heap and a version 2 B-tree.
+"""Read densely stored HDF5 links and attributes: fractal heap and version 2 B-tree.
 
-The tree's records hold identifiers of objects, the heap the objects.  All records are
+The tree's records hold identifiers of objects, which the heap stores.  All records are
 traversed; names are not looked up by hash.
 
 Source: HDF5 File Format Specification 3.0, III.A.2 "Version 2 B-trees", III.G
@@ -24,21 +24,21 @@ ATTRIBUTE_NAMES = 8  # of attributes by name
 
 @dataclass(frozen=True, kw_only=True)
 class Heap:
-    """Layout of a fractal heap."""
+    """Block layout of an HDF5 fractal heap, from its header."""
 
     source: Source
     id_bytes: int  # of an object's identifier
     offset_bytes: int  # of an object's place in the heap
-    length_bytes: int  # of its length
+    length_bytes: int  # of an object's length
     huge: int  # address of the tree of huge objects
     width: int  # blocks in a row of the doubling table
     first: int  # bytes of the first block
     largest: int  # bytes of the largest block
     root: int  # address of the root block
-    rows: int  # rows of it, 0 where it is the only block
+    rows: int  # rows of the root block, 0 if it is the only block
 
     def object(self, name: bytes, most: int) -> Block:
-        """Read the object of an identifier.
+        """Read the heap object with the given identifier.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Heap:
         for row in range(self.rows):
             size = self.first << max(0, row - 1)
             if size > self.largest:
-                break  # rows of blocks that hold blocks: far more than a root has
+                break  # rows of indirect blocks: no root group of a trace is this large
             if offset < start + size * self.width:
                 column, within = divmod(offset - start, size)
                 if within + length > size:
@@ -90,7 +90,7 @@ class Heap:
 
 
 def read_heap(source: Source, address: int) -> Heap:
-    """Read the header of a heap."""
+    """Read the header of a fractal heap."""
     head = source.block(address, 142)
     head.expect(b"FRHP\0")
     id_bytes, filtered = head.number(2), head.number(2)
@@ -98,10 +98,10 @@ def read_heap(source: Source, address: int) -> Heap:
     most_managed = head.number(4)
     head.take(8)  # next identifier of a huge object
     huge = head.number(8)
-    head.take(80)  # free space, and counts of what there is
+    head.take(80)  # free space, and counts of objects
     width, first, largest = head.number(2), head.number(8), head.number(8)
     bits = head.number(2)
-    head.take(2)  # rows that the root began with
+    head.take(2)  # initial rows of the root block
     root, rows = head.number(8), head.number(2)
     offset_bytes = (bits + 7) // 8
     # wide enough for the largest block, or the largest object in one
@@ -133,7 +133,7 @@ def read_heap(source: Source, address: int) -> Heap:
 def dense(
     source: Source, heap: int, tree: int, kind: int, record: int, most: int
 ) -> Iterator[Block]:
-    """Iterate over the objects of dense storage.
+    """Iterate over the objects of HDF5 dense link or attribute storage.
 
     Parameters
     ----------
@@ -158,13 +158,13 @@ def dense(
 def records(
     source: Source, address: int, kind: int, size: int, most: int
 ) -> Iterator[Block]:
-    """Iterate over the records of a version 2 B-tree, at most ``most``."""
+    """Iterate over the records of a version 2 B-tree, at most ``most`` of them."""
     if address == UNDEFINED:
         return
     head = source.block(address, 38)
     head.expect(b"BTHD\0" + bytes([kind]))
     node, record_size, depth = head.number(4), head.number(2), head.number(2)
-    head.take(2)  # when nodes are split and merged
+    head.take(2)  # split and merge thresholds of nodes
     root, count, total = head.number(8), head.number(2), head.number(8)
     if total > most:
         raise Malformed(f"it has {total} datasets or attributes, more than {most}")
@@ -199,7 +199,7 @@ def _node(
 
 
 def _widths(node: int, size: int, depth: int) -> tuple[list[int], list[int]]:
-    """Bytes of the counts of records of a child, and of all below it, by its depth."""
+    """Return the byte widths of a B-tree child's record counts, by tree depth."""
     most = max(1, (node - 10) // size)
     counts = [(most.bit_length() + 7) // 8]
     totals, below = [0], most

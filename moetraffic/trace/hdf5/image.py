@@ -1,4 +1,4 @@
-"""Build an HDF5 file of columns and panels, as ``docs/format.md`` describes it.
+"""Write an HDF5 file of columns and panels in the layout of ``docs/format.md``.
 
 A *column* is one-dimensional, stored uncompressed with HDF5's Fletcher-32 checksum.  A
 *panel* ``[N, ...]`` is shuffled and deflated, with a CRC32 per row in ``<name>_crc32``.
@@ -27,7 +27,7 @@ TEXT_BYTES = 16384
 
 
 class Image:
-    """An HDF5 file being built; use it as a context manager.
+    """Writer of an HDF5 file of columns and panels; a context manager.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Image:
         unit: str = "",
         about: str = "",
     ) -> None:
-        """Write ``[n]`` values; without ``axis`` the column becomes an axis."""
+        """Write a one-dimensional column; without ``axis`` it becomes an axis."""
         array = np.asarray(data, dtype)
         self._sums[name] = column_checksum(name, array)
         made = self._file.create_dataset(
@@ -90,7 +90,7 @@ class Image:
         unit: str = "",
         about: str = "",
     ) -> None:
-        """Write ``[N, ...]`` rows chunk by chunk, with their checksums."""
+        """Write a panel ``[N, ...]`` chunk by chunk, with a checksum per row."""
         kind = np.dtype(dtype)
         chunk = chunk_shape(panel.shape, kind.itemsize)
         made = self._file.create_dataset(
@@ -141,7 +141,7 @@ class Image:
 
 
 def _fixed(value: Any) -> Any:
-    """An attribute value of fixed size: the global heap of HDF5 is never used."""
+    """Convert an attribute value to fixed size, as the global heap is not supported."""
     if isinstance(value, str):
         raw = value.encode()
         if len(raw) > TEXT_BYTES:

@@ -33,13 +33,13 @@ SHARED = 0x02  # flag of a message that is stored elsewhere
 CHUNKED, VIRTUAL, EXTENSIBLE_ARRAY = 2, 3, 4
 SIMPLE, NOTHING = 1, 2  # kinds of dataspaces
 FLOAT64 = bytes.fromhex("203f000800000000004000340b0034ff030000")
-"""A float64's bits: order and sign; size; offset, precision, exponent, mantissa, bias
-(IV.A.2.d "Datatype Message", class 1)."""
+"""Datatype message of float64: order and sign; size; offset, precision, exponent,
+mantissa, bias (IV.A.2.d "Datatype Message", class 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Layout of a dataset."""
+    """Shape, type, chunking and filters of a stored HDF5 dataset."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -49,12 +49,12 @@ class Stored:
 
 
 class Structure:
-    """The root of a file.
+    """Root group of an HDF5 file: its links and attributes.
 
     Raises
     ------
     Malformed
-        If it differs from what the writer makes.
+        If it differs from the structure that ``image`` writes.
     """
 
     def __init__(self, source: Source) -> None:
@@ -73,7 +73,7 @@ class Structure:
         self.attributes = dict(self._attributes())
 
     def dataset(self, name: str) -> Stored:
-        """Layout of a dataset, by name."""
+        """Read the storage layout of a dataset by its name."""
         address = self.links.get(name)
         if address is None:
             raise Malformed(f"/{name} is missing or no dataset")
@@ -103,7 +103,7 @@ class Structure:
         )
 
     def _links(self) -> Iterator[tuple[str, int | None]]:
-        """Names at the root, with the address of hard links, else None."""
+        """Yield names of root links with the address of hard links, None for others."""
         for count, block in enumerate(
             self._parts(LINK, LINK_INFO, LINK_NAMES, 11, 8, MOST_LINKS)
         ):
@@ -129,7 +129,7 @@ class Structure:
     def _parts(
         self, one: int, info: int, tree: int, record: int, order: int, most: int
     ) -> Iterator[Block]:
-        """Links or attributes: messages of the root object, and dense storage."""
+        """Yield links or attributes from root object messages and dense storage."""
         for kind, flags, block in self._root:
             if kind == one and not flags & SHARED:
                 yield block
@@ -141,7 +141,7 @@ class Structure:
 
 
 def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
-    """Kind, flags and content of the messages of an object, in order."""
+    """Yield kind, flags and content of the messages of an object header, in order."""
     head = source.block(address, min(34, source.size - address))
     head.expect(b"OHDR\2")
     flags = head.number(1)
@@ -174,7 +174,7 @@ def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
 
 
 def _shape(block: Block) -> tuple[int, ...] | None:
-    """Lengths of the axes; () for a scalar, None for a null dataspace."""
+    """Parse the axis lengths of a dataspace; () for a scalar, None for a null one."""
     block.expect(b"\2")
     rank, _, kind = block.number(1), block.number(1), block.number(1)
     if kind == NOTHING or rank > 8:
@@ -183,7 +183,7 @@ def _shape(block: Block) -> tuple[int, ...] | None:
 
 
 def _dtype(block: Block) -> np.dtype[Any] | None:
-    """Type of little-endian integers, float64 and fixed-width text; else None."""
+    """Parse the type of integers, float64 or fixed-width text; None for others."""
     kind = block.number(1) & 15
     if kind == 1:
         return np.dtype("<f8") if block.take(min(19, block.left)) == FLOAT64 else None
@@ -197,7 +197,7 @@ def _dtype(block: Block) -> np.dtype[Any] | None:
 
 
 def _layout(block: Block, name: str) -> tuple[tuple[int, ...], int]:
-    """Lengths of a chunk with the element size last, and the address of its index."""
+    """Parse chunk lengths (element size last) and the address of the chunk index."""
     version, kind = block.number(1), block.number(1)
     if kind == VIRTUAL:
         raise Malformed(f"/{name} has its data in another file")

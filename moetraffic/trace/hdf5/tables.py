@@ -1,4 +1,4 @@
-"""Tables that traces and segments share: metadata, groups, sites, structured arrays.
+"""Store tables of traces and segments: metadata, groups, sites, structured arrays.
 
 Text is UTF-8 of fixed width; lists of lists are a flat column and a column of lengths.
 """
@@ -38,12 +38,12 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
-    """Root attributes of the metadata; the nodes are a separate column."""
+    """Convert metadata to root attributes; node names are a separate column."""
     return {name: v for name, v in meta.as_dict().items() if name != "nodes"}
 
 
 def write_groups(image: Image, groups: Sequence[Group]) -> None:
-    """Write groups, and the ranks of all of them in one column."""
+    """Write process groups; the ranks of all groups form one flat column."""
     image.column("group", np.arange(len(groups)), "<i4")
     image.column("group_kind", *as_text([g.kind for g in groups]), axis="group")
     image.column("group_size", [len(g.ranks) for g in groups], "<i4", axis="group")
@@ -53,7 +53,7 @@ def write_groups(image: Image, groups: Sequence[Group]) -> None:
 
 
 def write_sites(image: Image, sites: Sequence[Site]) -> None:
-    """Write sites, and the constants of all of them in one column."""
+    """Write call sites; the constant bytes of all sites form one flat column."""
     image.column("site", np.arange(len(sites)), "<i4")
     for name, (attribute, dtype) in SITE_COLUMNS.items():
         values = [getattr(s, attribute) for s in sites]
@@ -68,7 +68,7 @@ def write_sites(image: Image, sites: Sequence[Site]) -> None:
 
 
 def write_table(image: Image, name: str, table: Any) -> None:
-    """Write a structured array, a column per field."""
+    """Write a structured array as one column per field."""
     image.column(name, np.arange(len(table)), "<i8")
     for field in table.dtype.names:
         kind = table.dtype[field].str
@@ -76,14 +76,14 @@ def write_table(image: Image, name: str, table: Any) -> None:
 
 
 def as_text(values: Sequence[str]) -> tuple[Any, str]:
-    """Text as fixed-width UTF-8, with its type."""
+    """Encode strings as fixed-width UTF-8 bytes, and return their type."""
     raw = [_encoded(v) for v in values]
     width = max([1, *map(len, raw)])
     return np.array(raw, f"S{width}"), f"S{width}"
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8 of at most the width that is read; unencodable characters become "?"."""
+    """Encode text as UTF-8 of limited width; unencodable characters become "?"."""
     raw = text.encode(errors="replace")
     if len(raw) <= MOST_TEXT:
         return raw
@@ -91,7 +91,7 @@ def _encoded(text: str) -> bytes:
 
 
 def read_meta(container: Container) -> Meta:
-    """Read the metadata that :func:`meta_attributes` describes, without the nodes."""
+    """Read metadata written by :func:`meta_attributes`, without the node names."""
     found: dict[str, Any] = {}
     for field in fields(Meta):
         if field.name == "nodes":
@@ -105,7 +105,7 @@ def read_meta(container: Container) -> Meta:
 
 
 def read_groups(container: Container) -> list[Group]:
-    """Read groups."""
+    """Read the process groups."""
     kinds = read_strings(container, "group_kind")
     sizes = container.column("group_size", "<i4", len(kinds))
     parts = split_column(container, container.column("group_rank", "<i4"), sizes)
@@ -115,7 +115,7 @@ def read_groups(container: Container) -> list[Group]:
 
 
 def read_sites(container: Container) -> list[Site]:
-    """Read sites."""
+    """Read the call sites."""
     count = len(container.column("site", "<i4"))
     columns: dict[str, list[Any]] = {}
     for name, (attribute, dtype) in SITE_COLUMNS.items():
@@ -147,7 +147,7 @@ def read_sites(container: Container) -> list[Site]:
 
 
 def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
-    """Read a structured array."""
+    """Read a structured array from one column per field."""
     count = len(container.column(name, "<i8"))
     table = np.zeros(count, dtype)
     for field in dtype.names or ():
@@ -158,7 +158,7 @@ def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
 def read_strings(
     container: Container, name: str, count: int | None = None
 ) -> list[str]:
-    """Read a column of text."""
+    """Read a text column as a list of strings."""
     # most rows are equal: keep each distinct text in memory once
     return [
         sys.intern(raw.decode()) for raw in container.column(name, TEXT, count).tolist()
@@ -168,7 +168,7 @@ def read_strings(
 def split_column(
     container: Container, flat: Any, lengths: Any
 ) -> Iterator[tuple[int, ...]]:
-    """Cut a flat column into parts of the given lengths."""
+    """Split a flat column into consecutive parts of the given lengths."""
     if len(lengths) and lengths.min() < 0:
         raise container.damaged("a length is negative")
     ends = np.cumsum(lengths, dtype=np.int64).tolist()

@@ -1,1 +1,1 @@
-"""Inference of steps, layers and phases where a program does not annotate them."""
+"""Infer steps, layers and phases of a trace that has no annotations."""

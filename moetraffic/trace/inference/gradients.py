@@ -1,8 +1,8 @@
-"""Match backward all-to-alls with their forward calls, and recomputed calls.
+"""Match backward and recomputed all-to-alls with their forward calls.
 
-Links recorded by autograd decide.  Otherwise gradients come in the reverse order of
-their forward calls, with sent and received bytes swapped.  Under 1F1B several passes
-wait for their gradients, the oldest first.
+Links recorded by autograd take precedence.  Otherwise gradient calls are assumed in the
+reverse order of their forward calls, with sent and received bytes swapped.  Under the
+1F1B schedule several forward passes are pending; the oldest is matched first.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from .phases import Experts, Forward, ForwardCall, Pass, Unit
 from .programs import BETWEEN, ROUTER, CallSequence
 
-NEAR = 12  # calls that may lack a gradient, or have it out of order
+NEAR = 12  # search depth: calls may lack a gradient, or have it out of order
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
 
 
 class Reading:
-    """Phases, labels and layers of the calls of a program.
+    """Inferred phases, labels and layers of the calls in one call sequence.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Reading:
         self._again = Forward(program, experts)
         self._experts = experts
         self._active: Pass | None = None
-        # and the forward call of each
+        # pairs of a gradient call and its forward call
         self._gradients: list[tuple[ForwardCall, ForwardCall]] = []
         self._read()
         for call, of in self._gradients:
@@ -42,7 +42,7 @@ class Reading:
 
     @property
     def passes(self) -> list[Pass]:
-        """The passes that have MoE layers."""
+        """Forward passes that contain MoE layers."""
         return [p for p in self.forward.passes if p.units]
 
     def _read(self) -> None:
@@ -87,12 +87,12 @@ class Reading:
         self.forward.finish()
 
     def _pause(self) -> None:
-        """Begin a backward."""
+        """Begin a backward pass: end the forward pass that precedes it."""
         self.interleaved |= bool(self.forward.open)
         self.forward.pause()
 
     def _leave(self) -> None:
-        """Begin another forward: remaining calls of the pass have no gradient."""
+        """Begin another forward pass; pending calls of the last one lack a gradient."""
         active = self._active
         if active is None:
             return
@@ -131,7 +131,7 @@ class Reading:
         return None
 
     def _take_out(self, again: ForwardCall) -> None:
-        """Take the original of a recomputed call off the calls without a gradient."""
+        """Remove the original of a recomputed call from those awaiting a gradient."""
         unit = again.unit.again if again.unit is not None else None
         for one in self.forward.passes:
             for call in one.stack:
@@ -151,7 +151,7 @@ class Reading:
         return None
 
     def _settle(self) -> None:
-        """Assign recomputed layers to those whose gradients are due next."""
+        """Assign recomputed layers to the layers whose gradients are due next."""
         units = [u for p in self._again.passes for u in p.units]
         of_pass = self._due(units)
         if of_pass is not None:
@@ -167,7 +167,7 @@ class Reading:
         self._again = fresh
 
     def _due(self, units: list[Unit]) -> Pass | None:
-        """The pass that these recomputed layers belong to."""
+        """Return the forward pass that the given recomputed layers belong to."""
         waiting = [p for p in self.forward.passes if p.stack and p.units]
         active = self._active
         if active is not None and any(c.phase == "combine" for c in active.stack):

@@ -34,11 +34,11 @@ from .numbering import Numbered, number_steps
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
 
-LONGEST = 2000  # characters of the remarks
+LONGEST = 2000  # longest text of the remarks, in characters
 
 
 def infer_schedule(record: Record) -> Record:
-    """Number unmarked steps, and name all-to-alls that carry no phase.
+    """Number unmarked steps and infer the phases of unannotated all-to-alls.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def _unbound(site: Site) -> bool:
 
 
 def _as_numbered(steps: Any) -> Numbered:
-    """Steps as they were marked."""
+    """Wrap step numbers that the program marked, with kinds unspecified."""
     return Numbered(step=steps.astype(np.int64), kinds=(), whole=())
 
 
@@ -104,7 +104,7 @@ def _steps_found(numbered: Mapping[int, Numbered]) -> str:
 
 
 def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
-    """Remarks on the calls that were named, and on those that were not."""
+    """Describe how many all-to-alls have an inferred phase, as remarks."""
     named = left = 0
     kinds: dict[str, None] = {}
     for calls in every:
@@ -128,7 +128,7 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
 
 
 def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Record:
-    """Give the events their named sites, and routings the group of their layer."""
+    """Assign inferred sites to events, and routings to their layer's group."""
     sites = {site: number for number, site in enumerate(record.sites)}
     events, placements = record.events.copy(), record.placements
     numbers = {group: number for number, group in enumerate(record.groups)}
@@ -167,7 +167,7 @@ def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Recor
 
 
 def _groups_of_layers(calls: Calls, naming: Naming) -> dict[int, Group]:
-    """The group of each layer's dispatch, annotated or inferred."""
+    """Return the process group of each layer's annotated or inferred dispatch."""
     found: dict[int, Group] = {}
     for site in calls.sites:
         if site.phase == "dispatch":
@@ -184,9 +184,9 @@ def _groups_of_layers(calls: Calls, naming: Naming) -> dict[int, Group]:
 
 
 def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
-    """Placements with those of a routing's layer on the group of its dispatch.
+    """Move the expert placement of a routing's layer to the group of its dispatch.
 
-    Contiguous placements are contiguous on the new group; others name group ranks.
+    A contiguous placement stays contiguous on the new group; others keep group ranks.
     """
     experts = site.experts
     wide, ranks = groups[site.group].ranks, groups[after].ranks

@@ -1,4 +1,4 @@
-"""Steps of a record: those that the program marked, and those that were inferred."""
+"""Combine step markers of the program with inferred steps, and classify steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from moetraffic.trace.segments.record import RANK_STEP, Record
 
 from .numbering import Numbered
 
-MOST = 0.5  # share of steps with a backward that lets others be classified
+MOST = 0.5  # minimum share of steps with a backward for classifying the others
 
 
 def number_early_calls(record: Record) -> Record:
-    """Assign calls that were recorded before the first mark to their rank's first step.
+    """Assign calls recorded before the first step marker to the first step.
 
     A window may be written before its first step has ended.
     """
@@ -33,7 +33,7 @@ def number_early_calls(record: Record) -> Record:
 
 
 def steps_bare(record: Record) -> bool:
-    """Whether the marked steps have neither losses, token counts nor kinds."""
+    """Return whether the marked steps lack losses, token counts and kinds."""
     steps = record.steps
     return bool(
         np.isnan(steps["loss"]).all()
@@ -43,7 +43,7 @@ def steps_bare(record: Record) -> bool:
 
 
 def hide_evaluations(record: Record, numbered: Mapping[int, Numbered]) -> bool:
-    """Whether marked steps contain evaluations that were inferred from the calls.
+    """Return whether the marked steps contain unmarked, inferred evaluations.
 
     An optimizer marks the steps that it takes: an evaluation in between is recorded as
     part of the step after it.
@@ -84,7 +84,7 @@ def infer_kinds(record: Record) -> Record:
 def with_inferred_steps(
     record: Record, every: Sequence[Calls], numbered: Mapping[int, Numbered]
 ) -> Record:
-    """Number the calls of a record by inferred steps, and list the complete steps."""
+    """Assign inferred step numbers to calls, and list the complete steps."""
     events, rows = record.events.copy(), []
     continued = record.continued.copy()
     for calls in every:

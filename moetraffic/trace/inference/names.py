@@ -22,17 +22,17 @@ UNNAMED: Name = ("", -1, "")
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """Inferred names of calls."""
+    """Inferred phase, layer and label of each call, by rank."""
 
     names: tuple[Name, ...]
     of_call: dict[int, Int64]  # by rank: [n] index into names, -1: as annotated
-    remarks: tuple[str, ...]  # what is unknown, a sentence each
+    remarks: tuple[str, ...]  # descriptions of unknown names, a sentence each
 
 
 def find_names(
     every: Sequence[Calls], numbered: Mapping[int, Numbered], *, mixture: bool
 ) -> Naming:
-    """Name the all-to-alls of all ranks.
+    """Infer phase, layer and label of the all-to-alls of all ranks.
 
     Parameters
     ----------
@@ -71,16 +71,16 @@ def find_names(
 
 @dataclass(frozen=True, kw_only=True)
 class _Depth:
-    """The MoE layers of a rank's passes, where no hook reports them."""
+    """MoE layers of a rank's forward passes, where no hook reports layer indices."""
 
-    count: int  # layers of experts in a pass
-    offset: int  # of the pipeline stages before
+    count: int  # MoE layers in a forward pass
+    offset: int  # MoE layers of the preceding pipeline stages
 
 
 def _number(
     names: dict[Name, int], reading: Reading, at: int, depth: _Depth | None
 ) -> int:
-    """The name of a call, -1 where it stays as annotated."""
+    """Return the index of a call's inferred name, -1 where it keeps its annotation."""
     token = reading.program.word[at]
     if token.kind != EXCHANGE or token.phase or at not in reading.calls:
         return -1
@@ -124,8 +124,8 @@ def _units_of_passes(reading: Reading) -> set[Unit]:
 def _layers(
     every: Sequence[Calls], readings: Sequence[Reading]
 ) -> tuple[dict[int, _Depth], list[str]]:
-    """MoE layers of each rank's passes, and of the stages before; and remarks."""
-    # lengths of passes: of steps with a backward, without, and cut off by the end
+    """Infer the MoE layers per pass and layer offset of each rank, with remarks."""
+    # lengths of passes in steps with a backward, without one, and truncated
     trained, other, cut = ({c.rank: Counter[int]() for c in every} for _ in range(3))
     unknown = False
     last = dict.fromkeys(trained, 0)
@@ -183,7 +183,7 @@ def _layers(
 
 
 def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
-    """The rank of the preceding pipeline stage of each; None if the order is cyclic."""
+    """Return each rank's preceding pipeline stage rank; None if cyclic."""
     before: dict[int, int] = {}
     for calls in every:
         between = np.flatnonzero(is_between_stages(calls))
@@ -206,7 +206,7 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
 
 
 def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
-    """Give unnamed calls the name on other members; return the number of conflicts.
+    """Copy names to unnamed calls of other members; return the number of conflicts.
 
     A record that ends early may determine less.  Calls with conflicting names are left
     unnamed.

@@ -1,8 +1,8 @@
-"""Number the steps of all ranks consistently, where the program did not mark them.
+"""Number the steps of all ranks consistently where the program did not mark them.
 
 Each rank's steps are inferred from its own calls.  A collective must be in the same
 step on all its members: a rank whose calls are inconclusive, or contradict the others,
-takes its steps from the ranks that it shares collectives with.
+adopts the steps of the ranks with which it shares collectives.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from moetraffic.trace.segments.calls import (
 from .period import InferredSteps, Traits, find_steps
 
 Members = tuple[int, ...]
-MOST_GROUPS = 1 << 10  # of the same ranks
+MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """The step of each of a rank's calls, and the kind of each step."""
+    """Step number of each of a rank's calls, and kind of each step."""
 
-    step: Int64  # [n], from 0 on, never decreasing
+    step: Int64  # [n], from 0, non-decreasing
     kinds: tuple[str, ...]
     whole: tuple[bool, ...]
 
 
 def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
-    """Number the steps of all ranks consistently.
+    """Infer step numbers of all ranks' calls, equal on all members of a collective.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
 
 
 def traits(calls: Calls) -> Traits:
-    """Attributes of calls that the search for a period uses."""
+    """Collect the attributes of calls that the search for the step period uses."""
     exchange, routing = is_exchange(calls), is_routing(calls)
     layered = calls.where([s.layer >= 0 for s in calls.sites])
     return Traits(
@@ -103,13 +103,13 @@ def traits(calls: Calls) -> Traits:
 
 
 def _agreed(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The kinds of steps on most ranks; shorter records agree with the longest."""
+    """Return the step kinds that most ranks inferred; a prefix counts as agreement."""
     votes = Counter(kinds)
     return max(votes, key=lambda k: (sum(_same(k, o) for o in kinds), len(k)))
 
 
 def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
-    """Whether two ranks have the same steps, except the last of a shorter record."""
+    """Return whether two ranks have equal step kinds up to the shorter record's end."""
     if len(a) == len(b):
         return a[:-1] == b[:-1]
     short = min(len(a), len(b)) - 1
@@ -121,13 +121,13 @@ def _step_of(steps: InferredSteps, count: int) -> Int64:
 
 
 class Shared:
-    """Values of collectives that are shared between their members, by group."""
+    """Values of collectives, keyed so that all members of a group can look them up."""
 
     def __init__(self) -> None:
         self._known: dict[Members, tuple[Int64, Int64]] = {}
 
     def values(self, calls: Calls) -> Int64:
-        """The value of each call from other members, ``[n]``; -1 for none."""
+        """Return each call's value as set by other members, ``[n]``; -1 for none."""
         found = np.full(len(calls.table), -1, np.int64)
         for members, mine, keys in collectives(calls):
             if members in self._known and len(mine):
@@ -137,7 +137,7 @@ class Shared:
         return found
 
     def add(self, calls: Calls, values: Int64) -> None:
-        """Add a value for each call, ``[n]``, -1 for none; the first value is kept."""
+        """Add a value for each call, ``[n]``, -1 for none; earlier values are kept."""
         for members, every_one, all_keys in collectives(calls):
             kept = values[every_one] >= 0
             mine, keys = every_one[kept], all_keys[kept]
@@ -150,7 +150,7 @@ class Shared:
 
 
 def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
-    """Match the calls of a rank with those of the other members of each group.
+    """Match a rank's calls with those of the other members of each group.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
 
 
 def _taken(calls: Calls, shared: Shared) -> Int64 | None:
-    """A rank's steps from other members; None if it shares no collective."""
+    """Derive a rank's step numbers from other members; None without a shared call."""
     taken = shared.values(calls)
     if not (taken >= 0).any():
         return None
@@ -192,7 +192,7 @@ def _taken(calls: Calls, shared: Shared) -> Int64 | None:
 
 
 def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
-    """Give each step the kind that most ranks inferred."""
+    """Replace the kind of each step by the kind that most ranks inferred."""
     length = max(len(n.kinds) for n in numbered.values())
     kinds = []
     for at in range(length):

@@ -1,10 +1,10 @@
-"""Infer where the unmarked steps of a rank begin, from the order of its calls.
+"""Infer the step boundaries of a rank from the order of its calls.
 
 A training step is one or more blocks of forward calls followed by backward calls.  The
-common suffix of all blocks' forward calls is the forward pass.  Calls before it that no
-pass makes (gradients, their norm, parameters) end a step, and passes before it without
-a backward are an evaluation.  The steps of a program without a backward are the
-shortest period of its calls.
+common suffix of all blocks' forward calls is the forward pass.  Calls before it that do
+not occur in a forward pass (gradients, their norm, parameters) end a step, and passes
+before it without a backward are an evaluation.  The steps of a program without a
+backward are the shortest period of its calls.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ AT_LEAST = 0.95  # share of the calls that must repeat after a period
 
 @dataclass(frozen=True, kw_only=True)
 class InferredSteps:
-    """The steps of one rank, in order; the first begins with the record."""
+    """Inferred steps of one rank, in order; the first begins with the record."""
 
-    begins: tuple[int, ...]  # the first call of each
+    begins: tuple[int, ...]  # index of each step's first call
     kinds: tuple[str, ...]
-    whole: tuple[bool, ...]  # the record contains all of it
+    whole: tuple[bool, ...]  # whether the record contains the whole step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Attributes of each call, ``[n]``."""
+    """Attributes of each call of a rank, ``[n]``, from which steps are inferred."""
 
     symbol: Int64  # the same for calls of the same kind
     backward: Bool
@@ -43,7 +43,7 @@ class Traits:
 
 
 def find_steps(traits: Traits) -> InferredSteps | None:
-    """Infer the steps of a rank; None where its calls do not determine them.
+    """Infer the steps of a rank from its calls; None where they are inconclusive.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ def find_steps(traits: Traits) -> InferredSteps | None:
 
 
 def _blocks(backward: Bool) -> list[tuple[int, int, int]]:
-    """First forward, first backward, and end of each block; the tail is no block."""
+    """Return the first forward, first backward and end call index of each block."""
     change = np.flatnonzero(np.diff(backward.astype(np.int8))) + 1
     edges = [0, *change.tolist(), len(backward)]
     if len(backward) and backward[0]:
-        edges.insert(0, 0)  # a record that begins within a backward pass
+        edges.insert(0, 0)  # the record begins within a backward pass
     count = (len(edges) - 1) // 2
     return [(edges[2 * k], edges[2 * k + 1], edges[2 * k + 2]) for k in range(count)]
 
@@ -75,7 +75,7 @@ Word = tuple[int, ...]
 
 
 class _Blocks:
-    """The blocks of a rank and their common forward pass."""
+    """Forward-backward blocks of a rank, and the forward pass that they share."""
 
     def __init__(self, traits: Traits, blocks: list[tuple[int, int, int]]) -> None:
         self.traits, self.blocks = traits, blocks
@@ -106,13 +106,13 @@ class _Blocks:
         return sum(s in self.exchanges for s in word)
 
     def _begins_within(self) -> bool:
-        """Whether the record begins in the middle of a pass."""
+        """Return whether the record begins in the middle of a forward pass."""
         later = [self._exchanged(w) for w in self.forward[1:] if w or not self.piped]
         first = self._exchanged(self.forward[0])
         return bool(later) and first < min(later)
 
     def _pass(self) -> Word:
-        """The common suffix of the forward calls of all blocks."""
+        """Return the common suffix of the forward calls of all blocks."""
         words = set(self.forward[1:])
         if not self.cut_short:
             words.add(self.forward[0])
@@ -169,7 +169,7 @@ class _Blocks:
         )
 
     def _leads(self) -> list[int]:
-        """The first block of each step."""
+        """Return the index of the first forward-backward block of each step."""
         foreign = [bool(set(b) - self.of_pass) for b in self.before]
         passes = [
             not self.piped and self._exchanged(b) > 0 and not f
@@ -187,14 +187,14 @@ class _Blocks:
         return found
 
     def _reduced_at_end(self) -> bool:
-        """Whether only the end of the record has reductions: it is one step."""
+        """Return whether reductions occur only after the last block: a single step."""
         traits, last = self.traits, self.blocks[-1][2]
         end = set(self.tail) - self.of_pass
         reduced = set(np.unique(traits.symbol[last:][traits.reduces[last:]]).tolist())
         return bool(end & reduced) and not traits.reduces[:last].any()
 
     def _synchronized(self) -> list[int]:
-        """The blocks after those whose backward has more calls than the others'."""
+        """Return the blocks after a backward with extra synchronization calls."""
         inner = [set(w) for w in self.backward[1:-1] or self.backward]
         common = set.intersection(*inner)
         more = [bool(set(w) - common) for w in self.backward]
@@ -203,9 +203,9 @@ class _Blocks:
         return [0] + [k + 1 for k in range(len(more) - 1) if more[k]]
 
     def _reduced_in_all(self) -> bool:
-        """Whether gradients are reduced in every block, as DDP does.
+        """Return whether gradients are reduced in every block, as in DDP.
 
-        Tensor parallelism reduces on the same group on the way forward.
+        Reductions on groups that also reduce in the forward are of tensor parallelism.
         """
         traits = self.traits
         in_pass = np.isin(traits.symbol, self.pass_) & ~traits.backward
@@ -214,7 +214,7 @@ class _Blocks:
         return all(mine[b:c].any() for _, b, c in self.blocks)
 
     def _period(self) -> list[int]:
-        """The first blocks by the period of whole blocks."""
+        """Return the first block of each step by the shortest period of blocks."""
         pairs = list(zip(self.forward, self.backward, strict=True))
         ids = {p: n for n, p in enumerate(dict.fromkeys(pairs))}
         numbers = np.array([ids[p] for p in pairs])
@@ -224,19 +224,19 @@ class _Blocks:
         return list(range(len(numbers)))
 
     def _usual_lead(self, leads: Sequence[int]) -> Word:
-        """Passes that begin a pipelined step before its first backward."""
+        """Return the usual forward calls before a pipelined step's first backward."""
         if not self.piped:
             return ()
         rest = [_after_end(self.before[k], self.of_pass) for k in leads]
         return _usual(rest)
 
     def _end_of_step(self, before: Word, lead: Word) -> Word:
-        """The calls before a block's passes that end the step before."""
+        """Return the calls before a block's forward pass that end the previous step."""
         at = self._evaluated(before, lead)
         return before[: len(before) - len(lead)] if at is None else before[:at]
 
     def _evaluated(self, before: Word, lead: Word) -> int | None:
-        """Where the passes of an evaluation begin; None if there are none."""
+        """Return the index where an evaluation's passes begin; None if none do."""
         end = len(before) - len(lead)
         for at in range(end):
             if before[at] in self.of_pass and self._is_evaluation(before[at:], lead):
@@ -252,17 +252,17 @@ class _Blocks:
         return bool(self.pass_) and _contains(calls, self.pass_)
 
     def _begins_pass(self, calls: Word) -> bool:
-        """Whether a forward pass begins here, seen by its first all-to-all."""
+        """Return whether the calls begin a forward pass, by their first all-to-all."""
         first = next(s for s in self.pass_ if s in self.exchanges)
         return next(s for s in calls if s in self.exchanges) == first
 
     def _skipped(self, end: Word, usual: Word) -> bool:
-        """Whether a step's end lacks calls that the usual end has."""
+        """Return whether a step's final calls are a proper subset of the usual ones."""
         less, more = Counter(end), Counter(usual)
         return less != more and not less - more
 
     def _at(self, block: int, count: int) -> int:
-        """The call after the first ``count`` forward calls of a block."""
+        """Return the index of the call after the first ``count`` calls of a block."""
         if count == 0:
             return self.blocks[block][0]
         return int(self.position[block][count - 1]) + 1
@@ -276,7 +276,7 @@ class _Blocks:
         *,
         short: bool,
     ) -> None:
-        """Add the calls after the last backward pass."""
+        """Append the steps formed by the calls after the last backward pass."""
         at = next(
             (n for n, s in enumerate(self.tail) if s in self.of_pass and self.pass_),
             len(self.tail),
@@ -307,18 +307,18 @@ class _Blocks:
 
 
 def _usual(words: Iterable[Word]) -> Word:
-    """The most frequent word, the first of them."""
+    """Return the most frequent call sequence; the first one among equals."""
     return max(Counter(words).most_common(1), default=((), 0))[0]
 
 
 def _after_end(before: Word, of_pass: set[int]) -> Word:
-    """Calls after the last one that no pass makes."""
+    """Return the calls after the last one that does not occur in a forward pass."""
     last = max((n for n, s in enumerate(before) if s not in of_pass), default=-1)
     return before[last + 1 :]
 
 
 def _common_end(a: Word, b: Word) -> int:
-    """Length of the common suffix of two words."""
+    """Return the length of the common suffix of two call sequences."""
     count = 0
     for x, y in zip(reversed(a), reversed(b), strict=False):
         if x != y:
@@ -328,7 +328,7 @@ def _common_end(a: Word, b: Word) -> int:
 
 
 def _contains(word: Word, part: Word) -> bool:
-    """Whether a word contains another as a contiguous part."""
+    """Return whether a call sequence contains another as a contiguous part."""
     if not part:
         return False
     return any(
@@ -337,7 +337,7 @@ def _contains(word: Word, part: Word) -> bool:
 
 
 def _repeated(traits: Traits) -> InferredSteps | None:
-    """Steps of a program that goes one way only: the shortest period of its calls."""
+    """Infer the steps of a forward-only program as the shortest period of its calls."""
     word = traits.symbol
     numbers, counts = np.unique(word, return_counts=True)
     gaps = set()

@@ -1,9 +1,9 @@
-"""Classify forward all-to-alls as dispatches, combines and their companions.
+"""Classify forward all-to-alls as dispatch, combine, or auxiliary exchanges.
 
 A combine returns the rows of its dispatch: its splits are those of an open dispatch
-with sent and received bytes swapped.  Calls in the same proportions as a dispatch
-(routing probabilities, indices, scale factors) are its companions, and small even
-exchanges of integers before it are exchanges of counts.
+with sent and received bytes swapped.  Calls with splits proportional to a dispatch's
+(routing probabilities, indices, scale factors) are its auxiliary exchanges, and small
+even exchanges of integers before it are exchanges of counts.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ PROBABILITIES = "probabilities"
 INDICES = "indices"
 SCALES = "scale_factors"
 COMPANION = "companion"
-SMALL = 4  # ratio by which a companion is smaller, where all parts are equal
+SMALL = 4  # minimum size ratio of a dispatch to an auxiliary exchange, if all are even
 
 Sort = tuple[object, ...]
 
 
 @dataclass(eq=False)
 class Unit:
-    """The calls of one MoE layer in one pass."""
+    """All-to-alls of one MoE layer in one forward pass."""
 
     layer: int = -1  # where a hook or a router reported it
     place: int = -1  # index within its pass
     passed: Pass | None = None
-    dispatch: int = -1  # its first dispatch
+    dispatch: int = -1  # call index of its first dispatch
     again: Unit | None = None  # the unit that this one recomputes
 
 
 @dataclass(eq=False)
 class Pass:
-    """The layers of one uninterrupted forward pass of a micro-batch."""
+    """MoE layers of one uninterrupted forward pass of a micro-batch."""
 
     units: list[Unit] = field(default_factory=list)
-    stack: list[ForwardCall] = field(default_factory=list)  # whose backward is to come
+    stack: list[ForwardCall] = field(default_factory=list)  # gradient pending
     checked: bool = False  # a backward of it was seen
 
 
 @dataclass(eq=False)
 class ForwardCall:
-    """A call, with its phase, label and layer."""
+    """All-to-all with its inferred phase, label and layer."""
 
     at: int
     phase: str = ""
@@ -55,19 +55,20 @@ class ForwardCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The kinds of all-to-alls that are expert exchanges."""
+    """Kinds of all-to-alls that were identified as expert exchanges."""
 
     sorts: frozenset[Sort]
-    armed: bool  # dispatches follow a routing; others may be sequence parallelism
-    why_not: str = ""  # why there is none
+    armed: bool  # a dispatch must follow a routing: others may be sequence parallelism
+    why_not: str = ""  # reason why there is none
 
 
 def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts:
     """Identify the kinds of all-to-alls that are expert exchanges, over all programs.
 
-    Uneven ones are.  Where all are even, those that follow a count exchange or a
-    routing are.  Without either, they are only in a run that is known to have experts,
-    or that sends rows of several experts to each rank, and has no other all-to-alls.
+    Uneven all-to-alls are expert exchanges.  Where all are even, those after a count
+    exchange or a routing are.  Without either, all are, but only in a run with
+    all-to-alls of one size that is known to have experts, or whose all-to-alls send
+    rows of several experts to each rank.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
 
 
 class Forward:
-    """Classifies forward calls one by one; recomputed ones have their own classifier.
+    """Classifier of forward all-to-alls, which reads them in call order.
 
     Parameters
     ----------
@@ -144,11 +145,11 @@ class Forward:
         self._routed: int | None = None  # layer of a routing without a dispatch yet
 
     def routing(self, token: Token) -> None:
-        """Note a routing."""
+        """Record that a routing occurred, and its layer."""
         self._routed = token.layer
 
     def pause(self) -> None:
-        """End the pass, unless a dispatch has no combine yet."""
+        """End the current forward pass, unless a dispatch has no combine yet."""
         if not self.open:
             self._pass = None
 
@@ -172,7 +173,7 @@ class Forward:
         return call
 
     def finish(self) -> None:
-        """Undo dispatches without a combine, and number the units of each pass."""
+        """Discard dispatches without a combine; number the MoE layers of each pass."""
         for call, companions in self.open:
             for mine in (call, *companions):
                 mine.phase = mine.label = ""
@@ -187,7 +188,7 @@ class Forward:
                 unit.place, unit.passed = place, one
 
     def _undo_counts(self, group: int) -> None:
-        """Undo count exchanges that no dispatch followed, unless annotated."""
+        """Discard inferred count exchanges that no dispatch of their group followed."""
         word = self.program.word
         for call in self.waiting:
             if word[call.at].group == group:
@@ -201,7 +202,7 @@ class Forward:
         return self._pass
 
     def _beside(self, at: int) -> bool:
-        """Whether a call of another kind is a companion of an open dispatch."""
+        """Return whether a call is an auxiliary exchange of the open dispatch."""
         if not self.open:
             return False
         main = self.open[-1][0].at
@@ -214,11 +215,11 @@ class Forward:
         return program.proportional(main, at) or program.turned(main, at)
 
     def _rows(self, at: int) -> float:
-        """Rows of a call in all steps."""
+        """Return the number of rows of a call, summed over all steps."""
         return self.program.bytes_of(at) / max(1, self.program.word[at].row_bytes)
 
     def _place(self, call: ForwardCall) -> None:
-        """Classify an expert exchange."""
+        """Classify an expert exchange as dispatch, combine or auxiliary exchange."""
         program, at = self.program, call.at
         mine = program.bytes_of(at)
         group = program.word[at].group
@@ -236,7 +237,7 @@ class Forward:
                 companions.append(call)
                 return
             if same and mine > theirs and number == len(self.open) - 1:
-                # the smaller one came first
+                # the auxiliary exchange came first: the larger call is the dispatch
                 call.phase, call.unit = "dispatch", main.unit
                 main.phase = ""
                 self._accompany(main, call)

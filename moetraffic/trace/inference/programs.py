@@ -1,7 +1,7 @@
-"""Call sequences of steps; steps with equal sequences are analyzed together.
+"""Group steps of all ranks by their sequence of calls, to analyze equal ones together.
 
-A sequence (word) lists all-to-alls, transfers between pipeline stages, and routings.
-It is independent of the rank: groups are numbered in the order of first use.  Splits of
+A call sequence lists all-to-alls, transfers between pipeline stages, and routings.  It
+is independent of the rank: groups are numbered in the order of first use.  Splits of
 two calls are compared in all steps of all ranks with the sequence, so that equality by
 chance is improbable.
 """
@@ -32,7 +32,7 @@ BYTES_OF = {"float64": 8, "float32": 4, "int64": 8, "int32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A call of a word."""
+    """One call of a call sequence, without rank-specific attributes."""
 
     kind: str  # EXCHANGE, BETWEEN or ROUTER
     group: int = -1  # in the rank's order of first use
@@ -46,18 +46,18 @@ class Token:
 
     @property
     def sort(self) -> tuple[object, ...]:
-        """Key that calls of a tensor and of its gradient share."""
+        """Key that the calls of a tensor and of its gradient share."""
         return (self.group, self.width, self.dtype, self.row_bytes)
 
     @property
     def counts(self) -> bool:
-        """Whether it carries integers."""
+        """Whether the call sends integers."""
         return self.dtype in INTEGERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallSequence:
-    """A word, and all steps that have it."""
+    """Call sequence, with all steps of all ranks that have it."""
 
     word: tuple[Token, ...]  # [n]
     rank: Int64  # [N] of each step
@@ -69,10 +69,10 @@ class CallSequence:
     received_share: npt.NDArray[np.uint64]  # [N, n]
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
-    partner: Int64  # [n] the forward call of a backward one by its link, -1: not known
+    partner: Int64  # [n] forward call of a backward one, by link; -1: unknown
 
     def turned(self, one: int, other: int) -> bool:
-        """Whether ``other`` has the splits of ``one``, with directions swapped."""
+        """Return whether ``other`` has the reversed splits of ``one``, in all steps."""
         same = (
             (self.sent_share[:, one] == self.received_share[:, other])
             & (self.received_share[:, one] == self.sent_share[:, other])
@@ -85,7 +85,7 @@ class CallSequence:
         return bool(same)
 
     def proportional(self, one: int, other: int) -> bool:
-        """Whether both have splits in the same proportions."""
+        """Return whether the splits of two calls are proportional in all steps."""
         return bool(
             (
                 (self.sent_share[:, one] == self.sent_share[:, other])
@@ -94,14 +94,14 @@ class CallSequence:
         )
 
     def bytes_of(self, token: int) -> int:
-        """Bytes of a call in all steps."""
+        """Return the bytes of a call, summed over all steps."""
         return int(self.size[:, token].sum())
 
 
 def gather_programs(
     every: Sequence[Calls], numbered: Mapping[int, Numbered]
 ) -> list[CallSequence]:
-    """Gather the distinct words of all ranks' steps, the most frequent first."""
+    """Collect the distinct call sequences of all ranks' steps, most frequent first."""
     tokens: dict[Token, int] = {}
     found: dict[bytes, list[tuple[Calls, int, Int64]]] = {}
     for calls in every:
@@ -123,7 +123,7 @@ def gather_programs(
 
 
 def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
-    """The token of each call, and the calls that have one."""
+    """Return the token number of each call, and the indices of calls that have one."""
     exchange, between = is_exchange(calls), is_between_stages(calls)
     kept = np.flatnonzero(exchange | between | is_routing(calls))
     groups: dict[int, int] = {}
@@ -179,7 +179,7 @@ def _program(
 def _partners(
     word: tuple[Token, ...], steps: Sequence[tuple[Calls, int, Int64]]
 ) -> Int64:
-    """The forward call of each backward call by its link, where equal in all steps."""
+    """Match backward with forward calls by autograd link, if equal in all steps."""
     links = np.stack([c.table["link"][p] for c, _, p in steps])
     partner = np.full(len(word), -1, np.int64)
     exchanges = np.array([t.kind == EXCHANGE for t in word], bool)

@@ -1,1 +1,1 @@
-"""Merging the segments of all ranks into one trace."""
+"""Merge the segments of all ranks into one trace."""

@@ -1,4 +1,4 @@
-"""Assemble the events of all ranks into occurrences.
+"""Assemble the recorded events of all ranks into occurrences of calls.
 
 Events of two ranks belong to one occurrence if their site, call index and iteration are
 equal.  The sequence number of the collective on its group, which each rank counts
@@ -22,7 +22,7 @@ from moetraffic.trace.segments.segment import Segment
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """All events, sorted by occurrence and member."""
+    """Events of all ranks, sorted by occurrence and member rank."""
 
     table: Table  # [n] RANK_EVENT
     sites: tuple[Site, ...]
@@ -30,12 +30,12 @@ class Events:
     segments: Sequence[Segment]
 
     def of_site(self, site: int) -> slice:
-        """The events of one site."""
+        """Return the slice of events that belong to a call site."""
         first, last = np.searchsorted(self.table["site"], [site, site + 1])
         return slice(int(first), int(last))
 
     def sent_and_received(self, site: int, width: int) -> Int64:
-        """Bytes sent and received by each event of an all-to-all, ``[n, 2, W]``."""
+        """Return bytes sent and received per all-to-all event, ``[n, 2, W]``."""
         mine = self.table[self.of_site(site)]
         out = np.zeros((len(mine), 2, width), np.int64)
         for number in np.unique(mine["segment"]):
@@ -46,7 +46,7 @@ class Events:
         return out
 
     def routed(self, site: int, experts: int) -> Int32:
-        """Token copies routed and dropped by each event of a routing, ``[n, 2, E]``."""
+        """Return token copies routed and dropped per routing event, ``[n, 2, E]``."""
         mine = self.table[self.of_site(site)]
         out = np.zeros((len(mine), 2, experts), np.int32)
         for number in np.unique(mine["segment"]):
@@ -55,13 +55,13 @@ class Events:
         return out
 
     def volumes(self, site: int) -> Int64:
-        """Bytes of each event of another collective, ``[n]``."""
+        """Return the buffer bytes of each event of another collective, ``[n]``."""
         return np.asarray(self.table["payload"][self.of_site(site)], np.int64)
 
     def by_member(self, site: int, width: int, values: npt.NDArray[Any]) -> Any:
-        """Put values ``[n, ...]`` of a site's events at ``[occurrence, member, ...]``.
+        """Arrange event values ``[n, ...]`` of a site as ``[occurrence, member, ...]``.
 
-        What no member recorded is zero; presence says so.
+        Values that were not recorded are zero; the presence panel marks them as absent.
         """
         mine = self.table[self.of_site(site)]
         first, last = np.searchsorted(self.occurrences.site, [site, site + 1])
@@ -71,12 +71,12 @@ class Events:
 
 
 def assemble_events(record: Record) -> Events:
-    """Sort the events of all ranks into occurrences.
+    """Sort the events of all ranks into occurrences of calls.
 
     Parameters
     ----------
     record
-        Of all ranks, with steps numbered.
+        Events of all ranks, with numbered steps.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def assemble_events(record: Record) -> Events:
         return_index=True,
         return_inverse=True,
     )
-    # sites are numbered in the order in which the ranks came to them first
+    # sites are numbered by their first event in the table
     rank_of = np.empty(len(pairs), np.int64)
     rank_of[np.argsort(first)] = np.arange(len(pairs))
     sites = [
@@ -130,9 +130,9 @@ def _validate_one_capture(record: Record) -> None:
 
 
 def _whole_iterations(record: Record) -> Bool:
-    """Mask of events without those of an iteration whose first calls are lost.
+    """Mask out the events of iterations whose first calls were lost.
 
-    Call indices within such an iteration are unknown.
+    Call indices within such an iteration cannot be determined.
     """
     keep = np.ones(len(record.events), bool)
     edges = np.searchsorted(
@@ -149,7 +149,7 @@ def _whole_iterations(record: Record) -> Bool:
 
 
 def _call_index(table: Table, sites: Sequence[Site]) -> Int64:
-    """Call index of each event: the n-th call of its site in its iteration, ``[n]``.
+    """Number each event among the calls of its site in its iteration, ``[n]``.
 
     Calls whose rows differ in size are counted together: a micro-batch may be smaller.
     """
@@ -175,7 +175,7 @@ def _call_index(table: Table, sites: Sequence[Site]) -> Int64:
 
 
 def out_of_step(events: Events) -> list[str]:
-    """Members that count an occurrence as different collectives of their group.
+    """Report events whose collective sequence number differs between members.
 
     Sends and receives are not counted and have sequence -1.
     """

@@ -6,7 +6,7 @@
 3. Check the bytes of each site, and store them in the most compact form
    (``wire_encoding``).
 
-Where a rank was killed, what it did not record is absent.
+Calls that a killed rank did not record are marked as absent.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ from .assembly import Events, assemble_events
 from .shards import trace_of_shards
 from .wire_encoding import encode_bytes
 
-MOST_CELLS = 1 << 20  # steps x ranks that need no proof
-MOST_ABSENT = 64  # of these, at most, one that is there
+MOST_CELLS = 1 << 20  # steps x ranks accepted without check
+MOST_ABSENT = 64  # largest accepted ratio of cells to recorded cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """A merged trace, with gaps, remarks and contradictions of its capture."""
+    """Merged trace, with the gaps, remarks and contradictions of its capture."""
 
     trace: Trace
     missing: tuple[str, ...]  # gaps of the capture, a sentence each
-    remarks: tuple[str, ...]  # what ended the capture early, and what was left out
-    contradictions: tuple[str, ...]  # where two ranks' records disagree
+    remarks: tuple[str, ...]  # reason of an early end, and omitted records
+    contradictions: tuple[str, ...]  # disagreements between two ranks' records
 
 
 class NothingRecorded(CaptureError):
-    """The segments of a capture hold neither steps nor calls."""
+    """Raised if the segments of a capture contain neither steps nor calls."""
 
 
 def merge(folder: Path) -> Merged:
-    """Merge a folder of segments.
+    """Read a folder of segments, and merge them into a trace.
 
     Parameters
     ----------
@@ -93,18 +93,18 @@ def merge_segments(
     missing: Sequence[str] = (),
     recover: bool = False,
 ) -> Merged:
-    """Merge segments that are in memory.
+    """Merge segments that are in memory into a trace.
 
     Parameters
     ----------
     segments
         By rank, and by index within a rank.
     name
-        What they came from, for messages.
+        Name of the segments' source, for messages.
     missing
-        What is known not to be among them, a sentence each.
+        Descriptions of segments known to be missing, a sentence each.
     recover
-        Take what a rank did not record of an all-to-all from its peers, and mark it.
+        Reconstruct missing bytes of all-to-alls from the peers' records, and mark them.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def merge_segments(
         If there is nothing to merge.
     """
     if not any(len(s.steps) or len(s.events) for s in segments):
-        # a segment that could not be read may hold something
+        # segments that could not be read may contain events
         raise (CaptureError if missing else NothingRecorded)(
             f"{name} holds neither a step nor a collective, so there is nothing to "
             "merge: the capture ended before its first step"
@@ -151,7 +151,7 @@ def merge_segments(
 
 
 def _merged(record: Record, meta: Meta, *, recover: bool) -> tuple[Trace, list[str]]:
-    """The trace of a record, and its contradictions."""
+    """Convert a record to a trace, and list its contradictions."""
     events = assemble_events(record)
     steps = _steps(record)
     panels, sites = _panels(events, record.groups)
@@ -170,27 +170,27 @@ def _merged(record: Record, meta: Meta, *, recover: bool) -> tuple[Trace, list[s
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
-    """Merge a folder of segments into a file, and remove it if nothing is missing.
+    """Merge a folder of segments into a file, and delete the folder if complete.
 
     Raises
     ------
     CaptureError
-        If there is nothing to merge, or nothing that is worth the file it would
-        replace.
+        If there is nothing to merge, or if the output exists and the segments
+        contain no complete step.
     TraceError
         If the file cannot be written.
     """
     try:
         merged = merge(folder)
     except NothingRecorded:
-        remove_folder(folder)  # it would only stand in the way of the next capture
+        remove_folder(folder)  # an empty folder would block the next capture
         raise
     write(merged, folder, path, force=force)
     return merged
 
 
 def write(merged: Merged, folder: Path, path: Path, *, force: bool) -> None:
-    """Write what was merged, and remove its folder; see :func:`merge_into`."""
+    """Save a merged trace; delete its segments if complete; see :func:`merge_into`."""
     if not len(merged.trace.steps.iteration) and path.exists():
         raise CaptureError(
             f"{folder} holds no step that has ended, and so does not replace {path}: "
@@ -243,7 +243,7 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
 
 
 def _validate_presence(segments: Sequence[Segment], name: str) -> None:
-    """Refuse segments of too few of the ranks: absent data would fill the memory."""
+    """Reject segments of too few ranks: absent data would fill the memory."""
     world = segments[0].meta.world
     iterations = np.unique(np.concatenate([s.steps["iteration"] for s in segments]))
     cells = max(1, len(iterations)) * world
@@ -257,7 +257,7 @@ def _validate_presence(segments: Sequence[Segment], name: str) -> None:
 
 
 def _last(ranks: Int64, iterations: Int64) -> dict[int, int]:
-    """The last iteration of each rank."""
+    """Return the last iteration of each rank."""
     used, at = np.unique(ranks, return_inverse=True)
     last = np.full(len(used), -1)
     np.maximum.at(last, at, iterations)
@@ -274,7 +274,7 @@ def _by_rank(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
 def _gaps(
     segments: Sequence[Segment], ranks: range, ended: dict[int, int]
 ) -> list[str]:
-    """What is missing from the capture, a sentence each."""
+    """Describe the missing parts of the capture, a sentence each."""
     by_rank = _by_rank(segments)
     missing = []
     for first, after in pairwise([-1, *by_rank, ranks.stop]):
@@ -299,7 +299,7 @@ def _gaps(
 
 
 def _span(name: str, first: int, last: int) -> str:
-    """A number or a range of numbers: "rank 3", "ranks 5 to 8"."""
+    """Format a number or a range of numbers: "rank 3", "ranks 5 to 8"."""
     if first == last:
         return f"{name} {first}".strip()
     return f"{name and name + 's'} {first} to {last}".strip()
@@ -308,7 +308,7 @@ def _span(name: str, first: int, last: int) -> str:
 def _remarks(
     segments: Sequence[Segment], ended: dict[int, int], seen: dict[int, int]
 ) -> list[str]:
-    """What ended the capture early, and what was left out, by equal ranks."""
+    """Describe why the capture ended early and which records it omitted, by ranks."""
     remarks: dict[str, list[int]] = {}
     for rank, mine in _by_rank(segments).items():
         last, end = mine[-1], ended.get(rank, -1)
@@ -331,16 +331,16 @@ def _remarks(
 
 
 def _planned(meta: Meta) -> int:
-    """How many iterations were to be trained, 0 where that is not known."""
+    """Return the planned number of training iterations, 0 where it is unknown."""
     try:
         planned = json.loads(meta.workload)["training"]["iterations"]
     except (ValueError, KeyError, TypeError):
-        return 0  # somebody's own loop
+        return 0  # a user's training loop has no workload description
     return planned if isinstance(planned, int) else 0
 
 
 def _derived(meta: Meta, every: Sequence[Site], groups: Sequence[Group]) -> Meta:
-    """Metadata with experts and ep from the calls, for loops without a workload."""
+    """Set the metadata's experts and ep from the calls, if there is no workload."""
     if meta.workload:
         return meta
     sites = [s for s in every if s.phase or s.operation == ROUTING]
@@ -381,7 +381,7 @@ def _steps(record: Record) -> Steps:
 
 
 def _programs(events: Events, steps: Steps) -> list[Program]:
-    """Each rank's order of sites in its last step of every kind."""
+    """Return each rank's order of call sites in its last step of every kind."""
     table, programs = events.table, []
     for rank in np.unique(table["rank"]):
         mine = table[table["rank"] == rank]
@@ -403,7 +403,7 @@ def _programs(events: Events, steps: Steps) -> list[Program]:
 def _panels(
     events: Events, groups: Sequence[Group]
 ) -> tuple[dict[str, Panel], list[Site]]:
-    """Presence, times and demand; and the sites with what is known of their drops."""
+    """Build the presence, time and demand panels, and mark sites with drops."""
     table, every = events.table, events.occurrences
     sites = list(events.sites)
     width = np.array([len(groups[s.group].ranks) for s in sites], np.int64)

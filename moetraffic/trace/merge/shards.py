@@ -1,4 +1,4 @@
-"""The trace of a virtual expert-parallel run, from the segments of its one process."""
+"""Build the trace of a virtual expert-parallel run from its one process's segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moetraffic.trace.trace import Trace
 
 
 def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
-    """Build the trace of R ranks from the segments of one process."""
+    """Build the trace of R virtual ranks from the segments of one process."""
     first = segments[0]
     keys = {
         (r.layer, r.slot): (e.row_bytes, e.dtype, e.constant)
@@ -51,7 +51,7 @@ def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
 
 
 def _rows(segments: Sequence[Segment], layer: int, slot: int) -> tuple[Int64, Int32]:
-    """Iterations ``[n]`` and copies routed and dropped ``[n, R, 2, E]`` of a layer."""
+    """Return iterations ``[n]`` and copies routed and dropped ``[n, R, 2, E]``."""
     when, parts = [], []
     for segment in segments:
         number = next(

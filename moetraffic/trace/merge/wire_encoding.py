@@ -1,4 +1,4 @@
-"""Encode the bytes of every site in the most compact exact form, and check them.
+"""Encode the bytes of each call site in the most compact exact form, with checks.
 
 The ranks' splits are joined to matrices.  What one rank sent, another must have
 received.  A layer's exchanges must be transposes of each other, and equal its routing
@@ -30,7 +30,7 @@ from moetraffic.trace.wire import bytes_by_demand
 from .assembly import Events, out_of_step
 
 FOLLOWS_DEMAND = ("dropped", "dropless")
-"""Dispatch forms whose bytes follow the routing."""
+"""Dispatch modes in which the bytes are determined by the routing."""
 
 Layer = tuple[int, int, int]  # group, layer, slot
 
@@ -38,7 +38,7 @@ Layer = tuple[int, int, int]  # group, layer, slot
 def encode_bytes(
     draft: Trace, events: Events, *, recover: bool = False
 ) -> tuple[Trace, list[str]]:
-    """Give every site the most compact exact form of its bytes.
+    """Store the bytes of each call site in its most compact exact form.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def encode_bytes(
     events
         The ranks' records.
     recover
-        Take what a rank did not record of an all-to-all from its peers.
+        Reconstruct missing bytes of all-to-alls from the peers' records.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def encode_bytes(
 def _following_demand(
     draft: Trace, site: Site, occurrences: Int64, sent: Int64
 ) -> Site:
-    """The site, with wire DEMAND if its bytes are (demand - dropped) x row bytes."""
+    """Set a site's wire form to DEMAND if its bytes equal the kept demand's."""
     # the backward of a layer follows the routing of its forward
     key = (site.group, site.layer, site.slot)
     routing = next((n for n, r in enumerate(draft.sites) if _routes(r, key)), -1)
@@ -138,7 +138,7 @@ def _routes(site: Site, key: Layer) -> bool:
 
 
 def _not_following(draft: Trace, site: Site) -> list[str]:
-    """Contradictions of a site without padding whose bytes differ from the routing."""
+    """Report an unpadded site whose bytes contradict the routing."""
     key = (site.group, site.layer, site.slot)
     seen = any(_routes(s, key) for s in draft.sites)
     if draft.meta.dispatch not in FOLLOWS_DEMAND or not seen:
@@ -156,7 +156,7 @@ def _not_transposed(
     sent: Int64,
     dispatched: dict[Layer, tuple[Site, Int64, Int64]],
 ) -> list[str]:
-    """Iterations where an exchange differs from its layer's dispatch or transpose."""
+    """Report iterations in which an exchange contradicts its layer's dispatch."""
     key = (site.group, site.layer, site.slot)
     if site.phase == "dispatch" and site.direction == "forward":
         dispatched[key] = (site, when, sent)
@@ -168,7 +168,7 @@ def _not_transposed(
     turned = sent[mine]
     if site.phase in TRANSPOSED_PHASES:
         turned = turned.transpose(0, 2, 1)
-    # in bytes, for rows may differ in shape; in rows, where the types differ
+    # in bytes, as row shapes may differ; in rows if the element types differ
     scale, other = 1, 1
     if site.dtype != first.dtype:
         scale, other = max(1, site.row_bytes), max(1, first.row_bytes)
@@ -185,7 +185,7 @@ def _not_transposed(
 def _unequal(
     draft: Trace, site: Site, of: Int64, found: Reconciled, splits: Int64
 ) -> list[str]:
-    """Pairs of ranks whose sent and received bytes differ."""
+    """Report pairs of ranks whose sent and received bytes differ."""
     if not found.conflict.any():
         return []
     ranks = draft.groups[site.group].ranks
@@ -201,7 +201,7 @@ def _unequal(
 def _unequal_message(
     draft: Trace, site: Site, of: Int64, values: Int64, presence: UInt8
 ) -> list[str]:
-    """Messages whose sender and receiver recorded different sizes."""
+    """Report messages whose sender and receiver recorded different sizes."""
     source, destination = site.peers
     if min(source, destination) < 0:
         return []
@@ -218,7 +218,7 @@ def _unequal_message(
 
 
 def _call(draft: Trace, site: Site, occurrence: int) -> str:
-    """Description of an occurrence."""
+    """Describe an occurrence of a call in an error message."""
     iteration = int(draft.occurrences.iteration[occurrence])
     sequence = int(draft.occurrences.sequence[occurrence])
     name = site.phase or site.label or site.operation

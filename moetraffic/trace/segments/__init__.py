@@ -1,1 +1,1 @@
-"""Segments: what each rank writes while a capture runs, and their folder."""
+"""Segments: files that each rank writes during a capture, and their folder."""

@@ -1,4 +1,4 @@
-"""The calls of one rank in order, with fingerprints of what they sent.
+"""Ordered calls of one rank, with fingerprints of their split sizes.
 
 Calls are compared by 64-bit fingerprints of their splits, one of the bytes and one of
 their proportions, so that thousands of calls are compared as columns of numbers.
@@ -17,14 +17,14 @@ from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Group, Int64, Site
 
 from .record import Record
 
-FEW = 8  # row sizes up to which they distinguish kinds of calls
-CHUNK = 1 << 22  # numbers at a time
+FEW = 8  # up to this number, row sizes distinguish kinds of calls
+CHUNK = 1 << 22  # values processed at a time
 FINGERPRINT = np.dtype([("sent", "<u8"), ("received", "<u8")])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """The calls of one rank."""
+    """Ordered calls of one rank, as arrays with one element per call."""
 
     rank: int
     groups: tuple[Group, ...]
@@ -37,18 +37,18 @@ class Calls:
     even: Bool  # [n] equal bytes to and from all members, all-to-alls only
 
     def where(self, wanted: Sequence[object]) -> Bool:
-        """The calls whose site has a true value in ``wanted``, ``[n]``."""
+        """Return a mask of the calls whose site is true in ``wanted``, ``[n]``."""
         by_site = np.array([bool(w) for w in wanted], bool)
         return np.asarray(by_site[self.table["site"]], bool)
 
     @property
     def ranks_of_group(self) -> list[tuple[int, ...]]:
-        """The members of each site's group."""
+        """World ranks of each site's group."""
         return [self.groups[s.group].ranks for s in self.sites]
 
 
 def gather_calls(record: Record, rank: int) -> Calls:
-    """The calls of one rank, with fingerprints of their splits."""
+    """Collect the calls of one rank, with fingerprints of their splits."""
     place = np.flatnonzero(record.events["rank"] == rank)
     table = record.events[place]
     used, local = np.unique(table["site"], return_inverse=True)
@@ -85,7 +85,7 @@ def gather_calls(record: Record, rank: int) -> Calls:
 
 
 def _fingerprints(rows: Int64) -> tuple[Any, Any, Int64, Bool]:
-    """Fingerprints of bytes and proportions, totals, evenness of ``[m, 2, W]`` splits.
+    """Compute fingerprints, totals and evenness of splits ``[m, 2, W]``.
 
     A fingerprint is the scalar product with fixed random odd numbers modulo 2^64:
     different vectors collide with a probability of about 2^-50.
@@ -110,10 +110,10 @@ def _fingerprints(rows: Int64) -> tuple[Any, Any, Int64, Bool]:
 
 
 def symbols(calls: Calls) -> Int64:
-    """A number for the kind of each call, whatever its splits, ``[n]``.
+    """Number the kind of each call, independently of its splits, ``[n]``.
 
     Calls are of one kind if all attributes of their site are equal; row bytes are
-    ignored where one kind of call has many (a capacity that follows the batch).
+    ignored where one kind of call has many (a capacity that varies with the batch).
     """
     plain = [replace(s, row_bytes=0) for s in calls.sites]
     sizes: dict[Site, set[int]] = {}
@@ -128,20 +128,20 @@ def symbols(calls: Calls) -> Int64:
 
 
 def is_exchange(calls: Calls) -> Bool:
-    """Which calls are all-to-alls, ``[n]``."""
+    """Return a mask of the calls that are all-to-alls, ``[n]``."""
     return calls.where([s.operation == ALL_TO_ALL for s in calls.sites])
 
 
 def is_between_stages(calls: Calls) -> Bool:
-    """Which calls are sends and receives, ``[n]``."""
+    """Return a mask of the calls that are sends and receives, ``[n]``."""
     return calls.where([s.peers != (-1, -1) for s in calls.sites])
 
 
 def is_backward(calls: Calls) -> Bool:
-    """Which calls are made while gradients are computed, recomputation too, ``[n]``."""
+    """Return a mask of the backward and recomputed calls, ``[n]``."""
     return calls.where([s.direction != "forward" for s in calls.sites])
 
 
 def is_routing(calls: Calls) -> Bool:
-    """Which events are a router's decisions, ``[n]``."""
+    """Return a mask of the events that are routing decisions, ``[n]``."""
     return calls.where([s.operation == ROUTING for s in calls.sites])

@@ -1,4 +1,4 @@
-"""The record of a run: the events and steps of all ranks' segments in common tables."""
+"""Record of a run: events and steps of all ranks' segments in common tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RANK_STEP = np.dtype(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """Events and steps of all ranks, with groups and sites in common numbers.
+    """Events and steps of all ranks, with common group and site numbers.
 
     Sites have no call index yet: the calls of a site in an iteration are counted when
     occurrences are assembled.
@@ -49,21 +49,21 @@ class Record:
     events: Table  # [n] RANK_EVENT, by segment; ``site`` indexes ``sites``
     steps: Table  # [s] RANK_STEP
     placements: Table  # [p] PLACEMENT
-    continued: Bool  # by segment: its first iteration began in the segment before
+    continued: Bool  # by segment: its first iteration began in the previous one
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that wrote segments, in order."""
+        """Ranks that wrote segments, in ascending order."""
         return sorted({s.rank for s in self.segments})
 
     def site_mask(self, wanted: Sequence[object]) -> Bool:
-        """The events whose site has a true value in ``wanted``, ``[n]``."""
+        """Return a mask of the events whose site is true in ``wanted``, ``[n]``."""
         by_site = np.array([bool(w) for w in wanted], bool)
         return np.asarray(by_site[self.events["site"]], bool)
 
 
 def gather_record(segments: Sequence[Segment]) -> Record:
-    """Join the segments of all ranks; equal groups, and equal sites, become one.
+    """Join the segments of all ranks; equal groups and equal sites are merged.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def gather_record(segments: Sequence[Segment]) -> Record:
 
 
 def _with_source(rows: Table, dtype: Any, rank: int, segment: int) -> Table:
-    """Rows of a segment, with their rank and the number of the segment."""
+    """Copy the rows of a segment, with the rank and number of the segment."""
     out = np.zeros(len(rows), dtype)
     for name in rows.dtype.names or ():
         out[name] = rows[name]

@@ -1,4 +1,4 @@
-"""Segments: one rank's record of a window of steps, written atomically.
+"""Segment: one rank's record of a window of steps, written atomically to a file.
 
 Segments of all ranks are merged into a trace (``merge``).  A segment is built in memory
 and written atomically, so a killed rank leaves only complete segments.
@@ -39,13 +39,13 @@ from .soundness import contradiction
 KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
-MOST_WORDS = 1000  # characters of a text of its own
-MOST_PANEL_BYTES = 64 << 20  # of a panel that need no proof
-MOST_PANEL_RATIO = 32  # counts of a larger one deflate by less
+MOST_WORDS = 1000  # maximum length of a text attribute, in characters
+MOST_PANEL_BYTES = 64 << 20  # panel size accepted without check
+MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
 
 EVENT = np.dtype(
     [
-        ("iteration", "<i8"),  # -1 where no end of a step is known
+        ("iteration", "<i8"),  # -1 if the end of the step is unknown
         ("site", "<i4"),  # index into the segment's own sites
         ("sequence", "<i8"),  # n-th collective of its group on this rank
         ("issue", "<i8"),  # ns, the rank's clock
@@ -53,9 +53,9 @@ EVENT = np.dtype(
         ("end", "<i8"),
         ("payload", "<i8"),  # row of splits or demand; bytes for other collectives
         ("transposed", "<i4"),  # 1: the row's send and receive are swapped
-        ("thread", "<i4"),  # of the rank, in the order in which they came to call
-        ("grad", "<i4"),  # 1 where autograd recorded the call, 0 not, -1 not known
-        ("link", "<i8"),  # a forward call and its backward share it; -1: not known
+        ("thread", "<i4"),  # number of the thread, in the order of first calls
+        ("grad", "<i4"),  # 1: autograd recorded the call; 0: it did not; -1: unknown
+        ("link", "<i8"),  # equal for a forward call and its backward; -1: unknown
     ]
 )
 
@@ -76,7 +76,7 @@ class Segment:
 
     rank: int
     index: int  # counts a rank's segments from 0
-    final: bool  # the rank ended its capture with this one
+    final: bool  # last segment of the rank's capture
     node: str
     meta: Meta
     groups: tuple[Group, ...]
@@ -84,31 +84,31 @@ class Segment:
     events: npt.NDArray[Any]  # [n] EVENT
     steps: npt.NDArray[Any]  # [s] STEP
     kinds: tuple[str, ...]  # [s] kind of each step
-    # bytes and counts below 0 are not known; a captured segment has none
+    # negative bytes and counts are unknown; a captured segment has none
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
     demand: Mapping[int, Int32]  # E -> [m, 2, E] token copies routed, and dropped
     placements: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PLACEMENT))
     clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
-    unrecorded: int = 0  # events lost because the disk refused earlier windows
-    shards: int = 0  # ranks that this one process stands for (trace.shards); 0: itself
-    ended: str = ""  # what ended the capture early ("interrupted by SIGINT"), or ""
-    left_out: str = ""  # records that could not be taken so far, and why; "" for none
-    continued: bool = False  # its first iteration began in the segment before
-    window: int = 0  # steps after this segment that may be lost; 0 where not known
+    unrecorded: int = 0  # events lost because earlier windows could not be written
+    shards: int = 0  # virtual ranks of this process, see ``shards``; 0: none
+    ended: str = ""  # reason of an early end ("interrupted by SIGINT"), or ""
+    left_out: str = ""  # records that were omitted so far, and why; "" for none
+    continued: bool = False  # its first iteration began in the previous segment
+    window: int = 0  # steps after this segment that may be lost; 0: unknown
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Folder of a rank's segments."""
+    """Return the folder of a rank's segments."""
     return folder / f"rank-{rank:05d}"
 
 
 def segment_path(folder: Path, rank: int, index: int) -> Path:
-    """Path of a rank's segment."""
+    """Return the path of a rank's segment file."""
     return rank_folder(folder, rank) / f"segment-{index:06d}.h5"
 
 
 def write_segment(segment: Segment, folder: Path) -> Path:
-    """Write a segment into its rank's folder atomically.
+    """Write a segment atomically into its rank's folder.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
 
 
 def read_segment(path: Path) -> Segment:
-    """Read and check a segment.
+    """Read a segment file and check its consistency.
 
     Raises
     ------

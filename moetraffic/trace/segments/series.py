@@ -1,9 +1,9 @@
-"""Series of captures of one command: run.h5, run-2.h5 ..., and the lock for merging.
+"""Number the captures of one command (run.h5, run-2.h5, ...), and lock their merging.
 
-A command may start torch.distributed more than once: again in the same processes, in
-the ranks that an elastic launcher restarts, in two jobs of a script.  Each time is a
-capture of its own.  The first has the name that was asked for; the others are listed
-beside its segments, in ``run.h5.segments/captures``, a line a file name.
+A command may initialize torch.distributed more than once: again in the same processes,
+in ranks that an elastic launcher restarts, in two jobs of a script.  Each time is a
+separate capture.  The first has the requested name; the others are listed next to its
+segments, in ``run.h5.segments/captures``, one file name per line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .store import prepare, segments_folder
 
 LIST = "captures"
 MOST = 10_000
-"""Captures of one command: more are a program that never stops restarting."""
+"""Limit of captures of one command: it stops programs that restart endlessly."""
 
 
 def make_room(path: Path, *, force: bool) -> None:
-    """Check that a command can be captured, before it starts.
+    """Check that the output of a command's capture is free, before it starts.
 
     Parameters
     ----------
     path
         The trace.
     force
-        Remove what an earlier capture left.
+        Remove segments of an earlier capture.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def make_room(path: Path, *, force: bool) -> None:
 
 
 def clear(path: Path) -> None:
-    """Remove the list of captures, and its folder where nothing else is in it."""
+    """Delete the list of a command's captures, and its folder if it is then empty."""
     folder = segments_folder(path)
     folder.joinpath(LIST).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
@@ -53,7 +53,7 @@ def clear(path: Path) -> None:
 
 
 def members(path: Path) -> list[Path]:
-    """The traces that the command's captures will make, in order; at least ``path``."""
+    """List the trace paths of the command's captures, in order; ``path`` is first."""
     try:
         listed = segments_folder(path).joinpath(LIST).read_text().splitlines()
     except (OSError, ValueError):
@@ -63,21 +63,21 @@ def members(path: Path) -> list[Path]:
 
 
 def join(path: Path, name: str = "", *, force: bool = False) -> Path:
-    """Take the next name of the series, or note one that another rank has taken.
+    """Reserve the next capture name of the series, or register one reserved by rank 0.
 
     Parameters
     ----------
     path
-        The trace that was asked for.
+        Path of the requested trace.
     name
-        What rank 0 has taken: noted where this folder is not rank 0's.
+        Name that rank 0 reserved, to register it on another host's folder.
     force
         ``path`` itself may be replaced; other names never are.
 
     Returns
     -------
     Path
-        Where this capture goes.
+        Path of this capture's trace.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def _next(path: Path, taken: list[str], *, force: bool) -> str:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Exclusive lock for preparing or merging into ``path``.
+    """Hold an exclusive lock while preparing or merging into ``path``.
 
     The lock file is next to the trace, since its folder of segments is removed.
     """
@@ -128,7 +128,7 @@ def alone(path: Path) -> Iterator[None]:
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError:
-            # a folder that takes no file is refused in better words by what follows
+            # later code reports an unwritable folder with a better message
             yield
             return
         try:
@@ -136,8 +136,8 @@ def alone(path: Path) -> Iterator[None]:
             if _is(fd, lock):
                 break
         except OSError:
-            break  # a file system without locks: nobody can be kept out
-        os.close(fd)  # whoever had it removed it: once more
+            break  # a file system without locks: exclusion is impossible
+        os.close(fd)  # the previous holder removed the lock file: try again
     try:
         yield
     finally:

@@ -30,10 +30,10 @@ from .segment import EVENT, Segment
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardWindow:
-    """Routing of all ranks' shards in a window of steps, by layer and slot."""
+    """Routing of all virtual ranks in a window of steps, by layer and slot."""
 
     sites: tuple[tuple[int, int, int, str, int], ...]
-    """Layer, slot, row bytes, dtype and padded rows of each."""
+    """Layer, slot, row bytes, dtype and padded rows of each call site."""
     site: Int64  # [n] of each routing
     iteration: Int64  # [n]
     rows: Int32  # [n, 2, R, E] token copies routed and dropped
@@ -51,14 +51,14 @@ def segment_of_shards(
     steps: npt.NDArray[Any],
     kinds: Sequence[str],
 ) -> Segment:
-    """The segment of a window; see :class:`.segment.Segment`.
+    """Build the segment of a window of virtual ranks; see :class:`.segment.Segment`.
 
     Parameters
     ----------
     steps
-        ``[s R]`` STEP, the R ranks of a step one after another.
+        ``[s R]`` of type STEP; the R ranks of a step are consecutive.
     kinds
-        ``[s R]`` kind of each.
+        ``[s R]`` kind of each step.
     """
     count, _, shards, experts = window.rows.shape
     sites = []

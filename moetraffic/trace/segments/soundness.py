@@ -1,4 +1,4 @@
-"""Rules that a single segment must satisfy, on which the merge relies."""
+"""Consistency rules of a single segment, on which merging relies."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MOST_RANKS = 1 << 24
 
 
 def contradiction(segment: Segment) -> str:
-    """Describe the first rule that a segment violates; "" if it violates none.
+    """Describe the first consistency rule that a segment violates; "" for none.
 
-    Rules: indices lie within what they index; a rank is a member of its groups;
-    iterations, bytes and times are numbers that can be added up; a step has a kind, and
-    is there once (once a rank where the process stands for several).
+    Rules: indices lie within the arrays that they index; a rank is a member of its
+    groups; sums of iterations, bytes and times do not overflow; a step has a kind, and
+    occurs once (once per rank for virtual ranks).
     """
     world = segment.meta.world
     if not (0 <= segment.rank < world <= MOST_RANKS and segment.index >= 0):
@@ -61,7 +61,7 @@ def _sites(segment: Segment) -> str:
 
 
 def _events(segment: Segment) -> str:
-    """Each event's site, iteration and payload."""
+    """Check each event's site, iteration and payload; "" if they are valid."""
     events = segment.events
     if not len(events):
         return ""
@@ -100,7 +100,7 @@ def _steps(segment: Segment) -> str:
 
 
 def _shards(segment: Segment) -> str:
-    """A process that stands for all ranks: a row a rank of every routing and step."""
+    """Check the segment of a virtual run: each routing and step has a row per rank."""
     shards, rows = segment.shards, [len(panel) for panel in segment.demand.values()]
     if shards != segment.meta.world or len(segment.sites) % 2:
         return f"it stands for {shards} of {segment.meta.world} ranks"

@@ -1,4 +1,4 @@
-"""Segment store: the folder into which each rank commits its segments.
+"""Segment store: the folder to which each rank writes its segments in the background.
 
 The training thread hands over a function that builds a segment, and continues;
 building, compressing and writing happen in a background thread.  Write errors do not
@@ -26,11 +26,11 @@ CLOSED = "closed"  # file that marks the end of a rank's capture
 LOCK = "lock"
 FORCE = "allow it with force=True (--force)"
 RANKS = "rank-[0-9]*"
-PATIENCE_S = 0.25  # how long a step waits for a disk that is slower than training
+PATIENCE_S = 0.25  # longest wait of a step for a disk slower than training
 
 
 def segments_folder(path: Path) -> Path:
-    """Folder of the ranks' segments until they are merged into ``path``."""
+    """Return the folder of the ranks' segments before they are merged into ``path``."""
     return path.with_name(path.name + SEGMENTS)
 
 
@@ -38,7 +38,7 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
     """Check that a capture can be written, and clear its folder of segments.
 
     One process calls this for all ranks, before any of them records.  Segments of an
-    earlier capture are refused, of whichever rank: merging would mix the two captures.
+    earlier capture are rejected, of any rank: merging would mix the two captures.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
     force
         Remove the segments of an earlier capture.
     overwrite
-        How a user allows it, for the message.
+        How a user allows overwriting, for the message.
 
     Raises
     ------
@@ -95,26 +95,26 @@ def _validate_empty(
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder of segments that holds none, unless a rank may still write."""
+    """Delete a folder without segments, unless a rank may still write to it."""
     for own in folder.glob(RANKS):
         if any(own.glob(PATTERN)) or not (own / CLOSED).exists():
             return
     for own in folder.glob(RANKS):
         # another rank may do the same at this moment
         shutil.rmtree(own, ignore_errors=True)
-    # files of the user stay
+    # files of the user are kept
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def recording(folder: Path) -> list[int]:
-    """Ranks that still write to a folder of segments."""
+    """List the ranks that still write to a folder of segments."""
     own = sorted(folder.glob(RANKS))
     return [int(o.name.rpartition("-")[2]) for o in own if _in_use(o)]
 
 
 def _in_use(own: Path) -> bool:
-    """Whether a running process records into a rank's folder."""
+    """Return whether a running process has locked a rank's folder."""
     try:
         lock = os.open(own / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -129,14 +129,14 @@ def _in_use(own: Path) -> bool:
 
 
 class RankFolder:
-    """A rank's folder of segments, locked while it records.
+    """Folder of one rank's segments, locked while the rank records.
 
     Parameters
     ----------
     folder
         The folder of all ranks' segments.
     rank
-        This rank.
+        World rank of this process.
     force
         Remove this rank's segments of an earlier capture.
 
@@ -171,12 +171,12 @@ class RankFolder:
             raise
 
     def leave(self) -> None:
-        """Release the folder."""
+        """Release the lock on the folder."""
         os.close(self.lock)
 
 
 class SegmentWriter:
-    """Writes a rank's segments; write errors are counted, and never raised.
+    """Writer of a rank's segments that counts write errors and never raises them.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class SegmentWriter:
         self._folder, self._own = folder, rank_folder(folder, rank)
 
     def write(self, segment: Segment) -> None:
-        """Write a segment; after an error, later ones are still tried."""
+        """Write a segment; a write error does not stop later ones."""
         try:
             write_segment(replace(segment, unrecorded=self._lost_events), self._folder)
         except OSError as error:
@@ -203,7 +203,7 @@ class SegmentWriter:
             )
 
     def lose(self, why: str, events: int) -> None:
-        """Count a window that is lost."""
+        """Count a lost window, and keep the first error."""
         self.error = self.error or why
         self.lost_windows += 1
         self._lost_events += events
@@ -225,7 +225,7 @@ class SegmentWriter:
 
 
 class SegmentStore:
-    """A rank's folder and writer, with a thread that builds and writes segments.
+    """Background thread that builds and writes the segments of a rank.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class SegmentStore:
         self._place = RankFolder(folder, rank, force=force)
         self.folder, self.writer = folder, SegmentWriter(folder, rank)
         self._queue: queue.Queue[Callable[[], Segment] | None] = queue.Queue()
-        self._idle = threading.Event()  # no segment is waiting
+        self._idle = threading.Event()  # set while no segment is queued
         self._idle.set()
         self._thread = threading.Thread(
             target=self._work, name="moetraffic-commit", daemon=True
@@ -252,7 +252,7 @@ class SegmentStore:
     def commit(self, build: Callable[[], Segment]) -> None:
         """Build and write a segment in the background.
 
-        Waits briefly for the segment before: steps that are faster than the disk
+        Waits briefly for the previous segment: steps that are faster than the disk
         would otherwise accumulate unwritten windows.
         """
         self._idle.wait(PATIENCE_S)
@@ -260,7 +260,7 @@ class SegmentStore:
         self._queue.put(build)
 
     def close(self) -> str:
-        """Wait until all segments are written or given up, and release the folder.
+        """Wait for pending segments, and release the folder.
 
         Returns
         -------
