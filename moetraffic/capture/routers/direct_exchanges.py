@@ -97,7 +97,7 @@ def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
 
 
 def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """Read the rows per rank of ``Buffer.dispatch`` (with a handle, it sends gradients)."""
+    """Read the rows per rank of ``Buffer.dispatch`` from its arguments and result."""
     x = given["x"][0] if isinstance(given["x"], tuple) else given["x"]
     return DirectExchange(
         operation=name,
@@ -128,7 +128,7 @@ def _combine(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchang
 
 
 def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange | None:
-    """Read the expert demand of ``HybridEPBuffer.dispatch*`` from ids or routing map."""
+    """Read the demand of ``HybridEPBuffer.dispatch*`` from ids or a routing map."""
     hidden = given.get("hidden")
     ids, marks = given.get("topk_idx"), given.get("routing_map")
     experts = given.get("num_of_experts")
