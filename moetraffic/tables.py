@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 QUANTITIES: dict[str, Callable[[float], str]] = {
     "bytes": byte_size,
     "bytes/s": lambda value: f"{byte_size(value)}/s",
-    "bit/s": bit_rate,  # of bytes a second
+    "bit/s": bit_rate,  # from bytes per second
     "s": duration,
 }
 """Formats with a unit whose prefix depends on the value."""

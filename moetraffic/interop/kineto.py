@@ -252,7 +252,7 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
         return _tensors(every, gloo_type if listed else types[at])
 
     def rows(at: int) -> TruncatedList | None:
-        # an empty value is a list of more than 30 numbers, or not shown
+        # an empty value is an omitted list of more than 30 numbers
         return integers(values[at]) if at < len(values) else None
 
     operation, source = OPERATORS.get(name, ("", -1))

@@ -75,7 +75,7 @@ def read(path: Path, into: Operations) -> None:
 
 
 def records(every: Operations) -> tuple[list[RankRecord], int]:
-    """Convert the operations to per-rank records; return the number of ranks, too.
+    """Convert the operations to per-rank records, and count the ranks.
 
     Raises
     ------

@@ -260,7 +260,7 @@ def _exchange(
 
 Side = tuple[
     "TruncatedList | None", "int | None"
-]  # rows to or from each member, elements in all
+]  # rows to or from each member, total elements
 
 
 def _sides(

@@ -122,13 +122,13 @@ class Chart:
 
     key: str = ""  # of its element and its download in HTML
     title: str
-    source: str  # what it was computed from
+    source: str  # description of the underlying data
     panels: tuple[Panel, ...]
     columns: tuple[str, ...] = ()  # x, y (and z) with their units, of the download
     choices: tuple[str, ...] = ()  # meaning of the parts of panel names
     height: int = 380  # pixels of a panel
     width: int = 900  # pixels of all panels
-    across: int = 1  # panels beside each other
+    across: int = 1  # panels side by side
     log_color: bool = False  # of heatmaps
 
 

@@ -65,7 +65,7 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, colon, last = part.strip().partition(":")
         ends = (first, last) if colon else (first,)
-        # a rank, a layer or an iteration never has ten digits: no list fills memory
+        # limits the digits: valid numbers have fewer, and long lists would fill memory
         sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
         if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
             raise TraceError(

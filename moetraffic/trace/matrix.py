@@ -28,7 +28,7 @@ class Matrix:
     unit: str  # "bytes" or "tokens"
     of: str  # "demand" or "wire"
     ranks: tuple[int, ...]  # world rank of each row
-    label: str  # what it was computed from, sums made explicit
+    label: str  # description of the underlying data and sums
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None

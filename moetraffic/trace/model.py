@@ -60,9 +60,9 @@ class Presence(enum.IntEnum):
     """Availability of a member rank's record of an occurrence."""
 
     ABSENT = 0  # no record
-    RECORDED = 1  # it recorded the call
-    RECOVERED = 2  # its bytes are those that its peers received from it
-    UNSIZED = 3  # it recorded the call, but not all of its bytes
+    RECORDED = 1  # the member recorded the call
+    RECOVERED = 2  # bytes reconstructed from the peers' records
+    UNSIZED = 3  # the member recorded the call, but not all of its bytes
 
 
 class DroppedForm(enum.IntEnum):

@@ -45,10 +45,10 @@ class RoutedLayer:
     slot: int  # micro-batch of a step
     iteration: Int64  # [n], strictly increasing
     demand: Int32  # [n, R, E] token copies that rank r routes to expert e
-    dropped: Int32 | None  # [n, R, E] of these, those without room; None: none ever
+    dropped: Int32 | None  # [n, R, E] of these, dropped ones; None: no drops
     row_bytes: int  # bytes of a token copy on the wire
     dtype: str  # element type on the wire
-    padded: int = 0  # rows a rank sends each expert whatever is routed; 0: what is kept
+    padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
 
     @property

@@ -4,9 +4,9 @@ The model is a level that is constant between changes, plus an autoregressive pr
 
     x_t = mu_segment + u_t,    u_t = sum_j a_j u_{t-j} + e_t.
 
-Training series are correlated from step to step, and what looks for changes in
-independent noise finds them everywhere in that.  Here a segmentation is only as good as
-what it adds to an autoregression *without* any change.
+Training series are autocorrelated, and methods that assume independent noise detect
+spurious changes in them.  Here a segmentation is scored by its gain in likelihood over
+an autoregression *without* any change.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SHORTEST = 16
-"""Steps that a search needs."""
+"""Minimum number of steps for a search."""
 
 SEGMENT = 4
-"""Least number of steps, or blocks of steps, between two changes."""
+"""Minimum number of steps, or blocks of steps, between two changes."""
 
 MOST_CHANGES = 16
 
 LONGEST_MEMORY = 8
-"""Largest order of the autoregression."""
+"""Maximum order of the autoregression."""
 
 _PENALTIES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
-_FEW = 4  # so many changes are also placed without a penalty
+_FEW = 4  # number of changes also placed without a penalty
 _CHUNK = 2_000_000
 
 
@@ -46,13 +46,13 @@ class ChangePoints:
     """Change points of a series; K changes make K + 1 segments."""
 
     index: Int64  # [K], first step of each new level, an index into the series
-    gain: Float64  # [K], 2 ln likelihood that is lost without this change alone
-    penalty: float  # that a change must gain; NaN: too short or nothing varies
+    gain: Float64  # [K], loss of 2 ln likelihood if this change is removed
+    penalty: float  # minimum gain of a change; NaN: too short or constant
     levels: Float64  # [K + 1, ...], mean of each segment, the series' unit
     order: int  # of the autoregression
-    memory: float  # sum of its coefficients, the median series; 1 is a random walk
-    resolution: int  # steps that were averaged to one: changes are as precise as that
-    used: Int64  # columns that took part, those that vary the most
+    memory: float  # median over series of the sum of coefficients; 1: random walk
+    resolution: int  # steps per averaged block: precision of the changes
+    used: Int64  # columns used, those with the largest variance
 
 
 def change_points(
@@ -64,7 +64,7 @@ def change_points(
     resamples: int = 199,
     seed: int = 0,
 ) -> ChangePoints:
-    r"""Find changes of level of one series, or changes that many series share.
+    r"""Detect changes of level in one series, or common to several series.
 
     Candidates come from PELT on the squared error, each series over its long-run
     standard deviation, at a range of penalties.  Of these, and of what is left when
@@ -170,7 +170,7 @@ def change_points(
 
 
 def _varying(flat: Float64, steps: Int64, most: int) -> Int64:
-    """Columns that vary by more than rounding; of many, those that vary the most."""
+    """Select the columns with the largest variance, above rounding error."""
     if not len(steps):
         return np.zeros(0, np.int64)
     spread = np.zeros(flat.shape[1])
@@ -185,7 +185,7 @@ def _varying(flat: Float64, steps: Int64, most: int) -> Int64:
 
 
 def _blocks(x: Float64, steps: Int64, size: int) -> Float64:
-    """Means of ``size`` known steps after each other; a rest at the end is left out."""
+    """Average blocks of ``size`` known steps, without an incomplete last block."""
     whole = len(steps) // size * size
     blocks: Float64 = x[steps[:whole]].reshape(-1, size, x.shape[1]).mean(axis=1)
     return blocks
@@ -223,16 +223,16 @@ def _described(
 
 
 def _order(n: int) -> int:
-    """Order of the autoregression: long, and not chosen by what it gains.
+    """Choose the order of the autoregression from the length of the series alone.
 
-    Counting noise on a slow state has a memory that a short autoregression misses, and
-    AIC keeps it short: then what is missed looks like changes.
+    Sampling noise on a slow state has a long autocorrelation, which the low orders
+    chosen by AIC miss; the remainder would be detected as changes.
     """
     return max(1, min(LONGEST_MEMORY, n // 12))
 
 
 def _without_change(y: Float64, order: int) -> tuple[Float64, Float64]:
-    """Fit ``[n, C]``: coefficients ``[C, p]``, residuals ``[n - p, C]``."""
+    """Fit an autoregression without changes: coefficients and residuals per series."""
     sums = moments(np.ascontiguousarray(y.T), [0, len(y)], max_order=order)
     found = solve(sums, order, np.ones((1, 1)), stable=False)
     weights = found.weights[0]
@@ -243,7 +243,7 @@ def _without_change(y: Float64, order: int) -> tuple[Float64, Float64]:
 
 
 def _solve(gram: Float64, cross: Float64) -> Float64:
-    """Normal equations with a ridge that only rounding feels."""
+    """Solve normal equations with a ridge of the order of rounding errors."""
     order = gram.shape[-1]
     trace = np.trace(gram, axis1=-2, axis2=-1)[..., None, None]
     ridge = (1e-10 * trace + 1e-12) * np.eye(order)
@@ -254,7 +254,7 @@ def _solve(gram: Float64, cross: Float64) -> Float64:
 def _null_gains(
     coefficients: Float64, residuals: Float64, n: int, resamples: int, seed: int
 ) -> Float64:
-    """What the best single change gains in series without one, ``[resamples]``."""
+    """Simulate the gain of the best single change in series without one."""
     rng = np.random.default_rng(seed)
     law = _unbiased(coefficients, n)  # [C, p]
     cells, order = law.shape
@@ -273,7 +273,7 @@ def _null_gains(
 
 
 def _unbiased(coefficients: Float64, n: int) -> Float64:
-    """The coefficients with the largest root moved up by its bias, stationary."""
+    """Correct the largest root of autoregressions for bias, keeping them stationary."""
     cells, order = coefficients.shape
     companion = np.zeros((cells, order, order))
     companion[:, 0] = coefficients
@@ -288,7 +288,7 @@ def _unbiased(coefficients: Float64, n: int) -> Float64:
 
 
 def _best_single(y: Float64, order: int) -> Float64:
-    """Largest gain over the places of one change of level, ``[S]`` of ``[S, n, C]``.
+    """Compute the largest gain over positions of a single change of level, ``[S]``.
 
     By Frisch, Waugh and Lovell: with r the residuals without a change, a step s after m
     of n takes (s'r)^2 / s'Ms off their squares, M what the lags leave.
@@ -319,7 +319,7 @@ def _best_single(y: Float64, order: int) -> Float64:
 def _candidates(
     y: Float64, penalty: float, coefficients: Float64, residuals: Float64
 ) -> list[tuple[int, ...]]:
-    """Segmentations of PELT at several penalties and two long-run deviations."""
+    """Generate candidate segmentations by PELT at a range of penalties."""
     import ruptures
 
     # Step 1: long-run variance, by the robust AR(1) coefficient of differences, which
@@ -345,7 +345,7 @@ def _candidates(
 
 
 def _trimmed(difference: Float64) -> Float64:
-    """Mean square without the largest tenth, scaled to that of normal noise."""
+    """Compute a trimmed mean square without the largest 10%, scaled to normal noise."""
     kept = np.sort(difference, axis=0)[: max(1, int(0.9 * len(difference)))]
     # E[z^2; |z| < 1.645] / 0.9 of a standard normal variable is 0.6229
     mean: Float64 = (kept**2).mean(axis=0) / 0.6229
@@ -353,7 +353,7 @@ def _trimmed(difference: Float64) -> Float64:
 
 
 def _gain(y: Float64, changes: tuple[int, ...], order: int, without: Float64) -> float:
-    """What a segmentation adds to 2 ln likelihood."""
+    """Compute the gain of a segmentation in 2 ln likelihood."""
     if not changes:
         return 0.0
     level = np.empty_like(y)
@@ -374,7 +374,7 @@ def _gain(y: Float64, changes: tuple[int, ...], order: int, without: Float64) ->
 def _pruned(
     changes: tuple[int, ...], gain: Callable[[tuple[int, ...]], float], penalty: float
 ) -> tuple[int, ...]:
-    """Take out the weakest change while it gains less than the penalty."""
+    """Remove the weakest change while its gain is below the penalty."""
     while changes:
         fewer = [_without(changes, one) for one in changes]
         gains = [gain(few) for few in fewer]

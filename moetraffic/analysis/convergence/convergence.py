@@ -1,9 +1,9 @@
 """Convergence: when the loads and the matrices of a run reach a steady state.
 
-Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
-measured.  That loads even out does not say that the matrix does: MixNet (arXiv
-2501.03905) sees loads even out while the matrix stays sparse.  So
-:func:`convergence_of` asks of both, in the same terms.
+Curves have the step as their first axis, ``[T, ...]``; NaN marks a step that was not
+measured.  Balanced loads do not imply a dense matrix: MixNet (arXiv 2501.03905) reports
+loads that become even while the matrix stays sparse.  So :func:`convergence_of` applies
+the same tests to both.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 SIGNIFICANT = 0.01
-"""A trend with a smaller p is one."""
+"""Significance level of trends."""
 
 SPARSE = 0.5
-"""A matrix whose evenness is below this part of its loads' stays sparse."""
+"""Maximum ratio of matrix evenness to load evenness of a sparse matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     """Evolution of shares of loads, or of cells, over a run of T steps.
 
-    Distances are total variations, 0 to 1.  NaN where a thing cannot be told.
+    Distances are total variations, 0 to 1.  NaN where unavailable.
     """
 
     distance: Float64  # [T], from the mean shares of the other steps of the stable part
-    distance_floor: Float64  # [T], what counting alone makes of that
+    distance_floor: Float64  # [T], expected from sampling noise
     change: Float64  # [T], from the step before; the first is NaN
-    change_floor: Float64  # [T], what counting alone makes of that
-    beyond_counting: float  # mean change over mean floor, stable part; 1: only counting
-    wander: float  # mean distance over mean floor, stable part; 1: it stands still
+    change_floor: Float64  # [T], expected from sampling noise
+    beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
+    wander: float  # mean distance over mean floor, stable part; 1: no drift
     settling: Transient  # of the distance
-    settled_at: int  # number of the step from which on it is stable; -1: never
+    settled_at: int  # first step of the stable part; -1: never
     stable_trend: Trend  # of the distance in the stable part, a step number
     decay: Decay  # of the shares, times in step numbers
     changes: ChangePoints | None  # of the shares; None: not sought
@@ -71,8 +71,8 @@ class Trajectory:
     evenness_trend: Trend
     evenness_decay: Decay  # of the evenness, times in step numbers
     evenness_stages: Float64  # [3], mean of the early, middle and late third
-    converged: bool | None  # settled, without trend or change since; None: not told
-    why: str  # that it has, or why not, in words
+    converged: bool | None  # settled, without later trend or change; None: unknown
+    why: str  # reason in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ class Convergence:
     cells: Trajectory
     hot_experts: HotSet
     hot_cells: HotSet
-    load_alone: bool  # loads have converged, the matrix has not
-    loads_even_out: bool  # the loads' evenness rises, steadily or as it settles
-    matrix_stays_sparse: bool  # while its own, at the end, is below half of theirs
+    load_alone: bool  # whether loads have converged but the matrix has not
+    loads_even_out: bool  # whether the evenness of the loads rises
+    matrix_stays_sparse: bool  # evenness of the matrix below half that of the loads
 
 
 def convergence_of(
@@ -103,7 +103,7 @@ def convergence_of(
     find_changes: bool = True,
     seed: int = 0,
 ) -> Convergence:
-    """Test whether, and when, the loads and the matrices of a run converge.
+    """Test whether and when the loads and the matrices of a run converge.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def convergence_of(
 
 
 def _rises(load: Trajectory) -> bool:
-    """A trend misses what is over soon, an approach what goes on steadily."""
+    """Test whether evenness rises, by its trend or by its exponential approach."""
     steady, settling_down = load.evenness_trend, load.evenness_decay
     rises = bool(steady.p < SIGNIFICANT and steady.tau > 0)
     told = bool(settling_down.p < SIGNIFICANT)
@@ -219,10 +219,10 @@ def course(
     find_changes: bool = True,
     seed: int = 0,
 ) -> Trajectory:
-    """Trajectory of the shares of loads, or of cells.
+    """Compute the trajectory of the shares of loads or of matrix cells.
 
-    The stable part is found twice: from the last third's mean shares first, then from
-    the mean shares of what that showed as stable.
+    The stable part is found in two passes: by distance from the mean shares of the last
+    third, then by distance from the mean shares of the stable part of the first pass.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def course(
     for _ in range(2):
         end = _mean(shares[begin:])
         distance = distance_curve(shares, end)
-        # a step is nearer to a mean that it is part of: those are left out of it
+        # leave-one-out: a step is closer to a mean that includes it
         held = int(np.isfinite(distance[begin:]).sum())
         distance[begin:] *= held / (held - 1) if held > 1 else 1.0
         settled = settling(distance)
@@ -262,7 +262,7 @@ def course(
     change_floor = step_change_floor(
         shares * count[:, None], experts_per_token=k, copy_size=1.0
     )
-    # Step 2: what moves in the stable part.
+    # Step 2: change, trend and change points in the stable part.
     late = trend(distance[begin:], at=when[begin:])
     found = (
         change_points(shares, max_series=32, resamples=99, seed=seed)
@@ -271,7 +271,7 @@ def course(
     )
     index = np.zeros(0, np.int64) if found is None else found.index
     converged, why = _verdict(settled, late, index, begin, when, distance)
-    # Step 3: evenness, counting noise taken off.
+    # Step 3: evenness, corrected for sampling noise.
     evenness = _evenness(shares, count, k)
     floor = distance_floor(count, end, experts_per_token=k)
     floor = floor * np.sqrt(1 + 1 / max(held, 1))
@@ -322,7 +322,7 @@ def _verdict(
 
 
 def _mean(shares: Float64) -> Float64:
-    """Mean of the steps that have shares; NaN where none has."""
+    """Average the shares over steps with traffic; NaN if there are none."""
     known: Bool = np.isfinite(np.asarray(shares.sum(axis=1)))
     if not known.any():
         return np.full(shares.shape[1], np.nan)
@@ -335,7 +335,7 @@ def _over(part: float, whole: float) -> float:
 
 
 def _evenness(shares: Float64, count: Float64, k: int) -> Float64:
-    r"""Jain's index :math:`1 / (C \sum p^2)`, counting noise taken off the squares.
+    r"""Compute Jain's index :math:`1 / (C \sum p^2)`, corrected for sampling noise.
 
     N tokens with k experts each show :math:`E \sum s^2 = \sum p^2 + (1/k - \sum p^2) /
     N` (each share's variance is :math:`p (1/k - p) / N`), so that

@@ -1,7 +1,7 @@
-r"""Exponential decay: the time constant at which series approach their limits.
+r"""Exponential decay: time constant of the approach of series to their limits.
 
-:math:`x_{t} = \mu_\infty + (\mu_0 - \mu_\infty) e^{-t/\tau}`, every series with levels
-of its own and one time constant for all.
+:math:`x_{t} = \mu_\infty + (\mu_0 - \mu_\infty) e^{-t/\tau}`, with
+individual levels for each series and a common time constant.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NAN = float("nan")
 
 _GRID = 160
 
-_TOLD_APART = 3  # time constants that noise can tell apart: the best of them was taken
+_TOLD_APART = 3  # effective number of distinguishable time constants (multiple testing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
-    """Exponential approach to a limit; NaN where none is significant.
+    """Fit of an exponential approach to a limit; NaN if not significant.
 
     Times are in units of the step numbers.  ``high`` is inf where the run is too short
     to bound it, and ``low`` 0 where the approach is over within a step.
@@ -47,7 +47,7 @@ def decay(
     confidence: float = 0.95,
     max_points: int = 2048,
 ) -> Decay:
-    r"""Fit one exponential approach to all series, by least squares.
+    r"""Fit an exponential approach with a common time constant by least squares.
 
     For a given :math:`\tau` the levels are linear, so that the sum of squares is a
     function of :math:`\tau` alone: its least is looked for on a logarithmic grid from a
@@ -137,7 +137,7 @@ def decay(
     near = np.geomspace(taus[max(best - 1, 0)], taus[min(best + 1, _GRID - 1)], 64)
     refined = _squares(centered, t - t0, near, weight)
     tau, least = float(near[np.argmin(refined)]), float(refined.min())
-    # Step 2: as many values as the serial correlation leaves.
+    # Step 2: effective sample size under serial correlation.
     basis = _basis(t - t0, np.array([tau]))[:, 0]
     slope = basis @ centered
     rest = centered - np.outer(basis, slope)
@@ -178,7 +178,7 @@ def decay(
 
 
 def _basis(t: Float64, taus: Float64) -> Float64:
-    """exp(-t/tau) about its mean and of length 1, ``[T, taus]``."""
+    """Compute centered and normalized basis functions exp(-t/tau), ``[T, taus]``."""
     wave = np.exp(-t[:, None] / taus)
     wave = wave - wave.mean(axis=0)
     length = np.sqrt((wave**2).sum(axis=0))
@@ -187,14 +187,14 @@ def _basis(t: Float64, taus: Float64) -> Float64:
 
 
 def _squares(y: Float64, t: Float64, taus: Float64, weight: Float64) -> Float64:
-    """Weighted sum of squares that each tau leaves."""
+    """Compute the weighted residual sum of squares for each tau."""
     taken = (_basis(t, taus).T @ y) ** 2
     squares: Float64 = float(((y**2).sum(axis=0) * weight).sum()) - taken @ weight
     return np.maximum(squares, 0.0)
 
 
 def _left(y: Float64, t: Float64, tau: float) -> Float64:
-    """Squares of each series that one tau leaves."""
+    """Compute the residual sum of squares of each series for one tau."""
     left: Float64 = (y**2).sum(axis=0) - (_basis(t, np.array([tau])).T @ y)[0] ** 2
     return left
 
@@ -202,7 +202,7 @@ def _left(y: Float64, t: Float64, tau: float) -> Float64:
 def _crossing(
     y: Float64, t: Float64, weight: Float64, out: float, inside: float, bound: float
 ) -> float:
-    """Where the squares cross the bound, between a tau outside and one inside."""
+    """Find the tau at which the residual sum of squares crosses a bound."""
     for _ in range(20):
         middle = float(np.sqrt(out * inside))
         if _squares(y, t, np.array([middle]), weight)[0] <= bound:

@@ -1,9 +1,9 @@
 r"""Drift of traffic shares, with the distance expected from sampling noise.
 
 The distance of two sets of shares is their total variation,
-:math:`\frac12 \sum_c |p_c - q_c|`: the part of the traffic that would have to go
-elsewhere to make one the other, 0 to 1.  Shares of N tokens differ from their own mean
-by chance; every distance has this floor beside it.
+:math:`\frac12 \sum_c |p_c - q_c|`: the share of the traffic to redirect to make them
+equal, 0 to 1.  Shares of N tokens differ from their mean by sampling noise; each
+distance has a noise floor computed from it.
 
 Values are token copies ``[T, C]``, or bytes with the size of a copy.
 """
@@ -26,7 +26,7 @@ _NUMBERS = 2048
 
 
 def distance_curve(values: npt.ArrayLike, reference: npt.ArrayLike) -> Float64:
-    """Total variation between the shares of each step and reference shares.
+    """Compute the total variation distance of each step's shares from a reference.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def distance_curve(values: npt.ArrayLike, reference: npt.ArrayLike) -> Float64:
 
 
 def step_change(values: npt.ArrayLike) -> Float64:
-    """Total variation between the shares of each step and those of the step before.
+    """Compute the total variation distance between shares of successive steps.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def step_change(values: npt.ArrayLike) -> Float64:
 def distance_floor(
     copies: npt.ArrayLike, reference: npt.ArrayLike, *, experts_per_token: int = 1
 ) -> Float64:
-    r"""Expected distance of sampled shares from their own probabilities.
+    r"""Compute the expected distance of sampled shares from their probabilities.
 
     A column's copies are Binomial(N, kp) of N tokens with k experts each; the mean
     absolute deviation of a binomial count is, exactly, :math:`2 m \binom{N}{m} p^m
@@ -118,7 +118,7 @@ def distance_floor(
     found: Float64 = np.full(number.shape, np.nan)
     usable: Bool = np.isfinite(tokens) & (tokens >= 1) & bool(np.isfinite(p).all())
     values, where = np.unique(tokens[usable], return_inverse=True)
-    if len(values) > _NUMBERS:  # so many differ by little: it is smooth in them
+    if len(values) > _NUMBERS:  # the floor is smooth in the copies: interpolate
         values = np.unique(np.rint(np.geomspace(values[0], values[-1], _NUMBERS)))
         where = np.searchsorted(values, tokens[usable]).clip(0, len(values) - 1)
     each = np.array([_mean_deviation(n, np.minimum(k * p, 1.0)) for n in values])
@@ -128,7 +128,7 @@ def distance_floor(
 
 
 def _mean_deviation(n: float, p: Float64) -> float:
-    """Sum over p of E|X - np|, X Binomial(n, p)."""
+    """Compute the sum over p of the mean deviation E|X - np| of binomial counts."""
     inside = p[(p > 0) & (p < 1)]
     m = np.minimum(np.floor(n * inside) + 1, n)
     logs = gammaln(n + 1) - gammaln(m + 1) - gammaln(n - m + 1)
@@ -143,7 +143,7 @@ def step_change_floor(
     copy_size: float = 1.0,
     window: int = 9,
 ) -> Float64:
-    r"""Expected change from step to step due to sampling noise alone.
+    r"""Compute the expected step-to-step change due to sampling noise alone.
 
     Two counts of variance v each differ by :math:`2 v e^{-2v} (I_0(2v) + I_1(2v))` in
     the mean if they are Poisson; here v is :math:`N k p (1 - k p)`, so that it holds
@@ -196,7 +196,7 @@ def step_change_floor(
         known_both = np.isfinite(now) & np.isfinite(before)
         least = np.where(known_both, np.minimum(now, before), 0.0)
         usable: Bool = np.asarray(least > 0)
-        # of unequal numbers, their harmonic mean has the variance of the difference
+        # the harmonic mean of unequal numbers gives the variance of the difference
         both = 2 / (1 / now[usable] + 1 / before[usable])
         v = both[:, None] * p[usable] * (1 - k * p[usable])
         moved = _mean_difference(v)
@@ -205,7 +205,7 @@ def step_change_floor(
 
 
 def _mean_difference(v: Float64) -> Float64:
-    """E|X - Y| of two Poisson counts of mean v, to 5 digits: Bessel takes too long."""
+    """Approximate E|X - Y| of two Poisson counts of mean v to 5 digits."""
     root = np.linspace(0.0, 10.0, 4096)
     z = 2 * root**2
     exact = z * (ive(0, z) + ive(1, z))

@@ -1,4 +1,4 @@
-"""Transients: where a curve reaches its steady state; early, middle and late means.
+"""Transients: first steady step of a curve; means of early, middle and late thirds.
 
 Curves have the step as their first axis, ``[T, ...]``; a NaN is a step that was not
 measured.
@@ -17,7 +17,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 def stage_means(curve: npt.ArrayLike) -> Float64:
-    """Means of the early, the middle and the late third of a curve.
+    """Compute the means of the early, middle and late third of a curve.
 
     Parameters
     ----------
@@ -47,16 +47,16 @@ def stage_means(curve: npt.ArrayLike) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Transient:
-    """Where a curve's transient ends; arrays ``[...]`` of the curve's other axes."""
+    """End of a curve's transient, and mean and deviation of its stable part."""
 
     step: Int64  # first step of the stable part, an index into the curve
-    settled: Bool  # False: still moving at the middle of the run, step says nothing
+    settled: Bool  # False: not stable by the middle of the run
     mean: Float64  # of the stable part
     std: Float64  # population standard deviation in it
 
 
 def settling(curve: npt.ArrayLike) -> Transient:
-    r"""Split a curve into transient and stable part.
+    r"""Split a curve into transient and stable part by the MSER rule.
 
     The rule is MSER, known from the warm-up of simulations: leave out the first d steps
     for which :math:`\sum_{t \ge d} (x_t - \bar x_d)^2 / (T - d)^2` is least, the
@@ -103,7 +103,7 @@ def settling(curve: npt.ArrayLike) -> Transient:
     squares = np.cumsum((rest**2)[::-1], axis=0)[::-1]
     held = np.maximum(n, 1)
     deviation = np.maximum(squares - total**2 / held, 0.0)
-    # Step 2: the least squared standard error, d up to the middle.
+    # Step 2: minimize the squared standard error over d up to the middle.
     limit = len(x) // 2
     error = np.where(n > 0, deviation / held**2, np.inf)[: limit + 1]
     step = np.argmin(error, axis=0)

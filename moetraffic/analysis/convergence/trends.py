@@ -24,7 +24,7 @@ _FURTHEST_LAG = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """A monotonic trend: test and slope; arrays ``[...]`` of the curve's other axes.
+    """Monotonic trend of a curve: test statistics and slope, arrays ``[...]``.
 
     NaN where fewer than three steps were measured; z and p also where nothing varies.
     """
@@ -46,7 +46,7 @@ def trend(
     serial: bool = True,
     max_points: int = 512,
 ) -> Trend:
-    r"""Mann-Kendall test and Theil-Sen slope.
+    r"""Test for a monotonic trend (Mann-Kendall) and estimate the Theil-Sen slope.
 
     With S the number of pairs of steps that rise less those that fall, and t the sizes
     of the groups of tied values, :math:`Var S = (n(n-1)(2n+5) - \sum t(t-1)(2t+5))/18`,
@@ -131,7 +131,7 @@ def trend(
 
 
 def _blocks(x: Float64, steps: Float64, size: int) -> tuple[Float64, Float64]:
-    """Means over blocks of ``size`` steps, of what was measured in them."""
+    """Average the measured values over blocks of ``size`` steps."""
     begin = np.arange(0, len(x), size)
     known = np.isfinite(x)
     count = np.add.reduceat(known.astype(np.float64), begin)
@@ -143,14 +143,14 @@ def _blocks(x: Float64, steps: Float64, size: int) -> tuple[Float64, Float64]:
 
 
 def _columns(x: Float64) -> list[Float64]:
-    """The curves in chunks whose pairs of steps stay below 64 MiB."""
+    """Split curves into chunks whose pairs of steps stay below 64 MiB."""
     pairs = max(1, len(x) * (len(x) - 1) // 2)
     width = max(1, 8_000_000 // pairs)
     return [x[:, i : i + width] for i in range(0, max(x.shape[1], 1), width)]
 
 
 def _trend(x: Float64, steps: Float64, confidence: float, serial: bool) -> Trend:
-    """The trend of ``[T, M]``."""
+    """Compute the trends of curves ``[T, M]``."""
     early, late = np.triu_indices(len(x), 1)
     rise = x[late] - x[early]  # [pairs, M]
     n = np.isfinite(x).sum(axis=0)
@@ -166,7 +166,7 @@ def _trend(x: Float64, steps: Float64, confidence: float, serial: bool) -> Trend
     # Step 2: the median slope; NaN sorts last, so that n(n-1)/2 slopes come first.
     slopes = np.sort(rise / (steps[late] - steps[early])[:, None], axis=0)
     slope = np.where(enough, _order(slopes, (pairs - 1) / 2), np.nan)
-    # Step 3: serial correlation of what the line leaves.
+    # Step 3: serial correlation of the residuals.
     inflation = np.ones_like(s)
     if serial:
         inflation = _inflation(x - slope * steps[:, None], n)
@@ -188,7 +188,7 @@ def _trend(x: Float64, steps: Float64, confidence: float, serial: bool) -> Trend
 
 
 def _tie_sizes(x: Float64) -> Float64:
-    """``[T, M]``: the size of each group of tied values, once a group, else 0."""
+    """Compute the size of each group of tied values, once per group, else 0."""
     ordered = np.sort(x, axis=0)  # NaN last
     fresh = np.ones_like(ordered, dtype=bool)
     fresh[1:] = ordered[1:] != ordered[:-1]  # every NaN is a group of its own
@@ -202,14 +202,14 @@ def _tie_sizes(x: Float64) -> Float64:
 
 
 def _quotient(part: Float64, whole: Float64, known: Bool) -> Float64:
-    """The quotient where it is known and nothing is not divided by, else NaN."""
+    """Divide where known and the divisor is nonzero, else NaN."""
     result: Float64 = np.full_like(part, np.nan)
     np.divide(part, whole, out=result, where=known & (whole > 0))
     return result
 
 
 def _order(ordered: Float64, at: npt.NDArray[np.floating]) -> Float64:
-    """The value at a place of each sorted column; between two, their mean."""
+    """Select an order statistic of each sorted column, interpolated at the midpoint."""
     if not len(ordered):
         return np.full(ordered.shape[1], np.nan)
     place = np.clip(at, 0, len(ordered) - 1)
@@ -222,14 +222,14 @@ def _order(ordered: Float64, at: npt.NDArray[np.floating]) -> Float64:
 
 
 def _inflation(rest: Float64, n: Int64) -> Float64:
-    """Factor on Var S for the serial correlation of what the line leaves."""
+    """Compute the variance inflation of S from the residuals' serial correlation."""
     known = np.isfinite(rest)
     filled = np.where(known, rest, 0.0)
     held = np.maximum(n, 1)
     centered = np.where(known, rest - filled.sum(axis=0) / held, 0.0)
     power = (centered**2).sum(axis=0)
     varies = power > 1e-24 * (filled**2).sum(axis=0)
-    # Step 1: autocorrelations; the line has taken some off each.
+    # Step 1: autocorrelations, corrected for bias by the fitted line.
     far = min(max(len(rest) // 6, 1), _FURTHEST_LAG, max(len(rest) - 1, 0))
     if not far:
         return np.ones_like(power)

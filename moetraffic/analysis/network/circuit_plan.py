@@ -1,4 +1,4 @@
-"""Circuits for a run's all-to-alls: which matrices are decomposed, and into what."""
+"""Decompose the all-to-all matrices of a run into circuit schedules."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from moetraffic.fabric import Decomposition, decompose
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
 
 AT_ONCE = 256
-"""Matrices that are in memory together."""
+"""Maximum number of matrices in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitPlan:
-    """The circuit schedules of one exchange."""
+    """Circuit schedules of the all-to-alls of one layer, phase and group."""
 
     layer: int  # -1: none
     name: str  # phase or label
     ranks: tuple[int, ...]
-    about: str  # which matrix each is, such as "mean of 24"
+    about: str  # description of the matrices, such as "mean of 24"
     schedules: tuple[Decomposition, ...]
 
 
@@ -36,27 +36,27 @@ def circuits(
     matching: str = "max-min",
     matrices: int | None = None,
 ) -> list[CircuitPlan]:
-    """Decompose the mean matrix, or some single ones, of every exchange asked for.
+    """Decompose the mean matrix or single matrices of each selected all-to-all.
 
-    What a rank sends to itself takes no circuit and is left out.
+    Rank-local traffic takes no circuit and is excluded.
 
     Parameters
     ----------
     trace
-        A run whose all-to-alls' bytes are known.
+        Trace with known bytes of all-to-alls.
     layers, phase, iterations
-        Which exchanges; without phases (another framework's run) every all-to-all is
-        one.
+        Exchanges to decompose; without phases (trace of another framework), every
+        all-to-all is selected.
     matching
         See :func:`moetraffic.fabric.decompose`, which names the sources.
     matrices
-        At most so many single matrices, evenly spaced; None for the mean, in bytes
-        rounded to whole ones.
+        Maximum number of single matrices, evenly spaced; None for the mean matrix,
+        rounded to whole bytes.
 
     Returns
     -------
     list of CircuitPlan
-        One a layer, phase and group, in this order.
+        One per layer, phase and group, in this order.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def circuits(
 
 
 def _mean(trace: Trace, occurrences: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Mean bytes of all-to-alls, ``[W, W]``."""
+    """Compute the mean byte matrix of all-to-all calls, ``[W, W]``."""
     total = sum(
         trace.wire(occurrences[first : first + AT_ONCE]).sum(axis=0)
         for first in range(0, len(occurrences), AT_ONCE)

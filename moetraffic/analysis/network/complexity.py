@@ -1,4 +1,4 @@
-r"""Trace complexity: the structure of a sequence of packets, in time and beside it.
+r"""Trace complexity: temporal and non-temporal structure of a packet sequence.
 
 After Avin, Ghobadi, Griner, Schmid, "On the Complexity of Traffic Traces and
 Implications", SIGMETRICS 2020 (arXiv 1905.08339).  With C the size after compression, s
@@ -10,20 +10,20 @@ many packets of pairs drawn evenly,
 Of a stationary source with entropy rate h and entropy H a packet, T tends to h/H and NT
 to H/log2(K), K = R(R-1) pairs.
 
-**Encoding.**  A compressor of bytes sees a pair as one symbol only where it is written
-as one.  Pairs are numbered by how often they occur, the most frequent first, and
-written in one byte where there are at most 256, in two up to 65,536 (the upper eight
-bits, then the others), else in four; LZMA's literal coder is told that width.  In the
-order of their ranks (source in one byte, destination in the next) a skewed source of
-4,032 pairs came out with NT .823 where .730 is right; in this one with .742.
+**Encoding.**  A byte compressor treats a pair as one symbol only if it is encoded as
+one.  Pairs are numbered by decreasing frequency and written in one byte where there are
+at most 256, in two up to 65,536 (the upper eight bits, then the others), else in four;
+LZMA's literal coder is set to that width.  In the order of their ranks (source in one
+byte, destination in the next) a skewed source of 4,032 pairs came out with NT .823
+where .730 is right; in this one with .742.
 
 **Bias.**  NT is within 2 % from about 50 packets a pair on, and 2 to 4 % too large
-where fewer than 16 pairs send.  T is too large: what a
-compressor with a dictionary learns of the past falls short of all there is, by 10 to
-30 % of T, and longer sequences help little.  ``temporal_corrected`` removes what a
-chain of first order with the transitions of s shows of that: its rate h1 and its
-entropy H are known, so that C of one drawn from it says how far the compressor falls
-short.  Transitions that are too rare to count tell no rate: it is NaN then.
+where fewer than 16 pairs send.  T is too large: a
+dictionary compressor captures only part of the dependence on the past, which inflates
+T by 10 to 30 %, and longer sequences help little.  ``temporal_corrected`` removes this
+bias as estimated on a first-order Markov chain with the transitions of s, whose entropy
+rate h1 and entropy H are known.  It is NaN if transitions are too rare for an estimate
+of the rate.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ Interval = tuple[float, float]
 SHUFFLES = 3
 
 FEWEST = 1000
-"""Packets in a window below which it says nothing of the spread."""
+"""Minimum packets of a window for the estimate of the spread over windows."""
 
 MOST_SINGLE = 0.05
-"""Share of packets whose step from the one before occurs but once (Good and Turing's
-estimate of all that was never seen) up to which the transitions count as known."""
+"""Maximum share of transitions that occur once (Good-Turing estimate of the unseen
+probability) for transition frequencies to count as known."""
 
 _NAN = float("nan")
 
 
 def _lzma(data: bytes, width: int) -> int:
-    # Raw, for a header would weigh on short sequences.  lc: upper bits of the byte
+    # Raw, as a header would bias short sequences.  lc: upper bits of the byte
     # before, lp: place in the record, that choose the table of the next literal.
     lc, lp = {1: (0, 0), 2: (3, 1)}.get(width, (2, 2))
     coder: dict[str, Any] = {
@@ -69,7 +69,7 @@ def _lzma(data: bytes, width: int) -> int:
         "lc": lc,
         "lp": lp,
         "pb": lp,
-        # all of it, and no more: tables for a larger one take long to make
+        # the whole input but no more: larger tables are slow to initialize
         "dict_size": max(4096, 1 << len(data).bit_length()),
     }
     return len(lzma.compress(data, format=lzma.FORMAT_RAW, filters=[coder]))
@@ -80,33 +80,33 @@ COMPRESSORS: Mapping[str, Callable[[bytes, int], int]] = {
     "bz2": lambda data, _: len(bz2.compress(data, 9)),
     "zlib": lambda data, _: len(zlib.compress(data, 9)),
 }
-"""Size in bytes of data of records of some width, by the compressor's name."""
+"""Compressors by name: (data, record width in bytes) -> compressed size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Complexity:
-    """Complexity of a sequence of packets; NaN where it cannot be told."""
+    """Trace complexity of a packet sequence; NaN where unavailable."""
 
-    temporal: float  # T: 1 no structure in time, near 0 much
-    non_temporal: float  # NT: 1 all pairs alike
+    temporal: float  # T: 1 no temporal structure, near 0 strong
+    non_temporal: float  # NT: 1 all pairs equally frequent
     product: float  # Psi = T NT
     temporal_interval: Interval  # 95 %, from the spread over windows
     non_temporal_interval: Interval
     product_interval: Interval
-    temporal_corrected: float  # T without the compressor's shortfall
-    non_temporal_limit: float  # H/log2 K: what NT tends to
+    temporal_corrected: float  # T corrected for compressor bias
+    non_temporal_limit: float  # H/log2 K: limit of NT for long sequences
     shuffle_spread: float  # standard deviation of T over the shuffles
     entropy_bits: float  # H of a packet's pair, bias-corrected (Miller-Madow)
     markov_bits: float  # h1: of a pair given the one before (Miller-Madow); or NaN
-    bits: float  # bits a packet: C(s)
+    bits: float  # bits per packet: C(s)
     shuffled_bits: float  # C(G(s)), mean of the shuffles
     uniform_bits: float  # C(U)
     records: int  # packets that were compressed
     pairs: int  # K, pairs that could send
-    windows: int  # of which they consist
+    windows: int  # of the sequence
     whole: bool  # whether those are all packets of the trace
     order: str  # of the packets in a matrix
-    quantum: int  # amount a packet stands for
+    quantum: int  # bytes or token copies per packet
     compressor: str
     shuffles: int
     seed: int
@@ -119,7 +119,7 @@ def complexity(
     shuffles: int = SHUFFLES,
     seed: int = 0,
 ) -> Complexity:
-    """Measure the complexity of a sequence of packets.
+    """Compute the trace complexity of a packet sequence by compression.
 
     Parameters
     ----------
@@ -128,14 +128,14 @@ def complexity(
     compressor
         One of :data:`COMPRESSORS`.
     shuffles
-        How many G(s) the mean is taken of.
+        Number of shuffles G(s) to average over.
     seed
-        Of the shuffles, of U and of the chain.
+        Seed of the shuffles, of U and of the Markov chain.
 
     Returns
     -------
     Complexity
-        All NaN where there are no two packets, or only one pair could send.
+        All NaN with fewer than two packets or only one pair that could send.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def complexity(
     code = _Code(pair, sequence.pairs, compressor)
     rng = np.random.default_rng(seed)
     told = len(pair) > 1 and sequence.pairs > 1
-    # Step 1: the sequence, shuffled and drawn evenly.
+    # Step 1: compress the sequence, its shuffles and a uniform sequence.
     own = code.bits(pair) if told else _NAN
     shuffled = [
         code.bits(rng.permutation(pair)) if told else _NAN for _ in range(shuffles)
@@ -182,7 +182,7 @@ def complexity(
     ).reshape(-1, 3)
     values = _ratios(own, mean, uniform)
     intervals = [_interval(v, rows[:, at]) for at, v in enumerate(values)]
-    # Step 3: how far the compressor falls short of a chain whose rate is known.
+    # Step 3: bias of the compressor on a Markov chain of known entropy rate.
     entropy, markov, drawn = _NAN, _NAN, pair
     corrected, most = _NAN, _NAN
     if told:
@@ -192,9 +192,7 @@ def complexity(
     if markov > 0 and values[0] == values[0]:
         reached = _over(code.bits(drawn), code.bits(rng.permutation(drawn)))
         corrected = min(1.0, values[0] * (markov / entropy) / reached)
-    elif (
-        markov == 0
-    ):  # each pair says which comes next: there is no share to fall short
+    elif markov == 0:  # deterministic transitions: no bias to correct
         corrected = values[0]
     return Complexity(
         temporal=values[0],
@@ -226,7 +224,7 @@ def complexity(
 
 
 class _Code:
-    """How a pair is written, and how many bits a packet then takes."""
+    """Encoding of pairs in bytes, and compressed size per packet."""
 
     def __init__(self, pair: Int64, pairs: int, compressor: str) -> None:
         counts = np.bincount(pair, minlength=max(1, pairs))
@@ -243,11 +241,11 @@ class _Code:
             low = (1 << third) - 1
             self._cuts = ((32, 0), (2 * third, 255), (third, low), (0, low))
         self._size = COMPRESSORS[compressor]
-        # what is spent on nothing at all is no part of the sequence
+        # fixed overhead of an empty input is subtracted
         self._empty = self._size(b"", len(self._cuts))
 
     def bits(self, pair: Int64) -> float:
-        """Bits a packet after compression; NaN of none."""
+        """Compute the compressed bits per packet; NaN of an empty sequence."""
         if not len(pair):
             return _NAN
         rank = self._rank[pair]
@@ -262,13 +260,13 @@ def _over(value: float, by: float) -> float:
 
 
 def _ratios(own: float, shuffled: float, uniform: float) -> tuple[float, float, float]:
-    """T, NT and Psi."""
+    """Compute T, NT and Psi from the three compressed sizes."""
     temporal, other = _over(own, shuffled), _over(shuffled, uniform)
     return temporal, other, temporal * other
 
 
 def _interval(value: float, of_windows: npt.NDArray[np.float64]) -> Interval:
-    """95 % around a value, as its windows spread (batch means); NaN below three."""
+    """Compute a 95 % interval by batch means over windows; NaN below three windows."""
     known = of_windows[np.isfinite(of_windows)]
     if len(known) < 3:
         return _NAN, _NAN
@@ -280,10 +278,10 @@ def _interval(value: float, of_windows: npt.NDArray[np.float64]) -> Interval:
 def _chain(
     pair: Int64, pairs: int, rng: np.random.Generator
 ) -> tuple[float, float, Int64]:
-    """Entropy H and rate h1 of a sequence as a chain of first order, and one drawn.
+    """Fit a first-order Markov chain: entropy H, entropy rate h1, sampled sequence.
 
-    The last packet is followed by the first: the chain's stationary distribution is
-    then exactly the sequence's, and there is no state that it cannot leave.
+    The sequence is closed to a cycle: the stationary distribution of the chain is then
+    exactly that of the sequence, and there are no absorbing states.
     """
     after = np.roll(pair, -1)
     counts = np.bincount(pair, minlength=pairs)
@@ -303,7 +301,7 @@ def _chain(
 
 
 def _entropy(counts: Int64) -> float:
-    """Bits, with Miller and Madow's correction; exactly 0 of a single kind."""
+    """Compute the Miller-Madow corrected entropy, bits; exactly 0 of a single class."""
     total = int(counts.sum())
     share = counts / total
     bias = (len(counts) - 1) / (2 * total * np.log(2))

@@ -1,7 +1,7 @@
-r"""Flow statistics: how many flows a NIC has, and how bytes are spread over them.
+r"""Flow statistics: number of flows per NIC and distribution of bytes over flows.
 
-A flow is a pair of ranks with bytes to send, what a switch hashes as one 5-tuple; each
-rank has a NIC of its own.  Training has few flows ("low flow entropy"), which differs
+A flow is a pair of ranks with bytes to send, hashed by a switch as one 5-tuple; each
+rank has its own NIC.  Training has few flows ("low flow entropy"), which differs
 from an uneven byte matrix: a ring of equal messages has one flow per NIC (flow entropy
 0) and a perfectly even matrix.
 
@@ -28,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class NicFlows:
-    """Flows that each rank's NIC sends; arrays ``[..., R]``."""
+    """Number and entropy of the flows sent by each rank's NIC, arrays ``[..., R]``."""
 
     flows: Int64  # flows with bytes
     flow_entropy: Float64  # bits, log2 of the flows; NaN without any
@@ -41,7 +41,7 @@ def nic_flows(matrix: npt.ArrayLike) -> NicFlows:
     Parameters
     ----------
     matrix
-        ``[..., R, R]`` bytes; row sends.  What a rank sends itself is no flow.
+        ``[..., R, R]`` bytes; row sends.  Rank-local traffic is no flow.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def nic_flows(matrix: npt.ArrayLike) -> NicFlows:
 
 
 def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, Float64]:
-    """Compute the byte share of the largest flows.
+    """Compute the byte share of the largest flows, and their share of all flows.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, F
 
 
 def _between_ranks(matrix: npt.ArrayLike) -> npt.NDArray[Any]:
-    """The matrix with zeros on its diagonal."""
+    """Return the matrix with a zero diagonal."""
     array = np.asarray(matrix)
     if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
         raise AnalysisError(

@@ -1,9 +1,8 @@
-"""Packets: traffic matrices written out as the sequence of (source, destination).
+"""Expand traffic matrices to packet sequences of (source, destination) pairs.
 
-A matrix says how much went from whom to whom, not in which order.  Measures of a
-sequence, such as :mod:`moetraffic.analysis.network.complexity`, therefore need an order
-that is stated: matrices follow each other in time, and within a matrix the packets
-stand in one of :data:`ORDERS`.
+A matrix contains amounts per pair but no order.  Measures of a sequence, such as
+:mod:`moetraffic.analysis.network.complexity`, therefore need a defined order: matrices
+follow each other in time, and within a matrix packets are in one of :data:`ORDERS`.
 """
 
 from __future__ import annotations
@@ -22,44 +21,44 @@ Int64 = npt.NDArray[np.int64]
 Read = Callable[[int, int], npt.NDArray[Any]]
 
 ORDERS = ("row_major", "round_robin", "proportional", "random")
-"""Of the packets of one matrix.
+"""Orders of the packets within one matrix.
 
-``row_major``: source after source, each sending to one destination after the other.
-``round_robin``: of each pair in turn a packet, as long as it has one left.
-``proportional``: each pair's packets evenly over the whole matrix: all end together.
-``random``: shuffled: only what changes between matrices is left to find.
+``row_major``: by source, then by destination.
+``round_robin``: one packet of each pair in turn, while it has packets left.
+``proportional``: the packets of each pair spread evenly over the matrix.
+``random``: shuffled; only changes between matrices remain as temporal structure.
 
-The first assumes the most structure and the last none: T between these two is what the
-matrices alone leave open.
+The first assumes the most structure and the last none: they bound the values of T that
+are consistent with the matrices.
 """
 
 BUDGET = 1 << 18
-"""Packets drawn from a trace if nothing else is asked for."""
+"""Default maximum number of packets drawn from a trace."""
 
 WINDOWS = 8
-"""Contiguous stretches that they are drawn from."""
+"""Default number of contiguous windows that packets are drawn from."""
 
 MATRICES = 64
-"""A window should hold so many matrices: else what recurs between them is not in it."""
+"""Target number of matrices per window, so that it contains recurrence over time."""
 
-_CELLS = 1 << 20  # read at a time
+_CELLS = 1 << 20  # cells read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packets:
-    """A sequence of packets, in time order, and how it was made."""
+    """Packet sequence in time order, with the parameters of its construction."""
 
-    pair: Int64  # [N] cell of each packet, numbered row-major among those that count
-    borders: Int64  # [windows + 1] where the windows lie in it
+    pair: Int64  # [N] cell of each packet, row-major among counted cells
+    borders: Int64  # [windows + 1] boundaries of the windows
     pairs: int  # K cells that could send: R(R-1) for ranks
     order: str  # one of ORDERS
-    quantum: int  # amount (bytes, token copies) a packet stands for
-    matrices: int  # of which packets are in it, wholly or in part
-    whole: bool  # whether these are all matrices, each to its end
+    quantum: int  # amount (bytes, token copies) per packet
+    matrices: int  # number of matrices with packets in the sequence
+    whole: bool  # whether all matrices are included completely
 
 
 def expand(counts: npt.ArrayLike, *, order: str = "random", seed: int = 0) -> Int64:
-    """Write counts out as a sequence of cells.
+    """Expand counts per cell to a sequence of cells, one per packet.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ def expand(counts: npt.ArrayLike, *, order: str = "random", seed: int = 0) -> In
     order
         One of :data:`ORDERS`.
     seed
-        Of the order "random".
+        Seed of the order "random".
 
     Returns
     -------
@@ -127,13 +126,13 @@ def packets(
     windows: int = WINDOWS,
     seed: int = 0,
 ) -> Packets:
-    """Draw packets from a series of matrices, at most so many, in contiguous windows.
+    """Sample a bounded number of packets from a matrix series in contiguous windows.
 
-    Window i begins at matrix ``i n / windows`` and goes on, without leaving anything
-    out, until it has its part of the budget or meets the next: short series are taken
-    whole.  A cell sends a packet whenever it has sent another quantum, counted on from
-    one matrix to the next, so that shares are kept however large the quantum is; where
-    it stands at a window's start is drawn at random.
+    Window i begins at matrix ``i n / windows`` and extends without gaps until its share
+    of the budget is used or the next window begins; short series are used completely.
+    A cell emits one packet per quantum, with the remainder carried over to the next
+    matrix, so that shares are preserved for any quantum; the initial carry of a window
+    is random.
 
     Parameters
     ----------
@@ -143,20 +142,20 @@ def packets(
     number
         n, where a function is given.
     diagonal
-        Whether what a rank sends itself counts.  Only of square matrices; in others
-        every cell counts.
+        Whether rank-local traffic counts, for square matrices; in others every cell
+        counts.
     order
         One of :data:`ORDERS`.
     quantum
-        Amount a packet stands for; 1 makes each byte or token copy one.  None: the
+        Amount per packet; 1: each byte or token copy is a packet.  None: the
         smallest power of two with which windows of the budget hold
         :data:`MATRICES` matrices, going by the first matrix of each window.
     budget
         Largest number of packets.
     windows
-        How many, fewer where there are not so many matrices.
+        Number of windows; fewer if there are fewer matrices.
     seed
-        Of the carry at each window's start, and of the order "random".
+        Seed of the initial carry of each window and of the order "random".
 
     Returns
     -------
@@ -220,7 +219,7 @@ def _reader(matrices: npt.ArrayLike | Read, number: int | None) -> tuple[Read, i
 
 
 def _cells(matrices: npt.NDArray[Any], diagonal: bool) -> Int64:
-    """The cells that count, ``[n, P]`` int64."""
+    """Flatten matrices to the cells that count, ``[n, P]`` int64."""
     if matrices.size and matrices.dtype.kind not in "iub":
         raise AnalysisError(
             f"amounts are integers, but the matrices have the type {matrices.dtype}: "
@@ -248,7 +247,7 @@ def _window(
     share: int,
     rng: np.random.Generator,
 ) -> tuple[Int64, int, bool]:
-    """Packets from one matrix on, of how many matrices, and whether those are all."""
+    """Sample the packets of one window, its number of matrices, and completeness."""
     parts: list[Int64] = []
     (start, stop), have = reach, 0
     carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
@@ -259,7 +258,7 @@ def _window(
         before = carry + np.cumsum(cells, axis=0) - cells
         counts = (before + cells) // quantum - before // quantum
         carry = (carry + cells.sum(axis=0)) % quantum
-        # a block may hold far more than is wanted: whole matrices that are, and one
+        # a block may exceed the budget: keep the matrices within it and one more
         reached = np.cumsum(counts.sum(axis=1))
         wanted = int(np.searchsorted(reached, share - have)) + 1
         counts = counts[:wanted]

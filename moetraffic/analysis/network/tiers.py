@@ -22,12 +22,12 @@ Int64 = npt.NDArray[np.int64]
 
 
 def host_numbers(ranks: int, hosts: npt.ArrayLike) -> Int64:
-    """Number the host of each rank.
+    """Convert a host map to the host index of each rank.
 
     Parameters
     ----------
     ranks
-        How many there are.
+        Number of ranks.
     hosts
         G, consecutive ranks of a host (the last host may have fewer), or a label of
         each rank; hosts are numbered in the order of the labels.
@@ -66,8 +66,8 @@ def host_numbers(ranks: int, hosts: npt.ArrayLike) -> Int64:
 def host_matrix(matrix: npt.ArrayLike, hosts: npt.ArrayLike) -> npt.NDArray[Any]:
     """Sum the traffic between hosts: ``[..., R, R]`` to ``[..., H, H]``.
 
-    Its diagonal is what stays on a host, with what a rank sends itself, if the matrix
-    has that.
+    The diagonal of the result is intra-host traffic, including rank-local traffic if
+    present in the matrix.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def host_matrix(matrix: npt.ArrayLike, hosts: npt.ArrayLike) -> npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TierShares:
-    """Shares of a matrix by host tier; arrays ``[...]``, NaN of an empty matrix."""
+    """Intra-host and inter-host shares of a matrix, arrays ``[...]``; NaN if empty."""
 
     counted: npt.NDArray[Any]  # sum of all cells that were counted, unit of the matrix
     intra_host: Float64  # share that stays on its host
@@ -107,7 +107,7 @@ class TierShares:
 def tier_shares(
     matrix: npt.ArrayLike, hosts: npt.ArrayLike, *, diagonal: bool = False
 ) -> TierShares:
-    """Compute the shares of a matrix that stay on a host and that leave it.
+    """Compute the intra-host and inter-host shares of a traffic matrix.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def tier_shares(
     hosts
         Host map of the ranks.
     diagonal
-        False leaves out what a rank sends itself.
+        False excludes rank-local traffic.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def tier_shares(
 
 
 def uniform_inter_host_share(ranks: int, ranks_a_host: int) -> float:
-    """Inter-host share of a uniform matrix: (R-G)/(R-1).
+    """Compute the inter-host share of a uniform matrix: (R-G)/(R-1).
 
     Examples
     --------
@@ -167,8 +167,8 @@ def line_efficiency(matrix: npt.ArrayLike) -> Float64:
 
     .. math:: \sum D / (R \max_l L_l)
 
-    with the row and column sums L; 1 where all ports are busy until the end.  What a
-    rank sends itself is left out.
+    with the row and column sums L; 1 where all ports are busy until the end.
+    Rank-local traffic is excluded.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def line_efficiency(matrix: npt.ArrayLike) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntropy:
-    """Entropy split over hosts, in bits: ``matrix = host_pairs + within``.
+    """Entropy decomposition over host pairs, in bits: ``matrix = host_pairs + within``.
 
     Arrays ``[...]``, NaN of an empty matrix.
     """
@@ -208,11 +208,11 @@ class HostEntropy:
 def host_entropy(
     matrix: npt.ArrayLike, hosts: npt.ArrayLike, *, diagonal: bool = True
 ) -> HostEntropy:
-    r"""Split the entropy of a matrix over hosts: :math:`H(pair) + H(cell | pair)`.
+    r"""Decompose the entropy of a matrix over hosts: :math:`H(pair) + H(cell | pair)`.
 
     .. math:: H(cell | pair) = - \sum_{cell} p \log_2 (p / P_{pair(cell)})
 
-    Each of the three is computed for itself.
+    The three entropies are computed independently.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def host_entropy(
     hosts
         Host map of the ranks.
     diagonal
-        False leaves out what ranks send themselves.
+        False excludes rank-local traffic.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def host_entropy(
 
 
 def _square(matrix: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Check that matrices are square."""
+    """Validate that matrices are square and return them as an array."""
     array = np.asarray(matrix)
     if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
         raise AnalysisError(

@@ -14,12 +14,12 @@ Int64 = npt.NDArray[np.int64]
 
 
 def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
-    """Exact mean entropy in bits of W x E counts, each binomial (N, k/E).
+    """Compute the exact mean entropy of W x E binomial(N, k/E) counts, bits.
 
     Parameters
     ----------
     tokens, experts, k, sources
-        N > 0 of each source, E, distinct experts of a token, and W.
+        N > 0 tokens per source, E, distinct experts per token, and W.
     """
     count = _likely(tokens, k / experts)
     share = count / (tokens * k * sources)
@@ -28,11 +28,12 @@ def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
 
 
 def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
-    """Exact mean Gini coefficient of W x E counts.
+    """Compute the exact mean Gini coefficient of W x E counts.
 
-    It is the mean difference of two cells over twice the mean cell.  Two experts of one
-    row differ, with each token, by one up or down with probability
-    ``2k(E-k)/(E(E-1))`` in all; cells of two rows with ``2 k/E (1 - k/E)``.
+    It is the mean absolute difference of two cells over twice the mean cell.  With each
+    token, the difference of two cells of one row changes by +1 or -1 with total
+    probability ``2k(E-k)/(E(E-1))``, that of cells of two rows with ``2 k/E (1 -
+    k/E)``.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def sparsity_moments(
     held: int = 1,
     diagonal: bool = True,
 ) -> tuple[float, float]:
-    r"""Exact mean and standard deviation of the share of cells without a token copy.
+    r"""Compute exact mean and standard deviation of the share of cells without a copy.
 
     A token misses h experts with probability :math:`q_h = C(E-h, k) / C(E, k)`; a cell
     of h experts is empty with :math:`q_h^N`, two cells of a row with :math:`q_{2h}^N`,
@@ -73,12 +74,12 @@ def sparsity_moments(
     held
         Experts h of a cell.
     diagonal
-        False leaves a cell of each row out.
+        False excludes one cell of each row.
 
     Returns
     -------
     tuple of float
-        NaN where there are no cells.
+        NaN without cells.
     """
     cells = experts // held - (not diagonal)
     if not cells:
@@ -93,21 +94,21 @@ def sparsity_moments(
 def inter_host_moments(
     tokens: npt.ArrayLike, *, experts: int, k: int, ranks: int, hosts: int
 ) -> tuple[Float64, Float64]:
-    r"""Mean and standard deviation of the share of token copies that leave their host.
+    r"""Compute mean and standard deviation of the inter-host share of token copies.
 
-    R ranks on H hosts each hold E/R experts and send N tokens; what a rank sends to
-    itself is not counted.  Of the E' experts of other ranks the share q is on other
-    hosts, and as the t copies of a token that go to these E' are any of them, the mean
-    is exactly q and the variance, to a relative 1/(R N k),
+    R ranks on H hosts each hold E/R experts and send N tokens; rank-local
+    traffic is excluded.  A share q of the E' experts of other ranks is on other hosts.
+    The t copies of a token to these E' experts are a random subset, so the mean is
+    exactly q and the variance, to a relative 1/(R N k),
 
     .. math:: \frac{q (1 - q)}{E' - 1} \frac{E[t (E' - t)]}{R N E[t]^2}
 
     Parameters
     ----------
     tokens
-        N of each rank, any shape.
+        Tokens N per rank, any shape.
     experts, k, ranks, hosts
-        E, distinct experts of a token, R a divisor of E, and H a divisor of R.
+        E, distinct experts per token, R a divisor of E, and H a divisor of R.
 
     Returns
     -------
@@ -135,11 +136,12 @@ def inter_host_moments(
 
 
 def _mean_distance(steps: int, moving: float) -> float:
-    """Mean distance of a walk of +1 and -1 that moves in a step with this probability.
+    """Compute the mean distance from the origin of a lazy symmetric random walk.
 
-    After 2j - 1 or 2j moves it is ``2j C(2j, j) / 4^j``; the moves are binomial.
+    After 2j - 1 or 2j moves the mean distance is ``2j C(2j, j) / 4^j``; the moves are
+    binomial.
     """
-    moving = min(moving, 1.0)  # rounding may carry it just above
+    moving = min(moving, 1.0)  # rounding may exceed 1
     moves = _likely(steps, moving)
     half = (moves + 1) // 2
     log_central = gammaln(2 * half + 1) - 2 * gammaln(half + 1) - half * np.log(4)
@@ -148,7 +150,7 @@ def _mean_distance(steps: int, moving: float) -> float:
 
 
 def _likely(trials: int, probability: float) -> Int64:
-    """Binomial outcomes above zero, but for tails below 1e-30 in all (Bernstein)."""
+    """List positive binomial outcomes, without tails of total weight below 1e-30."""
     reach = 12 * float(np.sqrt(trials * probability * (1 - probability))) + 50
     low = max(1, int(trials * probability - reach))
     high = min(trials, int(trials * probability + reach) + 1)

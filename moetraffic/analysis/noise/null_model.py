@@ -1,8 +1,8 @@
 r"""Null model of a balanced router, and the noise floors of statistics under it.
 
-A balanced router gives each token k distinct experts out of E, every set of k equally
-likely and each token independently.  Sampling noise alone still fills the experts
-unevenly: a measured skew is significant as far as it exceeds this noise floor, see
+A balanced router assigns each token k distinct experts out of E, with every set of k
+equally likely and tokens independent.  Sampling noise alone still loads the experts
+unevenly: a measured skew is significant if it exceeds this noise floor, see
 :meth:`NoiseFloor.z_score`.
 
 Noise floors depend on the number of *tokens* N (with ``k N`` token copies), never on
@@ -32,16 +32,16 @@ Int64 = npt.NDArray[np.int64]
 Moments = Mapping[str, tuple[float, float]]
 
 DRAWN_CELLS = 1 << 23
-"""Cells of the matrices that are drawn for a number of tokens."""
+"""Maximum cells of the matrices drawn per number of tokens."""
 
 AT_ONCE = 1 << 21
-"""Cells in memory at a time."""
+"""Cells simulated at a time, to bound memory."""
 
 FEWEST, MOST = 16, 400
-"""Matrices that are drawn for a number of tokens."""
+"""Minimum and maximum number of matrices drawn per number of tokens."""
 
 GRID = 8
-"""Numbers of tokens at which floors are computed; others are interpolated."""
+"""Maximum numbers of tokens at which floors are simulated; others are interpolated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class NoiseFloor:
     std: Float64  # standard deviation from one draw to the next
 
     def z_score(self, measured: npt.ArrayLike) -> Float64:
-        """Standard deviations by which a measured value exceeds the floor's mean.
+        """Compute the standard deviations by which a measured value exceeds the floor.
 
         A skewed router has z > 0 in CV, Gini and max/mean, z < 0 in entropy and Jain.
 
@@ -67,7 +67,7 @@ class NoiseFloor:
         Returns
         -------
         float64 array
-            NaN where the floor does not vary, as with k = E.
+            NaN where the floor has zero variance, as with k = E.
 
         Examples
         --------
@@ -89,7 +89,7 @@ Floors = dict[str, NoiseFloor]
 
 @dataclass(frozen=True, kw_only=True)
 class NullModel:
-    """Balanced router of W sources, whose counts are drawn per expert or per rank.
+    """Balanced router with W sources; simulates token counts per expert or per rank.
 
     Raises
     ------
@@ -98,9 +98,9 @@ class NullModel:
     """
 
     experts: int  # E
-    k: int  # distinct experts of a token
+    k: int  # distinct experts per token
     sources: int = 1  # W, rows of a matrix
-    ranks: int | None = None  # R that experts are merged to; None: not merged
+    ranks: int | None = None  # R ranks to merge experts into; None: not merged
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= self.experts:
@@ -119,30 +119,30 @@ class NullModel:
 
     @property
     def held(self) -> int:
-        """Experts of a cell."""
+        """Number of experts per cell."""
         return 1 if self.ranks is None else self.experts // self.ranks
 
     @property
     def cells(self) -> int:
-        """Cells of a row: E or R."""
+        """Number of cells per row: E or R."""
         return self.experts // self.held
 
     def draw(self, tokens: npt.ArrayLike, *, draws: int, seed: int = 0) -> Int64:
-        """Draw the token copies that each expert or rank is given.
+        """Simulate the token copies received by each expert or rank.
 
-        The experts come one after another, and a token that still needs j of the m
-        experts left takes this one with probability j/m, which is the law of drawing
-        k experts without replacement.  Only the number of tokens in each such state is
-        kept: the cost is that of ``E k`` binomial draws, however many tokens.
+        Experts are processed in sequence; a token that still needs j of the m remaining
+        experts selects the next one with probability j/m, which is equivalent to
+        drawing k experts without replacement.  Only the number of tokens in each state
+        is kept: the cost is ``E k`` binomial draws for any number of tokens.
 
         Parameters
         ----------
         tokens
             Tokens of each source, any shape.
         draws
-            Independent draws.
+            Number of independent draws.
         seed
-            Of the generator.
+            Seed of the generator.
 
         Returns
         -------
@@ -188,19 +188,19 @@ class NullModel:
         draws: int = 1000,
         seed: int = 0,
     ) -> dict[str, tuple[float, float]]:
-        """Simulate mean and standard deviation of any statistics of the matrices.
+        """Estimate by simulation the mean and standard deviation of matrix statistics.
 
         Parameters
         ----------
         statistics
-            From counts ``[n, W, E or R]`` to values ``[n]`` by name.
+            Function from counts ``[n, W, E or R]`` to values ``[n]`` by name.
         tokens
             Tokens of each source.
         draws
-            At least 2; the mean is known to ``std / sqrt(draws)``, the standard
-            deviation to ``std / sqrt(2 draws)``.
+            Number of draws, at least 2; the standard error of the mean is
+            ``std / sqrt(draws)``, that of the deviation ``std / sqrt(2 draws)``.
         seed
-            Of the simulation.
+            Seed of the simulation.
 
         Returns
         -------
@@ -229,7 +229,7 @@ class NullModel:
 
 
 def token_counts(tokens: npt.ArrayLike) -> Int64:
-    """Check numbers of tokens, any shape.
+    """Validate token counts of any shape and return them as int64.
 
     Raises
     ------
@@ -257,9 +257,9 @@ def noise_floor(
     draws: int = 1000,
     seed: int = 0,
 ) -> NoiseFloor:
-    """Noise floor of a measure of skew under a balanced router.
+    """Compute the noise floor of a skew measure under a balanced router.
 
-    Loads of experts are one distribution over E cells (``sources=1``); a demand matrix
+    Expert loads are one distribution over E cells (``sources=1``); a demand matrix
     is one over W x E cells, whose W rows have N tokens each.
 
     Parameters
@@ -267,12 +267,12 @@ def noise_floor(
     measure
         A name of :data:`moetraffic.analysis.skew.measures.MEASURES`.
     tokens
-        N of each source; any shape, a floor each.  Each different number costs a
-        simulation, once in a process.
+        Tokens N per source, any shape, one floor each.  Each distinct number costs one
+        simulation, cached per process.
     experts, k, ranks, sources
-        E, distinct experts of a token, R that experts are merged to, and W.
+        E, distinct experts per token, R ranks to merge experts into, and W.
     diagonal
-        False leaves out what a source sends to itself; R and W are then equal.
+        False excludes rank-local traffic; R and W are then equal.
     draws, seed
         As in :meth:`NullModel.moments`.
 
@@ -313,16 +313,16 @@ def noise_floor(
 def load_floors(
     tokens: Int64, measures: Sequence[str], *, experts: int, k: int
 ) -> Floors:
-    """Noise floors of the load of each expert.
+    """Compute the noise floors of skew measures of expert loads.
 
     Parameters
     ----------
     tokens
-        ``[T]`` of all ranks together.
+        ``[T]`` tokens of all ranks together.
     measures
         Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
     experts, k
-        E, and distinct experts of a token.
+        E, and distinct experts per token.
 
     Returns
     -------
@@ -347,12 +347,12 @@ def matrix_floors(
     ranks: int | None = None,
     received: Sequence[str] = (),
 ) -> Floors:
-    """Noise floors of a matrix and of its column sums.
+    """Compute the noise floors of statistics of a matrix and of its column sums.
 
     Parameters
     ----------
     tokens
-        ``[T]`` of each source.
+        ``[T]`` tokens per source.
     measures
         Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
     experts, k, sources
@@ -361,8 +361,8 @@ def matrix_floors(
         None: the matrix is W x E.  R, equal to W: the matrix between ranks that hold
         E/R experts each, without its diagonal.
     received
-        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`, of the column sums:
-        in the result as ``received.<measure>``.
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
+        returned as ``received.<measure>``.
 
     Returns
     -------
@@ -386,7 +386,7 @@ def _skew_moments(
     draws: int,
     seed: int,
 ) -> Moments:
-    """Moments of measures over all cells of a matrix, exact where these are known."""
+    """Compute moments of measures over all cells of a matrix, exact where known."""
 
     def statistics(counts: Int64) -> dict[str, npt.ArrayLike]:
         return {
@@ -420,7 +420,7 @@ def _matrix_moments(
     received: tuple[str, ...],
     tokens: int,
 ) -> Moments:
-    """Simulated moments of matrix statistics, and of measures of the column sums."""
+    """Simulate the moments of matrix statistics and of measures of column sums."""
 
     def statistics(counts: Int64) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=model.ranks is None)
@@ -435,11 +435,11 @@ def _matrix_moments(
 def _at_tokens(
     moments: Callable[[int], Moments], tokens: Int64, *, most: int | None = None
 ) -> Floors:
-    """Floors at each number of tokens, interpolated where these are too many."""
+    """Evaluate floors at each number of tokens, interpolated if there are too many."""
     distinct, inverse = np.unique(tokens, return_inverse=True)
     at = distinct
     if coarse := most is not None and len(distinct) > most:
-        # the logarithm of 0 tokens is unknown, and so is their floor
+        # 0 tokens have no floor (and no logarithm)
         some = distinct[distinct > 0]
         at = np.unique(np.geomspace(some[0], some[-1], most).round().astype(np.int64))
     found = [moments(number) for number in at.tolist()]

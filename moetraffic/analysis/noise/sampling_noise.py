@@ -1,9 +1,9 @@
 r"""Oracle bound of count forecasts: the errors that sampling noise alone causes.
 
-N tokens that choose an expert with probability q give it a count of mean Nq and
-variance Nq(1-q), whatever else they choose.  No forecast of a count is better than the
-oracle, which knows q: its errors are lower bounds, for any router.  They assume
-independent tokens; tokens of one text are correlated, and their noise is larger.
+If N tokens choose an expert with probability q each, its count has mean Nq and variance
+Nq(1-q).  No forecast of a count is better than the oracle, the forecast from the true
+q: its errors are lower bounds for any router.  They assume independent tokens; tokens
+of one text are correlated, and their noise is larger.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moetraffic.errors import AnalysisError
 Float64 = npt.NDArray[np.float64]
 
 NORMAL_FROM = 200.0
-"""Mean count from which a binomial is taken for normal."""
+"""Mean count above which the normal approximation of a binomial is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OracleBounds:
-    """Errors of the oracle, each ``[C]``, a value a cell."""
+    """Errors of the oracle forecast, one value per cell, ``[C]``."""
 
     variance: Float64  # of the sampling noise, token copies squared
     mape: Float64  # least mean of |x - f|/x over the counts above zero
@@ -40,7 +40,7 @@ def count_variance(
     experts: int | None = None,
     held: int = 1,
 ) -> Float64:
-    r"""Variance of counts from sampling noise alone, given their means.
+    r"""Compute the variance of counts due to sampling noise alone, given their means.
 
     A cell that is one expert has :math:`m (1 - m/N)`, exactly, for every k: each token
     has it or not.  A rank that holds several of the experts can be chosen up to k times
@@ -102,7 +102,7 @@ def oracle_bounds(
     held: int = 1,
     tolerances: Sequence[float] = (),
 ) -> OracleBounds:
-    r"""Least MAPE and largest share within a tolerance of any forecast of counts.
+    r"""Compute the oracle bounds of count forecasts: MAPE and share within tolerance.
 
     The forecast of a count X of known law that has the least MAPE is the median
     of X weighted by 1/X, and the best for a tolerance x is that f for which the copies
@@ -155,7 +155,7 @@ def _small(
     mape: Float64,
     within: Float64,
 ) -> None:
-    """Fill in the bounds of small counts, summed over their law."""
+    """Compute the bounds of small counts by summation over their distribution."""
     m, v = mean[part, None], variance[part, None]
     top = int(np.ceil((m + 12 * np.sqrt(v) + 12).max()))
     x = np.arange(top + 1.0)
@@ -168,7 +168,7 @@ def _small(
     median = np.argmax(np.cumsum(weight, axis=1) >= total / 2, axis=1)[:, None]
     hit = 1 - probability[:, 0]
     mape[part] = (weight * np.abs(x - median)).sum(axis=1) / np.maximum(hit, 1e-300)
-    # Step 2: of all windows that start at a count, the one with most copies.
+    # Step 2: the tolerance window, starting at a count, with the most copies.
     low = np.arange(1, top + 1)
     for at, tolerance in enumerate(tolerances):
         reach = low * (1 + tolerance) / (1 - tolerance) if tolerance < 1 else low * top
@@ -178,12 +178,12 @@ def _small(
 
 
 def _law(x: Float64, mean: Float64, variance: Float64) -> Float64:
-    """Binomial probabilities ``[c, n]`` of mean and variance; Poisson at the limit."""
+    """Compute binomial probabilities ``[c, n]`` from mean and variance, or Poisson."""
     q = np.clip(1 - variance / mean, 0.0, 1.0)
     poisson = q < 1e-9
     safe = np.where(poisson, 0.5, q)
     number = np.maximum(mean / safe, mean)
-    # a fractional number of trials is read as its gamma function
+    # a fractional number of trials is extended by the gamma function
     short = np.maximum(number - x, -0.5)
     with np.errstate(divide="ignore"):
         log = (

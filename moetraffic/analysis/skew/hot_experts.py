@@ -1,11 +1,11 @@
-r"""The hot set: the K busiest experts or pairs of each step, and how long they stay so.
+r"""Persistence of the hot set: the K most loaded experts or pairs of each step.
 
 Values are token copies ``[T, C]``, the step first; a step with a NaN or without any
 traffic has no hot set.  Ties go to the lower index, so that the set always has K.
 
-Two references stand beside every overlap: what K of C drawn at random share, and what
-*counting* makes of a hot set that never changes.  Where loads are nearly even, the
-second is close to the first: a hot set that is all noise says nothing of the router.
+Every overlap has two references: the overlap of random sets of K of C, and the overlap
+of hot sets of a constant router under *sampling noise*.  If loads are nearly even, the
+two are close, and the hot set is noise.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 LONGEST_LAG = 256
-"""Largest lag of the curves, unless told."""
+"""Default largest lag of the curves."""
 
 _CHUNK = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotSet:
-    """How the K busiest of C persist; shares of K unless said, NaN where unknown."""
+    """Persistence of the K most loaded of C cells; shares of K, NaN where unknown."""
 
     k: int  # K, size of the set
-    of: int  # C, from how many
-    steps: int  # that have a hot set
+    of: int  # C, number of cells
+    steps: int  # number of steps with a hot set
     lags: Int64  # [L], steps from 1 on
-    overlap: Float64  # [L], mean share of the set that is in it again
+    overlap: Float64  # [L], mean share of the set retained
     jaccard: Float64  # [L], mean of intersection over union
     random_overlap: float  # of two sets drawn at random: K/C
     random_jaccard: float
-    counting_overlap: float  # of a constant router's sets, by counting alone
+    counting_overlap: float  # expected from sampling noise for a constant router
     counting_jaccard: float
     churn: float  # share of the set that is new a step later
-    half_life: float  # steps until half of what lag 1 has above random; inf: not seen
+    half_life: float  # lag of half the lag-1 excess over random; inf: not reached
     occupancy: Float64  # [C], share of the steps in which each is hot
     stays: Int64  # lengths in steps of all stays that begin and end within the run
     mean_stay: float  # steps; of whole stays, too short where many are cut off
@@ -60,7 +60,7 @@ def hot_set(
     draws: int = 64,
     seed: int = 0,
 ) -> HotSet:
-    """How the hot set persists over the steps.
+    """Compute the persistence of the hot set over steps.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def hot_set(
 
 
 def _members(x: Float64, k: int) -> tuple[Bool, Bool]:
-    """Who is hot, ``[T, C]``, and which steps have a hot set, ``[T]``."""
+    """Compute membership in the hot set, ``[T, C]``, and steps with one, ``[T]``."""
     known = np.zeros(len(x), dtype=bool)
     members = np.zeros(x.shape, dtype=bool)
     block = max(1, _CHUNK // x.shape[1])
@@ -157,7 +157,7 @@ def _members(x: Float64, k: int) -> tuple[Bool, Bool]:
 
 
 def _top(x: Float64, k: int) -> Bool:
-    """The k largest along the last axis, the first of equals."""
+    """Mark the k largest values along the last axis, lower indices first in ties."""
     members = np.zeros(x.shape, dtype=bool)
     if x.size:
         order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
@@ -168,7 +168,7 @@ def _top(x: Float64, k: int) -> Bool:
 def _overlaps(
     members: Bool, known: Bool, lags: Int64, k: int
 ) -> tuple[Float64, Float64]:
-    """Mean overlap and Jaccard index at each lag, of steps that both have a set."""
+    """Compute mean overlap and Jaccard index of hot sets at each lag."""
     found: Float64 = np.full((2, len(lags)), np.nan)
     for place, lag in enumerate(lags.tolist()):
         both = np.flatnonzero(known[lag:] & known[:-lag])
@@ -193,7 +193,7 @@ def counting_overlap(
     draws: int = 64,
     seed: int = 0,
 ) -> tuple[float, float]:
-    r"""Overlap and Jaccard index of a hot set that only counting changes.
+    r"""Simulate the hot-set overlap and Jaccard index of a constant router.
 
     The router is held at the mean shares of the run.  Each column's copies are drawn as
     Binomial(N, p), N the mean number of tokens of a step and p the mean chance that a
@@ -229,7 +229,7 @@ def counting_overlap(
 
 
 def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
-    """Lengths of the stays that begin and end in sight, and how many do not.
+    """Compute the lengths of complete stays in the hot set and the number cut off.
 
     A step without a hot set cuts off the stays before and after it.
     """
@@ -252,7 +252,7 @@ def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
 
 
 def _half_life(lags: Int64, overlap: Float64, random: float) -> float:
-    """Where the overlap above random is half of that at lag 1, between two lags."""
+    """Compute the lag at which the overlap above random is half of that at lag 1."""
     if not len(lags) or not overlap[0] > random:
         return float("nan")
     excess = (overlap - random) / (overlap[0] - random)

@@ -1,4 +1,4 @@
-r"""Skew statistics of many count matrices in one pass.
+r"""Compute skew statistics of many count matrices in one pass.
 
 Of each matrix of counts n the pass takes the total N, the cells above zero, the
 largest, the sum of squared deviations, :math:`\sum n \log_2 n`, and row and column
@@ -37,13 +37,13 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SLICE_BYTES = 1 << 21
-"""Bytes of matrices, as int64, that are in work at a time."""
+"""Bytes of matrices, as int64, processed at a time."""
 
 BINS_A_CELL = 2
 """Histogram bins per cell up to which counting by value is faster than sorting."""
 
 COMPILED_CELLS = 1 << 21
-"""Cells of a call from which importing numba, and compiling once, pays off."""
+"""Minimum cells of a call for which numba import and compilation pay off."""
 
 EXACT = 2**31
 """Cells times largest count below which every sum here is an exact int64."""
@@ -71,39 +71,39 @@ class MatrixStatistics:
 
     @property
     def normalized_entropy(self) -> Float64:
-        """``[N]`` entropy over log2 K; NaN of a single cell."""
+        """Entropy over log2 K, ``[N]``; NaN of a single cell."""
         most = float(np.log2(self.cells)) if self.cells > 1 else float("nan")
         return self.entropy / most
 
     @property
     def cv(self) -> Float64:
-        """``[N]`` population standard deviation over mean."""
+        """Coefficient of variation: standard deviation over mean, ``[N]``."""
         return np.asarray(np.sqrt(self.cv_squared))
 
     @property
     def jain(self) -> Float64:
-        """``[N]`` ``1 / (1 + CV^2)``."""
+        """Jain's fairness index ``1 / (1 + CV^2)``, ``[N]``."""
         return 1.0 / (1.0 + self.cv_squared)
 
     @property
     def max_over_mean(self) -> Float64:
-        """``[N]`` largest over mean cell."""
+        """Largest over mean cell, ``[N]``."""
         return ratio(self.largest.astype(np.float64) * self.cells, self.total)
 
     @property
     def max_violation(self) -> Float64:
-        """``[N]`` MaxVio, largest over mean cell less 1."""
+        """MaxVio: largest over mean cell minus 1, ``[N]``."""
         return self.max_over_mean - 1.0
 
     @property
     def sparsity(self) -> Float64:
-        """``[N]`` share of cells that are zero."""
+        """Share of cells that are zero, ``[N]``."""
         nothing = np.full(len(self.total), float("nan"))
         return 1.0 - self.nonzero / self.cells if self.cells else nothing
 
     @property
     def bottleneck(self) -> Int64:
-        """``[N]`` largest row or column sum."""
+        """Largest row or column sum, ``[N]``."""
         if not self.cells:
             return np.zeros(len(self.total), np.int64)
         rows, columns = self.sent.max(axis=1), self.received.max(axis=1)
@@ -111,7 +111,7 @@ class MatrixStatistics:
 
     @property
     def line_efficiency(self) -> Float64:
-        """``[N]`` total over what is sent when all lines are as full as the fullest.
+        """Line efficiency: total over lines times the largest line sum, ``[N]``.
 
         ``sum D / (R max line)``; where A and B differ, rows and columns are each
         compared with their own number, and the less efficient counts.
@@ -124,13 +124,13 @@ class MatrixStatistics:
 
     @property
     def mutual_information(self) -> Float64:
-        """``[N]`` mutual information of source and destination, I(S; D)."""
+        """Mutual information of source and destination, I(S; D), ``[N]``."""
         shared = self.source_entropy + self.destination_entropy - self.entropy
         return np.maximum(shared, 0.0)
 
     @property
     def conditional_entropy(self) -> Float64:
-        """``[N]`` entropy of the destination given the source, H(D | S)."""
+        """Conditional entropy of destination given source, H(D | S), ``[N]``."""
         return np.maximum(self.entropy - self.source_entropy, 0.0)
 
 
@@ -209,7 +209,7 @@ def matrix_statistics(
 
 
 def _stack(counts: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
-    """Count matrices ``[N, A, B]`` of a signed integer type."""
+    """Validate count matrices and stack them to ``[N, A, B]``, signed integers."""
     given = np.asarray(counts)
     if given.ndim not in (2, 3) or given.dtype.kind not in "iu":
         raise AnalysisError(
@@ -247,7 +247,7 @@ def _refuse(given: npt.NDArray[Any], values: npt.NDArray[Any], cells: int) -> No
 def _by_value(
     values: npt.NDArray[Any], cells: int, reach: int
 ) -> tuple[Int64, Float64]:
-    """Sums over each matrix of counts below ``reach``, from its histogram."""
+    """Compute the sums over each matrix of counts below ``reach`` by histogram."""
     bins = np.array([np.bincount(m.ravel(), minlength=reach) for m in values])
     # a diagonal that is left out was set to 0
     bins[:, 0] -= values[0].size - cells
@@ -273,7 +273,7 @@ def _tally(
     sent: Int64,
     received: Int64,
 ) -> None:
-    """Sums of :func:`_by_value`, and line sums, in one pass that numba compiles."""
+    """Compute sums of :func:`_by_value` and line sums in one numba-compiled pass."""
     matrices, height, width = counts.shape
     bins = np.zeros(len(terms), np.uint32)
     columns = np.zeros(width, np.int64)
@@ -311,14 +311,14 @@ def _tally(
 
 @cache
 def _compiled() -> Any:
-    """Machine code of :func:`_tally`."""
+    """Compile :func:`_tally` with numba."""
     return machine_code.compiled(_tally)
 
 
 def _by_sorting(
     values: npt.NDArray[Any], cells: int, reach: int
 ) -> tuple[Int64, Float64]:
-    """Sums over each matrix of any counts, from its sorted cells."""
+    """Compute the sums over each matrix of any counts by sorting its cells."""
     laid = np.sort(values.reshape(len(values), -1), axis=1)
     # a diagonal that is left out was set to 0, and so sorted to the front
     laid = laid[:, laid.shape[1] - cells :].astype(np.int64)
@@ -336,16 +336,16 @@ def _by_sorting(
 
 
 def _deviation(cells: int, squares: Int64, total: Int64) -> Float64:
-    """Sum of squared deviations from the mean."""
+    """Compute the sum of squared deviations from the mean."""
     return (cells * squares - total**2) / cells
 
 
 def _terms(counts: Int64) -> Float64:
-    """``n log2 n`` of counts, any shape; 0 where n is 0."""
+    """Compute ``n log2 n`` of counts of any shape; 0 where n is 0."""
     return np.asarray(xlogy(counts, counts) / LN2, np.float64)
 
 
 def _entropy(total: Int64, terms: Float64, classes: int) -> Float64:
-    """Entropies in bits from totals and sums of n log2 n; NaN where nothing is sent."""
+    """Compute entropies in bits from totals and sums of n log2 n; NaN if empty."""
     bits = np.log2(np.maximum(total, 1)) - ratio(terms, total)
     return np.clip(bits, 0.0, np.log2(max(classes, 1)))

@@ -1,4 +1,4 @@
-"""Skew: how unevenly counts or bytes are spread over experts, ranks or rank pairs.
+"""Measures of load skew over experts, ranks or rank pairs: entropy, Gini, CV, max/mean.
 
 Every measure takes an array and the axis (or axes) that make up one distribution, and
 returns one value for each of the others.  Of a demand array ``[N, W, E]``
@@ -8,15 +8,15 @@ returns one value for each of the others.  Of a demand array ``[N, W, E]``
     axis=-1         each rank's row                                      -> [N, W]
     axis=-2         each expert's column                                 -> [N, E]
 
-``diagonal=False`` leaves a square matrix's diagonal out: what a rank sends to itself
-never crosses the network.  Statistics of routing keep it, statistics of the network
+``diagonal=False`` excludes a square matrix's diagonal: rank-local traffic never crosses
+the network.  Statistics of routing keep it, statistics of the network
 leave it out.
 
 A distribution whose cells are all zero, hold a NaN or are none at all has no shares:
 its result is NaN, without a warning; only :func:`sparsity` is known of zeros.  Values
 may be counts, bytes or shares, integer or float; all measures but :func:`entropy` with
-``bias_corrected`` are the same for ``c * values`` as for ``values``.  Whether a value
-says anything is told by the noise floor of a balanced gate, in
+``bias_corrected`` are the same for ``c * values`` as for ``values``.  The
+significance of a value is assessed against the noise floor of a balanced router, in
 :mod:`moetraffic.analysis.noise.null_model`.  For many matrices of counts at once
 there is :mod:`moetraffic.analysis.skew.kernels`.
 """
@@ -36,7 +36,7 @@ LN2 = float(np.log(2.0))
 
 
 def cells(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Float64:
-    """Lay the cells of each distribution along one last axis.
+    """Reshape the cells of each distribution to the last axis.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def cells(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> F
 
 
 def _off_diagonal(square: Float64) -> Float64:
-    """``[..., R, R]`` -> ``[..., R - 1, R]`` without the diagonal, row-major order."""
+    """Remove the diagonal: ``[..., R, R]`` to ``[..., R - 1, R]``, row-major order."""
     *lead, _, size = square.shape
     if size < 2:
         return square[..., :0, :]
@@ -126,7 +126,7 @@ def shares(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> 
 
 
 def _distribution(values: npt.ArrayLike, axis: Axis, diagonal: bool) -> Float64:
-    """The shares, with one NaN where there is no cell, so that every sum is NaN."""
+    """Compute shares, or a single NaN if there is no cell, so that every sum is NaN."""
     p = shares(values, axis=axis, diagonal=diagonal)
     nothing: Float64 = np.full((*p.shape[:-1], 1), np.nan)
     return p if p.shape[-1] else nothing
@@ -139,7 +139,7 @@ def entropy(
     diagonal: bool = True,
     bias_corrected: bool = False,
 ) -> Float64:
-    r"""Shannon entropy in bits, :math:`H = -\sum_i p_i \log_2 p_i`.
+    r"""Compute the Shannon entropy in bits, :math:`H = -\sum_i p_i \log_2 p_i`.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def entropy(
     2.135253
     """
     p = _distribution(values, axis, diagonal)
-    # rounding may carry the even distribution a hair over its limit
+    # rounding may push the uniform distribution above its limit
     bits: Float64 = np.minimum(entr(p).sum(axis=-1) / LN2, np.log2(p.shape[-1]))
     if bias_corrected:
         counts = cells(values, axis=axis, diagonal=diagonal)
@@ -190,7 +190,7 @@ def normalized_entropy(
     diagonal: bool = True,
     bias_corrected: bool = False,
 ) -> Float64:
-    r"""Entropy over the largest that its number of cells allows, :math:`H / \log_2 K`.
+    r"""Compute the entropy normalized by its maximum, :math:`H / \log_2 K`.
 
     For a rank matrix without its diagonal K is ``R(R-1)``.
 
@@ -323,7 +323,7 @@ def jain(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Fl
 def max_over_mean(
     values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
 ) -> Float64:
-    """Largest cell over the mean cell; less 1 it is MaxVio of arXiv 2408.15664.
+    """Compute the largest cell over the mean cell (MaxVio of arXiv 2408.15664 plus 1).
 
     Parameters
     ----------
@@ -348,9 +348,9 @@ def max_over_mean(
 def max_violation(
     values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
 ) -> Float64:
-    """MaxVio, the largest cell over the mean cell less 1.
+    """Compute MaxVio, the largest cell over the mean cell, minus 1.
 
-    Of the loads of experts it says how far the fullest is above an even share.
+    For expert loads it is the relative excess of the most loaded expert over the mean.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def max_violation(
 def sparsity(
     values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
 ) -> Float64:
-    """Share of the cells that are zero.
+    """Compute the share of the cells that are zero.
 
     Parameters
     ----------
@@ -409,7 +409,7 @@ def sparsity(
 
 
 def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
-    """``value / by`` without a warning: NaN where ``by`` is not above zero.
+    """Divide ``value / by`` without warnings; NaN where ``by`` is not above zero.
 
     Examples
     --------
@@ -434,4 +434,4 @@ MEASURES = {
     "max_violation": max_violation,
     "sparsity": sparsity,
 }
-"""The measures by name; each has ``axis`` and ``diagonal``."""
+"""Skew measures by name; each accepts ``axis`` and ``diagonal``."""

@@ -1,7 +1,7 @@
-"""The time model's system from a captured run: utilization and bandwidths.
+"""Calibrate the time model from a captured run: utilization and bandwidths.
 
-A run of one of our workloads says its own configuration, so that what it measured can
-stand beside what the model says of it.
+The trace of a moetraffic workload contains its configuration, so that measured times
+can be compared with the model's prediction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BYTES = {"float32": 4.0, "float64": 8.0, "bfloat16": 2.0}
 
 @dataclass(frozen=True, kw_only=True)
 class FromTrace:
-    """A system that was fitted to a run, and the run itself."""
+    """System parameters fitted to a captured run, with measured and predicted times."""
 
     config: Configuration  # the run's
     system: System
@@ -41,13 +41,12 @@ class FromTrace:
 
     @property
     def residual(self) -> float:
-        """Relative error of the run's own iteration time: what the terms leave out,
-        above all ranks waiting for each other."""
+        """Relative error of the predicted iteration time (mainly ranks that wait)."""
         return float(self.predicted.iteration) / self.measured.iteration_s - 1
 
 
 def configuration_of(work: Workload) -> Configuration:
-    """The configuration of a workload."""
+    """Derive the time model's configuration from a workload."""
     p, t, g = work.layout, work.training, work.gating
     element = BYTES[t.precision or t.dtype]
     experts = work.model.experts
@@ -75,16 +74,16 @@ def calibrated(
     peak_flops: float = 1e12,
     conventions: Conventions = SC21,
 ) -> FromTrace:
-    """Utilization from the run's computing, effective bandwidth from its collectives.
+    """Fit compute utilization and effective bandwidths to a captured run.
 
     Parameters
     ----------
     trace
-        Captured from a workload of moetraffic's, with times.
+        Trace captured from a moetraffic workload, with times.
     peak_flops
-        Of a rank; only its product with the utilization that is found matters.
+        Peak FLOP/s per rank; only its product with the fitted utilization matters.
     conventions
-        How FLOP are counted.
+        Conventions of counting FLOP.
 
     Raises
     ------

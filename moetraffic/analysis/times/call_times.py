@@ -1,8 +1,8 @@
-"""Times of all-to-alls on a common clock, read in blocks of bounded size.
+"""Read the times of all-to-alls on a common clock, in blocks of bounded size.
 
-Times are brought to rank 0's clock.  A rank's part in an all-to-all begins when it is
-known to have started, or else when the last member has issued it (before that, the rank
-waits), and ends when it ended there.
+Times are converted to rank 0's clock.  A rank's part in an all-to-all lasts from its
+recorded start, or else from the last member's issue (before that, the rank waits), to
+its end on that rank.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 CELLS = 1 << 21
-"""Of matrices in memory at a time."""
+"""Maximum matrix cells in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallTimes:
-    """Some all-to-alls of groups of one size, a row each."""
+    """Times of all-to-alls of groups of one size, one row per call."""
 
     occurrence: Int64  # [n]
     ranks: Int64  # [n, W] world ranks of the members
-    begin: Int64  # [n, W] ns of rank 0's clock, where known
+    begin: Int64  # [n, W] ns on rank 0's clock, where known
     end: Int64  # [n, W]
     known: Bool  # [n, W] whether begin and end are known
-    own: Bool  # [n, W] whether begin is of the rank's own clock, not its peers'
-    wire: Int64  # [n, W, W] bytes, row sends; [n, 0, 0] where they were not asked for
+    own: Bool  # [n, W] whether begin is from the rank's own clock
+    wire: Int64  # [n, W, W] bytes, row sends; [n, 0, 0] if not requested
 
 
 def on_the_wire(
     trace: Trace, layers: Sequence[int], iterations: range | None
 ) -> tuple[Int64, str]:
-    """All-to-alls whose rhythm is told, and which these are, in words.
+    """Select the all-to-alls for periodicity analysis, with a description of them.
 
-    Those with a phase where the program names any; counts that are exchanged before a
-    dispatch, and calls without a name, are then no part of it.
+    If any all-to-all has a phase, only those with a phase are selected, which excludes
+    exchanges of counts before a dispatch and unnamed calls.
     """
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=iterations))
     site = trace.occurrences.site[found]
@@ -67,21 +67,21 @@ def on_the_wire(
 def timed(
     trace: Trace, occurrences: Int64, *, with_wire: bool = True
 ) -> Iterator[CallTimes]:
-    """When all-to-alls were on, in blocks.
+    """Read the begin and end times of all-to-alls in blocks.
 
     Parameters
     ----------
     trace
-        Any.
+        Any trace.
     occurrences
-        ``[n]`` of all-to-alls.
+        ``[n]`` occurrences of all-to-alls.
     with_wire
-        Whether their bytes are read too.
+        Whether to read bytes, too.
 
     Yields
     ------
     CallTimes
-        Groups of one size after the other, in the order of the occurrences.
+        One group size after another, in the order of the occurrences.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def timed(
         yield CallTimes(
             occurrence=part,
             ranks=trace.members(part),
-            # clocks of other ranks have errors: no call ends before it begins
+            # clock errors between ranks must not make a call end before it begins
             begin=np.minimum(begin, end),
             end=end,
             known=known,
@@ -139,10 +139,10 @@ def times_in_blocks(
 
 
 def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
-    """Those of the all-to-alls whose bytes can be read, and why others cannot."""
+    """Select the all-to-alls with readable bytes, and why others are unreadable."""
     sites = trace.occurrences.site[occurrences]
     keep, reason = np.ones(len(occurrences), bool), ""
-    # what fails, fails for all sites of a layer and group whose bytes are told alike
+    # readability depends on wire encoding, group and layer alone: test one site of each
     kinds = np.array([(s.wire, s.group, s.layer) for s in trace.sites], np.int64)
     used, which = np.unique(kinds[sites], axis=0, return_inverse=True)
     for kind in range(len(used)):
@@ -156,7 +156,7 @@ def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
 
 
 def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int64:
-    """Starts of a rank's training steps on rank 0's clock, ``[n]`` ns, in order."""
+    """List the start times of a rank's training steps on rank 0's clock, ``[n]`` ns."""
     steps = trace.steps
     keep = training_steps(trace, iterations)
     start = steps.start[keep, rank : rank + 1]
@@ -165,7 +165,7 @@ def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int
 
 
 def step_ns(trace: Trace, rank: int) -> float:
-    """Median length of a rank's training steps, ns; NaN where it is not known."""
+    """Compute the median duration of a rank's training steps, ns; NaN if unknown."""
     steps = trace.steps
     train = training_steps(trace, None)
     start, end = steps.start[train, rank], steps.end[train, rank]
@@ -177,10 +177,10 @@ def step_ns(trace: Trace, rank: int) -> float:
 def observed_steps(
     trace: Trace, rank: int, iterations: range | None = None
 ) -> tuple[Int64, Int64] | None:
-    """When training was seen: None where nothing interrupts it.
+    """Find the intervals of uninterrupted training; None if nothing interrupts it.
 
-    A run of steps that follow each other is seen from its first start to its last end;
-    an evaluation, a skipped step, or one whose times are not known, parts two runs.
+    An interval lasts from the first start to the last end of consecutive steps; an
+    evaluation step, a skipped step, or a step without times separates two intervals.
 
     Returns
     -------
@@ -206,7 +206,7 @@ def observed_steps(
 
 
 def training_steps(trace: Trace, iterations: range | None) -> Bool:
-    """Which of the trace's steps are training steps of the iterations, ``[S]``."""
+    """Select the training steps of given iterations, a mask ``[S]``."""
     steps = trace.steps
     keep = np.array([kind == "train" for kind in steps.kind], bool)
     if iterations is not None:

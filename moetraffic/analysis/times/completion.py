@@ -3,16 +3,17 @@
 Two times of a call:
 
 ``call``
-    the longest over its members from the call to its end there, each by its own clock,
-    as nccl-tests reports with ``--average 3``; waiting for late members is part of it;
+    maximum over the members of the time from the call to its end, each on its own
+    clock, as nccl-tests reports with ``--average 3``; includes waiting for late
+    members;
 ``transfer``
-    from when its last member issued it (or from when the transfer is known to have
-    started) to the last end, on rank 0's clock: what the network took.
+    from the last member's issue (or the recorded start of the transfer) to the last
+    end, on rank 0's clock: the time taken by the network.
 
-An iteration takes a rank from its first call to its last end; the slowest rank's is
-the iteration's.  Calls of two traces are the same if their sites and iterations are:
-sites are matched by what they do, by the kind of their group and which of that kind it
-is, so that a run matches its replay on fewer ranks.
+The iteration time of a rank lasts from its first call to its last end; that of the
+slowest rank is reported.  Calls of two traces match if their sites and iterations do:
+sites are matched by operation and by the kind and index of their group, so that a run
+matches its replay on fewer ranks.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ MEASURES = ("transfer", "call")
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """How long n calls took, in the trace's order."""
+    """Completion times of n calls, in the trace's order."""
 
     occurrence: Int64  # [n] index into the trace's occurrences
     iteration: Int64  # [n]
     site: Int64  # [n]
     call_s: Float64  # [n]
     transfer_s: Float64  # [n]
-    last: Int64  # [n] world rank that issued it last, -1 where it had one member
+    last: Int64  # [n] world rank of the last issue, -1 for one member
 
     def __len__(self) -> int:
         return len(self.occurrence)
 
     def take(self, rows: Int64) -> Completion:
-        """Some of the calls, in the order of the rows."""
+        """Select calls by row index, in the given order."""
         return Completion(
             occurrence=self.occurrence[rows],
             iteration=self.iteration[rows],
@@ -65,21 +66,21 @@ class Completion:
 def completion(
     trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
 ) -> Completion:
-    """Measure every call whose members all have times.
+    """Compute the completion times of every call whose members all have times.
 
     Parameters
     ----------
     trace
-        With times.
+        Trace with times.
     iterations
-        Which; all if None.
+        Iterations; all if None.
     kind
         Kind of step; None for any.
     """
     calls = np.array([s.operation != ROUTING for s in trace.sites], bool)
     asked = trace.find(iterations=iterations, kind=kind)
     asked = asked[calls[trace.occurrences.site[asked]]]
-    # a send has two members, whatever its group
+    # a send has two members in a group of any size
     sends = np.array([s.peers[0] >= 0 for s in trace.sites], bool)
     paired = sends[trace.occurrences.site[asked]]
     asked = np.union1d(asked[paired], trace.complete(asked[~paired]))
@@ -107,10 +108,10 @@ def completion(
 def _measured(
     issue: Int64, start: Int64, end: Int64, members: Int64
 ) -> tuple[Float64, Float64, Int64]:
-    """Call and transfer time, s, and who came last; NaN where a member is unknown.
+    """Compute call and transfer times, s, and the last rank; NaN if times are missing.
 
-    A send has two members of a group that may be larger: who has no issue and no end
-    took no part.
+    A send involves two members of a group that may be larger: ranks without issue and
+    end did not take part.
     """
     apart = (issue == UNKNOWN_TIME) & (end == UNKNOWN_TIME)
     known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
@@ -122,7 +123,7 @@ def _measured(
     ended = np.where(known, end, least).max(axis=1)
     last = members[np.arange(len(issue)), np.where(known, issue, least).argmax(axis=1)]
     last = np.where(known.sum(axis=1) > 1, last, -1)
-    # another rank's clock may be off by its error: nothing takes less than 0
+    # clock errors between ranks may make the difference negative
     moved = np.maximum(ended - np.where(whole, first, 0), 0) / 1e9
     return (
         np.where(whole, took / 1e9, np.nan),
@@ -132,14 +133,14 @@ def _measured(
 
 
 def iteration_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, Int64]:
-    """How long iterations took, first call to last end, on the slowest rank.
+    """Compute iteration times on the slowest rank, from first call to last end.
 
     Parameters
     ----------
     trace
-        With times.
+        Trace with times.
     calls
-        Of the trace.
+        Completion times of the trace's calls.
 
     Returns
     -------
@@ -168,7 +169,7 @@ def iteration_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, In
 
 
 def matched(a: Trace, b: Trace, x: Completion, y: Completion) -> tuple[Int64, Int64]:
-    """Rows of the two that are the same call.
+    """Match the calls of two traces by site and iteration.
 
     Returns
     -------
@@ -196,7 +197,7 @@ def matched(a: Trace, b: Trace, x: Completion, y: Completion) -> tuple[Int64, In
 
 
 def site_keys(trace: Trace) -> list[Key]:
-    """What makes a site the same in two traces; its ranks are no part of it."""
+    """Build keys that identify sites across traces, independent of their ranks."""
     seen: dict[str, int] = {}
     groups = []
     for group in trace.groups:
@@ -214,7 +215,7 @@ def site_keys(trace: Trace) -> list[Key]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles:
-    """How times are spread, s."""
+    """Quantiles, maximum and sum of times, seconds."""
 
     p50: float
     p90: float
@@ -225,15 +226,15 @@ class Quantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRatio:
-    """The times of some calls in two runs."""
+    """Times of the same calls in two runs, and their ratio."""
 
     by: str  # "all", "operation", "phase", "layer" or "iteration"
     label: str
     measure: str  # of MEASURES, or "wall" of iterations
-    number: int  # calls, or iterations, that both have
+    number: int  # calls or iterations in both runs
     a: Quantiles
     b: Quantiles
-    ratio: Interval  # the sum of the second over that of the first
+    ratio: Interval  # sum of the second run over that of the first
 
 
 def compare_times(
@@ -246,19 +247,19 @@ def compare_times(
 ) -> tuple[TimeRatio, ...]:
     """Compare the times of the same calls in two runs.
 
-    Ratios are of sums over the same calls, their intervals from iterations drawn for
-    both together.
+    Ratios are of sums over the same calls; iterations are resampled jointly for the
+    intervals.
 
     Parameters
     ----------
     a, b
-        Such as a run and its replay.
+        Two traces, such as a run and its replay.
     iterations
-        Which; all that both have if None.
+        Iterations; all in both traces if None.
     measures
-        Of MEASURES.
+        Names of MEASURES.
     seed
-        Of the resamples.
+        Seed of the resamples.
 
     Returns
     -------
@@ -297,7 +298,7 @@ def compare_times(
 
 
 def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
-    """Rows of all calls, then of each operation, phase and layer that there is."""
+    """Yield the rows of all calls, then those of each operation, phase and layer."""
     every = np.arange(len(calls))
     yield "all", "", every
     told = {
@@ -313,14 +314,14 @@ def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
 
 
 def by_iteration(values: Float64, iteration: Int64) -> Float64:
-    """Sums of calls' values over each iteration, ``[T]``, in their order."""
+    """Sum values of calls over each iteration, ``[T]``, in order of iteration."""
     _, place = np.unique(iteration, return_inverse=True)
     summed = np.bincount(place.reshape(-1), weights=values)
     return np.asarray(summed, np.float64)
 
 
 def quantiles(values: Float64) -> Quantiles:
-    """Of times ``[n]``, s; NaN where there are none."""
+    """Compute quantiles, maximum and sum of times ``[n]``, s; NaN if empty."""
     if not len(values):
         nan = float("nan")
         return Quantiles(p50=nan, p90=nan, p99=nan, max=nan, total=0.0)

@@ -1,12 +1,12 @@
-"""Intervals: merge events to bursts and gaps.
+"""Merge time intervals of events into bursts and gaps.
 
 Events are given as two int64 arrays in nanoseconds, in any order, overlapping or not.
-Overlapping events merge to one *burst*; what lies between two bursts is a *gap*.
+Overlapping events merge into one *burst*; the time between two bursts is a *gap*.
 
-Where no ``span`` is given, what is observed reaches from the first burst's start to the
-last burst's start: whole cycles, each a burst and its gap.  (To the last burst's *end*
-there would be a burst more than gaps, and duty cycles would come out too large.)  Pass
-the span where it is known, such as the start of the first step and the end of the last.
+Without a ``span``, the observed span reaches from the first burst's start to the last
+burst's start: whole cycles of a burst and a gap.  (Up to the last burst's *end* there
+would be one more burst than gaps, which biases duty cycles upward.)  Pass the span if
+it is known, such as the start of the first step and the end of the last.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _UNKNOWN = np.iinfo(np.int64).min
 def merge_intervals(
     start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
 ) -> tuple[Int64, Int64]:
-    """Merge overlapping and touching events to bursts.
+    """Merge overlapping and touching events into bursts.
 
     Parameters
     ----------
     start, end
-        ``[n]`` integers, ns.  Events of no length are left out.
+        ``[n]`` integers, ns.  Events of zero length are excluded.
     bridge_ns
         Gaps of at most this length are closed too.
 
@@ -64,7 +64,7 @@ def merge_intervals(
 
 
 def checked_events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
-    """Both times as int64 ``[n]``, if they can be the times of events."""
+    """Validate event start and end times and return them as int64 ``[n]``."""
     first, last = np.asarray(start), np.asarray(end)
     if first.shape != last.shape or first.ndim != 1:
         raise AnalysisError(
@@ -93,12 +93,12 @@ def checked_events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int
 
 
 def observed_span(start: npt.ArrayLike, end: npt.ArrayLike) -> Span | None:
-    """From the first burst's start to the last burst's start, ns.
+    """Return the span from the first burst's start to the last burst's start, ns.
 
     Returns
     -------
     tuple of int, or None
-        None where there are fewer than two bursts: no cycle was seen to its end.
+        None with fewer than two bursts: no complete cycle.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def observed_span(start: npt.ArrayLike, end: npt.ArrayLike) -> Span | None:
 
 
 def mean_and_cv(lengths: npt.ArrayLike) -> tuple[float, float]:
-    """Mean, and population standard deviation over mean; NaN where there is nothing.
+    """Compute the mean and the coefficient of variation; NaN if empty.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Traffic matrices between ranks, over all collectives of an iteration."""
+"""Compute traffic matrices between ranks over all collectives of an iteration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int64 = npt.NDArray[np.int64]
 SEND_RECV = "send_recv"
 
 AT_ONCE = 256
-"""Occurrences of a site whose bytes are read at once."""
+"""Maximum occurrences of a site whose bytes are read at a time."""
 
 
 def world_matrices(
@@ -27,7 +27,7 @@ def world_matrices(
     kinds: Sequence[str] | None = None,
     algorithm: str = "ring",
 ) -> Int64:
-    """Bytes sent between ranks in given iterations, over all collectives.
+    """Compute the bytes sent between ranks in given iterations by all collectives.
 
     An all-to-all and a point-to-point send record their own bytes per pair of ranks;
     other collectives record buffer sizes, which the algorithm spreads over the links.

@@ -1,9 +1,9 @@
 """Step times of a captured run: computation, communication by group kind, waiting.
 
-A rank is communicating from when it issues a collective to when that ended there; where
-several are on at once, the time counts once.  Of that, a call *moves* from when its
-last member issued it (before, others wait for that one).  What is left of a step is
-computing, and whatever else the program does.
+A rank communicates from the issue of a collective to its end on that rank; overlapping
+collectives count once.  A call *moves* data from its last member's issue on (before,
+others wait for that member).  The rest of a step is computation and all other work of
+the program.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Times of training steps, s, ``[S, R]`` a step and world rank."""
+    """Computation and communication times of training steps, s, ``[S, R]``."""
 
-    steps: Int64  # [S] iterations whose times are known
+    steps: Int64  # [S] iterations with known times
     whole: Float64  # from a step's start to its end
     communicating: Float64  # in any collective, waiting included
-    moving: dict[str, Float64]  # by kind of group: all members in it, bytes move
-    sent_bytes: dict[str, Float64]  # by kind: what rings send; what nobody knows is 0
+    moving: dict[str, Float64]  # by kind of group: after the last member's issue
+    sent_bytes: dict[str, Float64]  # by kind: bytes of ring algorithms; 0 if unknown
 
     @property
     def computing(self) -> Float64:
@@ -41,21 +41,21 @@ class StepTimes:
 
     @property
     def iteration_s(self) -> float:
-        """Median over steps of the slowest rank's."""
+        """Median over steps of the slowest rank's step time, s."""
         return float(np.median(self.whole.max(axis=1)))
 
     @property
     def compute_s(self) -> float:
-        """Median over steps of the mean rank's computing."""
+        """Median over steps of the computation time averaged over ranks, s."""
         return float(np.median(self.computing.mean(axis=1)))
 
     @property
     def comm_share(self) -> float:
-        """Median over steps of the mean rank's communicating over its step."""
+        """Median over steps of the communication share averaged over ranks."""
         return float(np.median((self.communicating / self.whole).mean(axis=1)))
 
     def bandwidth(self, kind: str) -> float:
-        """Bytes/s that a rank sends while a kind moves: all bytes over all time."""
+        """Compute the mean bandwidth of transfers in a kind of group, bytes/s."""
         time = float(self.moving[kind].sum())
         return float(self.sent_bytes[kind].sum()) / time if time else float("inf")
 
@@ -68,10 +68,10 @@ def step_times(
     Parameters
     ----------
     trace
-        With times of steps and of collectives.
+        Trace with times of steps and of collectives.
     iterations
-        Which steps; None takes all training steps but the first ``warm_up`` ones, which
-        allocate and connect, if there are more.
+        Iterations of the steps; None takes all training steps but the first ``warm_up``
+        ones, which allocate and connect, if there are more.
 
     Raises
     ------
@@ -113,12 +113,12 @@ def step_times(
 
 @dataclass(frozen=True)
 class _Calls:
-    """One rank's part in a call, a row each."""
+    """Times of calls on each participating rank, one row per call and rank."""
 
-    step: Int64  # place among the chosen steps
+    step: Int64  # index among the chosen steps
     rank: Int64
     issue: Int64  # ns
-    moved: Int64  # ns, from when all members were in it
+    moved: Int64  # ns, last member's issue
     end: Int64  # ns
     kind: npt.NDArray[np.str_]
 
@@ -155,7 +155,7 @@ def _calls(trace: Trace, chosen: Int64) -> _Calls:
 def _union(
     calls: _Calls, shape: tuple[int, ...], begins: str, kind: str | None = None
 ) -> Float64:
-    """``[S, R]`` s in which a rank has any of the calls on."""
+    """Compute the time in which a rank has at least one call active, ``[S, R]`` s."""
     out = np.zeros(shape)
     mine = np.ones(len(calls.step), bool) if kind is None else calls.kind == kind
     for rank in np.unique(calls.rank[mine]):

@@ -5,11 +5,11 @@ and idle; the four sum up to the step exactly.  The communication fraction is
 (communication only + overlapped) / step, what an iteration would gain at most from a
 perfect network is communication only / step.
 
-Where compute is known (the kernels of a profile), that is interval arithmetic.  A
-captured trace knows no kernels, but when each collective was called, and a program that
-calls runs.  A collective within which no other was called is waited for; so are all
-where calls block, and nothing else needs to be known.  Where another was called within,
-there are two readings, and they bound what is true:
+If compute is known (kernels of a profile), this is interval arithmetic.  A captured
+trace contains no kernels, only the time of each collective call; a program that issues
+a call is running.  A collective during which no other was called is assumed to be
+awaited, as all are where calls block.  If another was called during it, there are two
+assumptions, which bound the true overlap:
 
 - "each" collective is awaited, from the last call before its end on: the least overlap,
   exact where what is fetched ahead is awaited in turn (FSDP);
@@ -44,7 +44,7 @@ Bool = npt.NDArray[np.bool_]
 Events = tuple[npt.ArrayLike, npt.ArrayLike]
 
 PARTS = ("compute", "communication", "overlapped", "idle")
-"""Of a step's time, which add up to it."""
+"""Parts of a step's time, which sum to the step time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class TimeBreakdown:
     communication: Int64  # communication alone
     overlapped: Int64  # both
     idle: Int64  # neither
-    known: Bool  # whether the rank's step has times; what has none is 0
-    inferred: bool  # compute was told from calls, not from kernels
+    known: Bool  # whether the rank's step has times; others are 0
+    inferred: bool  # compute inferred from gaps between calls (no profile)
 
     @property
     def total(self) -> Int64:
@@ -66,7 +66,7 @@ class TimeBreakdown:
 
     @property
     def shares(self) -> Float64:
-        """Of each rank's time over all steps, ``[R, 4]``: in the fields' order."""
+        """Shares of each rank's time over all steps, ``[R, 4]``, in field order."""
         parts = (self.compute, self.communication, self.overlapped, self.idle)
         sums = np.stack([p.sum(axis=0) for p in parts], axis=1).astype(np.float64)
         total = sums.sum(axis=1, keepdims=True)
@@ -76,12 +76,12 @@ class TimeBreakdown:
 
     @property
     def communication_fraction(self) -> Float64:
-        """Of each rank's time, ``[R]``: communication, overlapped or not."""
+        """Communication share of each rank's time, overlapped or not, ``[R]``."""
         return np.asarray(self.shares[:, 1] + self.shares[:, 2], np.float64)
 
     @property
     def hidden_fraction(self) -> Float64:
-        """Of each rank's communication, ``[R]``: what compute hides."""
+        """Share of each rank's communication hidden behind compute, ``[R]``."""
         both, every = self.shares[:, 2], self.communication_fraction
         hidden = np.full_like(both, np.nan)
         np.divide(both, every, out=hidden, where=every > 0)
@@ -127,7 +127,7 @@ def occupation(
     waiting: str = "idle",
     awaited: str = "each",
 ) -> TimeBreakdown:
-    """Break the time of each rank's training steps down.
+    """Compute the time breakdown of each rank's training steps.
 
     Parameters
     ----------
@@ -136,11 +136,11 @@ def occupation(
     iterations
         Which; None for all.
     kernels
-        Starts and ends of compute, ns of rank 0's clock, of each rank; None: told from
-        the calls, as above.
+        Starts and ends of compute of each rank, ns on rank 0's clock; None: inferred
+        from the calls (see the module).
     waiting
-        What a rank does that has called while another member has not: it is "idle", or
-        takes part in the "communication", as NCCL's kernels make it look in a profile.
+        Class of the time in which a rank waits for another member's call: "idle", or
+        "communication", as NCCL kernels appear in a profile.
     awaited
         Without kernels: which collectives a program waits for, "each" or the "last".
 
@@ -197,28 +197,28 @@ def occupation(
 
 
 def _waits(issue: Int64, end: Int64, *, each: bool) -> tuple[Int64, Int64]:
-    """When the program waits: from the last call before a collective's end until then.
+    """Compute wait intervals: from the last call before a collective's end to its end.
 
-    Unless each is awaited, those within which another was called are not.
+    Unless each is awaited, collectives during which another was called are not.
     """
     if not len(issue):
         return issue, end
     order = np.sort(issue)
-    # a call of no length has no earlier call than itself to wait from
+    # a call of zero length is its own last call
     latest = np.clip(order[np.searchsorted(order, end, side="left") - 1], issue, end)
     chosen = np.ones(len(issue), bool) if each else latest == issue
     return merge_intervals(latest[chosen], end[chosen])
 
 
 def _between(waits: tuple[Int64, Int64], first: Int64, last: Int64) -> Events:
-    """All time around the waits, beyond every span."""
+    """Compute the complement of the wait intervals, beyond every span."""
     low = min(int(first.min(initial=0)), int(waits[0].min(initial=0)))
     high = max(int(last.max(initial=0)), int(waits[1].max(initial=0)))
     return np.concatenate([[low], waits[1]]), np.concatenate([waits[0], [high]])
 
 
 def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
-    """How long disjoint, ordered events are on inside of each span."""
+    """Compute the total duration of disjoint, ordered events within each span."""
     start, end = on
     if not len(start):
         return np.zeros(len(first), np.int64)
@@ -226,7 +226,7 @@ def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
 
     def until(time: Int64) -> Int64:
         at = np.searchsorted(start, time, side="right")
-        # of the last event that has begun, only what is before the time counts
+        # clip the last event that has begun at the given time
         over = np.where(at > 0, np.maximum(end[at - 1] - time, 0), 0)
         return np.asarray(before[at] - over, np.int64)
 
@@ -234,7 +234,7 @@ def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
 
 
 def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]:
-    """Training steps: iteration ``[S]``, start and end ``[S, R]`` of rank 0's clock."""
+    """Read training steps: iteration ``[S]``, start and end ``[S, R]``, ns."""
     steps = trace.steps
     keep = training_steps(trace, iterations)
     start, end = steps.start[keep], steps.end[keep]
@@ -247,7 +247,7 @@ def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]
 
 
 def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, ...]]:
-    """Issue, begin and end of each rank's collectives, of rank 0's clock."""
+    """Read issue, begin and end of each rank's collectives on rank 0's clock."""
     sending = np.array([s.operation != ROUTING for s in trace.sites], bool)
     site = trace.occurrences.site
     chosen = np.flatnonzero(sending[site]) if len(site) else np.zeros(0, np.int64)
@@ -259,7 +259,7 @@ def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, ...]]:
         begin = np.where(start != UNKNOWN_TIME, start, issue)
         if until_all:  # an unknown time is the least int64: it is never the latest
             begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
-        # clocks have errors: no call ends before it begins
+        # clock errors must not make a call end before it begins
         begin, issue = np.minimum(begin, end), np.minimum(issue, end)
         ranks = trace.members(part)
         for rank in np.unique(ranks[known]).tolist():

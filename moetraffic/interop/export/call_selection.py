@@ -28,7 +28,7 @@ from .options import ExportOptions
 
 Int64 = npt.NDArray[np.int64]
 
-AT_ONCE = 1 << 23  # cells of matrices that are read at once: 64 MiB
+AT_ONCE = 1 << 23  # matrix cells that are read at once: 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class CallSelection:
     """Calls selected for export, and descriptions of omitted ones."""
 
     occurrences: Int64  # [n] in the trace's order
-    lost: tuple[str, ...]  # what was left out, a sentence each
+    lost: tuple[str, ...]  # descriptions of omitted calls, a sentence each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,11 +44,11 @@ class ExportedExchange:
     """One all-to-all, merged over all groups that execute the same call site."""
 
     iteration: int
-    site: Site  # that of the first group
-    groups: tuple[tuple[int, ...], ...]  # world ranks of each group that makes it
-    bytes: Int64  # [R, R] row sends, column receives; diagonal: kept for oneself
-    begins: Int64  # [R] start, or where unknown issue, ns of rank 0's clock
-    ends: Int64  # [R]; both UNKNOWN_TIME where it is, or a rank takes no part
+    site: Site  # call site of the first group
+    groups: tuple[tuple[int, ...], ...]  # world ranks of each group that executes it
+    bytes: Int64  # [R, R] row sends, column receives; diagonal: rank-local
+    begins: Int64  # [R] start, or issue if unknown, ns of rank 0's clock
+    ends: Int64  # [R]; both UNKNOWN_TIME if unknown, or for other ranks
 
     @property
     def begin_ns(self) -> int:

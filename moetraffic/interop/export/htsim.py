@@ -66,7 +66,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 
 def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
-    """Format flows with start times; return the maximum rounding error in ps, too."""
+    """Format flows with start times, and compute the largest rounding error in ps."""
     lines: list[str] = []
     moved = 0
     for burst in found:
@@ -80,7 +80,7 @@ def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
 def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
     """Format flows chained by barrier triggers; count triggers and groups."""
     lines: list[str] = []
-    last: dict[tuple[int, ...], range] = {}  # of a group: its last exchange's flows
+    last: dict[tuple[int, ...], range] = {}  # group: flows of its last exchange
     barriers: list[str] = []
     for burst in found:
         if not len(burst.source):

@@ -1,1 +1,1 @@
-"""Terminal output, options and configuration files of the commands."""
+"""Terminal output, command-line options and configuration files of the commands."""

@@ -1,4 +1,4 @@
-"""Command-line options that several verbs share or that set a dataclass's fields."""
+"""Command-line options that several verbs share, or that set fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moetraffic.trace.iterations import iteration_range, number_list
 
 T = TypeVar("T")
 PLAIN = (int, float, str, bool, Path)
-"""Types that an option can have as they are, or with None."""
+"""Types that an option supports directly, or combined with None."""
 
 
 def option(
@@ -33,26 +33,26 @@ def option(
     max: float | None = None,
     **more: Any,
 ) -> Any:
-    """Describe an option, with the rule that its values follow.
+    """Describe a command-line option and the constraint on its values.
 
     Parameters
     ----------
     help
-        A full sentence.
+        Help text, a full sentence.
     names
         Spellings; the parameter's name with dashes if none is given.
     panel
-        Heading of the help under which the option stands.
+        Heading in the help text above the option.
     shown
-        The default in words, where its value does not say it.
+        Description of the default in the help text, if its value is not meaningful.
     choices
-        The only values that are allowed; shells complete them.
+        The allowed values; shells complete them.
     read
-        Turns the text of the command line into the value.
+        Function that parses the command-line text.
     above, min, max
-        Bounds of a number: exclusive below, and inclusive.
+        Bounds of a number: exclusive minimum, inclusive minimum, inclusive maximum.
     more
-        As ``typer.Option`` has it.
+        Further arguments of ``typer.Option``.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    # a default may be the value already
+    # a default may already be a parsed value
     return lambda value: read(value) if isinstance(value, str) else value
 
 
@@ -108,12 +108,12 @@ def _within(
 
 
 def picture(path: Path | None) -> Path | None:
-    """Return the path of a picture, which must end in .png.
+    """Return the path of a picture after checking that it ends in .png.
 
     Raises
     ------
     MoetrafficError
-        If it has another ending.
+        If it has another extension.
     """
     if path is not None and path.suffix.lower() != ".png":
         raise MoetrafficError(
@@ -139,7 +139,7 @@ Layers = Annotated[
     list[str] | None,
     option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
 ]
-"""Read with :func:`layer_numbers`; the option may be given again."""
+"""Parsed by :func:`layer_numbers`; the option may be repeated."""
 Phase = Annotated[str, option("Phase of the exchange whose wire bytes are used.")]
 Of = Annotated[
     str | None,
@@ -159,7 +159,7 @@ Threads = Annotated[
 def selection(
     layers: list[str] | None, iterations: range | None, phase: str
 ) -> dict[str, Any]:
-    """Return the options that select exchanges, as analyses take them."""
+    """Return the keyword arguments of analyses that select exchanges."""
     return {
         "layers": layer_numbers(layers),
         "phase": phase,
@@ -168,30 +168,30 @@ def selection(
 
 
 def subjects(of: str | None) -> tuple[str, ...]:
-    """Return what of an exchange is analyzed: demand, wire, or both."""
+    """Return the analyzed quantities of an exchange: demand, wire, or both."""
     return ("demand", "wire") if of is None else (of,)
 
 
 def layer_numbers(given: list[str] | None) -> tuple[int, ...] | None:
-    """Return the layers of all lists that were given; None for every layer.
+    """Parse the layer numbers of all given lists; None stands for all layers.
 
     Raises
     ------
     TraceError
-        If one is no list of numbers.
+        If a text is not a list of numbers.
     """
     return number_list(",".join(given), "layers") if given else None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the option that sets a field differs from the field."""
+    """Differences between a dataclass field and the option that sets it."""
 
     help: str
-    flag: str = ""  # the option, where it is not named as the field
-    shown: str | None = None  # the default in words
-    kind: Any = None  # type on the command line, where the field has another
-    default: Any = ...  # likewise
+    flag: str = ""  # name of the option, if it differs from the field's
+    shown: str | None = None  # description of the default
+    kind: Any = None  # type of the option, if it differs from the field's
+    default: Any = ...  # default of the option, if it differs from the field's
     rule: Mapping[str, Any] | None = None  # further arguments of option()
 
 
@@ -202,23 +202,23 @@ def field_options(
     *,
     optional: bool = False,
 ) -> dict[str, inspect.Parameter]:
-    """Make options from the fields of a dataclass: their types and defaults.
+    """Derive command-line options from the fields of a dataclass.
 
     Parameters
     ----------
     kind
         The dataclass.
     panel
-        Heading of the help.
+        Heading of the options in the help text.
     settings
-        Help, or how an option differs, by field.
+        Help text, or :class:`Setting` of the option, by field.
     optional
-        Whether an option that is not given is None, and not the field's default.
+        Whether an omitted option is None instead of the field's default.
 
     Returns
     -------
     dict
-        Parameters of a command by field, for :func:`takes`.
+        Parameters of a command, by field, for :func:`takes`.
     """
     hints = get_type_hints(kind)
     defaults = {f.name: f.default for f in fields(kind)}
@@ -249,7 +249,7 @@ def field_options(
 def takes(
     **groups: Mapping[str, inspect.Parameter],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a verb the options of :func:`field_options`, by the name of a parameter.
+    """Add options of :func:`field_options` to a verb, as one parameter per group.
 
     The parameter receives the values as a dict by field.
     """
@@ -273,9 +273,9 @@ def takes(
 
 
 def told(context: typer.Context, names: Sequence[str]) -> list[str]:
-    """Return which of some options are on the command line, as they are spelled.
+    """Return the given options that are on the command line, as they are spelled.
 
-    A configuration file holds for many runs: what it sets contradicts none of them.
+    Options in a configuration file are not included: such a file serves many runs.
     """
     spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
     return [
@@ -293,23 +293,23 @@ def refuse_idle(
     *,
     error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
-    """Refuse options that have no effect beside the others.
+    """Reject options that have no effect in combination with the others.
 
     Parameters
     ----------
     context
-        Of the verb.
+        Context of the verb.
     names
-        Its parameters.
+        Parameters of the verb that have no effect.
     why
-        When they have an effect, or what takes their place, in words.
+        Condition under which they have an effect, for the message.
     error
-        What to raise.
+        Class of the error to raise.
 
     Raises
     ------
     MoetrafficError
-        Of the kind asked for.
+        Of class ``error``, if one of the options is on the command line.
     """
     idle = told(context, names)
     if idle:

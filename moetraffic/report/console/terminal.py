@@ -161,4 +161,4 @@ def _discard(number: int) -> None:
         os.dup2(null, stream.fileno())
         os.close(null)
     except (OSError, ValueError):
-        return  # a stream without a descriptor has no pipe behind it
+        return  # a stream without a descriptor is not a pipe

@@ -46,8 +46,8 @@ class Content:
 
     title: str
     tiles: tuple[highlights.Tile, ...]
-    lines: tuple[str, ...]  # the summary in words
-    notes: tuple[str, ...]  # what could not be computed, and why
+    lines: tuple[str, ...]  # sentences of the summary
+    notes: tuple[str, ...]  # unavailable statistics, with reasons
     sections: tuple[Section, ...]
 
 

@@ -59,7 +59,7 @@ class Seen:
     loads: dict[int, tuple[str, npt.NDArray[Any]]] = field(default_factory=dict)
 
     def load(self) -> tuple[str, npt.NDArray[Any]] | None:
-        """ "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
+        """Return "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
         if not self.loads:
             return None
         order = sorted(self.loads)

@@ -1,1 +1,1 @@
-"""Tables and charts of each kind of result."""
+"""Tables, charts and plain data of each kind of result."""

@@ -47,8 +47,8 @@ def read_index(
     head.expect(b"EAHD\0\1")
     element, bits, in_index, least, pointers, page = (head.number(1) for _ in range(6))
     head.take(32)  # counts of blocks
-    stored = head.number(8)  # elements that were set
-    head.take(8)  # elements that have places
+    stored = head.number(8)  # elements that are set
+    head.take(8)  # allocated elements
     index = head.number(8)
     powers = all(n and n & (n - 1) == 0 for n in (least, pointers))
     if not (13 <= element <= 20 and 0 < bits <= 64 and powers and page <= 16):
@@ -136,7 +136,7 @@ def _data_block(
     parts = []
     for page in range(-(-some // shape.page)):
         here = min(shape.page, some - page * shape.page) * shape.element
-        # behind the head, and each page, is a checksum of 4 bytes
+        # the head and each page end with a checksum of 4 bytes
         at = address + head + 4 + page * (shape.page * shape.element + 4)
         parts.append(source.block(at, here).take(here))
     return b"".join(parts)

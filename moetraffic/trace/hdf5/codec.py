@@ -28,7 +28,7 @@ WORTH = 16  # planes that shrink by less than 1/16 are stored: 10 times faster
 ZLIB_HEADER = b"\x78\x01"  # a window of 32 KB, the fastest level: RFC 1950
 ZLIB_AROUND = 2 + 4  # bytes: a header, and the Adler-32
 PRESET = 0x20  # the header's flag of a preset dictionary, which HDF5 never has
-ZLIB_END = b"\x03\x00"  # a last block that holds nothing: RFC 1951
+ZLIB_END = b"\x03\x00"  # an empty final block: RFC 1951
 
 CHUNK_BYTES = 256 * 1024
 MATRIX_BYTES = 1024 * 1024  # a matrix above this is split by source rank
@@ -75,7 +75,7 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
 
 
 def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
-    """Encode byte planes ``[width, cells]`` as one zlib stream, each separately.
+    """Encode byte planes ``[width, cells]`` as one zlib stream, plane by plane.
 
     The planes differ in their symbol statistics, so joint Huffman codes would be
     longer; and runs of one byte, frequent in upper planes, need another encoder.

@@ -1,4 +1,4 @@
-"""Read columns and panels from an untrusted HDF5 file, with all checks.
+"""Read columns and panels from an untrusted HDF5 file after validating its structure.
 
 Checks, in order: a regular file with HDF5's signature; a limited number of links and
 attributes, none of variable length; the format's name and version; each dataset by

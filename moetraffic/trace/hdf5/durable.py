@@ -80,7 +80,7 @@ def validate_output(
                 f"{overwrite}"
             )
         validate_folder(folder, error=error)
-        # the longest of the names that are written next to it
+        # the longest name that is written next to the output must be valid
         beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
         folder.joinpath(beside).exists()
         with tempfile.TemporaryFile(dir=folder):

@@ -29,13 +29,13 @@ class Heap:
     source: Source
     id_bytes: int  # of an object's identifier
     offset_bytes: int  # of an object's place in the heap
-    length_bytes: int  # of its length
+    length_bytes: int  # of an object's length
     huge: int  # address of the tree of huge objects
     width: int  # blocks in a row of the doubling table
     first: int  # bytes of the first block
     largest: int  # bytes of the largest block
     root: int  # address of the root block
-    rows: int  # rows of it, 0 where it is the only block
+    rows: int  # rows of the root block, 0 if it is the only block
 
     def object(self, name: bytes, most: int) -> Block:
         """Read the heap object with the given identifier.
@@ -98,10 +98,10 @@ def read_heap(source: Source, address: int) -> Heap:
     most_managed = head.number(4)
     head.take(8)  # next identifier of a huge object
     huge = head.number(8)
-    head.take(80)  # free space, and counts of what there is
+    head.take(80)  # free space, and counts of objects
     width, first, largest = head.number(2), head.number(8), head.number(8)
     bits = head.number(2)
-    head.take(2)  # rows that the root began with
+    head.take(2)  # initial rows of the root block
     root, rows = head.number(8), head.number(2)
     offset_bytes = (bits + 7) // 8
     # wide enough for the largest block, or the largest object in one
@@ -164,7 +164,7 @@ def records(
     head = source.block(address, 38)
     head.expect(b"BTHD\0" + bytes([kind]))
     node, record_size, depth = head.number(4), head.number(2), head.number(2)
-    head.take(2)  # when nodes are split and merged
+    head.take(2)  # split and merge thresholds of nodes
     root, count, total = head.number(8), head.number(2), head.number(8)
     if total > most:
         raise Malformed(f"it has {total} datasets or attributes, more than {most}")

@@ -33,7 +33,7 @@ class Reading:
         self._again = Forward(program, experts)
         self._experts = experts
         self._active: Pass | None = None
-        # and the forward call of each
+        # pairs of a gradient call and its forward call
         self._gradients: list[tuple[ForwardCall, ForwardCall]] = []
         self._read()
         for call, of in self._gradients:

@@ -26,7 +26,7 @@ class Naming:
 
     names: tuple[Name, ...]
     of_call: dict[int, Int64]  # by rank: [n] index into names, -1: as annotated
-    remarks: tuple[str, ...]  # what is unknown, a sentence each
+    remarks: tuple[str, ...]  # descriptions of unknown names, a sentence each
 
 
 def find_names(
@@ -73,8 +73,8 @@ def find_names(
 class _Depth:
     """MoE layers of a rank's forward passes, where no hook reports layer indices."""
 
-    count: int  # layers of experts in a pass
-    offset: int  # of the pipeline stages before
+    count: int  # MoE layers in a forward pass
+    offset: int  # MoE layers of the preceding pipeline stages
 
 
 def _number(
@@ -125,7 +125,7 @@ def _layers(
     every: Sequence[Calls], readings: Sequence[Reading]
 ) -> tuple[dict[int, _Depth], list[str]]:
     """Infer the MoE layers per pass and layer offset of each rank, with remarks."""
-    # lengths of passes: of steps with a backward, without, and cut off by the end
+    # lengths of passes in steps with a backward, without one, and truncated
     trained, other, cut = ({c.rank: Counter[int]() for c in every} for _ in range(3))
     unknown = False
     last = dict.fromkeys(trained, 0)

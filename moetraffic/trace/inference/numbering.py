@@ -33,7 +33,7 @@ MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
 class Numbered:
     """Step number of each of a rank's calls, and kind of each step."""
 
-    step: Int64  # [n], from 0 on, never decreasing
+    step: Int64  # [n], from 0, non-decreasing
     kinds: tuple[str, ...]
     whole: tuple[bool, ...]
 

@@ -24,9 +24,9 @@ AT_LEAST = 0.95  # share of the calls that must repeat after a period
 class InferredSteps:
     """Inferred steps of one rank, in order; the first begins with the record."""
 
-    begins: tuple[int, ...]  # the first call of each
+    begins: tuple[int, ...]  # index of each step's first call
     kinds: tuple[str, ...]
-    whole: tuple[bool, ...]  # the record contains all of it
+    whole: tuple[bool, ...]  # whether the record contains the whole step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,11 @@ def find_steps(traits: Traits) -> InferredSteps | None:
 
 
 def _blocks(backward: Bool) -> list[tuple[int, int, int]]:
-    """Return first forward, first backward and end index of each block of calls."""
+    """Return the first forward, first backward and end call index of each block."""
     change = np.flatnonzero(np.diff(backward.astype(np.int8))) + 1
     edges = [0, *change.tolist(), len(backward)]
     if len(backward) and backward[0]:
-        edges.insert(0, 0)  # a record that begins within a backward pass
+        edges.insert(0, 0)  # the record begins within a backward pass
     count = (len(edges) - 1) // 2
     return [(edges[2 * k], edges[2 * k + 1], edges[2 * k + 2]) for k in range(count)]
 
@@ -169,7 +169,7 @@ class _Blocks:
         )
 
     def _leads(self) -> list[int]:
-        """Return the index of the first block of each step."""
+        """Return the index of the first forward-backward block of each step."""
         foreign = [bool(set(b) - self.of_pass) for b in self.before]
         passes = [
             not self.piped and self._exchanged(b) > 0 and not f

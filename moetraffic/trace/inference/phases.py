@@ -30,7 +30,7 @@ class Unit:
     layer: int = -1  # where a hook or a router reported it
     place: int = -1  # index within its pass
     passed: Pass | None = None
-    dispatch: int = -1  # its first dispatch
+    dispatch: int = -1  # call index of its first dispatch
     again: Unit | None = None  # the unit that this one recomputes
 
 
@@ -39,7 +39,7 @@ class Pass:
     """MoE layers of one uninterrupted forward pass of a micro-batch."""
 
     units: list[Unit] = field(default_factory=list)
-    stack: list[ForwardCall] = field(default_factory=list)  # whose backward is to come
+    stack: list[ForwardCall] = field(default_factory=list)  # gradient pending
     checked: bool = False  # a backward of it was seen
 
 
@@ -59,7 +59,7 @@ class Experts:
 
     sorts: frozenset[Sort]
     armed: bool  # a dispatch must follow a routing: others may be sequence parallelism
-    why_not: str = ""  # why there is none
+    why_not: str = ""  # reason why there is none
 
 
 def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts:

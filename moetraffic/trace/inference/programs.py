@@ -69,7 +69,7 @@ class CallSequence:
     received_share: npt.NDArray[np.uint64]  # [N, n]
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
-    partner: Int64  # [n] the forward call of a backward one by its link, -1: not known
+    partner: Int64  # [n] forward call of a backward one, by link; -1: unknown
 
     def turned(self, one: int, other: int) -> bool:
         """Return whether ``other`` has the reversed splits of ``one``, in all steps."""

@@ -61,8 +61,8 @@ class Merged:
 
     trace: Trace
     missing: tuple[str, ...]  # gaps of the capture, a sentence each
-    remarks: tuple[str, ...]  # what ended the capture early, and what was left out
-    contradictions: tuple[str, ...]  # where two ranks' records disagree
+    remarks: tuple[str, ...]  # reason of an early end, and omitted records
+    contradictions: tuple[str, ...]  # disagreements between two ranks' records
 
 
 class NothingRecorded(CaptureError):

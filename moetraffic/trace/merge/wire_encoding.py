@@ -168,7 +168,7 @@ def _not_transposed(
     turned = sent[mine]
     if site.phase in TRANSPOSED_PHASES:
         turned = turned.transpose(0, 2, 1)
-    # in bytes, for rows may differ in shape; in rows, where the types differ
+    # in bytes, as row shapes may differ; in rows if the element types differ
     scale, other = 1, 1
     if site.dtype != first.dtype:
         scale, other = max(1, site.row_bytes), max(1, first.row_bytes)

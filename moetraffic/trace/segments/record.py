@@ -49,7 +49,7 @@ class Record:
     events: Table  # [n] RANK_EVENT, by segment; ``site`` indexes ``sites``
     steps: Table  # [s] RANK_STEP
     placements: Table  # [p] PLACEMENT
-    continued: Bool  # by segment: its first iteration began in the segment before
+    continued: Bool  # by segment: its first iteration began in the previous one
 
     @property
     def ranks(self) -> list[int]:

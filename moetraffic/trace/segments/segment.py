@@ -45,7 +45,7 @@ MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
 
 EVENT = np.dtype(
     [
-        ("iteration", "<i8"),  # -1 where no end of a step is known
+        ("iteration", "<i8"),  # -1 if the end of the step is unknown
         ("site", "<i4"),  # index into the segment's own sites
         ("sequence", "<i8"),  # n-th collective of its group on this rank
         ("issue", "<i8"),  # ns, the rank's clock
@@ -91,9 +91,9 @@ class Segment:
     clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
     unrecorded: int = 0  # events lost because earlier windows could not be written
     shards: int = 0  # virtual ranks of this process, see ``shards``; 0: none
-    ended: str = ""  # what ended the capture early ("interrupted by SIGINT"), or ""
+    ended: str = ""  # reason of an early end ("interrupted by SIGINT"), or ""
     left_out: str = ""  # records that were omitted so far, and why; "" for none
-    continued: bool = False  # its first iteration began in the segment before
+    continued: bool = False  # its first iteration began in the previous segment
     window: int = 0  # steps after this segment that may be lost; 0: unknown
 
 
