@@ -22,7 +22,7 @@ UNKNOWN = -1
 
 
 def main() -> int:
-    """Run the exchange; the exit code is 0 if all rows are correct."""
+    """Run the test exchange on one rank; return 0 if all received rows are correct."""
     rank_env = current_rank()
     if rank_env is None:
         raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")
@@ -59,7 +59,7 @@ def main() -> int:
         found = torch.zeros(rank_env.world, 3, dtype=torch.int64)
         dist.all_gather(list(found.unbind()), mine)
     finally:
-        # gloo's threads may abort a process that exits without this
+        # without this, gloo's threads may abort the process at exit
         dist.destroy_process_group()
     heartbeat.send(
         "step",
@@ -72,10 +72,10 @@ def main() -> int:
 
 
 def _exchange(rank: int, world: int) -> bool:
-    """An uneven all-to-all: rank r sends ``r + d + 1`` rows of r to d."""
+    """Run an uneven all-to-all in which rank r sends ``r + d + 1`` rows to rank d."""
     sent = [rank + other + 1 for other in range(world)]
     rows = torch.full((sum(sent),), rank, dtype=torch.int64)
-    come = torch.full((sum(sent),), -1, dtype=torch.int64)  # the same numbers come
+    come = torch.full((sum(sent),), -1, dtype=torch.int64)  # as many as are sent
     dist.all_to_all_single(come, rows, sent, sent)
     want = [other for other in range(world) for _ in range(sent[other])]
     return come.tolist() == want

@@ -1,4 +1,4 @@
-"""Check that ranks can exchange data and synchronize clocks."""
+"""Check that ranks can exchange data over gloo and compare their clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .finding import Finding, State
 
 DEADLINE_S = 90.0
 NEAR_NS = 1_000_000
-"""Clock error above which times of different hosts are told apart badly."""
+"""Clock error, in ns, above which times of different hosts are hard to compare."""
 
 
 def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Finding]:
@@ -20,15 +20,15 @@ def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Findi
     Parameters
     ----------
     ranks
-        To start here.
+        Number of ranks to start on this host.
     rank_env
-        This process's place among another launcher's ranks: then it is one of them,
-        and they meet where the launcher says.
+        Rank of this process if another launcher started the ranks: one process is
+        run, and the ranks use the launcher's rendezvous address.
 
     Returns
     -------
     list of Finding
-        The exchange, and the clocks where it went well.
+        Result of the exchange and, if it succeeded, of the clock comparison.
     """
     heard: list[Heartbeat] = []
     outcome = launch(

@@ -22,7 +22,7 @@ from .software import software
 
 RANKS = 2
 FEW_FILES = 1024
-"""Open files of a process below which many ranks do not start."""
+"""Limit on the open files of a process below which many ranks cannot start."""
 LITTLE_BYTES = 1 << 30
 
 
@@ -32,15 +32,15 @@ def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     Parameters
     ----------
     folder
-        Where traces will be written.
+        Folder in which traces will be written.
     exchange
-        Also start two ranks (or be one, under another launcher), have them exchange
-        rows over gloo, and compare their clocks; takes seconds.
+        Also run an all-to-all over gloo on two ranks (or on the ranks of another
+        launcher), and compare their clocks; takes seconds.
 
     Returns
     -------
     list of Finding
-        In the order of what stands on what.
+        In the order of their dependencies.
     """
     found = list(software())
     areas: list[Callable[[], Iterator[Finding]]] = [
@@ -162,7 +162,7 @@ def _network() -> Iterator[Finding]:
 
 
 def _interface(name: str) -> str:
-    """State and speed of a network interface."""
+    """Read the state and speed of a network interface."""
     at = Path("/sys/class/net") / name
     try:
         state = (at / "operstate").read_text().strip()
@@ -171,7 +171,7 @@ def _interface(name: str) -> str:
     try:
         speed = int((at / "speed").read_text())
     except (OSError, ValueError):
-        speed = 0  # a loopback or a virtual interface has none
+        speed = 0  # loopback and virtual interfaces report none
     up = "up" if state in ("up", "unknown") else state
     return f"{up}, {speed / 1000:g} Gb/s" if speed > 0 else up
 

@@ -21,7 +21,7 @@ from .machine import room
 AREA = "replay"
 _finding = partial(any_finding, AREA)
 RANK_BYTES = 300_000_000
-"""Of a process that has imported torch, resident."""
+"""Resident memory, in bytes, of a process that has imported torch."""
 AT_ONCE = 4096
 CONNECT_S = 5.0
 
@@ -34,14 +34,14 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
     trace
         The trace file.
     nproc
-        Ranks to start here; the trace's if not given.
+        Number of ranks to start on this host; None for that of the trace.
     folder
-        Where the replayed trace will be written.
+        Folder in which the replayed trace will be written.
 
     Returns
     -------
     list of Finding
-        The trace itself, its ranks, the rendezvous, ports, memory and disk.
+        For the trace, number of ranks, rendezvous, ports, memory and disk.
     """
     try:
         with Trace.open(trace) as opened:
@@ -73,7 +73,7 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
 
 
 def largest_bytes(trace: Trace) -> int:
-    """Largest send plus receive buffer of a rank in any all-to-all, bytes."""
+    """Compute the largest send plus receive bytes of a rank in any all-to-all."""
     most = 0
     for number, site in enumerate(trace.sites):
         if site.operation != ALL_TO_ALL or site.wire == WireForm.UNKNOWN:

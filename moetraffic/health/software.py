@@ -53,7 +53,7 @@ PACKAGES = (
 
 
 def software() -> Iterator[Finding]:
-    """Report the versions of Python, moetraffic and every package."""
+    """Yield findings on the versions of Python, moetraffic and its dependencies."""
     yield Finding(
         area=AREA,
         name="python",
@@ -68,7 +68,7 @@ def software() -> Iterator[Finding]:
 
 
 def newer(have: str, least: str) -> bool:
-    """Whether a version is at least another, by their leading numbers.
+    """Whether a version is at least another, compared by their leading numbers.
 
     Examples
     --------

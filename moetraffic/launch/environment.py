@@ -20,11 +20,11 @@ class RankEnvironment(NamedTuple):
 
     rank: int  # 0 to world - 1
     world: int  # number of ranks
-    local_rank: int  # number among the ranks of this host: the GPU to take
+    local_rank: int  # index among the ranks of this host, and of its GPU
 
 
 _LAUNCHERS = (
-    # torchrun's names, which our own launcher uses too
+    # torchrun's names, which the launcher of moetraffic uses too
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     # srun's: SLURM_STEP_NUM_TASKS is set within a step only, while a batch script
     # itself has SLURM_PROCID=0 and SLURM_NTASKS without being one of the ranks
@@ -37,18 +37,18 @@ def current_rank(
 ) -> RankEnvironment | None:
     """Read the rank that torchrun, srun or ``launch`` assigned; None without one.
 
-    A job step of one task counts as no rank: an interactive shell in an allocation is
-    one, and there the launcher shall start what was asked for.
+    A job step of one task does not count as a rank: an interactive shell in an
+    allocation is such a step, in which the launcher must start the ranks.
 
     Parameters
     ----------
     environment
-        Variables to look at; this process's by default.
+        Environment variables; those of this process by default.
 
     Raises
     ------
     LayoutError
-        If the variables are there but are no rank of a world.
+        If the variables are set but are not a valid rank and world size.
     """
     env = os.environ if environment is None else environment
     for rank_name, world_name, local_name in _LAUNCHERS:
@@ -73,19 +73,19 @@ def current_rank(
 
 
 def rendezvous(environment: Mapping[str, str] | None = None) -> str:
-    """Determine the ``init_method`` of ``torch.distributed``.
+    """Determine the ``init_method`` for ``torch.distributed`` from the environment.
 
     Returns
     -------
     str
-        ``file://...`` under our launcher (one host, no port to clash), ``env://``
-        where MASTER_ADDR and MASTER_PORT are set (torchrun), and under srun
-        ``tcp://`` on the step's first host, with a port that follows from the job.
+        ``file://...`` under the launcher of moetraffic (one host, no port conflict),
+        ``env://`` if MASTER_ADDR and MASTER_PORT are set (torchrun), and under srun
+        ``tcp://`` on the step's first host, with a port derived from the job id.
 
     Raises
     ------
     LayoutError
-        If nothing says where to meet.
+        If no variable determines the rendezvous address.
     """
     env = os.environ if environment is None else environment
     if env.get(FILE_STORE):
@@ -97,7 +97,7 @@ def rendezvous(environment: Mapping[str, str] | None = None) -> str:
     if hosts and job.isdecimal():
         host = env.get("MASTER_ADDR") or first_host(hosts)
         step = env.get("SLURM_STEP_ID", "0")
-        # steps of one job may run side by side: an odd factor keeps them apart
+        # steps of one job may run concurrently: an odd factor separates their ports
         number = int(job) * 31 + (int(step) if step.isdecimal() else 0)
         return f"tcp://{host}:{_FIRST_PORT + number % _PORTS}"
     raise LayoutError(

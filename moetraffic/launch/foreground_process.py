@@ -1,7 +1,7 @@
 """Run a command in the foreground, with its streams, signals and exit code.
 
-The command shares this process's group and terminal.  What the terminal sends (Ctrl-C)
-reaches it by itself; what another process sends to this one is passed on.
+The command shares this process's group and terminal.  Signals of the terminal (Ctrl-C)
+reach it directly; signals that another process sends to this one are forwarded.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-TYPED = (signal.SIGINT, signal.SIGQUIT)  # what a terminal sends to all of its group
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
+TYPED = (signal.SIGINT, signal.SIGQUIT)  # a terminal sends these to its whole group
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 LOOK_EVERY_S = 1.0
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command until it exits.
+    """Run a command in the foreground until it exits, and forward signals to it.
 
     Parameters
     ----------
     command
         Program and arguments.
     environment
-        All of its variables.
+        All environment variables of the command.
 
     Returns
     -------
     int
-        Its exit code; 128 + n after signal n.
+        Exit code of the command; 128 + n after signal n.
 
     Raises
     ------
     OSError
-        If it cannot be started.
+        If the command cannot be started.
     """
     early: list[int] = []
-    # handlers, and not SIG_IGN, which the command would inherit; what this process
-    # was started to ignore (nohup), the command ignores as well
+    # handlers, and not SIG_IGN, which the command would inherit; signals that this
+    # process was started to ignore (nohup), the command ignores as well
     before = {
         number: signal.signal(number, lambda n, _: early.append(n))
         for number in PASSED_ON
@@ -55,12 +55,12 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     awaited = {signal.SIGCHLD, *before}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        # descriptors above 2 are the command's as well, where a shell opened them
+        # the command inherits descriptors above 2, which a shell may have opened
         process = subprocess.Popen(command, env=dict(environment), close_fds=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         while process.poll() is None:
-            # before this thread waited, or while it did something else, a signal was
-            # taken by a handler, which is not told who sent it: nobody types SIGTERM
+            # signals that arrived outside sigtimedwait ran a handler, which has no
+            # sender: forward those that a terminal does not send
             while early:
                 number = early.pop(0)
                 if number not in TYPED:
@@ -79,9 +79,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 def _wait(awaited: set[signal.Signals]) -> tuple[int, bool] | None:
     """Wait for a signal; return it and whether a process sent it, None on timeout."""
     look: Any = getattr(signal, "sigtimedwait", None)
-    if look is None:  # a system that does not tell who sent it: nobody types SIGTERM
+    if look is None:  # no sender here: assume that TYPED is the terminal's
         number = signal.sigwait(awaited)
         return number, number not in TYPED
     info = look(awaited, LOOK_EVERY_S)
-    # the kernel's own, which a terminal causes, have a positive code
+    # signals from the kernel, which a terminal causes, have a positive code
     return None if info is None else (info.si_signo, info.si_code <= 0)

@@ -1,13 +1,13 @@
-"""Heartbeats of a rank: report its progress to the supervisor at negligible cost.
+"""Send heartbeats of a rank's progress to the supervisor at negligible cost.
 
 Two channels lead to the supervisor, both inherited through the environment:
 
 - ``MOETRAFFIC_HEARTBEAT`` is ``fd:inode`` of a pipe.  :func:`send` writes one JSON
   line into it.  A write of at most PIPE_BUF bytes is atomic (POSIX ``write``), so the
   ranks share one pipe; it never blocks, so a full pipe loses the line.
-- ``MOETRAFFIC_COUNTERS`` is a file of one int64 a rank, mapped into memory: the
-  operations entered and left.  Writing to it costs no system call, so it can tell of
-  every single operation.
+- ``MOETRAFFIC_COUNTERS`` is a file of one int64 per rank, mapped into memory: the
+  operations entered and left.  Writing to it costs no system call, so it is updated
+  for every operation.
 
 Without these variables heartbeats stay within the process.
 """
@@ -27,13 +27,13 @@ PIPE = "MOETRAFFIC_HEARTBEAT"
 COUNTERS = "MOETRAFFIC_COUNTERS"
 EVENTS = ("start", "ready", "enter", "exit", "step", "error", "done")
 LAST_WORDS = frozenset({"ready", "error", "done"})
-"""Events that are worth waiting for room in the pipe: they come once."""
+"""Events sent once, for which the sender waits until the pipe has space."""
 
 COUNTER_BYTES = 8
-"""A rank's part of the file of counters."""
+"""Size, in bytes, of a rank's counter in the file of counters."""
 
-_last = ("", "", time.monotonic(), 0.0)  # event, operation, when, announced silence
-_counted = memoryview(bytearray(COUNTER_BYTES)).cast("q")  # what counter() gave last
+_last = ("", "", time.monotonic(), 0.0)  # event, operation, time, announced within_s
+_counted = memoryview(bytearray(COUNTER_BYTES)).cast("q")  # last result of counter()
 
 _LONGEST_TEXT = 700  # characters of one field, so that a line fits the pipe
 _PATIENCE_S = 0.2
@@ -44,28 +44,29 @@ def send(
 ) -> None:
     """Send a heartbeat to the supervisor.
 
-    Never raises and never blocks the caller; the very few events in LAST_WORDS wait up
-    to 0.2 s for room.  Without a supervisor, or after it is gone, it does nothing.
+    Never raises and never blocks the caller, except that events in LAST_WORDS wait up
+    to 0.2 s for space in the pipe.  Without a supervisor, or after it has ended, it
+    does nothing.
 
     Parameters
     ----------
     event
-        One of EVENTS.  "enter" and "exit" stand around an operation; "error" with the
-        field ``message`` tells why this rank gives up, and with ``cause`` whether it
-        is to blame: "mismatch" (what was received contradicts what was expected),
-        "own" (this rank's own fault) or "peer" (another rank did not answer).
+        One of EVENTS.  "enter" and "exit" surround an operation; "error" has a field
+        ``message``, the reason of this rank's failure, and a field ``cause``:
+        "mismatch" (received data differ from those expected), "own" (an error of this
+        rank) or "peer" (another rank did not respond).
     operation
-        What it is doing, in the words of the last sentence that a user may read.
+        Name of the current operation, as shown to the user in an error message.
     within_s
-        How long, at most, this rank will be silent now, where it does something that
-        takes long and tells nothing, such as writing a file; 0 for the usual.
+        Longest time until the next heartbeat, if this rank starts a long operation
+        without heartbeats, such as writing a file; 0 for the default deadline.
     **fields
-        Anything that JSON can hold; long texts are cut.
+        Further fields, of types that JSON supports; long texts are truncated.
     """
     global _last
     _last = event, operation, time.monotonic(), within_s
     if within_s:
-        # an operation that was counted before is no sign that the silence is over
+        # an operation counted earlier must not end the announced interval
         fields |= {"within_s": within_s, "counted": _counted[0]}
     fd = _pipe()
     if fd is None:
@@ -77,8 +78,8 @@ def send(
             os.write(fd, line)
             return
         except OSError as error:
-            # A supervisor that is gone (EPIPE) has nobody to tell: the kernel ends
-            # this rank.  A full pipe (EAGAIN) costs this line, not the training.
+            # After the supervisor has ended (EPIPE), the kernel ends this rank.  A full
+            # pipe (EAGAIN) loses this line, but must not stop the training.
             left = until - time.monotonic()
             if error.errno != errno.EAGAIN or left <= 0:
                 return
@@ -86,7 +87,7 @@ def send(
 
 
 def counter() -> memoryview:
-    """Memory-mapped operation counter of this rank.
+    """Return the memory-mapped operation counter of this rank.
 
     Returns
     -------
@@ -108,7 +109,7 @@ def _mapped() -> memoryview | None:
         with open(path, "r+b") as file:
             mapped = mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError):
-        # the supervisor's folder is gone, so nobody reads the counters any more
+        # the supervisor's folder is gone, so the counters are no longer read
         return None
     if len(mapped) < COUNTER_BYTES * (rank + 1):
         return None
@@ -129,7 +130,7 @@ class LastHeartbeat(NamedTuple):
     operation: str
     counted: int  # operations entered and left
     beat_s: float  # time.monotonic() of the last heartbeat
-    within_s: float  # silence that it announced, 0 for none
+    within_s: float  # announced time to the next heartbeat, 0 for none
 
 
 def latest() -> LastHeartbeat:
@@ -148,10 +149,10 @@ def _rank() -> int:
 
 
 def _pipe() -> int | None:
-    """Descriptor of the heartbeat pipe, if it is the one that the supervisor opened.
+    """Return the descriptor of the heartbeat pipe that the supervisor opened.
 
-    A child of this rank inherits the variable but not the descriptor, whose number
-    may by then be any file of its own: hence the inode.
+    None if there is none.  A child of this rank inherits the variable but not the
+    descriptor, whose number may be any other file: hence the check of the inode.
     """
     number, _, inode = os.environ.get(PIPE, "").partition(":")
     if not number.isdecimal():
@@ -174,7 +175,7 @@ def _line(event: str, operation: str, fields: dict[str, Any]) -> bytes:
     try:
         line = json.dumps({**extra, **said}, default=str).encode() + b"\n"
     except (TypeError, ValueError):
-        line = b""  # a field that JSON cannot hold: say the rest
+        line = b""  # a field that JSON does not support: send the rest
     if not 0 < len(line) <= select.PIPE_BUF:
         line = json.dumps(said).encode() + b"\n"
     return line if len(line) <= select.PIPE_BUF else b"\n"

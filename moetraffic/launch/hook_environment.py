@@ -1,7 +1,7 @@
 """Environment variables that enable the capture hook in every Python process.
 
 ``PYTHONPATH`` begins with the folder of the start-up hook
-(``capture/startup/sitecustomize.py``), and the variables below tell it what to do.
+(``capture/startup/sitecustomize.py``), which reads its settings from these variables.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OUT = "MOETRAFFIC_OUT"
-"""The trace, as an absolute path: the hook does nothing without it."""
+"""Variable with the absolute path of the trace; without it the hook is inactive."""
 FORCE = "MOETRAFFIC_OUT_FORCE"
-"""1: the trace may be replaced."""
+"""Variable that is 1 if an existing trace may be replaced."""
 NOTES = "MOETRAFFIC_NOTES"
-"""A folder of this host in which processes leave words for the launcher."""
+"""Variable with a folder in which processes write notes for the launcher."""
 NAMES = {
     "model": "MOETRAFFIC_MODEL",
     "router": "MOETRAFFIC_ROUTER",
     "k": "MOETRAFFIC_K",
 }
-"""What the user calls the model and its router, and the experts of a token."""
+"""Variables with the names of the model and its router, and experts per token."""
 
 
 def hook_folder() -> Path:
-    """The folder of the hook's ``sitecustomize.py``."""
+    """Return the folder of the start-up hook's ``sitecustomize.py``."""
     spec = find_spec("moetraffic")
     assert spec is not None
     assert spec.origin is not None
@@ -37,16 +37,16 @@ def hook_folder() -> Path:
 def variables(
     output: Path, *, force: bool, told: Mapping[str, object]
 ) -> dict[str, str]:
-    """Environment variables of the hook, without PYTHONPATH.
+    """Return the environment variables of the capture hook, without PYTHONPATH.
 
     Parameters
     ----------
     output
-        The trace.
+        Path of the trace.
     force
-        It may be replaced.
+        Whether an existing trace may be replaced.
     told
-        By the names of :data:`NAMES`; what is empty or 0 is left out.
+        Values by the names in :data:`NAMES`; empty ones and 0 are left out.
     """
     found = {OUT: str(output.absolute())}
     if force:
@@ -57,21 +57,21 @@ def variables(
 def environment(
     hook: Mapping[str, str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Environment of a command: the current one with the hook added.
+    """Return the environment of a command: the current one with the hook added.
 
     Parameters
     ----------
     hook
-        From :func:`variables`.
+        Variables from :func:`variables`.
     base
-        What to extend; ``os.environ`` by default.
+        Environment to extend; ``os.environ`` by default.
     """
     found = dict(os.environ if base is None else base)
     for name in (OUT, FORCE, NOTES, *NAMES.values()):
-        found.pop(name, None)  # of a run around this one
+        found.pop(name, None)  # inherited from an enclosing run
     path = str(hook_folder())
     earlier = found.get("PYTHONPATH", "")
-    # an empty part means the working directory: none may arise that was not there
+    # an empty part would add the working directory to the path
     found["PYTHONPATH"] = f"{path}{os.pathsep}{earlier}" if earlier else path
     return found | dict(hook)
 

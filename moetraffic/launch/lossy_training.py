@@ -1,4 +1,4 @@
-"""Parallel training runs on a simulated lossy network."""
+"""Run several trainings in parallel on a simulated lossy network."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def final_losses(
     workers: int | None = None,
     on_run: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Train once for each loss share and seed (``moetraffic tolerance``).
+    """Train for each share of lost bytes and seed; return final training losses.
 
     Parameters
     ----------
     base
-        What is trained, on virtual ranks; seeds count from its own.
+        Workload to train on virtual ranks; seeds count from its own.
     dropping
-        Where and how bytes are lost, of whatever share.
+        Where and how bytes are lost; its share is replaced.
     shares
-        ``[P]`` of the bytes that are lost, 0 to below 1.
+        ``[P]`` shares of bytes that are lost, 0 to below 1.
     seeds
-        Trainings S of each share.
+        Number S of trainings for each share.
     workers
-        Trainings that run beside each other; as many as there are cores if None.
+        Number of concurrent trainings; None for the number of cores.
     on_run
-        Told of each training that has ended: how many have, and its share, seed, loss
-        and what else it answers.
+        Called after each training with the number of completed ones and a mapping of
+        its share, seed, loss and other results.
 
     Returns
     -------

@@ -12,7 +12,7 @@ from moetraffic.patterns.footprint import least_bytes
 from moetraffic.patterns.text import check as check_text
 
 MOST_RANKS = 4096
-"""Of one host: more processes are a slip of the finger."""
+"""Largest number of ranks on one host; more are taken for a typing error."""
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -24,21 +24,21 @@ def check_workload(workload: Workload, *, ranks: int) -> None:
     Parameters
     ----------
     workload
-        What is to be trained.
+        Workload to train.
     ranks
-        Ranks of it on this host; of a virtual run, those that its process stands for.
+        Number of its ranks on this host; for a virtual run, of simulated ranks.
 
     Raises
     ------
     LayoutError
-        If its text cannot be used, the device is not there, or the memory certainly
-        does not suffice.
+        If its text cannot be used, the device is missing, or the memory is certainly
+        insufficient.
     """
     shape, training = workload.model, workload.training
     if training.device == "cuda":
         _refuse_no_gpu()
     else:
-        # a virtual run is one process, whatever ranks it stands for
+        # a virtual run is one process, whatever the number of its ranks
         share = 1.0 if training.virtual else ranks / workload.layout.world
         _refuse_no_memory(least_bytes(workload) * share)
     check_text(
@@ -49,10 +49,10 @@ def check_workload(workload: Workload, *, ranks: int) -> None:
 
 
 def available_bytes() -> int | None:
-    """Available memory in bytes; None if the system does not report it.
+    """Return available memory in bytes; None if the system does not report it.
 
-    The least of what the kernel calls available, with swap, and of the control group's
-    limit (version 2 or 1), of which the page cache can be given back.
+    The minimum of the available memory that the kernel reports, with swap, and of the
+    remainder of the control groups' limits (version 2 or 1), with the page cache.
     """
     known = [found for found in (_system(), _control_group()) if found is not None]
     return min(known, default=None)
@@ -69,7 +69,7 @@ def _system() -> int | None:
 
 
 def _control_group() -> int | None:
-    """Available memory within the limits of this process's control groups."""
+    """Return available memory within the limits of this process's control groups."""
     known = []
     for folder, limit, used in _groups():
         try:
@@ -85,7 +85,7 @@ def _control_group() -> int | None:
 
 
 def _groups() -> Iterator[tuple[Path, str, str]]:
-    """Folders and file names of the control groups that contain this process.
+    """Yield folders and file names of the control groups that contain this process.
 
     A container sees its own group as the root, whatever its path says.
     """
@@ -121,7 +121,7 @@ def _refuse_no_memory(needed: float) -> None:
 
 
 def _refuse_no_gpu() -> None:
-    # seconds, but only where a GPU is asked for
+    # slow import, needed only if a GPU is requested
     import torch
 
     if not torch.cuda.is_available():
@@ -132,7 +132,7 @@ def _refuse_no_gpu() -> None:
 
 
 def check_rank_count(ranks: int) -> None:
-    """Check the number of ranks of one host.
+    """Check that the number of ranks of one host is within its limits.
 
     Raises
     ------

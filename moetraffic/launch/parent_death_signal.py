@@ -18,13 +18,13 @@ NOT_FOUND = 127  # a shell's exit status for a command that cannot be run
 
 
 def main(arguments: list[str]) -> int:
-    """Request the signal and execute the command; return only if that fails."""
+    """Request the parent-death signal, then execute the command; return on failure."""
     parent, command = int(arguments[0]), arguments[1:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return NOT_FOUND  # the supervisor died before we could ask
+        return NOT_FOUND  # the supervisor died before the request
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -18,14 +18,14 @@ from .rank_process import RankProcess
 from .root_cause import OperationNamer, RankState, RootCause, first_failure
 
 _LOOK_EVERY_S = 0.05
-_REST_S = 2.0  # how long the kernel may take to end what was killed
+_REST_S = 2.0  # time for the kernel to end killed processes
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16  # a line of the pipe without an end is dropped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """A heartbeat of a rank."""
+    """Heartbeat received from a rank: event, operation and fields."""
 
     rank: int
     event: str  # one of heartbeat.EVENTS
@@ -34,7 +34,7 @@ class Heartbeat:
 
 
 class RankMonitor:
-    """Starts, monitors and ends the ranks of one launch."""
+    """Starts, monitors and ends the rank processes of one launch."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class RankMonitor:
         self._counted = self._counters.open("rb", buffering=0)
         self.not_started = ""
         self._patience = ""
-        self.signals: list[int] = []  # asked of this process, not yet forwarded
+        self.signals: list[int] = []  # received by this process, not yet forwarded
         self.interrupted = 0
 
     # ---- start -----------------------------------------------------------------
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start every rank; if one cannot be started, end the others."""
+        """Start every rank; if one cannot be started, the others are ended."""
         inode = os.fstat(self._ranks_end).st_ino
         shared = {
             "OMP_NUM_THREADS": "1",
@@ -124,7 +124,7 @@ class RankMonitor:
                 return
 
     def _late(self, now: float, start_s: float, operation_s: float) -> str:
-        """Description of a deadline that a running rank has missed, or ""."""
+        """Describe a deadline that a running rank has missed; "" if none."""
         running = [s for s in self.states if s.exit_code is None]
         if now - self._began_s > start_s and not all(s.ready for s in running):
             return f" within {start_s:g} s of its start"
@@ -135,7 +135,7 @@ class RankMonitor:
         return ""
 
     def _look(self, now: float) -> list[RankProcess]:
-        """Update exit codes and progress; return the running ranks."""
+        """Update exit codes and progress of all ranks; return the running ones."""
         raw = os.pread(self._counted.fileno(), self._counter_bytes, 0)
         counted = memoryview(raw).cast("q")
         for state in self.states:
@@ -157,7 +157,7 @@ class RankMonitor:
                 self._hear()
 
     def _hear(self) -> None:
-        """Receive heartbeats; ignore other data."""
+        """Read heartbeats from the pipe; ignore other data."""
         while True:
             try:
                 chunk = os.read(self._pipe, _CHUNK)
@@ -169,7 +169,7 @@ class RankMonitor:
                 try:
                     said = json.loads(line)
                 except ValueError:
-                    continue  # a rank's other output, by a mistake of its program
+                    continue  # other output that a rank wrote into the pipe
                 if isinstance(said, dict):
                     self._note(said)
             if not chunk:
@@ -213,7 +213,7 @@ class RankMonitor:
         for process in self._processes:
             process.outlast(now + _REST_S)
         self._look(now)
-        self._on_event = None  # the last words are for the verdict
+        self._on_event = None  # remaining heartbeats serve the root cause only
         self._hear()
         for state, process in zip(self.states, self._processes, strict=False):
             process.read()
@@ -226,7 +226,7 @@ class RankMonitor:
         self.duration_s = time.monotonic() - self._began_s
 
     def blame(self, namer: OperationNamer | None) -> RootCause | None:
-        """Find the root cause of the failure."""
+        """Find the root cause of the failure from the states of all ranks."""
         if self.not_started:
             rank = self.states[len(self._processes)].rank
             return RootCause(rank=rank, operation="start-up", reason=self.not_started)

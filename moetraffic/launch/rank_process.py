@@ -1,4 +1,4 @@
-"""The process of one rank, in a session of its own."""
+"""Process of one rank, in a session of its own."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOK_S = 0.005
 
 
 class RankProcess:
-    """A running rank and the last lines of its stderr.
+    """Process of a running rank and the last lines of its stderr.
 
-    A session of its own keeps the terminal's Ctrl-C away (the supervisor forwards
-    it), and makes everything that the rank starts end with it.
+    In a session of its own, the rank does not receive the terminal's Ctrl-C (the
+    supervisor forwards it), and all processes that it starts end with it.
 
     Raises
     ------
@@ -62,12 +62,12 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the rank."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Exit status of the rank, negative for a signal; None while it runs."""
         return self._process.returncode
 
     def poll(self) -> int | None:
@@ -77,16 +77,16 @@ class RankProcess:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if os.waitid(os.P_PID, self.pid, flags) is None:
             return None
-        # not reaped yet, so its process group still has this number and no other has
+        # not reaped yet, so no other process group can have this number
         self._signal_group(signal.SIGKILL)
         return self._process.wait()
 
     def stopped(self) -> bool:
-        """Whether a signal such as SIGSTOP has stopped it (Linux; else False)."""
+        """Whether a signal such as SIGSTOP has stopped the rank (Linux; else False)."""
         return state_of(self.pid) == "stopped"
 
     def send(self, number: int) -> None:
-        """Send a signal to the rank itself."""
+        """Send a signal to the rank, not to its child processes."""
         if self.poll() is None:
             self._process.send_signal(number)
 
@@ -99,13 +99,13 @@ class RankProcess:
     def outlast(self, until: float) -> None:
         """Wait until all killed processes of the rank have ended.
 
-        A process that was killed lives until it is its turn on a core, and nobody but
-        its own parent, the ended rank, is told of its end.
+        A killed process exists until it is scheduled, and only its own parent, the
+        ended rank, is notified of its end.
 
         Parameters
         ----------
         until
-            Of the monotonic clock: when to leave it to the kernel.
+            Time of the monotonic clock at which to stop waiting.
         """
         while _group_lives(self.pid) and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -124,7 +124,7 @@ class RankProcess:
             self._unfinished = rest[-_LONGEST_LINE * 4 :]
 
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of stderr, blank ones left out."""
+        """Return the last lines of the rank's stderr, without blank ones."""
         rest = (_text(self._unfinished),) if self._unfinished.strip() else ()
         return (*self._lines, *rest)
 
@@ -140,7 +140,7 @@ class RankProcess:
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs; zombies do not count."""
+    """Whether any process of a process group runs, except zombies."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -149,16 +149,16 @@ def _group_lives(group: int) -> bool:
         try:
             fields = process.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended, or is somebody else's
+            continue  # it has just ended, or belongs to another user
         if int(fields[2]) == group and fields[0] not in "ZX":
             return True
-    return not Path("/proc/self/stat").exists()  # it may, where that is not told
+    return not Path("/proc/self/stat").exists()  # without /proc, assume that it runs
 
 
 def state_of(pid: int) -> str:
-    """State of a process of this host: "running", "stopped" or "ended".
+    """Return the state of a process: "running", "stopped" or "ended".
 
-    Where the system does not tell (no /proc), "running".
+    Without /proc, the result is "running".
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -173,9 +173,9 @@ def state_of(pid: int) -> str:
 
 
 def pid_namespace() -> str:
-    """Identifier of this process's PID namespace; "" if unknown.
+    """Return the identifier of this process's PID namespace; "" if unknown.
 
-    Containers of one host may have the same host's name and other processes.
+    Containers on one host may have equal host names but different processes.
     """
     try:
         return os.readlink("/proc/self/ns/pid")

@@ -1,16 +1,16 @@
 """Find the rank that caused a failure of several ranks.
 
-One rank's fault makes the others fail: gloo tells them "Connection closed by peer" or
-"Timed out" and names nobody.  So the causes are tried from the surest to the vaguest:
+A failure of one rank makes the others fail: gloo reports "Connection closed by peer" or
+"Timed out" without naming a rank.  So causes are tested in order of certainty:
 
-1. a rank that received what contradicts its plan, and says so;
-2. a rank that a signal ended which was not ours;
-3. a rank that gave up for a reason of its own, and says so;
+1. a rank that reported received data that contradict its plan;
+2. a rank that was ended by a signal that the supervisor did not send;
+3. a rank that reported an error of its own;
 4. a rank that a signal has stopped;
-5. a rank that ended with an error which is no mere consequence of another's;
+5. a rank that ended with an error that is not a consequence of another rank's failure;
 6. a rank that ended early, without an error;
-7. a rank that did not answer: the one that came least far;
-8. of ranks that only report each other's absence, the one that came last.
+7. a rank that did not respond: the one with the least progress;
+8. of ranks that only report the loss of others, the one with the least progress.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ AFTERMATH = re.compile(
 """Error messages of torch.distributed on a rank whose peer has failed."""
 
 _SAME_MOMENT_S = 1.0
-"""Ranks that end within this time may be seen to end in another order."""
+"""Time, in s, within which the observed order of ends is unreliable."""
 
 
 @dataclass(kw_only=True)
 class RankState:
-    """Observed state of one rank."""
+    """State of one rank as observed by the supervisor."""
 
     rank: int
     last_event: str = ""  # "" before the first heartbeat
     operation: str = ""  # what the last heartbeat named
     entered: int = 0  # operations entered and left: 2 n + 1 inside the n-th
-    changed_s: float = 0.0  # last sign of life: time.monotonic()
-    within_s: float = 0.0  # silence that it announced then
+    changed_s: float = 0.0  # last heartbeat or progress: time.monotonic()
+    within_s: float = 0.0  # announced time to the next heartbeat
     error: dict[str, Any] = field(default_factory=dict)  # fields of its "error" event
     ready: bool = False
     done: bool = False
     exit_code: int | None = None  # negative: the signal that ended it
-    ended_s: float = float("inf")  # when it was seen to have ended
+    ended_s: float = float("inf")  # time at which its end was observed
     killed: bool = False  # by the supervisor
-    stopped: bool = False  # by a signal, when the supervisor last looked
+    stopped: bool = False  # by a signal, at the supervisor's last check
     stderr: tuple[str, ...] = ()
 
     @property
     def signalled(self) -> bool:
-        """Whether it was terminated by a signal that the supervisor did not send."""
+        """Whether a signal that the supervisor did not send terminated the rank."""
         return not self.killed and self.exit_code is not None and self.exit_code < 0
 
     @property
     def complaint(self) -> str:
-        """The error message that the rank reported."""
+        """Error message that the rank reported, or the last line of its stderr."""
         told = str(self.error.get("message", ""))
         return told or (self.stderr[-1] if self.stderr else "")
 
     @property
     def aftermath(self) -> bool:
-        """Whether its error only reports the failure of another rank."""
+        """Whether the rank's error only reports the failure of another rank."""
         if "cause" in self.error:
             return bool(self.error["cause"] == "peer")
         return bool(AFTERMATH.search("\n".join((self.complaint, *self.stderr[-5:]))))
@@ -73,7 +73,7 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class RootCause:
-    """The rank that failed first, where, and why."""
+    """Rank that failed first, its operation and the reason."""
 
     rank: int
     operation: str  # "" where it is not known
@@ -81,7 +81,7 @@ class RootCause:
 
 
 OperationNamer = Callable[[int, int], str]
-"""Name of a rank's n-th operation; "" where it is past its last."""
+"""Function from rank and n to the name of its n-th operation; "" past the last."""
 
 
 def first_failure(
@@ -92,11 +92,12 @@ def first_failure(
     Parameters
     ----------
     states
-        All ranks, after all of them have ended.
+        States of all ranks, after all of them have ended.
     namer
-        Names a rank's n-th operation, for ranks that died without naming it.
+        Returns the name of a rank's n-th operation, for ranks that ended without
+        reporting it.
     patience
-        The deadline that ran out, in words, for ranks that had to be killed.
+        Description of the deadline that expired, for ranks that were killed.
     """
     found = _find(states, patience)
     if found is None:
@@ -111,7 +112,7 @@ def first_failure(
 
 
 def _operation(state: RankState, namer: OperationNamer | None) -> str:
-    """The operation that a rank was in, or failed to begin."""
+    """Return the operation that a rank was in, or failed to begin."""
     if state.error.get("operation"):
         return str(state.error["operation"])
     if namer is None:
@@ -123,12 +124,12 @@ def _operation(state: RankState, namer: OperationNamer | None) -> str:
 
 def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] | None:
     failed = _by_time(s for s in states if s.exit_code != 0)
-    # Step 1: a contradiction that a rank saw
+    # Step 1: a mismatch that a rank reported
     for s in failed:
         if s.error.get("cause") == "mismatch":
             return s, s.complaint
-    # Step 2: another's signal.  After a report it is only the interpreter's end, and
-    # NCCL's watchdog aborts a rank because another did not answer.
+    # Step 2: a signal of another process.  After an error report it is only the end
+    # of the interpreter, and NCCL's watchdog aborts a rank if another is lost.
     for s in failed:
         abort = s.exit_code == -signal.SIGABRT and s.aftermath
         if s.signalled and not s.error and not abort:
@@ -147,17 +148,17 @@ def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] |
     for s in ended:
         if not s.aftermath:
             return s, f"ended with exit code {s.exit_code}" + _said(s)
-    # Step 6: left without a word, and the others waited for it
+    # Step 6: ended without a report, while the others waited for it
     first = min((s.ended_s for s in failed), default=0.0)
     for s in _by_time(s for s in states if s.exit_code == 0):
         if not s.done and s.ended_s <= first + _SAME_MOMENT_S:
             return s, "ended early, without an error"
-    # Step 7: silent
+    # Step 7: no response
     for s in sorted(silent, key=lambda s: (s.done, _progress(s), s.changed_s)):
         if s.done:
             return s, f"did not end{patience}, though it had reported to be done"
         return s, f"did not answer{patience}"
-    # Step 8: only complaints about others; the last to enter made them wait
+    # Step 8: only errors about other ranks: the one with the least progress
     for s in sorted(ended, key=lambda s: (_progress(s), -s.changed_s)):
         return s, f"ended with exit code {s.exit_code}" + _said(s)
     for s in failed:
@@ -166,7 +167,7 @@ def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] |
 
 
 def _progress(state: RankState) -> tuple[int, int]:
-    """Progress of a rank: its stage and the number of operations entered."""
+    """Return the progress of a rank: its stage and number of operations entered."""
     stage = 2 if state.ready else 1 if state.last_event else 0
     return stage, state.entered
 

@@ -1,4 +1,4 @@
-"""Merge the recorded segments of a command into traces."""
+"""Merge the segments that the ranks of a command recorded into traces."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from . import hook_environment
 from .environment import current_rank
 
 PATIENCE_S = 5.0
-"""How long ranks that outlive the command are waited for."""
+"""Longest wait, in s, for ranks that outlive the command."""
 
 
 class SegmentMerger:
     """Merges the segments that the ranks of a command have recorded.
 
     Several launchers may share one output, each with some of the ranks: on several
-    hosts, or one a rank under srun.  Whoever ends last finds no rank that still
+    hosts, or one per rank under srun.  The last one to end finds no rank that still
     records, and merges.
 
     Parameters
     ----------
     output
-        The trace that was asked for.
+        Path of the trace to write.
     began
-        When the command began, in seconds since the epoch: what was written since
-        then is another launcher's, and made from fewer segments.
+        Start of the command, in seconds since the epoch: traces written later are
+        those of another launcher, made from fewer segments.
     force
-        What is there may be replaced.
+        Whether an existing trace may be replaced.
     say
-        Told, in a sentence each, what a user should know.
+        Called with each message for the user.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class SegmentMerger:
         self._fellows = current_rank() is not None
 
     def gather(self, notes: Path) -> list[Path]:
-        """Merge all captures of the command.
+        """Merge the segments of all captures of the command into traces.
 
         Parameters
         ----------
         notes
-            What the command's processes have left a word in.
+            Folder with the notes of the command's processes.
 
         Returns
         -------
@@ -69,7 +69,7 @@ class SegmentMerger:
         quiet = self._fellows
         self._wait()
         with alone(self._output):
-            # the first holds the list of the others: it goes last
+            # the first holds the list of the others, so it is merged last
             for name in reversed(members(self._output)):
                 folder = segments_folder(name)
                 if not any(folder.glob(f"{RANKS}/*")):
@@ -94,7 +94,7 @@ class SegmentMerger:
     def _merge(self, folder: Path, path: Path) -> bool:
         """Merge a folder of segments; return False if it is empty."""
         if self._is_fresh(path) and path.stat().st_mtime >= _newest(folder):
-            return True  # another launcher has done it, and something was missing
+            return True  # another launcher merged it, with data missing
         if not any(folder.glob(f"{RANKS}/{PATTERN}")):
             remove_folder(folder)
             return False
@@ -120,7 +120,7 @@ class SegmentMerger:
         return path.exists() and path.stat().st_mtime >= self._began
 
     def _wait(self) -> None:
-        """Wait until no rank records; a killed rank's data may still be written."""
+        """Wait until no rank records, as data of a killed rank may still be written."""
         folders = [segments_folder(name) for name in members(self._output)]
         deadline = time.monotonic() + PATIENCE_S
         while any(map(recording, folders)) and time.monotonic() < deadline:
@@ -128,7 +128,7 @@ class SegmentMerger:
 
 
 def _newest(folder: Path) -> float:
-    """Modification time of the newest segment of a folder."""
+    """Return the modification time of the newest segment of a folder."""
     return max(
         (p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")), default=0.0
     )

@@ -1,9 +1,9 @@
 """Supervise the ranks of one host until all have ended.
 
-A run ends when every rank has ended; a rank that fails ends the others after a short
-grace; a rank that does not become ready, or falls silent, ends all of them.  Nothing
-that was started here outlives the call, and if this process is killed, the kernel
-kills the ranks.
+A run ends when every rank has ended; after the failure of a rank, the others are ended
+after a short grace period; if a rank does not become ready, or sends no heartbeat in
+time, all are ended.  No started process outlives the call, and if this process is
+killed, the kernel kills the ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Outcome:
     """Exit states of the ranks and the root cause of a failure."""
 
     ok: bool  # every rank ended by itself with exit code 0
-    interrupted: int  # signal that this process was asked to end with; 0 for none
-    blame: RootCause | None  # who failed first; None if ok or interrupted
+    interrupted: int  # signal that interrupted this process; 0 for none
+    blame: RootCause | None  # rank that failed first; None if ok or interrupted
     exit_codes: tuple[int, ...]  # of each rank; negative: the signal that ended it
     killed: tuple[bool, ...]  # whether the supervisor had to end the rank
     stderr: tuple[tuple[str, ...], ...]  # last lines of each rank
@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """The failure as one sentence; "" on success."""
+        """Description of the failure as one sentence; "" on success."""
         if self.interrupted:
             return f"interrupted by {signal.Signals(self.interrupted).name}"
         if self.blame is None:
@@ -71,29 +71,30 @@ def launch(
     command
         Program and arguments, the same for every rank.
     ranks
-        How many.
+        Number of ranks.
     environment
         Variables added to this process's own.
     start_deadline_s
         Longest time from the start to every rank's "ready" heartbeat; infinity for
         programs that send none.
     operation_deadline_s
-        Longest silence of a rank that is ready: inside an operation, between two, or
-        between "done" and its end.
+        Longest time without a heartbeat or progress of a ready rank: inside an
+        operation, between two, or between "done" and its end.
     grace_s
         Time that the other ranks have to end after one failed.
     on_event
         Called with every heartbeat.
     namer
-        Names a rank's n-th operation, for ranks that use ``heartbeat.counter()``.
+        Returns the name of a rank's n-th operation, for ranks that use
+        ``heartbeat.counter()``.
     rank_env
-        Where torchrun or srun starts the ranks: this process's place among them.  One
-        process is run, that rank, and the ranks meet where their launcher says.
+        Rank of this process if torchrun or srun started the ranks.  One process is run,
+        that rank, and the ranks use the launcher's rendezvous address.
 
     Returns
     -------
     Outcome
-        It names the rank and the operation to blame.
+        Exit codes and, after a failure, the rank and operation that caused it.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from .supervisor import Outcome, launch
 
 
 class RankEnded(CaptureError):
-    """A rank of another launcher has failed; rank 0 reports the capture."""
+    """Raised on a failed rank of another launcher; rank 0 reports the capture."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.sentence)
@@ -38,37 +38,39 @@ def capture_run(
     on_step: Callable[[int, str], None] | None = None,
     overwrite: str = "pass force=True",
 ) -> Trace | None:
-    """Train, on ranks of this host or as one of another launcher's, and record it.
+    """Train the built-in model on ranks of this host and capture the traffic.
 
-    ``moetraffic capture`` and ``moetraffic demo`` are this.
+    Under another launcher, this process runs one of its ranks.  ``moetraffic capture``
+    and ``moetraffic demo`` call this function.
 
     Parameters
     ----------
     workload, output
-        What to train and where the trace goes.
+        Workload to train, and path of the trace.
     force
-        Replace a trace that is there.
+        Whether to replace an existing trace.
     rank_env
-        This process's place among another launcher's ranks.
+        Rank of this process if another launcher started the ranks.
     on_step
-        Told how many steps all ranks have ended, and their mean loss in words.
+        Called with the number of steps that all ranks have ended and a text with their
+        mean loss.
     overwrite
-        What is to be done about a trace that is there, for the error.
+        Remedy for an existing trace, for the error message.
 
     Returns
     -------
     Trace or None
-        The trace; None on another rank than rank 0.
+        The trace; None on ranks other than rank 0.
 
     Raises
     ------
     TraceError
-        If the output cannot be written, or is there already.
+        If the output cannot be written, or exists already.
     CaptureError, Interrupted
-        If a rank failed, which the sentence names, or the user ended it; what was
-        captured is kept.
+        If a rank failed, which the message names, or the user interrupted the run;
+        captured data are kept.
     RankEnded
-        If this is one of another launcher's ranks but not rank 0, which tells.
+        If this is a rank of another launcher, but not rank 0, which reports.
     """
     tells = rank_env is None or rank_env.rank == 0
     ranks = workload.layout.world
@@ -91,7 +93,7 @@ def capture_run(
             "MOETRAFFIC_CAPTURE": str(output.absolute()),
             "MOETRAFFIC_FORCE": "1" if force else "",
         },
-        # of ranks elsewhere nothing is known: torch's own deadlines end those
+        # ranks on other hosts are not monitored: torch's timeouts end those
         start_deadline_s=math.inf if elsewhere else 120.0,
         operation_deadline_s=math.inf if elsewhere else 300.0,
         grace_s=10.0,
@@ -116,20 +118,20 @@ class StepProgress:
     Parameters
     ----------
     ranks
-        How many tell.
+        Number of ranks that send heartbeats.
     tick
-        Told of each step that all have ended, with the mean of their losses.
+        Called for each step that all ranks have ended, with their mean loss.
     name
-        What the mean is called.
+        Name of the mean loss in the text.
     """
 
     def __init__(self, ranks: int, tick: Callable[[int, str], None], name: str) -> None:
         self._ranks, self._tick, self._name = ranks, tick, name
         self._losses: dict[int, dict[int, float]] = {}  # iteration -> rank -> loss
-        self.steps = 0  # that at least one rank has ended
+        self.steps = 0  # steps that at least one rank has ended
 
     def __call__(self, event: Heartbeat) -> None:
-        """Process a heartbeat."""
+        """Update from a heartbeat; report a step that all ranks have ended."""
         iteration, loss = event.fields.get("iteration"), event.fields.get("loss")
         if event.event != "step" or not isinstance(iteration, int):
             return
@@ -138,14 +140,14 @@ class StepProgress:
         told[event.rank] = float(loss) if isinstance(loss, int | float) else math.nan
         if len(told) < self._ranks:
             return
-        # a full pipe loses a line: the steps before are not waited for
+        # a full pipe loses lines: do not wait for earlier steps
         self._losses = {i: t for i, t in self._losses.items() if i > iteration}
         mean = sum(told.values()) / len(told)
         self._tick(iteration + 1, f"{self._name} {mean:.3f}")
 
 
 def _written(path: Path) -> int:
-    """Modification time of a file in ns, 0 if it does not exist."""
+    """Return the modification time of a file in ns, 0 if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
@@ -155,11 +157,11 @@ def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool)
     Parameters
     ----------
     before
-        When the output was written before the capture.
+        Modification time of the output before the capture, ns.
     trained
-        Steps that some rank has ended.
+        Number of steps that at least one rank has ended.
     others
-        Ranks that another launcher started may still be writing.
+        Whether ranks that another launcher started may still be writing.
     """
     folder = segments_folder(output)
     left = any(folder.glob(f"{RANK_FOLDERS}/{PATTERN}"))
@@ -174,8 +176,8 @@ def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool)
         except NothingRecorded:
             merged = None
         if merged is None or not len(merged.trace.steps.iteration):
-            # of a step that did not end nothing can be told: the folder would only
-            # stand in the way of the next attempt
+            # a step that did not end yields no data, and the folder would block the
+            # next attempt
             shutil.rmtree(folder)
             return "nothing was captured, for no step ended"
         write(merged, folder, output, force=force)

@@ -1,9 +1,9 @@
 """Watchdog thread of a rank without a supervisor: deadlines and SIGTERM.
 
-Under torchrun, srun or a batch system no process of ours watches a rank.  A blocking
-call of another library may ignore its own timeout (a TCPStore that meets a foreign
-program at its port waits for ever), and Python's signal handlers do not run in it.  A
-thread handles both: it checks the rank's heartbeats, and receives signals in a pipe.
+Under torchrun, srun or a batch system no process of moetraffic monitors a rank.  A
+blocking call of another library may ignore its own timeout (a TCPStore waits forever if
+another program uses its port), and Python's signal handlers do not run in it.  A thread
+handles both: it checks the rank's heartbeats, and receives signals in a pipe.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _LOOK_S = 0.5
 
 
 class Watchdog:
-    """Monitors this process from a thread.
+    """Thread that ends this process if it misses a deadline or receives SIGTERM.
 
     Parameters
     ----------
     rank
-        What the process is called.
+        Rank of this process, for messages.
     start_s
         Longest time to the "ready" heartbeat.
     operation_s
-        Longest silence after it, where none is announced.
+        Longest time between later heartbeats, unless a longer one is announced.
     grace_s
         Time that the process has to end by itself after a signal.
     """
@@ -63,12 +63,12 @@ class Watchdog:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._heard, warn_on_full_buffer=False)
             for number in HEARD:
-                # taken note of; the wake-up pipe tells the thread at once
+                # no action here: the wake-up pipe notifies the thread at once
                 signal.signal(number, _nothing)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the watchdog."""
+        """Stop the watchdog and restore default signal handling."""
         self._done.set()
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
@@ -93,7 +93,7 @@ class Watchdog:
                 self._end(f"was asked to end by {name}", 128 + number)
 
     def _late(self, now_s: float) -> str:
-        """Description of the deadline that this process has missed, or ""."""
+        """Describe the deadline that this process has missed; "" if none."""
         pulse = heartbeat.latest()
         if pulse != self._pulse:
             self._pulse, self._moved_s = pulse, now_s
@@ -121,9 +121,9 @@ class Watchdog:
                 flush=True,
             )
         except OSError:
-            os._exit(code)  # nobody reads what it says
+            os._exit(code)  # stderr is closed
         os._exit(code)
 
 
 def _nothing(_: int, __: FrameType | None) -> None:
-    """Signal handler that leaves the signal to the watchdog."""
+    """Signal handler that does nothing: the watchdog thread handles the signal."""

@@ -1,6 +1,6 @@
-"""Pool of worker programs that answer each input line with an output line.
+"""Pool of worker processes that answer each input line with an output line.
 
-A sweep hands its tasks to whichever program is free; answers come as they are done.
+Tasks are assigned to free workers; answers are yielded in order of completion.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Iterator, Sequence
 
 from moetraffic.errors import MoetrafficError
 
-LAST_WORDS = 2000  # characters of a program's standard error that are kept
+LAST_WORDS = 2000  # characters of a worker's stderr that are kept
 
 
 def answer_tasks(
     command: Sequence[str], tasks: Sequence[str], *, workers: int
 ) -> Iterator[tuple[int, str]]:
-    """Distribute tasks over worker programs; yield task numbers and answers.
+    """Distribute tasks over worker processes; yield task numbers and answers.
 
     Parameters
     ----------
     command
         Program that reads a line and prints a line, until its input ends.
     tasks
-        Lines without their end.
+        Input lines, without line ends.
     workers
-        How many programs run beside each other, 1 or more.
+        Number of concurrent worker processes, 1 or more.
 
     Raises
     ------
     MoetrafficError
-        If a program ends before it has answered; the others are ended as well, as
-        they are when the caller stops asking.
+        If a worker ends before it has answered.  All workers are ended then, and when
+        the caller closes the iterator.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(tasks)):
         waiting.put(number)
     done: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
-    # a terminal's Ctrl-C is for the caller, who ends them
+    # a new session, as Ctrl-C must reach only the caller, which ends the workers
     programs = [
         subprocess.Popen(
             command,
@@ -75,7 +75,7 @@ def _feed(
     waiting: queue.SimpleQueue[int],
     done: queue.SimpleQueue[tuple[int, str, str]],
 ) -> None:
-    """Feed tasks to one program."""
+    """Send waiting tasks to one worker process and queue its answers."""
     assert program.stdin is not None
     assert program.stdout is not None
     assert program.stderr is not None

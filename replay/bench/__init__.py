@@ -1,4 +1,4 @@
-"""Benchmark of collectives, measured as nccl-tests does."""
+"""Benchmark of collective communication, measured as in nccl-tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``python -m moetraffic.replay.bench``: the parent of the ranks, or one of them.
+"""Command line ``python -m moetraffic.replay.bench``: start ranks, or run as one.
 
-Without a rank in the environment it starts the ranks on this host; under torchrun,
-srun or our own launcher it is one.  Exit codes: 0, 2 for an error or wrong bytes, 130
-after Ctrl-C.
+Without a rank in the environment, the process starts the ranks on this host; under
+torchrun, srun or the launcher of moetraffic, it is a rank.  Exit codes: 0, 2 for an
+error or wrong bytes, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def command(
 
     told = run_to_exit(work, rank_env)
     if told is None:
-        return 0  # rank 0 tells
+        return 0  # rank 0 prints the result
     if result is not None:
         result.write_text(told.to_json())
         return 0
@@ -148,7 +148,7 @@ def command(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the ``moetraffic bench`` command line and return the exit code."""
     return run(app, arguments, "moetraffic bench", verb="bench")
 
 
@@ -168,7 +168,7 @@ def _sizes(
     uneven: bool,
 ) -> tuple[int, ...]:
     if uneven and begin is None and end is None:
-        return ()  # the matrix as it is
+        return ()  # the matrix without scaling
     first = begin or "8"
     return size_range(
         first, end or (first if begin else "1M"), factor=factor, step=step
@@ -207,7 +207,7 @@ def _matrix(
 
 
 def _refuse(output: Path, force: bool, rank_env: RankEnvironment | None) -> None:
-    """Refuse an output before the work, not after it."""
+    """Check, before the measurement, that the output file can be written."""
     if output.suffix not in ENDINGS:
         raise ReplayError(
             f"a benchmark is written as {' or '.join(ENDINGS)}, but {output.name} is "
@@ -218,7 +218,7 @@ def _refuse(output: Path, force: bool, rank_env: RankEnvironment | None) -> None
 
 
 def _progress(quiet: bool) -> Callable[[Heartbeat], None] | None:
-    """About ten lines on standard error, from rank 0's heartbeats."""
+    """Return a callback that prints about ten lines of rank 0's progress on stderr."""
 
     def note(event: Heartbeat) -> None:
         done, of = event.fields.get("done"), event.fields.get("of")

@@ -1,4 +1,4 @@
-"""Benchmark on this host: start the ranks, supervise them, return the result.
+"""Run a benchmark on this host: start and supervise ranks, return the result.
 
 This process does not import torch, which takes seconds: only the ranks do.
 """
@@ -37,7 +37,7 @@ def measure(
     Raises
     ------
     MoetrafficError
-        If it cannot start; or naming the rank and the operation that failed.
+        If it cannot start, or if a rank fails: names the rank and the operation.
     Interrupted
         After SIGINT or SIGTERM, when all ranks have ended.
     """

@@ -1,11 +1,11 @@
-"""Collectives of a benchmark: buffers, calls and expected results.
+"""Collective calls of a benchmark: buffers, arguments and expected results.
 
-Element i of what rank r sends in a check is ``(31 i + 17 r + salt) mod 97``: whole
-numbers, so that sums are exact, and different for neighboring elements, ranks and
+Element i of the data that rank r sends in a check is ``(31 i + 17 r + salt) mod 97``:
+whole numbers, so that sums are exact, and different for neighboring elements, ranks and
 checks.
 
-In torch, all-reduce, broadcast and reduce work in one buffer only.  Out of place they
-are a copy into that buffer and the call, timed together.
+In torch, all-reduce, broadcast and reduce work in place only.  Out of place, a copy
+into the buffer and the call are timed together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = 0
 
 
 class Operation:
-    """One rank's part in a collective call, prepared once and run many times.
+    """Collective call of one rank, prepared once and run many times.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Operation:
         return self._empty(sends), larger
 
     def _bound(self) -> Callable[[], object]:
-        """The call with its arguments, so that a timed loop does nothing else."""
+        """Bind the arguments of the call, so that a timed loop does nothing else."""
         send, receive, rank, ranks = self.send, self.receive, self._rank, self._ranks
         kind, root = self.call.collective, self._rank == ROOT
         in_one_buffer: dict[str, Callable[[], object]] = {
@@ -129,12 +129,12 @@ class Operation:
     # ---- the check -----------------------------------------------------------------
 
     def wrong(self, salt: int) -> int:
-        """Run it once on known values; return the number of wrong elements here.
+        """Run the call once on known values; return the wrong elements of this rank.
 
         Parameters
         ----------
         salt
-            Different each time, the same on all ranks.
+            Seed of the values: different in each check, equal on all ranks.
         """
         self.receive.fill_(-1)
         sent = self._values(self._rank, 0, len(self.send), salt)

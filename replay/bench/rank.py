@@ -1,4 +1,4 @@
-"""Run one rank of a benchmark."""
+"""Run one rank of a benchmark of collectives."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NODE_BYTES = 64
 
 
 def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
-    """Run one rank; the result is returned on rank 0, None on the others.
+    """Run one rank of a benchmark; return the result on rank 0, None on others.
 
     Raises
     ------
     MoetrafficError
-        If it cannot start, or a rank failed.
+        If the benchmark cannot start, or a rank failed.
     """
     heartbeat.send("start")
     validate_sweep(sweep, rank_env.world)
@@ -98,7 +98,7 @@ def _measure(
     times(sweep.iterations)
     settle()
     took = (time.perf_counter_ns() - begin) / sweep.iterations
-    # Step 3: the slowest rank's time is the operation's.
+    # Step 3: the time of the operation is that of the slowest rank.
     slowest = torch.tensor([took], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(wrong)
@@ -129,7 +129,7 @@ def _measure(
 
 
 def _nodes(rank_env: RankEnvironment, device: torch.device) -> tuple[str, ...]:
-    """Host of each rank."""
+    """Gather the host name of each rank."""
     name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
     own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
     every = [torch.empty_like(own) for _ in range(rank_env.world)]

@@ -1,4 +1,4 @@
-"""Result of a benchmark: rows, files, and the table that nccl-tests prints.
+"""Result of a benchmark: rows, CSV and JSON files, and a table as in nccl-tests.
 
 The time of a row is the mean over the timed iterations on the slowest rank, as in
 nccl-tests with ``--average 3``; its busbw is wire bytes over that time.
@@ -25,7 +25,7 @@ PLACES = {"out": "out of place", "in": "in place"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One collective at one size; the columns of the CSV."""
+    """Measurement of one collective at one size, a row of the CSV file."""
 
     collective: str
     platform: str
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Result of a benchmark."""
+    """Result of a benchmark of collectives: settings, versions and rows."""
 
     backend: str
     ranks: int
@@ -62,15 +62,15 @@ class Bench:
 
     @property
     def wrong(self) -> int:
-        """Number of wrong elements, over all rows."""
+        """Number of wrong elements over all rows, checks and ranks."""
         return sum(max(row.wrong, 0) for row in self.rows)
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Format the result as one JSON object."""
         return to_json("moetraffic bench", self, indent=1)
 
     def to_csv(self) -> str:
-        """CSV with comments, a header, and one line per row."""
+        """Format the result as CSV with comments, a header, and one line per row."""
         out = io.StringIO()
         hosts = ", ".join(dict.fromkeys(self.nodes))
         out.write(
@@ -84,7 +84,7 @@ class Bench:
         return out.getvalue()
 
     def save(self, path: Path) -> None:
-        """Write JSON if the name ends in .json, else CSV.
+        """Write the result as JSON if the name ends in .json, else as CSV.
 
         Raises
         ------
@@ -95,13 +95,13 @@ class Bench:
 
 
 def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
-    """Hockney fits of each collective and place with three sizes or more."""
+    """Fit Hockney's model to each collective and place with three sizes or more."""
     found = {}
     for key in dict.fromkeys((row.collective, row.place) for row in rows):
         mine = [row for row in rows if (row.collective, row.place) == key]
         if len({row.size_bytes for row in mine}) >= 3:
             name, ranks = mine[0].collective, mine[0].ranks
-            # an uneven matrix has no factor: fit as an even one with its wire bytes
+            # an uneven matrix has no bus factor: fit as an even one with its wire bytes
             wire = np.array([row.wire_bytes for row in mine], np.float64)
             even = wire / float(wire_bytes(name, ranks, 1.0))
             took = [row.time_us * 1e-6 for row in mine]
@@ -111,7 +111,7 @@ def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
 
 
 def lines(bench: Bench) -> list[str]:
-    """Table with nccl-tests' columns, one block per collective."""
+    """Format a table with nccl-tests' columns, one block per collective."""
     text = []
     for collective in dict.fromkeys(row.collective for row in bench.rows):
         mine = [row for row in bench.rows if row.collective == collective]

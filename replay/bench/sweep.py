@@ -1,8 +1,8 @@
-"""Settings of a benchmark: collectives, sizes, repetitions.
+"""Settings of a benchmark: collectives, sizes and numbers of iterations.
 
 Sizes, their rounding, warm-up and defaults are those of nccl-tests (README,
 "Arguments"): from ``-b`` to ``-e`` by a factor ``-f`` or a step ``-i``, K, M, G are
-powers of 1024, and a size is rounded down to whole elements a rank.
+powers of 1024, and a size is rounded down to whole elements per rank.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, uneven_bytes
 Int64 = npt.NDArray[np.int64]
 
 DTYPES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
-"""Element types in which the check is exact, and their bytes."""
+"""Size in bytes of the element types in which the check is exact."""
 
 DIVIDED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Collectives whose size holds a part for each rank."""
+"""Collectives whose size consists of one part per rank."""
 
 ONLY_OUT = frozenset({"all_to_all", UNEVEN, "send_recv", "gather", "scatter"})
 """Collectives without an in-place form in nccl-tests or in torch."""
@@ -40,7 +40,7 @@ _MOST_SIZES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCall:
-    """A timed call: a collective at a size, in place or out of place."""
+    """Timed call of a benchmark: a collective at a size, in place or out of place."""
 
     collective: str
     size_bytes: int
@@ -59,7 +59,7 @@ class Sweep:
     sizes: tuple[int, ...] = ()  # bytes; as requested, not yet rounded
     warmup: int = 5
     iterations: int = 20
-    check: int = 1  # iterations whose every element is checked; 0: none
+    check: int = 1  # iterations of which every element is checked; 0: none
     dtype: str = "float32"
     backend: str = "gloo"
     timeout_s: float = 60.0
@@ -104,11 +104,11 @@ class Sweep:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
+        """Size of an element in bytes."""
         return DTYPES[self.dtype]
 
     def calls(self, ranks: int) -> tuple[BenchmarkCall, ...]:
-        """The timed calls on a number of ranks, in order."""
+        """Return the timed calls for a number of ranks, in execution order."""
         found = []
         for collective in self.collectives:
             for size in dict.fromkeys(self.rounded(collective, ranks)):
@@ -122,7 +122,7 @@ class Sweep:
         return tuple(found)
 
     def rounded(self, collective: str, ranks: int) -> list[int]:
-        """Sizes rounded down to whole elements a rank, without those of none."""
+        """Round sizes down to whole elements per rank, and drop sizes of zero."""
         if collective == UNEVEN:
             sizes = self.sizes or (uneven_bytes(self.matrix)[0],)
             made = [uneven_bytes(self.scaled(size))[0] for size in sizes]
@@ -132,9 +132,9 @@ class Sweep:
         return [size for size in made if size]
 
     def scaled(self, size: int) -> Int64:
-        """The matrix in bytes, scaled so that its largest row or column sum is size.
+        """Scale the byte matrix so that its largest row or column sum is ``size``.
 
-        Entries are whole elements, so it may be a little less.
+        Entries are whole elements, so the sum may be slightly smaller.
         """
         cells = np.array(self.matrix, np.float64)
         largest = max(cells.sum(axis=0).max(), cells.sum(axis=1).max())
@@ -143,13 +143,13 @@ class Sweep:
 
 
 def validate_sweep(sweep: Sweep, ranks: int) -> None:
-    """Check that a number of ranks can run a benchmark.
+    """Check that a benchmark can run on a number of ranks.
 
     Raises
     ------
     ReplayError
-        If there is one rank, no size is large enough, or the matrix has another
-        number of ranks.
+        If there is only one rank, no size is large enough, or the matrix has a
+        different number of ranks.
     """
     if ranks < 2:
         raise ReplayError(
@@ -171,12 +171,12 @@ def validate_sweep(sweep: Sweep, ranks: int) -> None:
 def size_range(
     begin: str, end: str, *, factor: float | None, step: str | None
 ) -> tuple[int, ...]:
-    """Sizes from begin to end, both included if reached.
+    """List the sizes in bytes from begin to end, both included if reached.
 
     Raises
     ------
     ReplayError
-        If these are invalid, or too many.
+        If the bounds or the increment are invalid, or there are too many sizes.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def size_bytes(text: str) -> int:
     Raises
     ------
     ReplayError
-        If it is invalid, or 0.
+        If the size is invalid, or 0.
 
     Examples
     --------
@@ -234,12 +234,12 @@ def size_bytes(text: str) -> int:
 def matrix_rows(
     cells: Sequence[Sequence[float]], name: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Check a matrix of bytes and return its rows.
+    """Check a byte matrix and return its rows as integers.
 
     Raises
     ------
     ReplayError
-        If it is not square, has an invalid entry, or is all zero.
+        If the matrix is not square, has an invalid entry, or is all zero.
     """
     flat = list(chain.from_iterable(cells))
     square = all(len(row) == len(cells) for row in cells)
