@@ -47,7 +47,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def main() -> int:
-    """Train this rank's share; returns the exit code."""
+    """Train one rank of the configured workload; return the exit code."""
     heartbeat.send("start")
     stop = StopSignal()
     try:
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _refuse(sentence: str) -> int:
-    """Say in one sentence why this rank gives up; returns the exit code."""
+    """Report the error that ends this rank; return the exit code."""
     heartbeat.send("error", message=sentence, cause="own")
     print(f"moetraffic: {sentence}", file=sys.stderr)
     return 2
@@ -98,7 +98,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 class StopSignal:
-    """SIGINT and SIGTERM: the first ends training after the iteration, the next now."""
+    """Handler of SIGINT and SIGTERM, which ends training after the iteration."""
 
     def __init__(self) -> None:
         self.caught = 0
@@ -107,16 +107,16 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process that this signal ended."""
+        """Exit code of a process that was ended by the caught signal."""
         return 128 + self.caught
 
     def __call__(self) -> bool:
-        """Whether training shall end."""
+        """Whether a signal to end training has been caught."""
         return bool(self.caught)
 
     @contextmanager
     def told_to(self, recorder: Recorder | VirtualRecorder | None) -> Iterator[None]:
-        """Inside, a signal that ends training is noted in what is recorded."""
+        """Record in the trace whether a signal ended the training in this context."""
         try:
             yield
         finally:
@@ -157,7 +157,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
 
 
 def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
-    """Says after each step whether the run shall end because its load is steady."""
+    """Create the criterion that ends training once the expert load is stationary."""
     if not workload.training.until_steady:
         return nullcontext(lambda: False)
     from .stop_criterion import (
@@ -208,7 +208,7 @@ def _virtual_recorder(
 
 @contextmanager
 def _process_group(rank_env: RankEnvironment | None, device: str) -> Iterator[None]:
-    """``torch.distributed`` for a rank among several; a lone process needs none."""
+    """Initialize ``torch.distributed`` for the context if there are several ranks."""
     if rank_env is None:
         yield
         return

@@ -25,7 +25,7 @@ EVALUATIONS = 32
 
 
 def run(workload: Workload) -> dict[str, float]:
-    """Train a workload on virtual ranks and evaluate it.
+    """Train a workload on virtual ranks with packet loss and evaluate its loss.
 
     Returns
     -------

@@ -17,7 +17,7 @@ EVERY_STEPS = 50
 
 
 class SteadyLoad:
-    """Detect that the load uniformity of every MoE layer is stationary.
+    """Detector of a stationary expert-load uniformity in all MoE layers.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
     micro-batches of a step together; where its transient ends is
@@ -45,7 +45,7 @@ class SteadyLoad:
             self._end()
 
     def __call__(self) -> bool:
-        """Whether the load of every layer is stationary."""
+        """Add a step's loads; return whether the load of every layer is stationary."""
         for layer, load in self._loads.items():
             curve = self.curves.setdefault(layer, [])
             curve.append(float(normalized_entropy(load)))

@@ -19,12 +19,12 @@ STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
 
 
 def there() -> tuple[str, ...]:
-    """The studies whose module is installed."""
+    """Return the names of the studies whose module is installed."""
     return tuple(n for n in STUDIES if importlib.util.find_spec(f"{__name__}.{n}"))
 
 
 def reproduce(name: str) -> Study:
-    """Recompute a study.
+    """Recompute the tables of a published study by its name.
 
     Raises
     ------

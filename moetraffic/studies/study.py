@@ -13,7 +13,7 @@ from moetraffic.tables import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study's tables and figures, recomputed."""
+    """Recomputed tables of a published study, and what is not reproducible."""
 
     name: str  # as ``moetraffic reproduce NAME`` has it
     title: str
