@@ -1,16 +1,16 @@
 """Acceptance: test suite that compares a synthetic trace with real ones.
 
-Real runs of other seeds differ from each other too.  So a synthetic run is not asked to
-equal one of them, but to be no further from them than they are from each other: for
-each figure, the p-value that a further real run would be as far
-(:func:`.two_samples.outlier_p`), and Holm's correction over all.
+Real runs with different seeds differ from each other, too.  A synthetic trace passes if
+it is no farther from real runs than they are from each other: for each statistic, the
+p-value is the probability that another real run is as far
+(:func:`.two_samples.outlier_p`), with Holm's correction over all tests.
 
-With fewer than three real runs nobody knows how seeds differ.  Then the synthetic run
-is taken for a *twin* of each real one, and equal time blocks of the two are swapped
+With fewer than three real runs the variation between seeds is unknown.  The synthetic
+trace is then compared with each real run by swapping equal time blocks of the two
 (:func:`.two_samples.swap_p`).
 
-The synthetic run must not have been fitted to one of the runs that it is held against,
-where these are three or more: nearer is not what is asked.
+With three or more real runs, the synthetic trace must not have been fitted to one of
+them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .two_samples import FEWEST_RUNS, outlier_p, swap_p, twins_p
 Float64 = npt.NDArray[np.float64]
 
 LEVEL = 0.05
-"""Chance that a further real run fails, all tests together."""
+"""Probability that another real run fails at least one test."""
 
 MOST_AUC = 0.6
-"""Of a classifier on times that it has not seen: not more tells nothing apart."""
+"""Maximum held-out AUC of a classifier that does not distinguish the runs."""
 
 SECTIONS = 12
-"""Time blocks that are swapped where there are fewer than three real runs."""
+"""Number of time blocks swapped with fewer than three real runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One test of one layer: a figure, its distances and its p-value."""
+    """Test of one statistic of one layer: distances and p-value."""
 
     name: str
     measure: str  # of the distance
@@ -57,13 +57,13 @@ class Trial:
 
     @property
     def passed(self) -> bool:
-        """Whether the distance is not surely more than real runs have."""
+        """Whether the distance is not significantly larger than between real runs."""
         return self.adjusted >= LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Result of the test suite."""
+    """Result of the test suite: all tests and the classifier's AUC."""
 
     synthetic: str
     real: tuple[str, ...]
@@ -76,14 +76,14 @@ class Acceptance:
 
     @property
     def failures(self) -> tuple[Trial, ...]:
-        """The tests that failed, the surest first."""
+        """Failed tests, the most significant first."""
         return tuple(
             sorted((t for t in self.tests if not t.passed), key=lambda t: t.adjusted)
         )
 
     @property
     def passed(self) -> bool:
-        """Whether no test failed and the classifier does not tell it apart."""
+        """Whether all tests passed and the classifier does not distinguish the runs."""
         return not self.failures and not self.recognized
 
 
@@ -216,10 +216,10 @@ def accept(
 def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Acceptance:
     """Test a generator: one synthetic trace fitted to each of several real runs.
 
-    For whoever has a generator rather than one synthetic run: fit it to each of S
-    seeds, and sample once from each fit.  Twin k is held against all seeds but k,
-    beside seed k itself (:func:`.two_samples.twins_p`); the classifier learns on all
-    pairs but one, and is tried on that one.
+    The generator is fitted to each of S seeds and sampled once from each fit.
+    Synthetic trace k is compared with all seeds but k, relative to seed k itself
+    (:func:`.two_samples.twins_p`); the classifier is trained on all pairs but one and
+    tested on that one.
 
     Parameters
     ----------
@@ -304,14 +304,14 @@ def _refuse_unlike(synthetic: Features, real: Sequence[Features]) -> None:
 
 
 def _holm(p: Sequence[float]) -> Float64:
-    """Holm's adjusted p-values: below a level, all rejections together keep to it."""
+    """Compute Holm's adjusted p-values, which control the family-wise error rate."""
     from statsmodels.stats.multitest import multipletests
 
     return np.asarray(multipletests(p, method="holm")[1], np.float64)
 
 
 def _distances(runs: Sequence[Features], kind: Kind, layer: int) -> Float64:
-    """``[N, N]`` between all runs, zeros on the diagonal."""
+    """Compute the distances between all runs, ``[N, N]``."""
     figures = [kind.figure(run, layer) for run in runs]
     out: Float64 = np.zeros((len(runs), len(runs)))
     for a in range(len(runs)):
@@ -331,7 +331,7 @@ def _own(apart: Float64) -> tuple[float, ...]:
 
 
 def _limit(apart: Float64) -> float:
-    """The distance to all real runs at which p is LEVEL, by bisection."""
+    """Find by bisection the distance to all real runs at which p is LEVEL."""
     low, high = 0.0, 1e3 * max(_usual(apart), 1e-12)
     if not np.isfinite(high):
         return float("nan")
@@ -347,7 +347,7 @@ def _limit(apart: Float64) -> float:
 def _swapped(
     synthetic: Features, real: Sequence[Features], kind: Kind, layer: int, seed: int
 ) -> float:
-    """The least p of the twins, times their number."""
+    """Compute the Bonferroni-corrected least p-value of the block-swap tests."""
     long = len(synthetic.load) // SECTIONS  # all alike: a lag is in each or in none
     spans = [range(at * long, (at + 1) * long) for at in range(SECTIONS)]
     found = []
@@ -361,7 +361,7 @@ def _swapped(
 
 
 def _summary(kind: Kind, part: Features, layer: int) -> Float64:
-    """A block's figure as a row: a curve as it is, a sample by its moments."""
+    """Summarize a time block: a curve as it is, a sample by its moments."""
     figure = kind.figure(part, layer)
     if kind.curve:
         return figure
@@ -372,7 +372,7 @@ def _summary(kind: Kind, part: Features, layer: int) -> Float64:
 def _classified(
     synthetic: Features, real: Sequence[Features]
 ) -> tuple[float, float, float]:
-    """p, AUC against the real runs, and AUC between these, on held-out times.
+    """Compute p-value and held-out AUCs of classifiers against and between real runs.
 
     Seeds differ, and the classifier sees that.  So AUC above one half is a pair's
     distance of it like any other, judged by those between real runs.

@@ -31,17 +31,17 @@ Bool = npt.NDArray[np.bool_]
 NAME = "ridge logistic regression on features and their squares"
 
 WINDOW = 10
-"""Iterations of a window."""
+"""Number of iterations per window."""
 
 BLOCKS = 5
-"""Stretches of time, each held out once."""
+"""Number of time blocks, each held out once."""
 
 PENALTY = 1.0
-"""Of a squared coefficient, beside the sum of the log losses of all windows."""
+"""Ridge penalty on the coefficients, relative to the sum of log losses."""
 
 
 def windows(run: Features, length: int = WINDOW) -> Float64:
-    """Features of consecutive windows, ``[n, F]`` float64.
+    """Compute classifier features of consecutive windows of a run, ``[n, F]`` float64.
 
     Of the ordered loads, the series and the rows' coupling: mean and standard deviation
     within the window; of each layer's load: total variation from first to last
@@ -86,7 +86,7 @@ def two_sample_auc(
     *,
     blocks: int = BLOCKS,
 ) -> float:
-    """AUC of the classifier on windows, runs and times that it has not seen.
+    """Compute the AUC of the classifier on held-out runs and time blocks.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def two_sample_auc(
 
 
 def _classifier() -> Any:
-    """Ridge logistic regression on standardized features and their squares."""
+    """Build a ridge logistic regression on standardized features and their squares."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -152,6 +152,6 @@ def _classifier() -> Any:
 
 
 def _with_squares(z: Float64) -> Float64:
-    """``[n, 2F]``: a feature beyond 5 standard deviations counts as 5."""
+    """Append squares to features clipped at 5 standard deviations, ``[n, 2F]``."""
     z = np.clip(z, -5.0, 5.0)
     return np.concatenate([z, z**2 - 1], axis=1)

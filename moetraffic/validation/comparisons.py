@@ -33,16 +33,16 @@ from .two_samples import (
 Float64 = npt.NDArray[np.float64]
 
 STRETCHES = 10
-"""Parts of a run whose means make its course."""
+"""Number of parts of a run whose mean entropies are compared."""
 
 Figure = Callable[[Features, int], Float64]
-"""Of a run and the position of a layer: what two runs are compared by."""
+"""Function from features and layer position to the statistic compared between runs."""
 
 Apart = Callable[[Float64, Float64], float]
 
 
 def ordered_wasserstein(x: Float64, y: Float64) -> float:
-    """Sum over columns of Wasserstein-1 distances of ``[T, C]`` and ``[U, C]``."""
+    """Sum the Wasserstein-1 distances of the columns of ``[T, C]`` and ``[U, C]``."""
     return float(sum(wasserstein(a, b) for a, b in zip(x.T, y.T, strict=True)))
 
 
@@ -59,7 +59,7 @@ def of_known(distance: Apart) -> Apart:
 
 
 def root_mean_square(x: Float64, y: Float64) -> float:
-    """Of the difference of two curves; infinite where one alone is unknown."""
+    """Compute the root mean square difference of two curves; inf if one is unknown."""
     both = np.isfinite(x) & np.isfinite(y)
     if (np.isfinite(x) != np.isfinite(y)).any():
         return float("inf")
@@ -67,14 +67,14 @@ def root_mean_square(x: Float64, y: Float64) -> float:
 
 
 def course(run: Features) -> Float64:
-    """Mean entropy of each layer in ten stretches of time, ``[STRETCHES * L]``."""
+    """Compute the mean entropy of each layer in parts of a run, ``[STRETCHES * L]``."""
     parts = np.array_split(run.series["entropy"], min(STRETCHES, len(run.load)))
     return np.concatenate([part.mean(axis=0) for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of test."""
+    """Definition of a test: the statistic compared and its distance."""
 
     name: str
     measure: str
@@ -183,7 +183,7 @@ TOGETHER = (
 
 
 def joint(run: Features) -> Float64:
-    """What energy distance and MMD see: all figures of an iteration, ``[T, F]``."""
+    """Join all statistics of each iteration for energy distance and MMD, ``[T, F]``."""
     flat = np.concatenate(
         [run.ordered.reshape(len(run.load), -1), *run.series.values(), run.coupling], 1
     )
@@ -193,7 +193,7 @@ def joint(run: Features) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Units of the joint figures: their means and scatter over all real runs."""
+    """Standardization of the joint statistics by their mean and scatter."""
 
     mean: Float64  # [F]
     unit: Float64  # [F]
@@ -201,20 +201,20 @@ class Scale:
 
     @classmethod
     def of(cls, real: Sequence[Features]) -> Scale:
-        """The units of real runs."""
+        """Compute the standardization from real runs."""
         every = np.concatenate([joint(run) for run in real])
         mean, unit = every.mean(axis=0), every.std(axis=0)
         unit = np.where(unit > 1e-12, unit, 1.0)
         return cls(mean=mean, unit=unit, width=median_distance((every - mean) / unit))
 
     def __call__(self, run: Features) -> Float64:
-        """``[T, F]`` in these units; what is far outside counts as 20 of them."""
+        """Standardize the joint statistics of a run, clipped at 20, ``[T, F]``."""
         scaled = (joint(run) - self.mean) / self.unit
         return np.asarray(np.clip(scaled, -20.0, 20.0), np.float64)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Energy distance and MMD of the joint figures."""
+        """Tests by energy distance and MMD of the joint statistics."""
         return (
             Kind(
                 name="all figures of an iteration jointly",
@@ -234,7 +234,7 @@ class Scale:
 
 
 def battery(real: Sequence[Features]) -> tuple[Kind, ...]:
-    """All tests that runs of this shape allow, with the real runs' units."""
+    """Build the test suite for runs of the shape of the real runs."""
     layers = len(real[0].layers)
     found = (*PER_LAYER, *TOGETHER, *Scale.of(real).kinds)
     return tuple(k for k in found if layers > 1 or not k.between_layers)

@@ -1,9 +1,8 @@
-r"""Permutation-invariant features: figures of a run that ignore expert numbering.
+r"""Permutation-invariant features: statistics of a run independent of expert numbering.
 
-Another seed trains other experts: expert 3 of one run has nothing to do with expert 3
-of another.  So every figure here stays the same when the experts of a layer are named
-anew (those of line efficiency and inter-host share are over ranks, which hold the
-experts, and change by chance alone).
+Experts of runs with different seeds do not correspond by index.  Every statistic here
+is therefore invariant under permutations of the experts of a layer (line efficiency and
+inter-host share depend on the placement on ranks and change by chance alone).
 
 Notation: ``n[t, l, r, e]`` token copies, T iterations, L layers, R ranks, E experts.
 Load ``p[t, l, e]``: the share of the layer's copies that expert e gets.
@@ -28,15 +27,15 @@ Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
 LAGS = 50
-"""Largest lag of autocorrelation and of the hot set's overlap."""
+"""Maximum lag of autocorrelation and of hot-set overlap."""
 
 CELLS = 1 << 21
-"""Counts that are looked at at a time."""
+"""Maximum token counts processed at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Features of a run; T iterations, L layers, E experts, P pairs of layers."""
+    """Permutation-invariant features of a run (T iterations, L layers, E experts)."""
 
     name: str
     layers: tuple[int, ...]  # L global layers
@@ -48,11 +47,11 @@ class Features:
 
     @property
     def ordered(self) -> Float64:
-        """``[T, L, E]`` shares, the largest first."""
+        """Expert shares sorted in decreasing order, ``[T, L, E]``."""
         return np.asarray(-np.sort(-self.load, axis=2), np.float64)
 
     def part(self, span: range) -> Features:
-        """Features of consecutive iterations."""
+        """Return the features of a range of iterations."""
         cut = slice(span.start, span.stop)
         return Features(
             name=self.name,
@@ -73,7 +72,7 @@ SERIES = {
     "row dispersion": "log of the rows' chi-squared over its degrees of freedom",
     "change": "total variation of the load to the iteration before",
 }
-"""Figures of an iteration and layer."""
+"""Statistics per iteration and layer, with descriptions."""
 
 
 def portrait(
@@ -145,7 +144,7 @@ def _width(trace: Trace) -> int:
 
 
 def _holders(trace: Trace, layer: int, iteration: int) -> Int64:
-    """Group rank that holds each expert, ``[E]``, of the first group with the layer."""
+    """Find the group rank that holds each expert of a layer, ``[E]``."""
     group = next(
         s.group for s in trace.sites if s.layer == layer and s.operation == "routing"
     )
@@ -221,7 +220,7 @@ def of_counts(
 def _of_window(
     counts: Counts, holder: Int64, width: int, hosts: int
 ) -> dict[str, Float64]:
-    """All figures of consecutive iterations that do not look at the one before."""
+    """Compute the statistics of a window that depend on single iterations alone."""
     total = counts.sum(axis=2)
     load = _shares(total)
     dispersion, coupling = _rows(counts, load)
@@ -239,7 +238,7 @@ def _of_window(
 
 
 def _mean(groups: Float64) -> Float64:
-    """Over the groups ``[..., G]`` that send something; NaN where none does."""
+    """Average over groups with traffic, ``[..., G]``; NaN if there are none."""
     known = np.isfinite(groups)
     total = np.where(known, groups, 0.0).sum(axis=-1)
     found: Float64 = np.full(total.shape, np.nan)
@@ -253,7 +252,7 @@ def _shares(counts: Counts) -> Float64:
 
 
 def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
-    """Token copies between the ranks of each group, ``[T, L, G, W, W]``."""
+    """Compute token copies between the ranks of each group, ``[T, L, G, W, W]``."""
     total, depth, ranks, _ = counts.shape
     out = np.zeros((total, depth, ranks, width), np.int64)
     for layer in range(depth):
@@ -264,7 +263,7 @@ def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
 
 
 def _rows(counts: Counts, load: Float64) -> tuple[Float64, Float64]:
-    r"""Dispersion ``[T, L]`` of the rows, and their coupling ``[T, P]`` over layers.
+    r"""Compute row dispersion ``[T, L]`` and row coupling between layers ``[T, P]``.
 
     Dispersion is :math:`\chi^2/((R-1)(E-1))` of the rows against the layer's load: 1
     where each rank draws copies from the same shares.  Coupling is the correlation,
@@ -292,7 +291,7 @@ def _rows(counts: Counts, load: Float64) -> tuple[Float64, Float64]:
 
 
 def autocorrelation(load: Float64, lags: int = LAGS) -> Float64:
-    r"""Autocorrelation of a layer's load, all experts together, ``[lags]``.
+    r"""Compute the pooled autocorrelation of a layer's expert loads, ``[lags]``.
 
     .. math:: \rho_h = \sum_{e,t} x_{e,t} x_{e,t+h} / \sum_{e,t} x_{e,t}^2
 
@@ -321,7 +320,7 @@ def autocorrelation(load: Float64, lags: int = LAGS) -> Float64:
 
 
 def hot_overlap(load: Float64, lags: int = LAGS) -> Float64:
-    """Mean share of the hot quarter of experts that is hot again, ``[lags]``.
+    """Compute the mean retention of the hottest quarter of experts, ``[lags]``.
 
     Parameters
     ----------
@@ -341,7 +340,7 @@ def hot_overlap(load: Float64, lags: int = LAGS) -> Float64:
 
 
 def layer_coupling(load: Float64) -> Float64:
-    r"""How the loads of two layers vary together: RV coefficients, ``[2, P]``.
+    r"""Compute RV coefficients between the loads of pairs of layers, ``[2, P]``.
 
     .. math:: RV = \|S_{ab}\|^2 / (\|S_{aa}\| \|S_{bb}\|)
 

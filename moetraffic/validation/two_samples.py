@@ -1,8 +1,8 @@
-"""Two-sample distances, and p-values of a run among others.
+"""Two-sample distances between runs, and p-values by exchangeability of runs.
 
-A *run* is one training from one seed.  Iterations of a run depend on each other, so a
-test that takes them for independent rejects everything; what is exchangeable is whole
-runs (:func:`outlier_p`), or long blocks of iterations (:func:`swap_p`).
+A *run* is one training from one seed.  Iterations of a run are autocorrelated, so a
+test that assumes independence rejects too often; exchangeable units are whole runs
+(:func:`outlier_p`) or long blocks of iterations (:func:`swap_p`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from moetraffic.errors import AnalysisError
 Float64 = npt.NDArray[np.float64]
 
 FEWEST_RUNS = 3
-"""Runs from which on a run is judged against how they differ from each other."""
+"""Minimum number of real runs to estimate the variation between runs."""
 
 FEWEST_TWINS = 4
-"""Pairs of a run and its twin from which on these are compared pair by pair."""
+"""Minimum pairs of a real run and its synthetic trace for paired comparison."""
 
 MOST_POINTS = 600
-"""Of longer samples so many, at even distances, stand in sums over all pairs."""
+"""Maximum evenly spaced points per sample in sums over all pairs."""
 
 
 # ---- distances -----------------------------------------------------------------
 
 
 def kolmogorov_smirnov(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Largest difference of two empirical distribution functions, between 0 and 1.
+    """Compute the Kolmogorov-Smirnov distance of two samples, between 0 and 1.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def maximum_mean_discrepancy(
 
 
 def median_distance(x: npt.ArrayLike) -> float:
-    """Median distance of two points of ``[n, F]``; 1 where that is 0."""
+    """Compute the median distance between points ``[n, F]``; 1 if it is 0."""
     distances = pdist(_points(x))
     middle = float(np.median(distances)) if distances.size else 0.0
     return middle if middle > 0 else 1.0
@@ -141,7 +141,7 @@ def _points(x: npt.ArrayLike) -> Float64:
 
 
 def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
-    r"""P-value that one more run of a kind is as far from the others as this one.
+    r"""Compute the p-value of a run's distance from others under exchangeable runs.
 
     Distances d are taken for Euclidean in some space, in which runs of a kind scatter
     normally in :math:`\nu` directions alike.  With S runs of mean square distance
@@ -219,7 +219,7 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
 
 
 def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
-    r"""P-value that synthetic runs are further from real runs than these are apart.
+    r"""Compute the p-value of distances of synthetic runs to real against real runs.
 
     Run k and its twin k are both held against all runs but k: if a twin is like one
     more run of the same seed, either may be the further.  So the S differences of log
@@ -268,7 +268,7 @@ def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
 def swap_p(
     x: npt.ArrayLike, y: npt.ArrayLike, *, draws: int = 1999, seed: int = 0
 ) -> float:
-    """P-value of the difference of two runs, by swapping blocks of equal time.
+    """Compute the p-value of the difference of two runs by swapping time blocks.
 
     Under the null hypothesis the two are alike but for chance at each time, and chance
     in one block does not depend on that in others: then the two may be swapped in any

@@ -2,7 +2,7 @@ r"""Accuracy of forecasts at each origin: cosine similarity and hot-cell recall.
 
 Forecasts and targets are ``[n, C]``: n origins, C cells (experts, ranks, or pairs of a
 matrix) of one amount, such as bytes.  Each measure gives ``[n]``, NaN where there is
-nothing to compare.  Cells that are not known are 0 in both.
+nothing to compare.  Unknown cells are 0 in both.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def cosine(forecast: Floating, target: Floating) -> Float64:
 
 
 def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
-    """Recall of the K largest cells by the K cells forecast to be largest.
+    """Compute the recall of the K largest cells by the K largest forecasts.
 
-    Who guesses has K/C.  Ties at the border share its places evenly in both, as if they
-    were broken at random, so that a forecast that tells nothing apart has just K/C.
+    A random guess has K/C.  Ties at the border are weighted as if broken at random, so
+    that a constant forecast has exactly K/C.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
 
 
 def mean_of_known(values: Float64) -> float:
-    """Mean of the finite values; NaN without any."""
+    """Compute the mean of the finite values; NaN without any."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else float("nan")
 
 
 def _hot(values: Floating, hot: int) -> Float64:
-    """Chance ``[n, C]`` of each cell to be among the first K, ties broken at random."""
+    """Compute the probability of each cell to be in the top K, ties random."""
     cells = values.shape[1]
     border = np.partition(values, cells - hot, axis=1)[:, cells - hot, None]
     above, tied = values > border, values == border

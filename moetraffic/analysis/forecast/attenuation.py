@@ -22,10 +22,10 @@ Float64 = npt.NDArray[np.float64]
 NAN = float("nan")
 
 BINS = 256
-"""Frequencies that are told apart; higher ones are averaged in ever wider bins."""
+"""Maximum number of frequency bins, which widen toward high frequencies."""
 
 GRID = 41
-"""Values of each parameter at a time; the grid closes in on the maximum."""
+"""Grid points per parameter; the grid is refined around the maximum."""
 
 ZOOMS = 5
 
@@ -144,7 +144,7 @@ def fit_memory(
 
 
 def _usable(x: Float64) -> Float64:
-    """The longest run of known steps, of cells that vary, standardized."""
+    """Select the longest run of known steps of varying cells, standardized."""
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     some = np.unique(np.linspace(0, max(x.shape[1] - 1, 0), min(x.shape[1], 1024)))
     x = x[:, some.astype(np.int64)]
@@ -165,7 +165,7 @@ def _usable(x: Float64) -> Float64:
 
 
 def _periodogram(x: Float64) -> tuple[Float64, Float64, npt.NDArray[np.int64]]:
-    """Mean power ``[B, C]`` and ordinates ``[B]`` of bins, and each frequency's bin."""
+    """Compute the binned periodogram: mean power and number of ordinates per bin."""
     steps = len(x)
     used = np.arange(1, (steps - 1) // 2 + 1)
     power = np.abs(np.fft.rfft(x, axis=0)[used]) ** 2 / steps
@@ -182,7 +182,7 @@ def _periodogram(x: Float64) -> tuple[Float64, Float64, npt.NDArray[np.int64]]:
 
 
 class _Likelihood:
-    """The logarithm of the likelihood, over grids of phi and a."""
+    """Log-likelihood evaluated on grids of phi and a."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Likelihood:
         self.steps, self.cells = steps, cells
 
     def shapes(self, phi: Float64) -> Float64:
-        """Expected power ``[G, B]`` of an AR(1) of n steps and variance 1."""
+        """Compute the expected power of a unit-variance AR(1), ``[G, B]``."""
         n = self.steps
         z = phi[:, None] * np.exp(-2j * np.pi * np.arange(1, len(self.owner) + 1) / n)
         # sum over l < n of (1 - l/n) z^l, in closed form; z^n = phi^n
@@ -207,7 +207,7 @@ class _Likelihood:
         return np.asarray(np.add.reduceat(power, starts, axis=1) / self.weight)
 
     def at(self, phi: Float64, a: Float64) -> Float64:
-        """Of phi ``[G]`` and, for each, some a ``[G, A]``; up to a constant."""
+        """Evaluate the log-likelihood at phi ``[G]`` and a ``[G, A]``."""
         number = float(self.weight.sum())
         out = np.empty(a.shape)
         for row, (shape, amounts) in enumerate(zip(self.shapes(phi), a, strict=True)):
@@ -229,7 +229,7 @@ def _maximum(
     confidence: float,
     zooms: int = ZOOMS,
 ) -> tuple[float, float, Range, Range, float]:
-    """phi, noise, their intervals, and how far above white noise the likelihood is."""
+    """Maximize the likelihood: phi, noise, intervals, gain over white noise."""
     drop = float(scipy.stats.chi2.ppf(confidence, 1)) / 2
     # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi).  And a, by
     # the logarithm of the noise over what is new in p in a step: of a slow series that
@@ -272,7 +272,7 @@ def _maximum(
 
 
 def _vertex(x: Float64, y: Float64, at: int) -> float:
-    """Where the parabola through a maximum and its neighbors is highest."""
+    """Find the vertex of the parabola through a maximum and its neighbors."""
     if not 0 < at < len(x) - 1:
         return float(x[at])
     before, here, after = (float(v) for v in y[at - 1 : at + 2])
@@ -282,7 +282,7 @@ def _vertex(x: Float64, y: Float64, at: int) -> float:
 
 
 def _interval(x: Float64, y: Float64, level: float) -> Range:
-    """Where a profile falls below a level on both sides, interpolated."""
+    """Find the interval in which a profile exceeds a level, interpolated."""
     above = np.flatnonzero(y >= level)
     first, last = int(above[0]), int(above[-1])
     low, high = float(x[first]), float(x[last])
@@ -296,10 +296,10 @@ def _interval(x: Float64, y: Float64, level: float) -> Range:
 
 
 def _worth(x: Float64, phi: float, a: float) -> float:
-    """How many independent series correlated ones are worth: C^2 / sum of r^2.
+    """Compute the effective number of independent series: C^2 / sum of r^2.
 
     Two unrelated series have a mean squared sample correlation of
-    ``(1 + 2 sum rho_l^2)/n``, which is taken off.
+    ``(1 + 2 sum rho_l^2)/n``, which is subtracted.
     """
     steps, cells = x.shape
     if cells == 1:

@@ -1,4 +1,4 @@
-r"""Autoregression: AR(p) by least squares, of thousands of series at once.
+r"""Autoregression: least-squares AR(p) fits of thousands of series at once.
 
 A fit needs only the products of a series with itself at p lags, so series and refits
 are solved together: one pass over the series gives the moments of each stretch of time,
@@ -6,7 +6,7 @@ a window of stretches is the sum of their moments, and all windows of all series
 batched solve.  The residual sums of every order come from one Cholesky factor of the
 moments.
 
-Arrays inside are ``[C, T]``, series first, so that a series lies together in memory.
+Internal arrays are ``[C, T]``, series first, so that each series is contiguous.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 CRITERIA = ("bic", "aic")
-"""What an order is chosen by; "aic" is corrected for short series (AICc)."""
+"""Information criteria for the order; "aic" is corrected for short series (AICc)."""
 
 JITTER = 1e-10
-"""Added to the moments' diagonal, of its size: constant series can be solved too."""
+"""Relative ridge on the diagonal of the moments, for constant series."""
 
 AT_ONCE = 1 << 22
-"""Values of the design that are in memory at a time."""
+"""Design-matrix values in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def moments(
     horizon: int = 1,
     known_until: int | None = None,
 ) -> Moments:
-    """Gather what least squares need, stretch of time by stretch.
+    """Compute the least-squares moments of each stretch of time.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def moments(
 
 
 def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
-    r"""Choose each series' order by an information criterion.
+    r"""Choose the AR order of each series by an information criterion.
 
     With n equations and the residual sum RSS of order p, BIC is
     :math:`n \ln(RSS/n) + (p+1) \ln n`, AICc has :math:`2(p+1) n/(n-p-2)` for the last
@@ -178,7 +178,7 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
 def solve(
     found: Moments, order: npt.ArrayLike, window: Float64, *, stable: bool = True
 ) -> Autoregression:
-    """Fit windows of stretches, all series and windows at once.
+    """Solve AR fits over windows of stretches, all series and windows at once.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def solve(
 
 
 def ahead(model: Autoregression, horizon: int) -> Autoregression:
-    """The h-step forecast of a one-step model, by putting forecasts in for values.
+    """Compute h-step forecasts by iterating a one-step model.
 
     Parameters
     ----------
@@ -282,12 +282,12 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
 
 
 def fitting_order(steps: int, max_order: int) -> int:
-    """Largest order that leaves five equations to a coefficient in so many steps."""
+    """Compute the largest order with at least five equations per coefficient."""
     return max(0, min(max_order, (steps - 5) // 6))
 
 
 def _jittered(total: Float64) -> Float64:
-    """Moments with a diagonal that a Cholesky factor exists for."""
+    """Add a ridge to the moments so that their Cholesky factor exists."""
     out = total.copy()
     corner = np.arange(total.shape[-1])
     out[..., corner, corner] += JITTER * np.maximum(total[..., :1, 0], 1.0)
@@ -297,7 +297,7 @@ def _jittered(total: Float64) -> Float64:
 def _stable(
     constant: Float64, weights: Float64, level: Float64
 ) -> tuple[Float64, Float64]:
-    """Scale the roots of models that would grow until the largest is on the circle."""
+    """Scale the roots of unstable models so that the largest is on the unit circle."""
     lags = weights.shape[-1]
     # sum |a| <= 1 leaves no root outside; only the others need their roots
     suspect = np.abs(weights).sum(axis=-1) > 1

@@ -1,12 +1,12 @@
 r"""Predictability bounds: lower bounds on the error of any forecaster.
 
-:func:`spectral_flatness` is the best that a linear forecast one step ahead can do;
-:mod:`moetraffic.analysis.forecast.entropy_rate` asks the same of symbols, which are
-made of traffic in the ways that :func:`hot_symbols`, :func:`pair_symbols` and
-:func:`level_symbols` state.
+:func:`spectral_flatness` is the least error of a linear forecast one step ahead;
+:mod:`moetraffic.analysis.forecast.entropy_rate` bounds the predictability of symbols,
+which :func:`hot_symbols`, :func:`pair_symbols` and :func:`level_symbols` derive from
+traffic.
 
-Series are ``[T, C]``, time first.  All is estimated from one run: no limit is known
-better than its ``error``, and a run with a transient tells of the transient.
+Series are ``[T, C]``, time first.  Bounds are estimated from one run, with
+standard error ``error``; a transient in the run affects them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SHORTEST = 16
-"""Steps that a spectrum needs."""
+"""Minimum number of steps for a spectrum."""
 
 HALF_WIDTH = 2
-"""Frequencies on either side over which the periodogram is averaged."""
+"""Half width, in frequencies, of the periodogram's moving average."""
 
 _CHUNK = 8_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flatness:
-    """Best linear one-step NMSE; arrays ``[...]`` of the series' other axes.
+    """Lower bound on the NMSE of linear one-step forecasts, arrays ``[...]``.
 
     NaN where a series does not vary or has fewer than 16 steps without a gap.
     """
@@ -115,7 +115,7 @@ def spectral_flatness(series: npt.ArrayLike) -> Flatness:
 
 
 def _stretches(known: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Begin and end of the longest run of True in each column (the first such)."""
+    """Find begin and end of the first longest run of True in each column."""
     steps, columns = known.shape
     begin, end = np.zeros(columns, np.int64), np.full(columns, steps, np.int64)
     for column in np.flatnonzero(~known.all(axis=0)):
@@ -130,7 +130,7 @@ def _stretches(known: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
 
 
 def _flatness(x: Float64) -> Float64:
-    """Flatness, standard error of its logarithm, and variance of ``[T, M]``."""
+    """Compute flatness, standard error of its logarithm, and variance of ``[T, M]``."""
     n = len(x)
     centered = x - x.mean(axis=0)
     variance = (centered**2).mean(axis=0)
@@ -163,7 +163,7 @@ def _flatness(x: Float64) -> Float64:
 
 
 def hot_symbols(loads: npt.ArrayLike) -> Int64:
-    """Index of the largest load of each step; of equals the first.
+    """Compute the index of the largest load of each step, the first in ties.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def hot_symbols(loads: npt.ArrayLike) -> Int64:
 
 
 def pair_symbols(loads: npt.ArrayLike) -> Int64:
-    """Hottest and second of each step, in this order, as ``first * E + second``.
+    """Encode the two largest loads of each step, in order, as ``first * E + second``.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictabilityBounds:
-    """The limits of forecasting a set of series ``[T, C]``, one step ahead.
+    """Predictability bounds of series ``[T, C]``, one step ahead.
 
     ``pooled_nmse`` weighs each series with its variance: it compares with the NMSE that
     forecasters reach on all of them together.

@@ -1,9 +1,8 @@
 """Candidates: forecasters with settings, evaluated at chosen origins only.
 
 The functions of :mod:`moetraffic.analysis.forecast.forecasters` forecast every step;
-here the same forecasts are made at some origins of a block of series, with what several
-settings share computed once.  A gap in a series is taken to hold the last value before
-it.
+here the same forecasts are made at some origins of a block of series, and intermediate
+results are shared between settings.  Gaps are filled with the last value before.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")
-"""Forecasters, simplest first: of two that are as good, the first is taken."""
+"""Forecasters, simplest first, which breaks ties."""
 
 FLAT = ("persistence", "window_mean", "ema")
-"""Those whose forecast is the same at every horizon."""
+"""Forecasters whose forecast is the same at every horizon."""
 
 ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Weights of the newest value that are tried."""
+"""Candidate weights of the newest value of the exponential moving average."""
 
 CYCLES = (1, 2, 4, 8)
-"""Periods over which a phase is averaged."""
+"""Candidate numbers of periods averaged by the seasonal forecaster."""
 
 PROMINENCE = 0.1
-"""How far the autocorrelation must rise again for a period to be tried."""
+"""Minimum rise of the autocorrelation after its minimum for a candidate period."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A forecaster and a setting of it."""
+    """Forecaster with a setting."""
 
     family: str  # one of FAMILIES
     setting: str  # in words
@@ -63,7 +62,7 @@ class Candidate:
 def candidates(
     split: Split, *, period: int | None = None, max_order: int = 8
 ) -> tuple[Candidate, ...]:
-    """Forecasters and settings to try on a series.
+    """List the forecasters and settings to evaluate on a series.
 
     Parameters
     ----------
@@ -129,7 +128,7 @@ def candidates(
 
 
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
-    """Common period of the cells in the training part, if any.
+    """Find the common period of the cells in the training part, if any.
 
     It is the lag at which the mean autocorrelation of the cells rises most above its
     lowest value before; the first such lag that rises nearly as much as the best.
@@ -173,7 +172,7 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
 
 
 class SeriesBlock:
-    """A block of series, with the intermediate results that forecasters share.
+    """Block of series with intermediate results shared by the forecasters.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ class SeriesBlock:
 
     @cached_property
     def held(self) -> Float64:
-        """``[C, T]`` the last value known at each step; NaN before the first."""
+        """Last known value at each step, ``[C, T]``; NaN before the first."""
         known = np.isfinite(self.series)
         if known.all():
             return self.series
@@ -209,7 +208,7 @@ class SeriesBlock:
 
     @cached_property
     def _filled(self) -> Float64:
-        """``held`` with the first value known before it, and 0 where there is none.
+        """Last known values, with leading gaps filled by the first value, or 0.
 
         What is made of it before the first value is masked by :meth:`forecast`.
         """
@@ -231,7 +230,7 @@ class SeriesBlock:
         return sums, offset
 
     def forecast(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
-        """Forecasts of ``origins + horizon`` from what is known at the origins.
+        """Forecast the values at ``origins + horizon`` from values up to the origins.
 
         Parameters
         ----------
@@ -300,7 +299,7 @@ class SeriesBlock:
         return made
 
     def _model(self, candidate: Candidate, horizon: int) -> Autoregression:
-        """Models ``[R, C]`` of the horizon, one a refit."""
+        """Fit the AR models of a horizon, one per refit and series, ``[R, C]``."""
         direct = candidate.direct and horizon > 1
         key = (candidate.criterion, candidate.size, horizon, direct)
         if key not in self._models:
@@ -327,7 +326,7 @@ class SeriesBlock:
 
     @cached_property
     def _orders(self) -> dict[str, Int64]:
-        """Orders ``[C]`` by each criterion, from the training part."""
+        """Choose AR orders ``[C]`` by each criterion from the training part."""
         whole = self._step_moments
         training = self._borders[1:] <= self.split.train_end
         part = Moments(
@@ -340,7 +339,7 @@ class SeriesBlock:
 
     @cached_property
     def _borders(self) -> Int64:
-        """Borders ``[S + 1]`` of the stretches that fits are put together of."""
+        """Borders ``[S + 1]`` of the stretches whose moments make up the fits."""
         train, every = self.split.train_end, self.split.refit_every
         if self.split.steps <= self.memory:  # no fit ever forgets
             return np.concatenate(([0], self.split.refits()))
@@ -349,7 +348,7 @@ class SeriesBlock:
 
     @cached_property
     def _window(self) -> Float64:
-        """``[R, S]`` which stretches each refit is fitted on."""
+        """Select the stretches that each refit is fitted on, ``[R, S]``."""
         refit = self.split.refits()[:, None]
         begin, end = self._borders[:-1], self._borders[1:]
         used = (end <= refit) & (end > refit - self.memory) & (end > begin)

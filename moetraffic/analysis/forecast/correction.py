@@ -1,7 +1,7 @@
 """Correction: forecasts of a target from another series of the same iteration.
 
-Two ways: a column-stochastic map of loads, and a regression of what the past had not
-told of the one on what it had not told of the other.  Fits are from earlier iterations.
+Two methods: a column-stochastic map of loads, and a regression of the target's forecast
+errors on those of the first dispatch.  Fits use earlier iterations only.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .tuning import block_of, slices, tune
 Float64 = npt.NDArray[np.float64]
 
 WIDEST_MAP = 256
-"""Cells up to which a column-stochastic map is tried."""
+"""Maximum number of cells for a column-stochastic map."""
 
 COMPONENTS = 32
-"""Directions in which the first dispatch's surprises are looked at."""
+"""Maximum principal components of the first dispatch's forecast errors."""
 
 RIDGES = (0.01, 0.1, 1.0, 10.0)
-"""Ridges that are tried, relative to the mean eigenvalue."""
+"""Candidate ridges of the regression, relative to the mean eigenvalue."""
 
 EARLY = 1 - 1e-9
-"""A rival has to have less than this share of the error of what came before it."""
+"""Maximum error ratio at which a later candidate replaces an earlier one."""
 
 MAP_RIDGES = (0.01, 0.3, 10.0)
-"""The same, of maps."""
+"""Candidate ridges of the maps."""
 
 PAST = "history"
 """Name of the forecast from earlier iterations alone."""
@@ -44,7 +44,7 @@ def past_forecast(
     tried: Sequence[Candidate],
     max_order: int,
 ) -> tuple[Float64, str]:
-    """One-step forecasts from the past alone, by what is best on the validation part.
+    """Compute one-step forecasts from the past by the best forecaster on validation.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def past_forecast(
 def validation_error(
     y: Float64, made: Mapping[str, Float64], key: str, cut: Split
 ) -> float:
-    """Squared error over the validation part; what is not told is left to the past.
+    """Compute the squared error on validation; missing values use the past forecast.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def validation_error(
 
 
 def misses_nothing(y: Float64, made: Mapping[str, Float64], cut: Split) -> bool:
-    """Whether one of the forecasts misses nothing in the validation part.
+    """Check whether a forecast is exact on the validation part.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def learned(
     past_y: Float64,
     cut: Split,
 ) -> dict[str, Float64]:
-    """Forecasts by map and by regression, each with its best ridge.
+    """Compute the forecasts by map and by regression, each with its best ridge.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def mapped(
     cut: Split,
     ridge: float,
 ) -> Float64:
-    """Targets of the steps between two by a column-stochastic map of all before them.
+    """Forecast targets by a column-stochastic map fitted to all earlier steps.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def mapped(
 
 
 def corrected(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:
-    """What surprises of the first dispatch say of those of the target.
+    """Forecast the target's errors by regression on those of the first dispatch.
 
     Parameters
     ----------

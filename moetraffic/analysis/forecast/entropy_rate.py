@@ -1,13 +1,12 @@
 r"""Entropy rate of symbol sequences, and Fano's bound on their predictability.
 
-Symbols are integers ``[n]`` in time order; which expert is hot, for one.  Two
-estimators stand side by side.  Lempel and Ziv's needs no model and converges slowly:
+Symbols are integers ``[n]`` in time order, such as the index of the hottest expert.
+There are two estimators.  Lempel and Ziv's needs no model and converges slowly:
 after hundreds of steps it may be 10% off, either way.  The plug-in of a Markov chain is
 nearly unbiased where contexts recur often, and blind beyond the chain's order.
 
-What :func:`fano_limit` makes of a
-rate is an estimate: it holds for the true rate, and neither estimator is a bound of
-that.  Call it no ceiling.
+:func:`fano_limit` is an upper bound for the true rate; for an
+estimated rate it is an estimate, not a bound.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class EntropyRate:
 
 
 def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
-    """Entropy rate of a sequence of symbols, by two estimators, with their guesses.
+    """Estimate the entropy rate and predictability of a symbol sequence.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
 
 
 def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
-    r"""Entropy rate by the lengths of what is new, :math:`n \log_2 n / \sum_i L_i`.
+    r"""Estimate the Lempel-Ziv entropy rate, :math:`n \log_2 n / \sum_i L_i`.
 
     :math:`L_i` is the length of the shortest string that starts at i and does not occur
     wholly before i (at the end, where all that is left occurs: one more than that).  A
@@ -131,7 +130,7 @@ def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
 
 
 def new_lengths(symbols: npt.ArrayLike) -> Int64:
-    """Length of the shortest string from each place that did not occur before it.
+    """Compute the length of the shortest new substring at each position.
 
     Parameters
     ----------
@@ -205,7 +204,7 @@ def new_lengths(symbols: npt.ArrayLike) -> Int64:
 
 
 def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -> float:
-    r"""Entropy rate of a Markov chain with the transitions that were counted.
+    r"""Estimate the entropy rate of a Markov chain from transition counts.
 
     :math:`-\sum_{c,x} \frac{n_{cx}}{N} \log_2 \frac{n_{cx}}{n_c}` over contexts c of
     ``order`` symbols and the symbol x that follows; N = n - order.  Counting makes it
@@ -252,7 +251,7 @@ def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -
 
 
 def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
-    r"""Order of the Markov chain that describes the symbols best, by BIC.
+    r"""Choose the order of the Markov chain by BIC.
 
     The least of :math:`-2 \ln L + d_m \ln N`, all orders scored on the same n -
     max_order symbols; :math:`d_m` is (contexts that occur) times (symbols - 1).
@@ -288,7 +287,7 @@ def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
 
 
 def guessed_share(symbols: npt.ArrayLike, *, order: int) -> float:
-    """Share of the steps told by the commonest follower so far of their context.
+    """Compute the hit rate of an adaptive Markov predictor on a symbol sequence.
 
     Nothing of a step is used to guess it: where its context is new, the commonest
     symbol so far is guessed, and the first step is never told.
@@ -329,7 +328,7 @@ def guessed_share(symbols: npt.ArrayLike, *, order: int) -> float:
 
 
 def _codes(symbols: npt.ArrayLike) -> tuple[Int64, int]:
-    """The symbols as 0 ... N - 1, and N."""
+    """Encode the symbols as 0 ... N - 1, and return N."""
     array = np.asarray(symbols)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
         raise AnalysisError(
@@ -341,7 +340,7 @@ def _codes(symbols: npt.ArrayLike) -> tuple[Int64, int]:
 
 
 def _contexts(codes: Int64, count: int, order: int) -> Int64:
-    """Number of the ``order`` symbols from each place on, ``[n - order + 1]``."""
+    """Number the context of ``order`` symbols at each position, ``[n-order+1]``."""
     if order < 0:
         raise AnalysisError(
             f"the order of a chain is 0 or more, but is {order}: give how many symbols "
@@ -355,7 +354,7 @@ def _contexts(codes: Int64, count: int, order: int) -> Int64:
 
 
 def _counts(codes: Int64, count: int, order: int) -> tuple[Int64, Int64]:
-    """How often each context is followed, and each transition occurs."""
+    """Count the occurrences of each context and each transition."""
     context = _contexts(codes, count, order)[:-1]
     transition = context * max(count, 1) + codes[order:]
     _, followed = np.unique(context, return_counts=True)
@@ -364,12 +363,12 @@ def _counts(codes: Int64, count: int, order: int) -> tuple[Int64, Int64]:
 
 
 def _bits(counts: Int64) -> float:
-    """Sum of n log2 n."""
+    """Compute the sum of n log2 n over counts."""
     return float((counts * np.log2(counts)).sum()) if counts.size else 0.0
 
 
 def fano_limit(rate: npt.ArrayLike, symbols: npt.ArrayLike) -> Float64:
-    r"""Share of steps that may be told at an entropy rate, by Fano's inequality.
+    r"""Compute the maximum predictability at an entropy rate by Fano's inequality.
 
     Solves :math:`S = H_b(P) + (1-P) \log_2(N-1)` for P between 1/N and 1, by halving to
     the last digit.  For the true S no predictor tells more; it is tight only where all

@@ -1,7 +1,7 @@
 """Forecast loads or matrices, and evaluate the forecasts on a test part.
 
-One call, :func:`forecast`, tunes forecasters on a validation part, picks the best
-there, and judges it on a later part that nothing was tuned on, at several horizons.
+:func:`forecast` tunes forecasters on a validation part, selects the best there, and
+evaluates it on a later test part at several horizons.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 HORIZONS = (1, 10, 100, 1000)
-"""Iterations ahead."""
+"""Default forecast horizons, iterations."""
 
 JUDGED = 1 << 21
-"""Forecasts that are kept of each forecaster and horizon, at most."""
+"""Maximum forecasts evaluated per forecaster and horizon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecasts:
-    """Result of :func:`forecast`."""
+    """Scores of tuned forecasters at each horizon, from :func:`forecast`."""
 
     of: str
     steps: int  # T
@@ -45,7 +45,7 @@ class Forecasts:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """One a horizon."""
+        """Verdicts, one per horizon."""
         return tuple(h.verdict for h in self.horizons)
 
 
@@ -72,7 +72,7 @@ def forecast(
     transfer_s: float = 0.0,
     keep: bool = False,
 ) -> Forecasts:
-    """Tune forecasters on series, and score the best ones on a test part.
+    """Tune forecasters on series and score the best ones on a test part.
 
     Step 1: every forecaster with every setting forecasts the validation part; at each
     horizon the setting of least squared error of bytes is kept of each forecaster, and

@@ -47,7 +47,7 @@ class ForecastScore:
 
 @dataclass(frozen=True, kw_only=True)
 class HorizonScores:
-    """All forecasters at one horizon, and the verdict on the best."""
+    """Scores of all forecasters at one horizon, and the verdict on the best."""
 
     horizon: int  # iterations ahead
     origins: int = 0  # number of forecasts of all cells
@@ -62,7 +62,7 @@ class HorizonScores:
     targets: Int64 | None = field(default=None, repr=False)  # [n] steps forecast
 
     def score(self, forecaster: str | None = None) -> ForecastScore | None:
-        """The score of a forecaster, of the best if None; None where there is none."""
+        """Return the score of a forecaster (default: the best); None if unavailable."""
         wanted = self.best if forecaster is None else forecaster
         return next((s for s in self.scores if s.forecaster == wanted), None)
 
@@ -77,7 +77,7 @@ class Counts:
     held: int = 1  # experts of a cell
 
     def mean(self, steps: Int64, cells: slice, known: npt.NDArray[np.bool_]) -> Float64:
-        """Mean tokens of each cell ``[c]`` over the steps that are known ``[c, n]``."""
+        """Compute the mean tokens of each cell ``[c]`` over known steps ``[c, n]``."""
         if self.tokens.ndim == 0:
             return np.full(len(known), float(self.tokens))
         part = np.asarray(self.tokens[steps], np.float64)
@@ -187,7 +187,7 @@ class Judge:
             self.ceiling[:] = np.nan
 
     def finish(self, of: str, hot: int, seconds: float) -> HorizonScores:
-        """The scores of all blocks added so far."""
+        """Compute the scores of all blocks added so far."""
         nothing = float("nan")
         if not self.values:
             why = "no value of the test part is known"
@@ -260,7 +260,7 @@ class Judge:
 def nothing_known(
     of: str, horizon: int, why: str, tolerances: tuple[float, ...]
 ) -> HorizonScores:
-    """Scores that are unavailable, with the reason.
+    """Build scores that are unavailable, with the reason.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def nothing_known(
 
 
 def _mean(total: npt.ArrayLike, count: npt.ArrayLike) -> Float64:
-    """Quotients, NaN where nothing is divided by."""
+    """Divide sums by counts; NaN where the count is zero."""
     above, below = np.asarray(total, np.float64), np.asarray(count, np.float64)
     out: Float64 = np.full(above.shape, np.nan)
     np.divide(above, below, out=out, where=below > 0)

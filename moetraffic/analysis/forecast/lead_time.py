@@ -1,8 +1,8 @@
 """Lead times: offsets of exchanges from the start of their iteration.
 
-A scheduler that is told a matrix can only use it if there is time left.  An exchange of
-a layer and phase begins at some offset from the start of its iteration; the medians of
-these offsets say how long before a transfer another one is known.
+A scheduler can use a forecast only if it is available before the transfer begins.  An
+exchange of a layer and phase begins at an offset from the start of its iteration; the
+difference of two median offsets is the lead time of one exchange over another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 Key = tuple[int, str]
 
 LOOKED_AT = 512
-"""Occurrences of each layer and phase, at even distances, whose times are read."""
+"""Maximum evenly spaced occurrences per layer and phase whose times are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class LeadTimes:
     offset_s: Mapping[Key, float]  # of (layer, phase): begin, from the step's start
 
     def between(self, known: Key, sent: Key) -> float:
-        """Seconds from when one exchange begins to when another one does."""
+        """Compute the time between the begins of two exchanges, seconds."""
         return self.offset_s.get(sent, np.nan) - self.offset_s.get(known, np.nan)
 
 
 def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
-    """Measure when the exchanges of a trace begin in their iterations.
+    """Compute the median offset of each exchange from the start of its iteration.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """Forecast origins: split of a series into training, validation and test parts.
 
-A series is cut in time into three parts: on the first forecasters are fitted, on the
-second their settings and the best of them are chosen, on the third they are judged.
-An *origin* is the last step that a forecast knows; it forecasts ``origin + horizon``.
+A series is split in time into three parts: forecasters are fitted on the first,
+settings and the best forecaster are chosen on the second, and the third is for
+evaluation.  An *origin* is the last step available to a forecast of ``origin +
+horizon``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 FEWEST = 4
-"""Origins that a part needs, or nothing is chosen or judged on it."""
+"""Minimum number of origins of a part for tuning or evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Split:
         return np.concatenate((validation, test)).astype(np.int64)
 
     def too_short(self, horizon: int) -> str:
-        """Why no forecast can be evaluated at a horizon; empty where one can."""
+        """Reason why no forecast can be evaluated at a horizon; empty if one can."""
         shortest = min(
             self.validation_end - self.train_end, self.steps - self.validation_end
         )
@@ -71,7 +72,7 @@ def split(
     max_origins: int = 2048,
     refit_every: int | None = None,
 ) -> Split:
-    """Cut a series into training, validation and test.
+    """Split a series into training, validation and test parts.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ def split(
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """An estimate of ``1 - sum a / sum b`` over origins, and how sure it is."""
+    """Estimate of ``1 - sum a / sum b`` over origins, with a confidence interval."""
 
     value: float
     error: float  # standard error; NaN with too few blocks
@@ -137,7 +138,7 @@ class Ratio:
 def gain(
     error: Float64, reference: Float64, *, horizon: int = 1, stride: int = 1
 ) -> Ratio:
-    r"""Skill from squared errors an origin, with an interval by a block jackknife.
+    r"""Compute the skill from squared errors, with a block-jackknife interval.
 
     Origins close to each other err alike, at a horizon h for at least h steps.  They
     are cut into g stretches: at most 20, each of h steps or more, and of no fewer than

@@ -6,7 +6,7 @@ shares to shares.  It is fitted to shares x and y of many iterations by
 
 .. math:: \min_M \sum_t |y_t - M x_t|^2 + \lambda |M - M_0|^2
 
-with :math:`M_0 = \bar y 1^T`, the map that forgets the layer before.  This is the map
+with :math:`M_0 = \bar y 1^T`, the map that ignores the previous layer.  This is the map
 of MixNet, appendix B.1 (SIGCOMM 2025, arXiv 2501.03905), with two changes: a ridge
 towards :math:`M_0`, for loads of one run vary little and leave most of M open, and the
 columns are projected onto the simplex exactly instead of being punished for their sum.
@@ -22,11 +22,11 @@ from moetraffic.errors import AnalysisError
 Float64 = npt.NDArray[np.float64]
 
 ROUNDS = 2000
-"""Steps of the solver at most; it stops when nothing moves."""
+"""Maximum iterations of the solver; it stops earlier on convergence."""
 
 
 def simplex(columns: npt.ArrayLike) -> Float64:
-    """The nearest columns that are non-negative and add up to 1.
+    """Project columns onto the probability simplex.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def fit_transition(
     ridge: float = 1e-3,
     tolerance: float = 1e-9,
 ) -> Float64:
-    """Fit column-stochastic maps, many at once.
+    """Fit column-stochastic maps between the loads of two layers, many at once.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def fit_transition(
 
 
 def apply_transition(maps: npt.ArrayLike, before: npt.ArrayLike) -> Float64:
-    """Loads of the next layer by a map: its total is that of the layer before.
+    """Predict the loads of the next layer by a map, preserving the total.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def apply_transition(maps: npt.ArrayLike, before: npt.ArrayLike) -> Float64:
 
 
 def _shares(x: Float64, y: Float64) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
-    """Rows as shares, and which of them are used: the others are zero."""
+    """Convert rows to shares, and mark the usable ones; the others are zero."""
     whole = np.asarray(np.isfinite(x).all(axis=-1) & np.isfinite(y).all(axis=-1))
     x = np.where(whole[..., None], x, 0.0)
     y = np.where(whole[..., None], y, 0.0)
@@ -158,7 +158,7 @@ def _fit(
     ridge: float,
     tolerance: float,
 ) -> Float64:
-    """Maps ``[L, n, m]`` of shares ``[L, T, m]`` and ``[L, T, n]``."""
+    """Fit maps ``[L, n, m]`` to shares ``[L, T, m]`` and ``[L, T, n]``."""
     size = x.shape[-1]
     # Step 1: moments, and what the map that forgets leaves over.
     forgets = np.repeat(mean_y[:, :, None], size, axis=2)
@@ -196,7 +196,7 @@ def _projected(
     vectors: Float64,
     tolerance: float,
 ) -> Float64:
-    """Least squares under the constraints, by alternating directions (ADMM).
+    """Solve the constrained least-squares problem by ADMM.
 
     S. Boyd et al., Found. Trends Mach. Learn. 3 (2011) 1, section 3; the step is
     rebalanced (section 3.4.1), and the factor of the moments serves every step.

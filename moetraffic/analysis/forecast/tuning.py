@@ -1,4 +1,4 @@
-"""Tuning: choose each forecaster's setting on the validation part."""
+"""Tune forecasters: choose each one's setting on the validation part."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .origins import Split
 Float64 = npt.NDArray[np.float64]
 
 AT_ONCE = 1 << 22
-"""Values of series, and of their moments, that are in memory at a time."""
+"""Values of series and of their moments in memory at a time."""
 
 
 def slices(cut: Split, cells: int, max_order: int) -> list[slice]:
-    """Blocks of cells that fit into memory together.
+    """Split cells into blocks that fit into memory.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def slices(cut: Split, cells: int, max_order: int) -> list[slice]:
 def block_of(
     series: npt.NDArray[np.generic], part: slice, cut: Split, max_order: int
 ) -> SeriesBlock:
-    """Some cells of series ``[T, C]``, copied together.
+    """Copy a block of cells of series ``[T, C]`` to contiguous memory.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def tune(
 def _ranked(
     tried: Sequence[Candidate], errors: Float64, values: float
 ) -> list[tuple[Candidate, float]]:
-    """The best setting of each family, the best family first."""
+    """Rank the families of forecasters, each with its best setting."""
     best: dict[str, tuple[Candidate, float]] = {}
     for candidate, error in zip(tried, errors.tolist(), strict=True):
         mse = error / values if values else float("nan")

@@ -16,7 +16,7 @@ NAN = float("nan")
 class Verdict:
     """Forecast quality at one horizon; NaN and a reason where it is unavailable.
 
-    Shares are of bytes, 0 ... 1, over the test part, which no forecaster was tuned on.
+    Shares are of bytes, 0 ... 1, over the test part.
     A cell whose forecast and true values are 0 has no bytes and does not count.
     """
 
@@ -75,7 +75,7 @@ def lead_s(
 def unknown_verdict(
     *, of: str, horizon: int, reason: str, tolerances: tuple[float, ...] = TOLERANCES
 ) -> Verdict:
-    """A verdict that is unavailable, with the reason.
+    """Build a verdict that is unavailable, with the reason.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share in percent with one decimal where needed; never rounded to 100%."""
+    """Format a share in percent, with a decimal if needed; never rounded to 100%."""
     percent = 100 * share
     if percent in (0, 100) or abs(percent - round(percent)) < 1e-9:
         return f"{percent:.0f}%"
@@ -159,7 +159,7 @@ def _percent(share: float) -> str:
 
 
 def _lead(seconds: float) -> str:
-    """The lead time with a suitable unit; empty where it is unknown."""
+    """Format the lead time with a suitable unit; empty if unknown."""
     if not np.isfinite(seconds):
         return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -169,7 +169,7 @@ def _lead(seconds: float) -> str:
 
 
 def _improvement(verdict: Verdict, baseline: str) -> str:
-    """The error relative to the baseline's, with its confidence interval."""
+    """Format the error relative to the baseline's, with its confidence interval."""
     if np.isnan(verdict.skill):
         return f"{baseline} has no error to improve on"
     if verdict.forecaster in ("persistence", "history"):

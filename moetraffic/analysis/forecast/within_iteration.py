@@ -1,10 +1,10 @@
 """Forecast later traffic of an iteration from its first dispatch.
 
-Combine sends back what dispatch sent, and the backward phases repeat both: where a
-phase has the same token matrix or its transpose, the first dispatch tells it exactly.
-Later layers it tells in part: through a column-stochastic map of loads, or as a
-correction of what the past told, since an iteration whose first layer is unusual is
-unusual in later ones.  All is compared with the best forecast from the past alone.
+Combine returns the tokens of dispatch, and the backward phases repeat both: a phase
+with the same token matrix or its transpose is determined by the first dispatch.  Later
+layers are forecast in part: by a column-stochastic map of loads, or by a correction of
+the forecast from the past, since forecast errors of layers are correlated.  All are
+compared with the best history-based forecaster.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 VALUES = 1 << 22
-"""Values of the first dispatch and of a target that are looked at: the last ones."""
+"""Maximum values of the first dispatch and of a target; the latest are used."""
 
 CELLS = 2048
-"""Cells of a target, and of the first dispatch, that forecasts are made of."""
+"""Maximum cells of a target and of the first dispatch used in forecasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class WithinIteration:
 
 
 def identities(first: npt.ArrayLike, later: npt.ArrayLike) -> tuple[float, float]:
-    """Share of iterations in which a matrix equals the first one, or its transpose.
+    """Compute how often a matrix equals the first dispatch or its transpose.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def _sight(
     seed: int,
     surprises: dict[int, Float64],
 ) -> WithinIteration:
-    """One target."""
+    """Forecast one target from the first dispatch and score the forecast."""
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
     keep = min(len(x), max(VALUES // wide, 64))
     x, y = x[len(x) - keep :], y[len(y) - keep :]
@@ -244,7 +244,7 @@ def _sight(
 
 
 def _some(rng: np.random.Generator, cells: int) -> npt.NDArray[np.int64]:
-    """Which cells are looked at, in order: all of few, of many some at random."""
+    """Choose the cells to forecast: all, or a random sample of many, in order."""
     if cells <= CELLS:
         return np.arange(cells)
     return np.sort(rng.choice(cells, CELLS, replace=False))
@@ -263,7 +263,7 @@ def _judged(
     tolerances: tuple[float, ...],
     hot: int | None,
 ) -> WithinIteration:
-    """Choose on the validation part and score on the test part."""
+    """Choose the best forecast on the validation part and score it on the test part."""
     best = PAST
     least = validation_error(y, made, PAST, cut)
     for key in made:
@@ -323,7 +323,7 @@ def _judged(
 def _within(
     f: Float64, x: Float64, known: Bool, tolerances: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """Share of the amount in cells forecast within each tolerance."""
+    """Compute the share of bytes in cells forecast to within each tolerance."""
     above = known & (x > 0)
     whole = float(x[above].sum())
     miss = np.abs(f - x)[above]
