@@ -245,7 +245,9 @@ class Judge:
             nmse=squares / self.spread if self.spread > 0 else nothing,
             mape=self.relative[row] / self.positive if self.positive else nothing,
             cosine=mean_of_known(cosine(f, x)),
-            total_variation=mean_of_known(total_variation(np.maximum(f, 0), x)),
+            total_variation=mean_of_known(
+                total_variation(np.maximum(f, 0), np.maximum(x, 0))
+            ),
             hot_recall=mean_of_known(hot_recall(f, x, hot)),
             skill=skill.value,
             skill_error=skill.error,

@@ -58,7 +58,7 @@ class Split:
             return ""
         return (
             f"run too short (needs validation and test parts of {need} iterations, "
-            f"has {max(shortest, 0)} of {self.steps})"
+            f"has {max(shortest, 0)} in a run of {self.steps} iterations)"
         )
 
     def _origins(self, begin: int, end: int, horizon: int) -> Int64:

@@ -117,7 +117,7 @@ def export_trace(
     >>> from tempfile import TemporaryDirectory
     >>> from moetraffic.data import path
     >>> with TemporaryDirectory() as folder, Trace.open(path("golden-v1.h5")) as trace:
-    ...     one = Options(iterations=range(5, 6), layers=(3,), phase="dispatch")
+    ...     one = ExportOptions(iterations=range(5, 6), layers=(3,), phase="dispatch")
     ...     done = export_trace(trace, f"{folder}/run.cm", "htsim", options=one)
     ...     print(done.files[0].read_text().splitlines()[0], len(done.lost) > 0)
     Nodes 2 True

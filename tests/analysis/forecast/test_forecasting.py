@@ -214,7 +214,7 @@ def test_too_short_a_series_gives_reasons():
     for shape in ((0, 3), (1, 3), (5, 3), (40, 0), (0,)):
         found = forecast(np.ones(shape))
         assert all(h.reason for h in found.horizons)
-        assert all("not known" in sentence(v) for v in found.verdicts)
+        assert all("unavailable" in sentence(v) for v in found.verdicts)
 
 
 def test_edges():
