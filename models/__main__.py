@@ -1,6 +1,6 @@
 """One rank of a training run: ``python -m moetraffic.models``.
 
-Started by ``moetraffic capture``, torchrun or srun.  Environment variables configure the run:
+Started by ``moetraffic capture``, torchrun or srun.  Environment variables:
 
 - ``MOETRAFFIC_WORKLOAD``: a :class:`~moetraffic.patterns.Workload` as JSON; empty: the
   default workload, data-parallel over all ranks;
