@@ -1,6 +1,6 @@
 """One rank of a training run: ``python -m moetraffic.models``.
 
-Started by ``moetraffic capture``, torchrun or srun.  The environment tells what to do:
+Started by ``moetraffic capture``, torchrun or srun.  Environment variables:
 
 - ``MOETRAFFIC_WORKLOAD``: a :class:`~moetraffic.patterns.Workload` as JSON; empty: the
   default workload, data-parallel over all ranks;
@@ -47,7 +47,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def main() -> int:
-    """Train this rank's share; returns the exit code."""
+    """Train one rank of the configured workload; return the exit code."""
     heartbeat.send("start")
     stop = StopSignal()
     try:
@@ -61,9 +61,7 @@ def main() -> int:
         return stop.exit_code
     except Exception as error:
         if stop.caught:
-            return (
-                stop.exit_code
-            )  # peers end at other points: their silence is no error
+            return stop.exit_code  # peers may have ended already, which is no error
         if _out_of_memory(error):
             return _refuse(
                 "training needs more memory than there is, on the "
@@ -82,7 +80,7 @@ def main() -> int:
 
 
 def _refuse(sentence: str) -> int:
-    """Say in one sentence why this rank gives up; returns the exit code."""
+    """Report the error that ends this rank; return the exit code."""
     heartbeat.send("error", message=sentence, cause="own")
     print(f"moetraffic: {sentence}", file=sys.stderr)
     return 2
@@ -98,7 +96,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 class StopSignal:
-    """SIGINT and SIGTERM: the first ends training after the iteration, the next now."""
+    """Handler of SIGINT and SIGTERM, which ends training after the iteration."""
 
     def __init__(self) -> None:
         self.caught = 0
@@ -107,16 +105,16 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process that this signal ended."""
+        """Exit code of a process that was ended by the caught signal."""
         return 128 + self.caught
 
     def __call__(self) -> bool:
-        """Whether training shall end."""
+        """Whether a signal to end training has been caught."""
         return bool(self.caught)
 
     @contextmanager
     def told_to(self, recorder: Recorder | VirtualRecorder | None) -> Iterator[None]:
-        """Inside, a signal that ends training is noted in what is recorded."""
+        """Record in the trace whether a signal ended the training in this context."""
         try:
             yield
         finally:
@@ -157,7 +155,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
 
 
 def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
-    """Says after each step whether the run shall end because its load is steady."""
+    """Create the criterion that ends training once the expert load is stationary."""
     if not workload.training.until_steady:
         return nullcontext(lambda: False)
     from .stop_criterion import (
@@ -181,7 +179,7 @@ def _recorder(
         return nullcontext()
     from moetraffic.capture import (
         Recorder,
-    )  # what reads and writes HDF5: not needed above
+    )  # imports HDF5, which is not needed above
 
     placement = groups.placement(workload.model.experts)
     return Recorder(
@@ -208,7 +206,7 @@ def _virtual_recorder(
 
 @contextmanager
 def _process_group(rank_env: RankEnvironment | None, device: str) -> Iterator[None]:
-    """``torch.distributed`` for a rank among several; a lone process needs none."""
+    """Initialize ``torch.distributed`` for the context if there are several ranks."""
     if rank_env is None:
         yield
         return

@@ -14,7 +14,7 @@ from .random_streams import Stream, generator
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
-    """A text as a byte tensor, and its source."""
+    """Training text as a byte tensor, and a description of its source."""
 
     text: Tensor  # [N] uint8
     source: str  # "a file", "a folder" ... in words

@@ -36,14 +36,14 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """Terms of a micro-batch's loss, scalars with gradient."""
+    """Cross-entropy, balance loss and router z-loss of a micro-batch, with gradient."""
 
     cross_entropy: Tensor  # mean over tokens, nats
     auxiliary: Tensor  # load balancing, summed over the MoE layers
     z: Tensor  # router z-loss, summed over the MoE layers
 
     def total(self, gating: Gating) -> Tensor:
-        """The training loss, with the loss weights of ``gating``."""
+        """Compute the training loss with the loss weights of ``gating``."""
         return (
             self.cross_entropy
             + gating.balance * self.auxiliary
@@ -52,7 +52,7 @@ class Losses:
 
 
 class GPT(nn.Module):
-    """The model of one rank, with that rank's layers and experts.
+    """Transformer language model of one rank, with the rank's layers and experts.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class GPT(nn.Module):
     group
         The expert-parallel process group, or None.
     seed
-        Decides the initial parameters, see :meth:`reset_parameters`.
+        Seed of the initial parameters, see :meth:`reset_parameters`.
     layers
         The blocks to hold, a stage of a decoder's pipeline; None holds all.  The
         embeddings come with the first layer, norm and head with the last, and with it
@@ -124,7 +124,7 @@ class GPT(nn.Module):
 
     @property
     def mixtures(self) -> tuple[MixtureOfExperts, ...]:
-        """The mixture-of-experts layers, in order."""
+        """The mixture-of-experts layers of this rank, in order."""
         return tuple(m for m in self.modules() if isinstance(m, MixtureOfExperts))
 
     def expert_parameters(self) -> list[nn.Parameter]:
@@ -132,7 +132,7 @@ class GPT(nn.Module):
         return [p for m in self.mixtures for p in m.experts.parameters()]
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """All other parameters, routers included: the same on every rank."""
+        """All parameters except those of experts, routers included."""
         experts = {id(p) for p in self.expert_parameters()}
         return [p for p in self.parameters() if id(p) not in experts]
 
@@ -169,7 +169,7 @@ class GPT(nn.Module):
                     _draw(mixture.experts.gate[local], 0.02, draws)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """``[B, S]`` int64 tokens to ``[B, S, h]`` (with the first layer)."""
+        """Embed ``[B, S]`` int64 tokens as ``[B, S, h]`` vectors (first stage only)."""
         x: Tensor = self.token(tokens)
         s, shape = tokens.shape[1], self.shape
         if shape.positions == "learned":
@@ -183,7 +183,7 @@ class GPT(nn.Module):
     def run(
         self, x: Tensor, *, ids: Tensor | None = None
     ) -> tuple[Tensor, list[Routing]]:
-        """Apply this rank's blocks of one stack.
+        """Apply this rank's transformer blocks of one stack.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class GPT(nn.Module):
         return self._through(list(self.blocks.values()), x, ids=ids)
 
     def head(self, x: Tensor) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, V]`` logits (with the last layer)."""
+        """Compute ``[B, S, V]`` logits of ``[B, S, h]`` vectors (last stage only)."""
         dtype, shape = x.dtype, self.shape
         with self._precision(x.device):
             if shape.norm_place == "pre":
@@ -213,7 +213,7 @@ class GPT(nn.Module):
             return F.linear(x, weight, bias).to(dtype)
 
     def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Tokens to logits, and each MoE layer's routing.
+        """Compute the logits of tokens and the routing of each MoE layer.
 
         Parameters
         ----------
@@ -233,7 +233,7 @@ class GPT(nn.Module):
         return self.head(x), routings
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Losses:
-        """The losses of int64 tokens and targets.
+        """Compute the losses of int64 tokens and targets.
 
         Parameters
         ----------

@@ -17,11 +17,11 @@ EVERY_STEPS = 50
 
 
 class SteadyLoad:
-    """Detect that the load uniformity of every MoE layer is stationary.
+    """Detector of a stationary expert-load uniformity in all MoE layers.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
-    micro-batches of a step together; where its transient ends is
-    :func:`moetraffic.analysis.settling`'s to say.  Called after each step, it is true
+    micro-batches of a step together; the end of its transient is
+    found by :func:`moetraffic.analysis.settling`.  Called after each step, it is true
     when that is before the middle of the run for every layer, and the last quarter of
     the run is as uniform as the quarter before, within a standard deviation.
     """
@@ -45,7 +45,7 @@ class SteadyLoad:
             self._end()
 
     def __call__(self) -> bool:
-        """Whether the load of every layer is stationary."""
+        """Add a step's loads; return whether the load of every layer is stationary."""
         for layer, load in self._loads.items():
             curve = self.curves.setdefault(layer, [])
             curve.append(float(normalized_entropy(load)))

@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class StepRecorder(Protocol):
-    """Interface of a recorder to the training loop."""
+    """Interface of the recorder that the training loop reports its steps to."""
 
     def step(self, *, loss: float, tokens: int) -> None:
         """Record the end of a training step."""
@@ -53,7 +53,7 @@ def train(
     corpus: Corpus | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[float]:
-    """Train a workload on this rank; all ranks of its layout must call this.
+    """Train the share of one rank of a workload; all ranks must call this.
 
     The result depends on the workload, the corpus and the kind of machine alone: not on
     recording, and on how replicas are spread over ranks (ep, tp, pp, their order, ZeRO)
@@ -65,15 +65,15 @@ def train(
     workload
         What to train.
     recorder
-        Told the loss and tokens of each step; None: nobody is.
+        Receives the loss and tokens of each step; None: no recording.
     on_step
         Called with (iteration, loss) after each step.
     groups
-        This rank's process groups; None makes them.
+        This rank's process groups; None creates them.
     corpus
         The text; None reads ``workload.training.corpus``.
     stop
-        Asked after each step; true ends training.
+        Called after each step; a true result ends training.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def train(
 
 
 class _Loop:
-    """A model with its optimizer and gradients, advanced an iteration at a time."""
+    """Training state of one rank: model, optimizer and gradients."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Loop:
         if plan.clip > 0:
             clip(self.updates, self.groups, plan.clip)
         self.updates.step(learning_rate(plan, iteration))
-        # Step 3: what routers learn from the whole step.
+        # Step 3: update adaptive routers with the load of the whole step.
         adapt(self.model.mixtures, self.groups.dp)
         return loss
 

@@ -44,7 +44,7 @@ EVALUATION = 1 << 31
 
 
 class ShardRecorder(Protocol):
-    """Interface of a recorder to the training loop."""
+    """Interface of the recorder that virtual training reports its steps to."""
 
     def step(self, *, loss: Sequence[float], tokens: int) -> None:
         """Record the end of a training step, with a loss for each rank."""
@@ -66,13 +66,13 @@ def train_virtually(
     workload
         What to train; its layout has data and expert parallelism alone.
     recorder
-        Told the losses and tokens of each step; None: nobody is.
+        Receives the losses and tokens of each step; None: no recording.
     on_step
         Called with (iteration, mean loss) after each step.
     corpus
         The text; None reads ``workload.training.corpus``.
     stop
-        Asked after each step; true ends training.
+        Called after each step; a true result ends training.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def train_virtually(
 
 
 class VirtualTraining:
-    """A model with its optimizer, advanced an iteration at a time."""
+    """Training state of all virtual ranks: model, optimizer and lossy network."""
 
     def __init__(self, workload: Workload, corpus: Corpus) -> None:
         plan = workload.training
@@ -147,7 +147,7 @@ class VirtualTraining:
 
     @torch.no_grad()
     def evaluate(self, batches: int) -> float:
-        """Mean cross-entropy of held-out batches, without packet loss."""
+        """Compute the mean cross-entropy of held-out batches, without packet loss."""
         network, self.network = self.network, None
         losses = []
         try:
@@ -159,7 +159,7 @@ class VirtualTraining:
         return float(torch.cat(losses).double().mean())
 
     def _together(self, iteration: int) -> Tensor:
-        """Run the passes of all ranks in chunks; return their summed losses ``[R]``."""
+        """Run all ranks' passes in chunks; return their summed losses ``[R]``."""
         plan = self.workload.training
         a_rank = plan.micro_batch * self.workload.model.window
         stride = max(1, PASS_TOKENS // a_rank)
@@ -174,7 +174,7 @@ class VirtualTraining:
         return losses
 
     def _rank_by_rank(self, iteration: int, network: LossyNetwork) -> Tensor:
-        """Run rank by rank, with packet loss applied to each rank's gradient."""
+        """Run each rank's passes, with packet loss applied to the rank's gradient."""
         losses = torch.zeros(self.ranks, dtype=torch.float64)
         total = torch.zeros_like(self.updates.dense.flat)
         for rank in range(self.ranks):
@@ -211,7 +211,7 @@ class VirtualTraining:
         return entropy.detach().double().cpu()
 
     def _entropy(self, iteration: int, shards: Shards) -> tuple[Tensor, list[Routing]]:
-        """Cross-entropy ``[n]`` of some ranks' shards, and the layers' routings."""
+        """Compute cross-entropies ``[n]`` of ranks' shards and the layers' routings."""
         plan = self.workload.training
         drawn = [
             batch(

@@ -58,7 +58,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, *, memory: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, h]``.
+        """Apply self- or cross-attention to ``[B, S, h]`` token vectors.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return _attend(q, k, self._heads(v), self.out, causal=self.causal, bias=bias)
 
     def _heads(self, y: Tensor) -> Tensor:
-        """``[B, S, heads d]`` to ``[B, heads, S, d]``."""
+        """Split ``[B, S, heads d]`` by heads into ``[B, heads, S, d]``."""
         return y.view(*y.shape[:2], -1, self.head_width).transpose(1, 2)
 
 
@@ -123,7 +123,7 @@ class LatentAttention(nn.Module):
         self.out = nn.Linear(shape.heads * self.value, h, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, h]``."""
+        """Apply latent attention to ``[B, S, h]`` token vectors."""
         b, s, _ = x.shape
         # Step 1: queries [B, heads, S, plain + rope].
         asking = _normed(self.q_norm, self.q_down(x)) if self.compressed else x
@@ -157,7 +157,7 @@ def _attend(
     causal: bool,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``[B, heads, S, d]`` queries, ``[B, groups, M, d]`` keys and values."""
+    """Compute scaled dot-product attention with grouped keys and values."""
     share = q.shape[1] // k.shape[1]
     if share > 1:
         k, v = (y.repeat_interleave(share, dim=1) for y in (k, v))

@@ -94,7 +94,7 @@ class FairscaleMixture(MixtureOfExperts):
         )
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """``[..., h]`` token vectors to their experts' weighted sum, and the routing.
+        """Compute the weighted sum of the experts' outputs, and the routing.
 
         A token both of whose copies were dropped gets zeros.
         """
@@ -115,7 +115,7 @@ class FairscaleMixture(MixtureOfExperts):
 
     @property
     def call(self) -> _Call:
-        """The running forward pass."""
+        """State of the current forward pass."""
         if self._call is None:
             raise LayoutError(
                 "parts of a FairscaleMixture run within its forward pass only: call "
@@ -171,7 +171,7 @@ class _Expert(nn.Module):
         self._owner, self.index = (owner,), index
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[W, 1, C, h]`` rows of all ranks for this expert, float32."""
+        """Apply the expert to its ``[W, 1, C, h]`` float32 rows from all ranks."""
         (owner,) = self._owner
         experts, call = owner.experts, owner.call
         call.leave()

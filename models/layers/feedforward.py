@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(width, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, S, h]`` to ``[B, S, h]``."""
+        """Apply the feed-forward network to ``[B, S, h]`` token vectors."""
         if self.gated:
             inner = self.activation(self.gate(x)) * self.up(x)
         else:
@@ -94,7 +94,7 @@ class LocalExperts(nn.Module):
             self.gate = nn.Parameter(torch.empty(experts, hidden, width))  # [L, h, f]
 
     def batched(self, x_lch: Tensor) -> Tensor:
-        """``[L, C, h]``: as many rows for each expert."""
+        """Apply the experts to ``[L, C, h]`` rows, C per expert."""
         inner = torch.bmm(x_lch, self.up)
         if self.gated:
             inner = self.activation(torch.bmm(x_lch, self.gate)) * inner
@@ -103,7 +103,7 @@ class LocalExperts(nn.Module):
         return torch.bmm(inner, self.down)
 
     def ragged(self, x_ah: Tensor, counts: list[int]) -> Tensor:
-        """``[A, h]``: the first ``counts[0]`` rows are for expert 0, and so on."""
+        """Apply the experts to ``[A, h]`` rows, ``counts[i]`` for expert i in order."""
         act, rows = self.activation, torch.split(x_ah, counts)
         # unbind, not indexing: its gradient is one stack, not a padded sum an expert
         ups, downs = self.up.unbind(), self.down.unbind()

@@ -99,7 +99,7 @@ class LossyNetwork:
         crosses: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """The factor of each element, ``[N, h]``: 0 where it is lost."""
+        """Compute a factor per element, ``[N, h]``, which is 0 for lost elements."""
         plan = self.dropping
         draws = generator(
             Stream.DROPPING, self.seed, self.iteration, self.slot, number % (1 << 32)
@@ -140,7 +140,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
-    """Index of the packet or message that contains each element.
+    """Compute the index of the packet or message that contains each element.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def _geometric(mean: float, count: int, draws: torch.Generator) -> Tensor:
 
 
 def _lowest(weight: Tensor, crosses: Tensor, share: float) -> Tensor:
-    """The rows of the lowest weight among those that cross the network, ``[N]``."""
+    """Select the lowest-weight rows of those that cross the network, ``[N]`` bool."""
     lost = torch.zeros_like(crosses)
     of = crosses.nonzero().squeeze(1)
     count = round(share * len(of))

@@ -28,7 +28,7 @@ from .token_exchange import exchange, exchange_counts
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks whose tokens a forward pass of virtual parallelism contains."""
+    """Virtual ranks whose tokens are processed in one forward pass."""
 
     count: int  # ranks
     first: int  # number of the first
@@ -38,7 +38,7 @@ class Shards:
 
 
 class MixtureOfExperts(nn.Module):
-    """Router, permute, dispatch, local experts, combine, weighted un-permute.
+    """Expert-parallel MoE layer: route, dispatch, apply local experts, combine.
 
     Experts are contiguous over the ranks of the group: rank r holds experts
     ``r E/W .. (r+1) E/W - 1``.  Without a group, or with one of a single rank, all
@@ -96,7 +96,7 @@ class MixtureOfExperts(nn.Module):
         self.network: LossyNetwork | None = None  # loses data between shards
         self.balance_scope = "micro_batch"
         self.replicas: dist.ProcessGroup | None = None
-        # what adaptive routers are told after the step; no state of the model
+        # load passed to adaptive routers after the step; not part of the model's state
         self._load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
         self.experts = LocalExperts(
@@ -127,7 +127,7 @@ class MixtureOfExperts(nn.Module):
         return load
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """``[..., h]`` token vectors to their experts' weighted sum, and the routing.
+        """Compute the weighted sum of the experts' outputs, and the routing.
 
         A token all of whose copies were dropped gets zeros: the residual stream
         around this layer carries it on (Fedus et al., arXiv 2101.03961, section 2.2).

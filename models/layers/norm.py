@@ -11,12 +11,12 @@ EPSILON = 1e-6
 
 
 def rms(width: int) -> nn.RMSNorm:
-    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang, Sennrich, arXiv 1910.07467)."""
+    """Create an RMS norm, ``x / sqrt(mean(x^2) + eps) * weight`` (arXiv 1910.07467)."""
     return nn.RMSNorm(width, eps=EPSILON)
 
 
 def norm(shape: ModelShape) -> nn.Module:
-    """The normalization layer that the model shape selects."""
+    """Create the normalization layer of a model shape (RMS norm or layer norm)."""
     if shape.norm == "rms":
         return rms(shape.hidden)
     return nn.LayerNorm(shape.hidden, bias=shape.norm_bias)

@@ -14,7 +14,7 @@ FARTHEST = 128
 
 
 def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
-    """Sinusoidal position encoding.
+    """Compute the sinusoidal position encoding of a sequence.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
-    """Apply rotary position embeddings.
+    """Apply rotary position embeddings to queries or keys.
 
     Number i of a head is paired with number i + d/2, as in transformers' Llama; pairing
     neighbors instead is the same model with its rows in another order.
@@ -62,7 +62,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def _angles(length: int, width: int, base: float, device: torch.device) -> Tensor:
-    """``[length, width / 2]`` float32, place times frequency."""
+    """Compute the angles, position times frequency, ``[length, width / 2]`` float32."""
     places = torch.arange(length, device=device, dtype=torch.float32)
     powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return places.unsqueeze(1) * torch.exp(-log(base) * powers)
@@ -91,7 +91,7 @@ class RelativeBias(nn.Module):
         self.table = nn.Embedding(RELATIVE_BUCKETS, heads)
 
     def forward(self, length: int) -> Tensor:
-        """``[heads, S, S]`` to add to the scores of S queries (rows) for S keys.
+        """Compute the ``[heads, S, S]`` bias of attention scores (rows are queries).
 
         Keys that a causal query must not see have minus infinity.
         """

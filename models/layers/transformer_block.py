@@ -75,7 +75,7 @@ class TransformerBlock(nn.Module):
         memory: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, Routing | None]:
-        """Token vectors to token vectors, and the routing of a MoE layer.
+        """Apply the block to token vectors; return them and the routing of a MoE layer.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class TransformerBlock(nn.Module):
         return (self.norm_2(x) if self.post else x), routing
 
     def _feed(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Routing | None]:
-        """The feed-forward, experts beside shared ones."""
+        """Apply the feed-forward network, or routed and shared experts."""
         if not isinstance(self.mlp, MixtureOfExperts):
             return self.mlp(x), None
         if torch.is_autocast_enabled(x.device.type):

@@ -52,15 +52,15 @@ class ParameterSets:
 
     @property
     def dense(self) -> list[nn.Parameter]:
-        """All but the experts."""
+        """All parameters except those of experts."""
         return [*self.replicated, *self.split]
 
 
 class Optimizer(Protocol):
-    """Interface of an optimizer."""
+    """Interface of an optimizer with an explicit learning rate."""
 
     def step(self, rate: float) -> None:
-        """Update the parameters at this learning rate."""
+        """Update the parameters with a given learning rate."""
         ...
 
 
@@ -72,7 +72,7 @@ class ParameterUpdate(Protocol):
     sharded: bool  # whether ranks hold gradients that others do not
 
     def begin(self) -> None:
-        """Reset the gradients."""
+        """Set all gradients to zero."""
         ...
 
     def micro_batch(self) -> AbstractContextManager[None]:
@@ -84,12 +84,12 @@ class ParameterUpdate(Protocol):
         ...
 
     def step(self, rate: float) -> None:
-        """Update the parameters at this learning rate."""
+        """Update the parameters with a given learning rate."""
         ...
 
 
 class GradientBucket:
-    """Gradients as views of one flat tensor.
+    """Flat tensor whose views are the gradients of several parameters.
 
     One collective then reduces them all, without copies.  Nobody may set a ``grad`` to
     None afterwards: it would drop the view.
@@ -109,12 +109,12 @@ class GradientBucket:
             p.grad = part.view_as(p)
 
     def zero(self) -> None:
-        """Reset the gradients."""
+        """Set all gradients to zero."""
         self.flat.zero_()
 
 
 class ReplicatedUpdate:
-    """Replicated gradients and optimizer states (no ZeRO)."""
+    """Parameter update with replicated gradients and optimizer states (no ZeRO)."""
 
     sharded = False
 
@@ -128,12 +128,12 @@ class ReplicatedUpdate:
         self.optimizer = self.make_optimizer(plan)
 
     def make_optimizer(self, plan: Training) -> Optimizer:
-        """Create the optimizer."""
+        """Create the AdamW optimizer of this rank's parameters."""
         parameters = [*self.shares.dense, *self.shares.experts]
         return AdamW(parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
-        """Reset the gradients."""
+        """Set all gradients to zero."""
         self.dense.zero()
         self.experts.zero()
 
@@ -155,12 +155,12 @@ class ReplicatedUpdate:
         synchronize_tied(self.shares, self.groups)
 
     def step(self, rate: float) -> None:
-        """Update the parameters at this learning rate."""
+        """Update the parameters with a given learning rate."""
         self.optimizer.step(rate)
 
 
 def synchronize_tied(shares: ParameterSets, groups: ParallelGroups) -> None:
-    """Sum the gradients of the tied embedding's two copies.
+    """Sum the gradients of the tied embedding on the first and last pipeline stage.
 
     The first stage looks tokens up in it and the last one makes logits of it, as in
     Megatron-LM (``allreduce_word_embedding_grads`` of its finalize_model_grads.py).
@@ -206,7 +206,7 @@ def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:
 
 
 def clip(updates: ParameterUpdate, groups: ParallelGroups, largest: float) -> None:
-    """Clip the gradients to a global norm of ``largest``."""
+    """Scale the gradients so that their global norm is at most ``largest``."""
     norm = gradient_norm(updates, groups)
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for gradient in _gradients([*updates.shares.dense, *updates.shares.experts]):

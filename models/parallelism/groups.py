@@ -18,7 +18,7 @@ KINDS = ("dp", "ep", "edp", "tp", "pp", "embedding")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParallelGroups:
-    """This rank's process groups and its rank in them.
+    """Process groups of one rank and its position in them.
 
     Without ``torch.distributed`` all groups are None and the world is this process.
     """
@@ -43,11 +43,11 @@ class ParallelGroups:
         return {kind: getattr(self, kind) for kind in ("world", *KINDS)}
 
     def layers(self, layers: int) -> range:
-        """The global layers of this rank's stage, of a model with so many."""
+        """Compute the global layer indices of this rank's pipeline stage."""
         return self.layout.stages(layers)[self.stage]
 
     def placement(self, experts: int) -> tuple[int, ...]:
-        """For each global expert, the rank within the expert-parallel group."""
+        """Compute the expert-parallel group rank that holds each global expert."""
         local = experts // self.layout.ep
         return tuple(expert // local for expert in range(experts))
 

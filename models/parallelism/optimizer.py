@@ -40,7 +40,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Move the parameters against their gradients, at this learning rate."""
+        """Update the parameters with a given learning rate."""
         for states, weight_decay in self._parts:
             adamw(
                 [local(p) for p in states.parameters],
@@ -61,7 +61,7 @@ class AdamW:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor (a DTensor); any other is itself."""
+    """Return this rank's shard of a DTensor, or the tensor itself if not sharded."""
     found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
 
@@ -78,7 +78,9 @@ class _States:
 
 
 def learning_rate(plan: Training, iteration: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth (Loshchilov, arXiv 1608.03983).
+    """Compute the learning rate: linear warm-up, then cosine decay to a tenth.
+
+    The schedule follows Loshchilov and Hutter, arXiv 1608.03983.
 
     Parameters
     ----------

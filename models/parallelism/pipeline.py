@@ -25,7 +25,7 @@ from .groups import ParallelGroups
 
 
 class Pipeline:
-    """This rank's pipeline stage.
+    """Pipeline stage of one rank under torch's 1F1B schedule.
 
     Parameters
     ----------

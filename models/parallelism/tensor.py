@@ -38,7 +38,7 @@ LABEL = "tensor_parallel"
 
 
 def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
-    """Replace a model's matrices by this rank's slices.
+    """Replace a model's matrices by this rank's tensor-parallel slices.
 
     A module names the ``nn.Linear`` to split by output in its class attribute
     ``column_parallel`` and those to split by input in ``row_parallel``.
@@ -88,11 +88,11 @@ class SplitExperts(nn.Module):
         self.layer = layer
 
     def batched(self, x_lch: Tensor) -> Tensor:
-        """``[L, C, h]``: as many rows for each expert."""
+        """Apply the experts to ``[L, C, h]`` rows, C per expert."""
         return _reduced(self.inner.batched(_copied(x_lch, self.layer)), self.layer)
 
     def ragged(self, x_ah: Tensor, counts: list[int]) -> Tensor:
-        """``[A, h]``: the first ``counts[0]`` rows are for expert 0, and so on."""
+        """Apply the experts to ``[A, h]`` rows, ``counts[i]`` for expert i in order."""
         y_ah = self.inner.ragged(_copied(x_ah, self.layer), counts)
         return _reduced(y_ah, self.layer)
 
@@ -160,7 +160,7 @@ def _split_linears(
 
 
 def _from(linear: nn.Linear) -> dict[str, Any]:
-    """Constructor arguments of fairscale's layer; it slices the given weight."""
+    """Build the constructor arguments of fairscale's parallel layer from a linear."""
     return {
         "in_features": linear.in_features,
         "out_features": linear.out_features,

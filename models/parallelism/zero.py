@@ -77,7 +77,7 @@ class ShardedStates(ReplicatedUpdate):
     """ZeRO stage 1: all-reduced gradients, sharded optimizer states."""
 
     def make_optimizer(self, plan: Training) -> ShardedOptimizer:
-        """Create the optimizer."""
+        """Create the optimizer with sharded states."""
         return ShardedOptimizer(self.shares, self.groups, plan)
 
 
@@ -115,7 +115,7 @@ class ShardedGradients:
             self.reducers.append(self.module)
 
     def begin(self) -> None:
-        """Reset the gradients."""
+        """Set all gradients to zero."""
         self.alone.zero()
         for gradient in self.owned.values():
             gradient.zero_()
@@ -183,7 +183,7 @@ class ShardedParameters:
         self.optimizer = AdamW(self.parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
-        """Reset the gradients."""
+        """Set all gradients to zero."""
         for p in self.parameters:
             p.grad = None
 

@@ -1,7 +1,7 @@
 """Published studies of training traffic, recomputed: one module per study.
 
 A study is a module of this folder with a function ``reproduce() -> Study``;
-:data:`STUDIES` names them in the order in which they are told.
+:data:`STUDIES` names them in the order of the output.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
 
 
 def there() -> tuple[str, ...]:
-    """The studies whose module is installed."""
+    """Return the names of the studies whose module is installed."""
     return tuple(n for n in STUDIES if importlib.util.find_spec(f"{__name__}.{n}"))
 
 
 def reproduce(name: str) -> Study:
-    """Recompute a study.
+    """Recompute the tables of a published study by its name.
 
     Raises
     ------

@@ -44,17 +44,17 @@ PEAKS = {"RTX3090": 71e12, "V100": 125e12}
 """FLOP/s of fp16 with fp32 accumulation: GA102's white paper; V100 SXM2's datasheet."""
 
 ASSUMED = {16: (4, 2, 2), 32: (4, 2, 4), 4: (2, 2, 1), 8: (2, 2, 2)}
-"""(p, t, d) by GPUs; the study does not say."""
+"""Assumed (p, t, d) by number of GPUs; not published."""
 
 BATCH = 16
-"""Micro-batches of a GPU's pipeline, of one sequence; the study does not say."""
+"""Assumed micro-batches per pipeline, of one sequence each; not published."""
 
 BANDWIDTHS = (1.25e9, 5e9, 12.5e9)
 """Effective bytes/s that are tried; the study measured its own, without numbers."""
 
 
 def reproduce() -> Study:
-    """The study's groups, stripes and estimates."""
+    """Recompute the process groups, traffic matrices and time estimates of APNet'24."""
     return Study(
         name="apnet24",
         title="Communication characteristics of distributed training",
@@ -108,7 +108,7 @@ def _words(groups: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _stripes(sizes: tuple[int, int, int]) -> Table:
-    """Distances, pairs and bytes of each kind, for the 3B model."""
+    """Tabulate rank distances, pairs and bytes of each traffic kind for GPT-3B."""
     p, t, d = sizes
     layout = ParallelLayout(pp=p, tp=t, dp=d)
     shape = preset("gpt-3b").model
@@ -145,7 +145,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
 
 
 def _edges(layout: ParallelLayout, kind: str) -> Iterator[tuple[int, int]]:
-    """Ordered pairs that exchange bytes: rings, and neighbors of pipelines."""
+    """Yield the rank pairs that communicate: ring and pipeline neighbors."""
     for group in layout.groups(kind):
         if kind == "pp":
             for a, b in pairwise(group):
@@ -155,7 +155,7 @@ def _edges(layout: ParallelLayout, kind: str) -> Iterator[tuple[int, int]]:
 
 
 def _expected(kind: str, sizes: tuple[int, int, int]) -> list[int]:
-    """A ring of n ranks, every s-th: distances s, and (n-1) s where it closes."""
+    """Compute the expected rank distances of a traffic kind from (p, t, d)."""
     p, t, d = sizes
     if kind == "pp":
         return [t * d]
@@ -166,7 +166,7 @@ def _expected(kind: str, sizes: tuple[int, int, int]) -> list[int]:
 
 
 def _configurations() -> Iterator[tuple[str, Configuration, float, float]]:
-    """Name, configuration, peak and utilization of the four."""
+    """Yield name, configuration, peak FLOP/s and utilization of each configuration."""
     for row in published("hkust_configs"):
         gpus, size = int(row["gpus"]), float(row["model_params_B"])
         p, t, d = ASSUMED[gpus]
@@ -220,7 +220,7 @@ def _estimates() -> Table:
 
 
 def _bubbles() -> Table:
-    """R_bubble: the study's formula, SC'21's, and what the terms give."""
+    """Compare pipeline-bubble shares by formula and by the time model's terms."""
     rows = []
     for name, config, peak, share in _configurations():
         p, m = float(config.pp), float(config.micro_batches)
@@ -250,7 +250,7 @@ def _bubbles() -> Table:
 
 
 def _conventions() -> Table:
-    """What disagreements between published models do to the first configuration."""
+    """Compare the iteration time under different published model conventions."""
     name, config, peak, share = next(_configurations())
     told = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
     choices = {

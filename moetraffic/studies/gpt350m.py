@@ -84,7 +84,7 @@ def reproduce() -> Study:
 def bandwidth_estimate(
     size_bytes: float, gpus: int, time_s: float, *, share: bool = True
 ) -> float:
-    """Bytes/s of an all-gather or reduce-scatter that took so long.
+    """Compute the bandwidth of an all-gather or reduce-scatter from its time, bytes/s.
 
     Parameters
     ----------
@@ -111,13 +111,13 @@ def bandwidth_estimate(
 
 
 def transfer_s(size_bytes: float, gpus: int, nodes: int) -> float:
-    """Time of an all-gather, by the bus bandwidth of the table of all-reduces, s."""
+    """Estimate the all-gather time from the measured all-reduce bus bandwidth, s."""
     span = big_red_200().effective("all_reduce", gpus, size_bytes, span=nodes)
     return float(wire_bytes("all_gather", gpus, size_bytes)) / float(span.bytes_s)
 
 
 def compute_s() -> float:
-    """Compute of an iteration that makes 62 ms twice the published share, s."""
+    """Derive the compute time from the published communication share at 8 GPUs, s."""
     said = published("jia_training")
     both = 2 * said.value("inter_node_AG_or_RS_time") * 1e-3
     share = said.value("comm_ratio_8gpu_350M")
@@ -223,7 +223,7 @@ def _fits() -> Table:
 
 
 def _measurements() -> Table:
-    """Published and fitted times, and the bus bandwidth that a time has."""
+    """Tabulate published and fitted all-reduce times and their bus bandwidths."""
     rows = []
     for where in (INSIDE, BETWEEN):
         curve, fit = _curve(where), _curve(where).fit
@@ -262,7 +262,7 @@ def _measurements() -> Table:
 
 
 def _scaling(size: float) -> Table:
-    """Shares of communication, and throughput, for 1 to 8 GPUs."""
+    """Tabulate communication shares and throughput for 1 to 8 GPUs."""
     said = published("jia_training")
     compute = compute_s()
     inside = (
@@ -306,7 +306,7 @@ def _scaling(size: float) -> Table:
 
 
 def _batches(size: float) -> Table:
-    """Which batch the 15% means: compute must be 5.7 times communication."""
+    """Tabulate the batch sizes per GPU implied by the communication share of 15%."""
     count = size / ELEMENT_BYTES
     rows = []
     for recomputed, flop in (("no", 6), ("full", 8)):

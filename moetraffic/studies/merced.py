@@ -42,7 +42,7 @@ FALLING = frozenset({"IPoIB", "TCP/IP"})
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A cell of the poster's table."""
+    """Published communication fraction of one run of the UC Merced poster."""
 
     workload: str
     protocol: str
@@ -53,17 +53,17 @@ class Cell:
 
     @property
     def oom(self) -> bool:
-        """Whether the run had not enough memory."""
+        """Whether the run was out of memory."""
         return bool(np.isnan(self.fraction))
 
     @property
     def samples(self) -> float:
-        """Samples of a GPU and iteration."""
+        """Number of samples per GPU and iteration."""
         return self.batch / self.gpus
 
     @property
     def name(self) -> str:
-        """As the poster heads its columns."""
+        """Column heading of the poster, ``<GPUs,batch>``."""
         return f"<{self.gpus},{self.batch}>"
 
 
@@ -136,7 +136,7 @@ def _place(cell: Cell) -> tuple[str, str, int, int]:
 
 @cache
 def calibration(workload: str) -> tuple[float, float]:
-    """(a, c) of a workload's compute, from its own 2-rank cells alone.
+    """Fit the compute constants (a, c) of a workload to its 2-rank cells.
 
     The poster's three protocols agree there to 0.01: their mean is taken.
     """
@@ -151,19 +151,19 @@ def calibration(workload: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """A protocol beside the inside of a node."""
+    """Network cost of a protocol relative to the links within a node."""
 
     k: float  # all-reduce over the network takes k times the node's time a byte
     gamma: float  # 0: a pure ring
 
     def time(self, gpus: npt.ArrayLike) -> Float64:
-        """All-reduce in units of that of the 2 GPUs of a node."""
+        """Compute the all-reduce time in units of that of 2 GPUs of a node."""
         n = np.asarray(gpus, np.float64)
         return np.asarray(self.k * 2 * (n - 1) / n * (n / 4) ** self.gamma)
 
 
 def fraction(of: Sequence[Cell], wire: Wire, *, affine: bool = True) -> Float64:
-    """Predicted communication fractions, ``[n]``.
+    """Predict the communication fractions of cells, ``[n]``.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _compute(of: Sequence[Cell], affine: bool) -> Float64:
 
 
 def fitted(of: Sequence[Cell], *, falling: bool, affine: bool = True) -> Wire:
-    """The protocol's constants that fit cells of one protocol best, in least squares.
+    """Fit the constants of a protocol to the fractions of its cells by least squares.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def fitted(of: Sequence[Cell], *, falling: bool, affine: bool = True) -> Wire:
 def left_out(
     chosen: Chooses, *, falling: bool, affine: bool = True
 ) -> tuple[tuple[Cell, float], ...]:
-    """Each cell with what is predicted when the network never saw its workload.
+    """Predict each cell with a network fitted to the other workloads.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def left_out(
 
 
 def copied(chosen: Chooses) -> Float64:
-    """Errors of predicting a cell by another workload's cell."""
+    """Compute the errors of predicting a fraction by that of another workload."""
     every = [c for c in cells() if chosen(c) and not c.oom]
     return np.array(
         [
@@ -388,7 +388,7 @@ def _cells() -> Table:
 
 
 def _outside(cell: Cell, *, falling: bool) -> float:
-    """A cell beyond the fitted set, by the network of the set's other workloads."""
+    """Predict a cell outside the fitted set, from the other workloads in the set."""
     others = [
         c
         for c in cells()
@@ -413,7 +413,7 @@ def _calibrations() -> Table:
 
 
 def _utilization() -> Table:
-    """Rates relative to RDMA's: the fractions give no absolute ones."""
+    """Tabulate link rates of the protocols relative to that of RDMA."""
     said = published("ucmerced_protocols")
     told = {
         "RDMA": said.value("RDMA_max_interconnect_utilization"),

@@ -33,7 +33,7 @@ STATE_BYTES = 16
 
 
 def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
-    """Bytes that a rank of data parallelism holds at its peak.
+    """Estimate the peak memory of a data-parallel rank, bytes.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
 
 
 def memory_table(cells: tuple[Cell, ...]) -> tuple[Table, str]:
-    """Memory of the larger batches beside whether they ran, and what follows."""
+    """Compare estimated memory with the runs published as out of memory."""
     chosen = [c for c in cells if c.scaling == "larger_batch" and c.protocol == "RDMA"]
     rows: list[tuple[object, ...]] = []
     for cell in chosen:

@@ -48,7 +48,7 @@ TARGET = 0.06
 
 
 def table() -> tuple[Configuration, Float64, dict[str, Float64]]:
-    """The ten configurations, their iteration times, and the table's columns."""
+    """Return configurations, iteration times and columns of table 1 of SC'21."""
     rows = list(published("megatron_sc21_table1"))
     column = {
         name: np.array([float(row[name]) for row in rows])
@@ -77,7 +77,7 @@ def table() -> tuple[Configuration, Float64, dict[str, Float64]]:
 
 
 def system() -> System:
-    """The paper's nodes, before anything is fitted."""
+    """Create the model of the A100 nodes with nominal rates, without fitted values."""
     links = NodeLinks(gpus=8, inside_bytes_s=INSIDE, nic_bytes_s=NIC)
     return System(
         peak_flops=PEAK,
@@ -156,7 +156,7 @@ def _iterations(
 
 
 def _others(number: int) -> list[list[int]]:
-    """The other half of each split, as :func:`half_splits` goes through them."""
+    """List the held-out rows of each split, in the order of :func:`half_splits`."""
     every = set(range(number))
     return [sorted(every - set(h)) for h in combinations(range(number), number // 2)]
 
@@ -190,7 +190,7 @@ def _splits(config: Configuration, times: Float64) -> Table:
 
 
 def _sizes(config: Configuration, column: dict[str, Float64]) -> Table:
-    """What needs no fit: parameters, GPUs, FLOP and memory."""
+    """Tabulate parameters, FLOP and memory of the models, which need no fit."""
     work = operations(config).all * config.micro_batches * config.world
     flops = work / (column["iter_time_s_derived"] * column["gpus"]) / 1e12
     needed = estimate(config, system()).memory.total / 1e9

@@ -38,13 +38,13 @@ GIGA = 1e9
 
 
 def systems() -> dict[str, dict[str, str]]:
-    """Table 4, by system and field."""
+    """Return the fields of table 4 of SIGMETRICS'24 by system."""
     rows = list(published("argonne_table4_systems"))
     return {name: {row["field"]: row[name] for row in rows} for name in SYSTEMS}
 
 
 def system(name: str, *, utilization: float = 0.4) -> System:
-    """One of table 4: measured GPU-to-GPU copies inside, NICs as sold outside."""
+    """Create a system of table 4 from measured GPU copy and nominal NIC rates."""
     told = systems()[name]
     links = NodeLinks(
         gpus=float(told["gpus_per_node"]),
@@ -103,7 +103,7 @@ def _claim(name: str) -> float:
 
 
 def hierarchical_s(name: str, gpus: int, size: float) -> float:
-    """Reduce-scatter inside nodes, all-reduce between them, all-gather inside, s.
+    """Compute the time of a hierarchical all-reduce over nodes, s.
 
     ``2 (G-1)/G S/inside + 2 (k-1)/k S/NIC`` for k nodes of G GPUs.
     """
@@ -116,7 +116,7 @@ def hierarchical_s(name: str, gpus: int, size: float) -> float:
 
 
 def ring_s(name: str, gpus: int, size: float) -> float:
-    """A flat ring's time, s."""
+    """Compute the time of a flat ring all-reduce, s."""
     one = Configuration(
         model=Architecture.of(preset("gpt-1.3b").model), dp=gpus, global_batch=gpus
     )
@@ -184,7 +184,7 @@ def _throughput() -> Table:
 
 
 def _projection() -> Table:
-    """The projection against the whole model, from one node on."""
+    """Compare the published speedup projection with the full time model."""
     bound = _claim("projection_MSE_upper_bound") / 100
     rows = []
     for name in (LOW, HIGH):
@@ -263,7 +263,7 @@ def _systems() -> Table:
 
 
 def _stages() -> Table:
-    """More sharding, more communication: the study's statement on ZeRO."""
+    """Tabulate communication and memory of ZeRO stages 0 to 3 on 16 GPUs."""
     rows = []
     for name in (LOW, HIGH):
         config = Configuration(
@@ -297,7 +297,7 @@ def _stages() -> Table:
 
 
 def _model_parallel() -> Table:
-    """The takeaways: DP scales better than TP, and TP stays inside a node."""
+    """Compare tensor- and pipeline-parallel layouts of an 18.4B GPT on 64 GPUs."""
     model = Architecture.gpt(
         layers=40, hidden=6144, heads=48, sequence=2048, vocabulary=51200
     )

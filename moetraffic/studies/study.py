@@ -13,11 +13,11 @@ from moetraffic.tables import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study's tables and figures, recomputed."""
+    """Recomputed tables of a published study, and what is not reproducible."""
 
     name: str  # as ``moetraffic reproduce NAME`` has it
     title: str
     source: str  # authors, venue, year
     tables: tuple[Table, ...]
     not_reproducible: tuple[str, ...]  # what, because of what
-    notes: tuple[str, ...]  # what a reader of the tables must know
+    notes: tuple[str, ...]  # remarks on the tables

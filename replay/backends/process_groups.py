@@ -47,7 +47,7 @@ class ProcessGroups:
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """See :meth:`Backend.start`."""
+        """Connect and create the process groups; see :meth:`Backend.start`."""
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             self.name,
@@ -68,11 +68,11 @@ class ProcessGroups:
         return {}
 
     def empty(self, size: int) -> torch.Tensor:
-        """See :meth:`Backend.empty`."""
+        """Allocate a buffer of uint8; see :meth:`Backend.empty`."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def bind(self, call: Call) -> Launch:
-        """See :meth:`Backend.bind`."""
+        """Bind an operation to its buffers; see :meth:`Backend.bind`."""
         if call.kind == "send_recv" and call.sender == call.receiver:
             return partial(_copy, call.receive, call.send)
         return BINDERS[call.kind](
@@ -80,7 +80,7 @@ class ProcessGroups:
         )
 
     def stop(self) -> None:
-        """See :meth:`Backend.stop`."""
+        """Destroy the process groups; see :meth:`Backend.stop`."""
         self._groups = []
         dist.destroy_process_group()
 
@@ -208,7 +208,7 @@ class Nccl(ProcessGroups):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """See :meth:`Backend.start`; the device index is the local rank."""
+        """Connect on the GPU of the local rank; see :meth:`Backend.start`."""
         found = torch.cuda.device_count()
         if rank_env.local_rank >= found:
             raise ReplayError(
@@ -224,7 +224,7 @@ class Nccl(ProcessGroups):
         return {"device_id": self.device}  # creates communicators at once
 
     def empty(self, size: int) -> torch.Tensor:
-        """See :meth:`Backend.empty`."""
+        """Allocate a buffer of uint8; see :meth:`Backend.empty`."""
         if not self._registered:
             return super().empty(size)
         world: Any = dist.group.WORLD
@@ -260,7 +260,7 @@ class Mpi(ProcessGroups):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """See :meth:`Backend.start`."""
+        """Connect and create the process groups; see :meth:`Backend.start`."""
         _require("MPI", dist.is_mpi_available())
         super().start(rank_env, groups, timeout_s)
         found = dist.get_rank(), dist.get_world_size()
@@ -274,7 +274,7 @@ class Mpi(ProcessGroups):
             )
 
     def bind(self, call: Call) -> Launch:
-        """See :meth:`Backend.bind`; torch's MPI gathers into a list only."""
+        """Bind an operation; torch's MPI gathers into a list only."""
         if call.kind != "all_gather":
             return super().bind(call)
         group, members = self._groups[call.group], len(self._members[call.group])
@@ -294,7 +294,7 @@ class Ucc(ProcessGroups):
         groups: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> None:
-        """See :meth:`Backend.start`."""
+        """Connect and create the process groups; see :meth:`Backend.start`."""
         _require("UCC", dist.is_ucc_available())
         super().start(rank_env, groups, timeout_s)
 

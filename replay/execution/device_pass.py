@@ -69,7 +69,7 @@ class DevicePass:
         self._begin = 0
 
     def run(self) -> None:
-        """Run the timed pass; its times are in ``timed`` afterwards.
+        """Run the timed pass on the device; its times are in ``timed`` afterwards.
 
         Raises
         ------

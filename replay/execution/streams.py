@@ -49,7 +49,7 @@ class StreamThreads:
         self._begin = 0
 
     def run(self) -> None:
-        """Run the timed pass; its times are in ``timed`` afterwards.
+        """Run the timed pass with one thread per stream; record times in ``timed``.
 
         Raises
         ------

@@ -310,7 +310,10 @@ class Rendezvous:
         time.sleep(_POLL_S * 4)  # time to read it
 
     def _is_only_failure(self, mine: Report) -> bool:
-        """Whether only this rank failed so; rank 0 prints failures of all ranks."""
+        """Whether this failure is of this rank only, and not of all ranks.
+
+        Rank 0 prints failures of all ranks.
+        """
         others = range(1, self._rank_env.world) if mine.rank == 0 else (0,)
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:

@@ -1,1 +1,1 @@
-"""Transport of records to disk: journal, encoder and committer process."""
+"""Transfer of recorded calls from the training process to segments on disk."""

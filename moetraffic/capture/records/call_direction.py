@@ -1,9 +1,9 @@
-"""Classify calls as forward, backward or recomputation.
+"""Classify collectives as forward, backward or recomputation.
 
-While the autograd engine runs, a call is part of the backward pass or of a forward
-pass that is computed once more (activation checkpointing).  What is known of a call is
-the autograd node that runs, whether autograd records, and the sequence number that a
-node shares with the forward call inside the function that made it.
+While the autograd engine runs, a call is part of the backward pass or of a recomputed
+forward pass (activation checkpointing).  The classification uses the running autograd
+node, whether autograd records, and the sequence number that a node shares with the
+forward call inside the function that created it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import deque
 from moetraffic.trace.model import ALL_TO_ALL, PHASES
 
 FORWARD_PHASES = PHASES[:2]
-RECOMPUTES = "CheckpointFunction"  # torch's and, by the same name, others' node
+RECOMPUTES = "CheckpointFunction"  # in torch and other libraries
 GATHERS = "AccumulateGrad"
 MOST_LINKS = 1 << 16
 
 
 class Directions:
-    """Classifies the direction of a rank's calls, in call order."""
+    """Classifier of a rank's collectives by direction, in call order."""
 
     def __init__(self) -> None:
         self._links: set[int] = set()
@@ -35,23 +35,23 @@ class Directions:
         node: str,
         phase: str,
     ) -> tuple[str, int]:
-        """Classify a call; return its direction and autograd sequence number.
+        """Classify a collective; return its direction and autograd sequence number.
 
         Parameters
         ----------
         operation
-            What is called.
+            Name of the collective.
         in_backward
             Whether the autograd engine runs.
         grad
             Whether autograd records.
         link
-            Sequence number of the node that runs; in the forward pass, of the node
-            that was made last.
+            Sequence number of the running node; in the forward pass, of the node that
+            was created last.
         node
-            Name of the node that runs, "" for none.
+            Name of the running node, "" for none.
         phase
-            What the program calls it, "" if it does not.
+            Phase annotated by the program, "" for none.
 
         Returns
         -------
@@ -66,14 +66,14 @@ class Directions:
         if phase:
             again = phase in FORWARD_PHASES
             return "recompute" if again else "backward", -1 if again else link
-        # a custom function computes without recording, forward as backward; elsewhere
-        # only a recomputed forward pass records
+        # autograd does not record inside a custom function, forward or backward;
+        # elsewhere only a recomputed forward pass records
         if grad or node.startswith(RECOMPUTES):
             return "recompute", -1
         if link in self._links:
             return "backward", link
-        # autograd's own nodes (their names end in a digit) call no all-to-all: it is
-        # the forward pass that a saved tensor of theirs is computed with once more
+        # autograd's built-in nodes (names end in a digit) call no all-to-all: the call
+        # is a forward pass that recomputes a saved tensor of the node
         if operation == ALL_TO_ALL and node[-1:].isdigit():
             return "recompute", -1
         return "backward", -1

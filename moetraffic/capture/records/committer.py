@@ -1,8 +1,9 @@
-"""Committer process of a rank, which writes its records as segments.
+"""Committer process of a rank, which writes the rank's records as segments.
 
-It lives until the pipe ends: told to close, or because the training is no more.  Then
-it commits what has come, so a rank that is killed loses what was not yet in the pipe.
-It reads no torch, and holds one window at a time.
+The process runs until it receives a close message or the pipe is closed because the
+training has ended.  It then commits all received records, so that a killed rank loses
+only records that were not yet in the pipe.  It does not import torch, and holds one
+window at a time.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ from .site_table import SiteTable
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
-IDLE_S = 10.0  # how long calls of a run without steps wait for their commit
+IDLE_S = 10.0  # time until calls of a run without steps are committed
 EVENT_BYTES = 200
 READ_BYTES = 1 << 20
-UNSENT_NS = 400_000_000  # of records that wait to be handed over
-LOOK_S = 0.5  # between two looks whether the training is alive
+UNSENT_NS = 400_000_000  # maximum age of records not yet written to the pipe
+LOOK_S = 0.5  # interval between checks whether the training process is alive
 
 
 class Committer:
-    """Builds and writes the segments of one rank.
+    """Builder and writer of the trace segments of one rank.
 
     Parameters
     ----------
     about
         ``folder``, ``rank``, ``node``, ``meta``, ``placement`` and ``window``.
     report
-        Where reports go, a JSON a line.
+        File descriptor for reports, one JSON object per line.
     """
 
     def __init__(self, about: dict[str, Any], report: int) -> None:
@@ -85,7 +86,7 @@ class Committer:
         self._groups: dict[str, int] = {}
         self._open: dict[int, CallEvent] = {}  # calls that have not ended
         self._index = 0
-        self._continued = False  # this window begins within an iteration
+        self._continued = False  # the window begins within an iteration
         self._full_since = self._last_commit = time.monotonic()
         self._full = False
         self._clocks: list[tuple[int, int, int, int]] = []
@@ -95,7 +96,7 @@ class Committer:
     # ---- what comes --------------------------------------------------------------
 
     def hear(self, words: dict[str, Any]) -> None:
-        """Process a JSON message."""
+        """Process a JSON message of the training process."""
         if "define" in words:
             self._names.setdefault(words["define"], []).append(words["name"])
         if "group" in words:
@@ -111,7 +112,7 @@ class Committer:
             self.close(final=True, even_empty=bool(words["close"]))
 
     def take(self, words: Int64) -> None:
-        """Process encoded records."""
+        """Add encoded records to the current window."""
         at, end = 0, len(words)
         plain = words.tolist()
         while at < end:
@@ -135,7 +136,7 @@ class Committer:
         self.look()
 
     def look(self) -> None:
-        """Commit the window if it is full."""
+        """Commit the current window if it is full."""
         now = time.monotonic()
         window = self._window
         if not self._full:
@@ -158,14 +159,14 @@ class Committer:
             self.commit(final=False)
 
     def close(self, *, final: bool, even_empty: bool = False) -> None:
-        """Commit the remaining data, and send the final report.
+        """Commit the remaining records, and send the final report.
 
         Parameters
         ----------
         final
             Whether the rank ended its capture itself.
         even_empty
-            Whether a rank that recorded nothing says so.
+            Whether an empty segment is written for a rank without records.
         """
         self._settle(self._boundaries.settle())
         rest = bool(self._window.events or self._window.steps)
@@ -208,7 +209,7 @@ class Committer:
             if not receives:
                 received = _even(rows_received, width)
             if len(sent) != width or len(received) != width:
-                return  # torch refuses the call: nothing is sent
+                return  # invalid splits: torch rejects the call, and nothing is sent
             payload, transposed = self._window.put_splits(sent * row, received * row)
         name = self._names["dtype"][dtype] or ""
         element = row if operation == ALL_TO_ALL else 0
@@ -261,7 +262,7 @@ class Committer:
         boundaries.begun = end
 
     def _settle(self, found: tuple[int, int] | None) -> None:
-        """Apply an iteration boundary at an earlier optimizer step."""
+        """Apply an iteration boundary at an earlier optimizer step to the window."""
         if found is None:
             return
         after, when = found
@@ -275,21 +276,21 @@ class Committer:
         self._boundaries.begun = when
 
     def _gap(self, calls: int) -> None:
-        """Start a new window after lost calls."""
+        """Commit the window and start a new one after lost calls."""
         self.commit(final=False)
         self._writer.lose(f"{calls} calls came faster than the disk takes them", calls)
         self._index += 1
         self._continued = True
 
     def commit(self, *, final: bool, last: bool = False) -> None:
-        """Write the window as a segment.
+        """Write the current window as a segment, and start a new window.
 
         Parameters
         ----------
         final
             Whether the rank ended its capture itself.
         last
-            Whether nothing follows.
+            Whether this is the last segment.
         """
         self._settle(self._boundaries.settle())
         window, self._window = self._window, RecordWindow()
@@ -297,7 +298,7 @@ class Committer:
         try:
             self._writer.write(self._segment(window, known, final=final, last=last))
         except Exception as error:
-            # a defect of ours costs this window, and no other
+            # an internal error must only lose this window
             self._writer.lose(f"a window could not be built: {error!r}", 0)
         self._index += 1
         # the next window begins within an iteration, unless one has just ended
@@ -305,7 +306,7 @@ class Committer:
         self._continued = bool(events) and (
             not known or events[-1].iteration == self._boundaries.iteration
         )
-        self._open.clear()  # what ends later ends unknown
+        self._open.clear()  # calls that end later have an unknown end
         self._full, self._last_commit = False, time.monotonic()
 
     def _segment(
@@ -338,9 +339,9 @@ class Committer:
         )
 
     def _at_risk(self, window: RecordWindow, *, last: bool) -> int:
-        """Number of steps after this window that a kill would lose.
+        """Estimate the number of steps after this window that a kill would lose.
 
-        After the last, it is only what the training had not handed over.
+        After the last window, only records not yet written to the pipe are lost.
         """
         if not last:
             return 2 * self._window_steps
@@ -348,7 +349,7 @@ class Committer:
             return 1
         _, _, _, start, end = window.steps[-1]
         unsent = 1 + int(UNSENT_NS / max(1, end - start))
-        # a program that tells its steps waits where too many are not handed over
+        # a program that calls step() waits when too many steps are not in the pipe
         told = self._boundaries.marked
         return min(unsent, 2 * self._window_steps) if told else unsent
 
@@ -356,12 +357,12 @@ class Committer:
         try:
             os.write(self._report, json.dumps(words).encode() + b"\n")
         except OSError:
-            # nobody listens any more: the training has ended, or is killed
+            # the reader has gone: the training has ended or was killed
             return
 
 
 def _even(rows: int, width: int) -> Int64:
-    """Equal split sizes."""
+    """Equal split sizes ``[width]`` int64 of an all-to-all without explicit splits."""
     return np.full(width, rows // width, np.int64)
 
 
@@ -371,11 +372,11 @@ def main(reader: int, report: int, parent: int) -> None:
     Parameters
     ----------
     reader, report
-        File descriptors: frames come from one, reports go to the other.
+        File descriptors for incoming frames and outgoing reports.
     parent
-        The training: when it is gone, so is whoever else may hold the pipe.
+        Process id of the training: when it has ended, the pipe is considered closed.
     """
-    # how the training ends is its own affair: the pipe says when
+    # signals are for the training; the end of the pipe ends this process
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     committer: Committer | None = None

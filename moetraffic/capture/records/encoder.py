@@ -23,7 +23,7 @@ from moetraffic.capture.pipe_format import (
 
 
 class Encoder:
-    """Encodes records, and numbers the names that they contain."""
+    """Encoder of records as int64 words, which numbers the names in them."""
 
     def __init__(self) -> None:
         self._names: dict[str, dict[Any, int]] = {
@@ -33,16 +33,16 @@ class Encoder:
         self._lock = threading.Lock()
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Definitions of names numbered since the last call."""
+        """Return the definitions of names numbered since the last call."""
         return [self._defined.popleft() for _ in range(len(self._defined))]
 
     def encode(self, record: Sequence[Any], words: list[int]) -> None:
-        """Append the words of a record.
+        """Encode a record and append its int64 words to a list.
 
         Parameters
         ----------
         record
-            ``(CALL, ...)`` as :data:`moetraffic.capture.hook.python.Record` says,
+            ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
             ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
             ``(OPTIMIZER, end)`` or ``(ROUTED, issue, group, layer, label, thread,
             in_backward, grad, demand, dropped)``.
@@ -93,7 +93,7 @@ class Encoder:
         words += received
 
     def number(self, kind: str, name: Any) -> int:
-        """Return the number of a name; thread-safe."""
+        """Return the number of a name, defining it on first use (thread-safe)."""
         known = self._names[kind]
         number = known.get(name)
         if number is None:
@@ -107,7 +107,7 @@ class Encoder:
 
 
 def _told(name: Any) -> Any:
-    """Convert a name to a JSON value."""
+    """Convert a name (context, dtype or text) to a JSON value."""
     if isinstance(name, CallContext):
         return [name.layer, name.phase, name.label]
     if isinstance(name, torch.dtype):

@@ -1,9 +1,9 @@
-"""Journal: pass records from the training process to the committer process.
+"""Transfer records from the training process to its committer process.
 
-The training thread appends a tuple.  A thread encodes tuples into words, many at a time
-so that few calls meet it, and writes them into the pipe of a process that builds,
-compresses and commits segments (:mod:`.committer`): none of that meets the training's
-interpreter lock, and the record outlives a training that is killed.
+The training thread appends tuples to a queue.  A second thread encodes many tuples at a
+time, so that it rarely contends with calls, and writes them to the pipe of a process
+that builds, compresses and commits segments (:mod:`.committer`).  That process does not
+use the interpreter lock of the training, and its records survive a killed training.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from moetraffic.capture.records.committer import main
 main(*map(int, sys.argv[2:]))
 """
 SLICE = 256  # records encoded before another thread may run
-MANY = 1024  # records that are encoded at once
+MANY = 1024  # maximum number of records encoded at once
 PAUSE_S = 0.03
-HOLD_S = 0.25  # how long a record waits for others
-"""The training lets go of the interpreter in every collective.  A thread that encoded
-each record as it comes would take it then, and every call would wait for it: so few
-calls wait, for many records."""
+HOLD_S = 0.25  # maximum time a record waits for others
+"""The training releases the interpreter lock in every collective.  A thread that
+encodes each record immediately would acquire the lock then, and every call would wait
+for it; with batches of records, few calls wait."""
 PIPE_BYTES = 1 << 20
-"""What a pipe may hold without a right that few users have (Linux).  The usual 64 KB
-hold a few hundred calls: writer and reader would wake each other all the time."""
-BACKLOG_BYTES = 16 << 20  # encoded and not taken by the committer yet
-PATIENCE_S = 0.25  # how long a step waits for what is behind
+"""Maximum pipe capacity for unprivileged users on Linux.  The default of 64 KB holds a
+few hundred calls, so that writer and reader would wake each other continuously."""
+BACKLOG_BYTES = 16 << 20  # encoded but not yet read by the committer
+PATIENCE_S = 0.25  # maximum time a step waits for pending records
 HASTE = 4
-"""Steps are handed over four times a window, however few records they make: what is
-not handed over when a rank is killed is lost, and a window is the most that may be."""
-LEAVE_S = 120.0  # how long the end waits for the committer's last write
+"""Steps are written to the pipe at least four times per window, because steps not yet
+written are lost when a rank is killed, and at most one window may be lost."""
+LEAVE_S = 120.0  # maximum time the end waits for the committer's last write
 
 
 class Journal:
@@ -62,19 +62,19 @@ class Journal:
     Parameters
     ----------
     about
-        What the committer is told first; see :class:`.committer.Committer`.
+        Initial message to the committer; see :class:`.committer.Committer`.
     lock
-        The file descriptor whose lock says that this rank records.
+        File descriptor of the lock that marks this rank as recording.
     loss_of
-        Turns what a step gave as its loss into a number, when it may be waited for.
+        Converts the loss of a step to a number; may block.
     counts_of
-        Turns what a router gave into counts, likewise.
+        Converts the output of a router to counts; may block.
     resolve
-        Called now and then, to look what the devices have done.
+        Called periodically to collect completed device events.
     left_out
-        Told of a record that cannot be encoded, and why.
+        Called with the kind of a record that cannot be encoded, and the reason.
     native
-        The compiled hook, which keeps the records of calls until they are taken.
+        The compiled hook, which stores the records of calls until they are taken.
     """
 
     def __init__(
@@ -100,7 +100,9 @@ class Journal:
         self._backlog = 0
         self._dropping = 0
         self._window = int(about["window"])
-        self._steps = self._handed = 0  # that ended, and of these on their way
+        self._steps = self._handed = (
+            0  # ended steps, and those of them written to the pipe
+        )
         self._wake, self._closing = threading.Event(), False
         self._reports: list[dict[str, Any]] = []
         self._heard = b""
@@ -116,13 +118,13 @@ class Journal:
         self.put((TOLD_RECORD, words))
 
     def stepped(self, *, waits: bool = True) -> None:
-        """Notify the journal that a step has ended.
+        """Notify the encoder thread that a step has ended.
 
         Parameters
         ----------
         waits
-            Whether the training waits a little where half a window of steps is not
-            handed over yet, or the committer cannot keep up.
+            Whether the training waits briefly if half a window of steps is not yet
+            written to the pipe, or the committer cannot keep up.
         """
         self._steps += 1
         if self._steps - self._handed >= max(1, self._window // HASTE):
@@ -136,23 +138,23 @@ class Journal:
         return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
 
     def close(self, *, even_empty: bool) -> list[dict[str, Any]]:
-        """Write all records and end the committer.
+        """Write all records to the pipe and end the committer process.
 
         Parameters
         ----------
         even_empty
-            Whether a rank that recorded nothing leaves a segment that says so.
+            Whether an empty segment is written for a rank without records.
 
         Returns
         -------
         list of dict
-            What it reported: errors, and its last word.
+            Reports of the committer: errors, and the final report.
         """
         self.tell(close=even_empty)
         self._closing = True
         self._wake.set()
         self._thread.join(LEAVE_S)
-        # whatever became of the last word, the committer ends with its pipe
+        # closing the pipe ends the committer even if the close message was not written
         os.close(self._pipe)
         self._pipe = -1
         deadline = time.monotonic() + LEAVE_S
@@ -180,7 +182,7 @@ class Journal:
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._report, False)
         _widen(self._pipe)
-        # the paths of this process, for moetraffic and h5py may come from anywhere
+        # the import path of this process, which moetraffic and h5py were found in
         paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
         try:
             process = subprocess.Popen(
@@ -191,7 +193,7 @@ class Journal:
                 pass_fds=(reader, writer, self._lock),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # a Ctrl-C on the terminal is for the training: what it left is kept
+                # a Ctrl-C must not end the committer, which still writes the records
                 start_new_session=True,
             )
         except OSError as error:
@@ -214,20 +216,22 @@ class Journal:
             self._wake.clear()
             closing = self._closing
             held, count = time.monotonic() - drained, self._waiting()
-            quiet, before = count == before, count  # no call since the last look
+            quiet, before = count == before, count  # no call since the last check
             if not (quiet or called or closing or count >= MANY or held >= HOLD_S):
                 continue
             drained, before = time.monotonic(), 0
-            steps = self._steps  # whose records are put, so that they are drained
+            steps = (
+                self._steps
+            )  # records of these steps are in the queue, and drained below
             try:
                 self._resolve()
                 self._drain()
                 self._hear(0)
                 self._write(LEAVE_S if closing else 0)
             except Exception as error:
-                # the training must not notice; what is lost is counted
+                # no error may reach the training; lost records are counted
                 self.error = self.error or f"the journal failed: {error!r}"
-            # what a full pipe keeps back is the committer's to take: see the backlog
+            # data that a full pipe does not accept remain in the backlog
             self._handed = steps
             if closing and not self._waiting():
                 return
@@ -249,7 +253,7 @@ class Journal:
             self._encode(len(self._records))
             return
         if self._backlog > BACKLOG_BYTES:
-            return  # the compiled hook holds as much again, and counts what it cannot
+            return  # the compiled hook buffers as much, and counts dropped calls
         pieces, lost = self._native.take()
         marks = 0
         for piece in (*pieces, b""):
@@ -259,7 +263,7 @@ class Journal:
             self._encode(marks)
             marks = 0
             if piece:
-                # defined before it came, so before it was taken
+                # a name is defined before its record is stored, hence before taking it
                 self._define()
                 self._send(frame(WORDS, piece))
                 self._write(0)
@@ -294,13 +298,13 @@ class Journal:
                 try:
                     encode(record, words)
                 except Exception as error:
-                    # a defect of ours costs this record, and no other
+                    # an internal error must only lose this record
                     del words[whole:]
                     self._left_out("record", repr(error))
             if len(words) > 4096:
                 self._flush(words)
                 self._write(0)
-            # whoever waits for the interpreter goes first
+            # release the interpreter lock for waiting threads
             time.sleep(0)
         self._flush(words)
 
@@ -314,7 +318,7 @@ class Journal:
             self._send(frame(WORDS, array("q", words).tobytes()))
             words.clear()
         if self._native is not None:
-            return  # it drops calls itself
+            return  # the compiled hook drops calls itself
         if not self._dropping and self._backlog > BACKLOG_BYTES:
             self._dropping = 1
         elif self._dropping and self._backlog < BACKLOG_BYTES // 2:
@@ -326,7 +330,7 @@ class Journal:
         self._backlog += len(chunk)
 
     def _write(self, patience_s: float) -> None:
-        """Write to the pipe until it is full, or until the timeout."""
+        """Write encoded records to the pipe until all are written or the timeout."""
         deadline = time.monotonic() + patience_s
         while self._chunks:
             try:
@@ -384,4 +388,4 @@ TOLD_RECORD = -1
 
 
 def _ignored(_record: tuple[Any, ...]) -> None:
-    """Discard a record."""
+    """Discard a record (used after detaching from the committer)."""

@@ -1,4 +1,4 @@
-"""Window of uncommitted events and steps of a rank."""
+"""Window of recorded calls and steps of a rank that are not yet committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moetraffic.trace.segments.segment import EVENT, STEP
 
 @dataclass(slots=True)
 class CallEvent:
-    """One call."""
+    """A recorded collective or routing: call site, times and row of its splits."""
 
     site: int
     iteration: int
@@ -32,7 +32,7 @@ class CallEvent:
 
 @dataclass
 class RecordWindow:
-    """Events and steps since the last commit."""
+    """Recorded calls and steps since the last committed segment."""
 
     events: list[CallEvent] = field(default_factory=list)
     steps: list[tuple[int, float, int, int, int]] = field(default_factory=list)
@@ -42,26 +42,26 @@ class RecordWindow:
     bytes: int = 0
 
     def put_splits(self, sent: Int64, received: Int64) -> tuple[int, int]:
-        """Store split sizes; return their row number, and 1 if stored transposed."""
+        """Store send and receive splits; return row and 1 if stored transposed."""
         self.bytes += 16 * len(sent)
         return self.splits.setdefault(len(sent), SplitRows()).put(sent, received)
 
     def put_demand(self, counts: Int64, dropped: Int64 | None) -> int:
-        """Store routing counts; return their row number."""
+        """Store token copies per expert; return their row number."""
         self.bytes += 8 * len(counts)
         rows = self.demand.setdefault(len(counts), [])
         rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
         return len(rows) - 1
 
     def event_table(self) -> npt.NDArray[Any]:
-        """The events, ``[n]`` EVENT."""
+        """Convert the recorded calls to an array, ``[n]`` EVENT."""
         table = np.zeros(len(self.events), EVENT)
         for name in EVENT.names or ():
             table[name] = [getattr(event, name) for event in self.events]
         return table
 
     def step_table(self) -> npt.NDArray[Any]:
-        """The steps, ``[s]`` STEP."""
+        """Convert the recorded steps to an array, ``[s]`` STEP."""
         table = np.zeros(len(self.steps), STEP)
         for at, step in enumerate(self.steps):
             table[at] = step
@@ -69,14 +69,14 @@ class RecordWindow:
 
 
 class SplitRows:
-    """Deduplicated split rows: the four all-to-alls of a layer share one row."""
+    """Table of split sizes without duplicates, also up to transposition."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], int] = {}
         self._rows: list[tuple[Int64, Int64]] = []
 
     def put(self, sent: Int64, received: Int64) -> tuple[int, int]:
-        """Store a row; return its number, and 1 if stored transposed."""
+        """Store a pair of splits; return row number and 1 if stored transposed."""
         key = (sent.tobytes(), received.tobytes())
         if key in self._known:
             return self._known[key], 0
@@ -87,14 +87,14 @@ class SplitRows:
         return self._known[key], 0
 
     def array(self, width: int) -> Int64:
-        """All rows, ``[m, 2, W]`` int64 bytes."""
+        """Convert all pairs of splits to an array, ``[m, 2, W]`` int64 bytes."""
         return np.asarray(self._rows, np.int64).reshape(-1, 2, width)
 
 
 def placements(
     sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
 ) -> npt.NDArray[Any]:
-    """Expert placement of each routed layer, as configured or contiguous.
+    """Build the expert placement of each routed layer, as configured or contiguous.
 
     Returns
     -------
@@ -108,11 +108,11 @@ def placements(
         if layer in told:
             holders = [int(member) for member in told[layer]]
             if len(holders) != experts or max(holders) >= len(ranks):
-                continue  # it is no placement of this layer: none is known
+                continue  # invalid for this layer, hence unknown
         elif experts % len(ranks) == 0:
             holders = [e * len(ranks) // experts for e in range(experts)]
         else:
-            continue  # unknown: no matrix between ranks can be told from the demand
+            continue  # unknown: no traffic matrix can be computed from the demand
         for expert, member in enumerate(holders):
             rows.append((group, layer, expert, 0, ranks[member], 0))
     return np.array(rows, PLACEMENT)

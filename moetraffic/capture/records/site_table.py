@@ -1,4 +1,4 @@
-"""Table of the call sites of one rank."""
+"""Table of the call sites and process groups of one rank."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from moetraffic.trace.model import ROUTING, Group, Site
 
 
 class SiteTable:
-    """Call sites and process groups of a rank, numbered in order of first use."""
+    """Table of call sites and process groups, numbered in order of first use."""
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self.groups: list[Group] = []
-        self._calls: list[int] = []  # collectives so far, by group
+        self._calls: list[int] = []  # number of collectives by group
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def meet(self, group: Group) -> int:
-        """Number a process group."""
+        """Add a process group; return its number."""
         self.groups.append(group)
         self._calls.append(0)
         return len(self.groups) - 1
@@ -33,10 +33,9 @@ class SiteTable:
         peers: tuple[int, int] = (-1, -1),
         experts: int = 0,
     ) -> tuple[int, int]:
-        """Site of a call, and its count among its group's collectives.
+        """Return the site number of a call and its index among its group's collectives.
 
-        The count is -1 for what the group does not do together: routing, sends and
-        receives.
+        The index is -1 for calls that are not collective: routing, sends and receives.
         """
         key = (operation, group, *place, direction, dtype, row_bytes, peers, experts)
         number = self._numbers.get(key)

@@ -1,10 +1,10 @@
-"""Hooks on exchanges outside torch.distributed: DeepEP, HybridEP, symmetric memory.
+"""Hook exchanges outside torch.distributed: DeepEP, HybridEP, symmetric memory.
 
-They are known by name when they are there: the methods of ``deep_ep.Buffer`` and
+They are recognized by name: the methods of ``deep_ep.Buffer`` and
 ``HybridEPBuffer`` are wrapped once that module is imported, operators of the dispatcher
 (``deepep::dispatch``, ``hybridep::dispatch``, ``minimal_async_ep::dispatch``,
-``symm_mem::all_to_all_vdev*``) get a kernel in front of theirs.  What they tell is
-handed on where it is, without waiting for a device.
+``symm_mem::all_to_all_vdev*``) get an additional kernel in front of their own.  Counts
+are passed on as device tensors, without synchronization.
 
 References
 ----------
@@ -42,14 +42,14 @@ KEY = "BackendSelect"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DirectExchange:
-    """An exchange that bypasses torch.distributed."""
+    """Record of an expert-parallel exchange that bypasses torch.distributed."""
 
     operation: str  # "deep_ep.Buffer.dispatch", "symm_mem::all_to_all_vdev" ...
     group: Any  # its process group, a group's name, or None
     demand: Tensor | None = None  # [E] int64 token copies to each expert
-    sent: Tensor | None = None  # [W] rows to each rank; DeepEP: a token once a rank
+    sent: Tensor | None = None  # [W] rows to each rank; DeepEP: one per token and rank
     received: Sequence[int] | Tensor | None = None  # rows by local expert
-    row_bytes: int = 0  # of a row of the tensor given; 0: not known
+    row_bytes: int = 0  # of a row of the input tensor; 0: unknown
 
 
 ExchangeSink = Callable[[DirectExchange], Any]
@@ -62,23 +62,23 @@ def watch_bypasses(
     on_routing: RoutingSink = annotate.routing,
     on_failure: Callable[[str, Exception], Any] | None = None,
 ) -> Callable[[], None]:
-    """Install hooks that report exchanges which bypass torch.distributed.
+    """Install hooks that report expert-parallel exchanges outside torch.distributed.
 
     Parameters
     ----------
     on_exchange
         Called with each :class:`DirectExchange`.
     on_routing
-        Called with the demand of a dispatch in a layer of which no router has told:
-        layer -1 is not told, for nothing says whose demand it is.
+        Called with the demand of a dispatch in a layer without a reporting router; not
+        called for layer -1, where the layer is unknown.
     on_failure
-        Called with the operation's name and the error where a call cannot be read; it
-        never reaches the program.
+        Called with the operation's name and the error if a call cannot be read; such
+        errors do not reach the program.
 
     Returns
     -------
     callable
-        Takes everything out again.
+        Function that removes all hooks.
     """
     return _Watch(on_exchange, on_routing, on_failure).undo
 
@@ -87,7 +87,7 @@ def watch_bypasses(
 
 
 def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """``Buffer.get_dispatch_layout`` returns tokens by rank and by expert."""
+    """Read the tokens per rank and expert from ``Buffer.get_dispatch_layout``."""
     return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
@@ -97,7 +97,7 @@ def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
 
 
 def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """``Buffer.dispatch``; with a handle it sends gradients the way of a dispatch."""
+    """Read the rows per rank of ``Buffer.dispatch`` from its arguments and result."""
     x = given["x"][0] if isinstance(given["x"], tuple) else given["x"]
     return DirectExchange(
         operation=name,
@@ -109,7 +109,7 @@ def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> DirectExchang
 
 
 def _low_latency(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """``Buffer.low_latency_dispatch(x, topk_idx, _, num_experts)``: one rank's ids."""
+    """Read the expert demand of ``Buffer.low_latency_dispatch`` from ``topk_idx``."""
     return DirectExchange(
         operation=name,
         group=getattr(given.get("self"), "group", None),
@@ -128,7 +128,7 @@ def _combine(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchang
 
 
 def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange | None:
-    """``HybridEPBuffer.dispatch*(hidden, topk_idx | routing_map, num_of_experts)``."""
+    """Read the demand of ``HybridEPBuffer.dispatch*`` from ids or a routing map."""
     hidden = given.get("hidden")
     ids, marks = given.get("topk_idx"), given.get("routing_map")
     experts = given.get("num_of_experts")
@@ -146,7 +146,7 @@ def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange
 
 
 def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
-    """Torchtitan's ``deepep::dispatch`` and ``hybridep::dispatch``."""
+    """Read the expert demand of torchtitan's ``{deepep,hybridep}::dispatch``."""
     return DirectExchange(
         operation=name,
         group=given.get("group_name"),
@@ -158,7 +158,7 @@ def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> DirectEx
 def _counted_operator(
     name: str, given: Mapping[str, Any], _result: Any
 ) -> DirectExchange:
-    """Torchtitan's ``minimal_async_ep::dispatch``, which is given the counts."""
+    """Read the expert demand passed to torchtitan's ``minimal_async_ep::dispatch``."""
     return DirectExchange(
         operation=name,
         group=None,
@@ -168,10 +168,10 @@ def _counted_operator(
 
 
 def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
-    """Splits ``[W]`` of ``all_to_all_vdev``, ``[E]`` of ``all_to_all_vdev_2d``.
+    """Read splits of ``all_to_all_vdev`` (``[W]``) or ``all_to_all_vdev_2d`` (``[E]``).
 
-    ``_offset`` has ``[2, E]``, of which the first row is the splits; older releases
-    have all in ``in_out_splits``.
+    The variant ``_offset`` has ``[2, E]``, whose first row holds the splits; in older
+    releases ``in_out_splits`` holds all.
     """
     splits = given.get("in_splits", given.get("in_splits_offsets"))
     if splits is None:
@@ -181,7 +181,7 @@ def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
     return DirectExchange(
         operation=name,
         group=given.get("group_name"),
-        # of the way back, the splits of "_offset" are no choice of this rank's
+        # the splits of "_offset" belong to the combine, and are not this rank's demand
         demand=splits.to(torch.int64) if by_expert else None,
         sent=None if by_expert else splits,
         row_bytes=_row_bytes(given["input"]),
@@ -197,7 +197,7 @@ METHODS: dict[str, Reading] = {
     "HybridEPBuffer.dispatch": _hybrid,
     "HybridEPBuffer.dispatch_with_permute": _hybrid,
 }
-"""Methods of the module ``deep_ep``."""
+"""Readers of the methods of module ``deep_ep``, by name."""
 
 OPERATORS: dict[str, Reading] = {
     "deepep::dispatch": _ids_operator,
@@ -207,7 +207,7 @@ OPERATORS: dict[str, Reading] = {
     "symm_mem::all_to_all_vdev_2d": _vdev,
     "symm_mem::all_to_all_vdev_2d_offset": _vdev,
 }
-"""Operators of the dispatcher, by name; their arguments are known by name too."""
+"""Readers of dispatcher operators, by operator name."""
 
 _installed: list[_Watch] = []
 
@@ -230,7 +230,7 @@ class _Watch:
         self._on_failure = on_failure
         self._undo: list[Callable[[], Any]] = []
         self._operators: set[str] = set()
-        self._routed: set[int] = set()  # layers of which a router has told
+        self._routed: set[int] = set()  # layers whose router reports its demand
         self._own = False
         _installed.append(self)
         self._undo.append(annotate.subscribe(self._told))
@@ -242,7 +242,7 @@ class _Watch:
             self._undo.append(functools.partial(_forget, finder))
         registration = nn.modules.module.register_module_forward_pre_hook
         self._find_operators()
-        # frameworks define theirs when they are first imported
+        # frameworks define their operators on first import
         handle = registration(self._first_call)
         self._undo.append(handle.remove)
         self._first = handle
@@ -261,7 +261,7 @@ class _Watch:
                 self._front(name, packet.default)
 
     def _front(self, name: str, overload: Any) -> None:
-        """Install a kernel in front of an operator's own."""
+        """Install a kernel that reads an operator's calls and forwards them."""
         namespace, operator = name.split("::")
         library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
@@ -319,7 +319,7 @@ class _Watch:
                 self._on_exchange(told)
             self._route(told)
         except Exception as error:
-            # whatever it is, the training must not notice
+            # no error of the recording may reach the training
             self._failed(name, error)
 
     def _route(self, told: DirectExchange) -> None:
@@ -347,7 +347,7 @@ class _Watch:
             self._on_failure(name, error)
 
     def undo(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks on direct exchanges."""
         if self in _installed:
             _installed.remove(self)
             for undo in reversed(self._undo):
@@ -364,7 +364,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module's spec and wrap its loader."""
+        """Find the spec of ``deep_ep`` and wrap its loader."""
         if name != "deep_ep" or self._busy:
             return None
         self._busy = True

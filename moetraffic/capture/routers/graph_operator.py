@@ -1,9 +1,9 @@
-"""Custom operator that reports routings from compiled graphs.
+"""Custom torch operator that reports routings from compiled graphs.
 
 In a module that torch compiles, a router's hook becomes one operator of the graph,
-``moetraffic::routed``: it breaks no graph, and when the graph runs it hands the
-router's output to the hook.  The operator says that it changes a tensor, so that no
-pass takes it for dead.
+``moetraffic::routed``: it causes no graph break, and passes the router's output
+to the hook when the graph runs.  The operator declares that it mutates a tensor, so
+that dead-code elimination keeps it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _entries: WeakValueDictionary[int, ObservedRouter] = WeakValueDictionary()
 _numbers = itertools.count(1)
 _ledger = torch.zeros(1, dtype=torch.int8)
-"""What the operator claims to change; a temporary tensor's change would be dead."""
+"""Tensor that the operator declares to mutate; a temporary one could be eliminated."""
 
 
 def register_router(entry: ObservedRouter) -> int:
-    """Register a router; return the number that identifies it in a graph."""
+    """Register a router hook; return the number that identifies it in a graph."""
     number = next(_numbers)
     _entries[number] = entry
     return number
 
 
 def emit(key: int, output: Any) -> None:
-    """Insert the operator into the traced graph."""
+    """Insert the reporting operator into the traced graph."""
     values = output if isinstance(output, (tuple, list)) else (output,)
     tensors, at = [], []
     for position, value in enumerate(values):
@@ -57,7 +57,7 @@ def emit(key: int, output: Any) -> None:
 def routed(
     tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
 ) -> None:
-    """Pass a router's output to its hook."""
+    """Pass a router's output tensors to its hook when the graph runs."""
     entry = _entries.get(key)
     if entry is None:
         return
@@ -78,7 +78,7 @@ def _(
 
 
 def has_no_values(output: Any) -> bool:
-    """Whether an output has no values: fake tensors, or CUDA graph capture."""
+    """Whether an output has no readable values (fake tensor or CUDA graph capture)."""
     values = output if isinstance(output, (tuple, list)) else (output,)
     for value in values:
         if isinstance(value, Tensor):
@@ -99,7 +99,7 @@ def local(output: Any) -> Any:
 
 @contextlib.contextmanager
 def no_modes() -> Iterator[None]:
-    """Disable dispatch modes; selective checkpointing would count these operators."""
+    """Disable dispatch modes, so that selective checkpointing ignores the hook."""
     if torch._C._len_torch_dispatch_stack() == 0:
         yield
         return

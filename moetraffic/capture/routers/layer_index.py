@@ -1,9 +1,9 @@
 """Determine the layer index of a router in its model.
 
-A module does not know what holds it, so the modules of the process are looked through
-once.  The layer is, in this order: what the router or a module around it says
-(``layer_number``, which counts from 1 in Megatron, or ``layer_idx``), or the number in
-its path (3 of ``model.layers.3.mlp.gate``).
+A module has no reference to its parent, so all modules of the process are searched
+once.  The layer is taken from an attribute of the router or of a module that contains
+it (``layer_number``, which counts from 1 in Megatron, or ``layer_idx``), else from the
+number in its path (3 of ``model.layers.3.mlp.gate``).
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import NamedTuple
 from torch import nn
 
 LAYER_ATTRIBUTES = {"layer_number": 1, "layer_idx": 0, "layer_id": 0, "layer_index": 0}
-"""Attributes that name a layer, and where they count from."""
+"""Attributes that hold a layer number, with the number of the first layer."""
 
 STACKS = frozenset(
     {"layers", "layer", "blocks", "block", "h", "decoder_layers", "encoder_layers"}
 )
-"""Names under which models keep their layers."""
+"""Attribute names of the layer lists of models."""
 
 LONGEST_PATH = 64
 
 ParentModules = Mapping[int, Sequence[tuple[nn.Module, str]]]
-"""By ``id`` of a module, who holds it and under which name."""
+"""Parent modules and attribute names, by ``id`` of the child module."""
 
 
 class Position(NamedTuple):
-    """A layer's number within its stack; encoder and decoder are two stacks."""
+    """Layer number within a stack of layers (encoder and decoder are two stacks)."""
 
-    stack: int  # id of what holds the layers, or of the root
+    stack: int  # id of the module that holds the layers, or of the root
     number: int
-    length: int  # layers of the stack, as far as it is known
+    length: int  # layers of the stack, 0 if unknown
 
 
 def modules_alive() -> list[nn.Module]:
     """List all live modules of this process."""
-    # isinstance would ask lazy proxies for their class
+    # isinstance would resolve lazy proxies
     return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
 
 
 def holders(modules: Iterable[nn.Module]) -> ParentModules:
-    """Map each module to its parent modules."""
+    """Map the id of each module to its parent modules and attribute names."""
     found: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for name, child in module.__dict__.get("_modules", {}).items():
@@ -53,7 +53,7 @@ def holders(modules: Iterable[nn.Module]) -> ParentModules:
 
 
 def path_of(module: nn.Module, held: ParentModules) -> list[tuple[nn.Module, str]]:
-    """Path of a module from its root: parents and attribute names."""
+    """Return the parents and attribute names from the root down to a module."""
     path: list[tuple[nn.Module, str]] = []
     at, seen = module, {id(module)}
     while len(path) < LONGEST_PATH:
@@ -89,10 +89,10 @@ def position_of(module: nn.Module, held: ParentModules) -> Position | None:
 
 
 class LayerNumbering:
-    """Assigns unique layer numbers to the routers of a process.
+    """Assignment of unique layer numbers to the routers of a process.
 
-    The stacks of a model that has several (an encoder and a decoder) follow each other
-    where their numbers would meet.
+    If a model has several stacks (an encoder and a decoder) with overlapping numbers,
+    the stacks are numbered consecutively.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class LayerNumbering:
         self._end = 0
 
     def number(self, positions: Sequence[Position | None]) -> list[int | None]:
-        """Number the layers of routers, in order of definition."""
+        """Assign layer numbers to routers from their positions, in definition order."""
         stacks: dict[int, list[Position]] = {}
         for position in positions:
             if position is not None:

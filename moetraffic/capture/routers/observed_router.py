@@ -1,7 +1,7 @@
 """Forward hooks of an observed router and of its MoE layer.
 
-The hooks are objects, so that a model that has them is copied and pickled as before: a
-copy shares them, and a pickle holds one that does nothing.
+The hooks are objects, so that a hooked model can be copied and pickled: a copy shares
+the hooks, and a pickle contains no-op hooks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ GROUPS = (
     *("ep_mesh", "args.expert_parallel_group"),
     *("token_dispatcher.ep_mesh", "routed_experts.token_dispatcher.ep_mesh"),
 )
-"""Where a router or its layer keeps the expert-parallel group (or mesh)."""
+"""Attributes of a router or its layer with the expert-parallel group or mesh."""
 
 
 class RouterObserver(Protocol):
-    """Owner of the hooks."""
+    """Interface of the object that installs router hooks and receives their outputs."""
 
     def routed(
         self,
@@ -43,29 +43,29 @@ class RouterObserver(Protocol):
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
-        """Process a router's output."""
+        """Process the output of an observed router."""
         ...
 
     def layer(self, entry: ObservedRouter) -> int:
-        """The layer of a router."""
+        """Return the layer number of an observed router."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """Report a reading error."""
+        """Report an error in reading a router's output."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InferredContext(CallContext):
-    """A context inferred by a hook, not annotated by the program."""
+    """Annotation of collectives inferred by a hook, not set by the program."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """No-op replacement of a pickled hook."""
+    """Do nothing (replacement of a pickled router hook)."""
 
 
 class ObservedRouter:
-    """The forward hook of one router."""
+    """Forward hook of one router, which reports the router's output."""
 
     def __init__(
         self, watch: RouterObserver, reader: Reader, module: nn.Module
@@ -78,14 +78,14 @@ class ObservedRouter:
         self.key = graph_operator.register_router(self)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Report the output, or insert the reporting operator into a traced graph."""
+        """Report the router's output, or insert a reporting operator when tracing."""
         if torch.compiler.is_compiling():
             graph_operator.emit(self.key, output)
         else:
             self.watch.routed(self, module, inputs, output)
 
     def group(self) -> dist.ProcessGroup | None:
-        """The expert-parallel group found in the framework's attributes, or None."""
+        """Find the expert-parallel group in the framework's attributes, or None."""
         known: Any = None if self._group is None else self._group()
         if known is None:
             known = _group_of(self.holder(), self.module())
@@ -109,7 +109,7 @@ class LayerHooks:
         self._place = InferredContext()
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
-        """Set the layer context, unless the program has annotated one."""
+        """Set the layer context unless the program has set an annotation."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.setdefault("left", [])
@@ -122,11 +122,11 @@ class LayerHooks:
             else:
                 left.append(None)
         except Exception as error:
-            # whatever it is, the training must not notice
+            # no error of the recording may reach the training
             self.watch.failed(error)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        """Restore the previous context."""
+        """Restore the context before the MoE layer."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.get("left")
@@ -177,7 +177,7 @@ def _process_group(found: Any) -> Any:
 
 
 def _expert_meshes(holder: nn.Module | None) -> Iterator[Any]:
-    """Device meshes over which transformers shards experts."""
+    """Yield the device meshes over which transformers shards a layer's experts."""
     experts: Any = getattr(holder, "experts", None)
     if getattr(experts, "_is_expert_parallel", False) is True:
         for parameter in experts.parameters():

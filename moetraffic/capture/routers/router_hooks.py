@@ -39,7 +39,7 @@ def router(
     *,
     experts: int | None = None,
 ) -> Callable[[], None]:
-    """Register a router class.
+    """Register a third-party router class, whose expert choices are then recorded.
 
     ::
 
@@ -48,28 +48,28 @@ def router(
     Parameters
     ----------
     kind
-        The class, or its full name ``"package.module.MyGate"``; subclasses count.
+        The class, or its full name ``"package.module.MyGate"``; includes subclasses.
     ids
-        Given the positional arguments and the output of ``forward``, the experts of
-        this rank's tokens: integer ids of any shape (-1 for none), a bool mask
+        Function that maps positional arguments and output of ``forward`` to the experts
+        of this rank's tokens: integer ids of any shape (-1 for none), a bool mask
         ``[..., E]``, or None where nothing was routed.
     experts
-        The number of experts E; if absent, what the router has as ``num_experts``.
+        The number of experts E; by default the router's attribute ``num_experts``.
 
     Returns
     -------
     callable
-        Takes the class out of the table again.
+        Function that removes the registration.
 
     Raises
     ------
     CaptureError
-        If the class is none, or ``ids`` cannot be called.
+        If ``kind`` is not a class or name, or ``ids`` is not callable.
 
     Notes
     -----
-    An installed package does the same with an entry point in the group
-    ``moetraffic.router_readers``: the class's full name, and such a function.
+    An installed package can register a router by an entry point in the group
+    ``moetraffic.router_readers``, with the class's full name and such a function.
     """
     if not isinstance(kind, str) and not inspect.isclass(kind):
         raise CaptureError(
@@ -98,30 +98,32 @@ def watch_routers(
     on_failure: Failure | None = None,
     model: nn.Module | None = None,
 ) -> Callable[[], None]:
-    """Install hooks on all known routers of this process.
+    """Install forward hooks that report the demand of all known routers.
 
     Parameters
     ----------
     on_routing
-        Called as :func:`moetraffic.capture.annotate.routing` is: layer, demand ``[E]``
-        int64, dropped copies ``[E]`` or None, and the expert-parallel group or None.
-        The thread's place has the label ``"router"`` meanwhile.  It must not raise.
+        Called with the arguments of :func:`moetraffic.capture.annotate.routing`: layer,
+        demand ``[E]`` int64, dropped copies ``[E]`` or None, and the expert-parallel
+        group or None.  The thread's context has the label ``"router"`` during the
+        call.  It must not raise.
     on_failure
         Called with ``"router"`` and the error where a router cannot be read; such an
-        error never reaches the model.  If absent, the first of each router's is logged.
+        error does not reach the model.  If absent, each distinct error is logged once.
     model
-        Look for routers in it alone; otherwise in all modules that are alive.
+        Search only this model for routers; by default all live modules.
 
     Returns
     -------
     callable
-        Takes every hook out again.
+        Function that removes all hooks.
 
     Notes
     -----
-    Nothing is told where tensors are fake, a CUDA graph is being captured, or a layer's
-    own program reports its routing through :func:`moetraffic.capture.annotate.routing`.
-    In a compiled module, an operator in the graph tells (see :mod:`.graph_operator`).
+    Nothing is reported for fake tensors, while a CUDA graph is captured, or if the
+    program itself reports a layer's routing through
+    :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
+    reports (see :mod:`.graph_operator`).
     """
     watch = _Watch(on_routing, on_failure, model)
     watch.scan()
@@ -146,7 +148,7 @@ class _Watch:
             WeakKeyDictionary()
         )
         self._numbering = layer_index.LayerNumbering()
-        self._own_program: set[int] = set()  # layers whose program reports by itself
+        self._own_program: set[int] = set()  # layers whose routing the program reports
         self._reporting = threading.local()
         self._complained: set[str] = set()
         self._closed = False
@@ -160,7 +162,7 @@ class _Watch:
     # ---- finding ---------------------------------------------------------------
 
     def scan(self) -> None:
-        """Find and hook existing routers."""
+        """Find the existing routers of the process and install hooks on them."""
         with self._lock:
             self._kinds.clear()
             modules = self._modules()
@@ -201,20 +203,20 @@ class _Watch:
                 for member in members:
                     self._found(member, around)
         except Exception as error:
-            # whatever it is, the model must be built
+            # no error may prevent the construction of the model
             self.failed(error)
 
     def _found(self, module: nn.Module, holder: nn.Module | None) -> None:
-        """Hook a router and its parent module."""
+        """Install hooks on a router and its parent module."""
         if holder is not None and type(holder).__module__.startswith("moetraffic."):
-            return  # our own models report by themselves
+            return  # the package's own models report their routing
         entry = self._routers.get(module)
         if entry is None:
             reader = self._reader(type(module))
             assert reader is not None
             entry = observed_router.ObservedRouter(self, reader, module)
             self._routers[module] = entry
-            # before other hooks, which may change what the router says
+            # before other hooks, which may change the router's output
             handle = module.register_forward_hook(entry, prepend=True)
             self._undo.append(handle.remove)
         if holder is None or entry.holder() is not None:
@@ -235,7 +237,7 @@ class _Watch:
         inputs: Sequence[Any],
         output: Any,
     ) -> None:
-        """Read a router's decision and report it."""
+        """Read the expert demand from a router's output and report it."""
         if self._closed or module is None or graph_operator.has_no_values(output):
             return
         try:
@@ -250,7 +252,7 @@ class _Watch:
                 return
             group = entry.group()
         except Exception as error:
-            # whatever it is, the training must not notice
+            # no error of the recording may reach the training
             self.failed(error)
             return
         self._reporting.on = True
@@ -264,7 +266,7 @@ class _Watch:
             self._reporting.on = False
 
     def layer(self, entry: observed_router.ObservedRouter) -> int:
-        """Layer number of a router, determined on first use."""
+        """Return the layer number of a router, determined on first use."""
         if entry.layer < 0:
             with self._lock:
                 self._place_model(entry)
@@ -275,7 +277,7 @@ class _Watch:
     def _first_of_layer(
         self, entry: observed_router.ObservedRouter
     ) -> observed_router.ObservedRouter:
-        """The first router of the layer: Tutel's layers contain several gates."""
+        """Return the first router of a layer (Tutel layers have several gates)."""
         holder = entry.holder()
         around = None if holder is None else self._holders.get(holder)
         return entry if around is None else around.router
@@ -283,7 +285,7 @@ class _Watch:
     def _place_model(self, called: observed_router.ObservedRouter) -> None:
         """Number all routers of a router's model, in order of definition.
 
-        Models of which nothing was called stay out: their layers would shift others'.
+        Models that have not been called are ignored: they would shift layer numbers.
         """
         module = called.module()
         if module is None:
@@ -310,7 +312,7 @@ class _Watch:
             self._own_program.add(layer)
 
     def failed(self, error: Exception) -> None:
-        """Report a router that could not be read."""
+        """Report or log a router whose output could not be read."""
         if self._failure is not None:
             self._failure(LABEL, error)
         elif str(error) not in self._complained:
@@ -318,7 +320,7 @@ class _Watch:
             log.warning("a router's decision is not recorded: %s", error)
 
     def undo(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks on routers and MoE layers."""
         if self._closed:
             return
         self._closed = True
@@ -327,7 +329,9 @@ class _Watch:
             undo()
         self._undo.clear()
         ours = (observed_router.ObservedRouter, observed_router.LayerHooks)
-        for module in layer_index.modules_alive():  # copies have hooks without a handle
+        for (
+            module
+        ) in layer_index.modules_alive():  # copied modules have hooks without handles
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     owner = getattr(hook, "__self__", hook)

@@ -1,11 +1,11 @@
-"""Readers of router outputs: the number of token copies per expert.
+"""Compute the token copies per expert from the outputs of known router classes.
 
-One table, from the name of a router's class to the reader of its output.  A framework
-is never imported for it: a class is known by its module and its name, and so is every
-subclass of it.  No reader waits for a device: it counts with ``scatter_add`` or sums
-of masks, and hands the counts on where they are.
+A table maps the name of a router class to the reader of its output.  No framework is
+imported: a class and its subclasses are recognized by module and name.  Readers do not
+synchronize with a device: they count with ``scatter_add`` or sums of masks, and return
+the counts on the device.
 
-Shapes: T tokens of this rank, k experts a token, E experts, C places of an expert.
+Shapes: T tokens of this rank, k experts per token, E experts, C capacity.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 ENTRY_POINTS = "moetraffic.router_readers"
 """Entry points of installed packages: the class's full name, and a function
-``(inputs, output) -> ids`` as :func:`.router_hooks.router` takes one."""
+``(inputs, output) -> ids`` as in :func:`.router_hooks.router`."""
 
 EXPERT_COUNTS = (
     *("num_experts", "n_routed_experts", "num_local_experts", "n_experts"),
     *("tot_expert", "num_global_experts", "experts", "expert_num", "n_expert"),
 )
-"""Attributes in which a router keeps its number of experts."""
+"""Attributes of routers that hold the number of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,17 +35,17 @@ class Decision:
     """Expert demand of one router call."""
 
     demand: Tensor  # [E] int64 token copies routed to each expert, dropped ones too
-    dropped: Tensor | None = None  # [E] int64 of these over capacity; None: not told
+    dropped: Tensor | None = None  # [E] int64 of these over capacity; None: unknown
 
 
 Reader = Callable[[nn.Module, Sequence[Any], Any], "Decision | None"]
-"""``reader(module, inputs, output)``; None where the output tells nothing."""
+"""``reader(module, inputs, output)``; returns None if nothing was routed."""
 
 
 def chosen(ids: Tensor, experts: int) -> Tensor:
     """Count how often each expert is chosen in ``ids`` of any shape, ``[E]`` int64.
 
-    What is no expert (-1 for a dropped copy, E for padding) is not counted.
+    Other values (-1 for a dropped copy, E for padding) are not counted.
     """
     flat = ids.detach().reshape(-1).long()
     is_expert = (flat >= 0) & (flat < experts)
@@ -64,7 +64,7 @@ def experts_of(module: nn.Module) -> int:
     Raises
     ------
     ValueError
-        If no attribute has it.
+        If the router has none of the known attributes.
     """
     for holder in (module, getattr(module, "config", None)):
         for name in EXPERT_COUNTS:
@@ -81,7 +81,7 @@ def experts_of(module: nn.Module) -> int:
 
 
 def _ids(position: int) -> Reader:
-    """Expert ids ``[..., k]`` at a position, the number of experts in the module."""
+    """Create a reader of expert ids ``[..., k]`` at one position of the output."""
 
     def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
         return Decision(demand=chosen(output[position], experts_of(module)))
@@ -90,7 +90,7 @@ def _ids(position: int) -> Reader:
 
 
 def _ids_and_logits(position: int, logits: int) -> Reader:
-    """Expert ids at one position and scores ``[T, E]`` at another."""
+    """Create a reader of expert ids and scores ``[T, E]`` at output positions."""
 
     def read(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
         return Decision(demand=chosen(output[position], output[logits].shape[-1]))
@@ -99,10 +99,10 @@ def _ids_and_logits(position: int, logits: int) -> Reader:
 
 
 def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """``(probs, routing_map)``, both ``[T, E]``; the map is what capacity left of it.
+    """Read Megatron-Core's ``(probs, routing_map)``, both ``[T, E]``, after capacity.
 
-    Padded to capacity, the map marks padding too, whose probability is 0
-    (``apply_router_token_dropping``).  An inference router gives ids in place of the
+    With padding to capacity, the map also marks padding, whose probability is 0
+    (``apply_router_token_dropping``).  An inference router returns ids instead of the
     map.
     """
     probs, chosen_ = output
@@ -115,11 +115,11 @@ def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisio
 
 
 def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Counts before capacity, and what is left: 7 values since 0.16, 4 before.
+    """Read DeepSpeed's demand and drops: 7 values since release 0.16, 4 before.
 
     ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``, an index of -1
     being a dropped copy, or ``(l_aux, combine, dispatch_mask [T, E, C], exp_counts)``.
-    The older ``top2gating`` counts first choices alone: only what is sent is told.
+    The older ``top2gating`` counts only first choices, so the sent copies are reported.
     """
     counted = output[-1]
     counts = counted.detach().to(torch.int64)
@@ -136,15 +136,15 @@ def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisi
 
 
 def _fairscale(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """``(l_aux, combine, dispatch_mask [T, E, C])``: what is sent, drops unknown."""
+    """Read sent copies of fairscale: ``(l_aux, combine, dispatch_mask [T, E, C])``."""
     return Decision(demand=output[2].detach().to(torch.bool).sum((0, 2)))
 
 
 def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """``(mask [B, S, E] after capacity, probability, logits)``.
+    """Read demand and drops of transformers' Switch: ``(mask [B, S, E], _, logits)``.
 
-    The choice before capacity is made again from the logits as
-    ``SwitchTransformersTop1Router.forward`` makes it.
+    The choice before capacity is recomputed from the logits as in
+    ``SwitchTransformersTop1Router.forward``.
     """
     mask, _, logits = output
     owner: Any = module
@@ -156,17 +156,17 @@ def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
 
 
 def _nllb(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """``(top_1_mask, weights [T, E], logits)``: weights are 0 but for copies sent."""
+    """Read sent copies of NLLB: nonzero weights of ``(mask, weights [T, E], _)``."""
     return Decision(demand=marked(output[1]))
 
 
 def _jetmoe(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """``(sorted ids, batch, gates, copies by expert as a list, logits)``."""
+    """Read JetMoE's copies per expert, the fourth value of the router's output."""
     return Decision(demand=torch.tensor(output[3], dtype=torch.int64))
 
 
 def _top_logits(position: int) -> Reader:
-    """Logits ``[T, E]``, whose ``top_k`` largest the layer takes."""
+    """Create a reader of logits ``[T, E]``, whose ``top_k`` largest are chosen."""
 
     def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
         logits = output[position] if isinstance(output, tuple) else output
@@ -177,12 +177,12 @@ def _top_logits(position: int) -> Reader:
 
 
 def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Logits ``[T, E]``; the layer takes the top k of their softmax, capacity aside.
+    """Read Tutel's demand before capacity: top k of the softmax of logits ``[T, E]``.
 
     Raises
     ------
     ValueError
-        If the layer adds noise to what the gate gives.
+        If the layer adds noise to the output of the gate.
     """
     if module.training and getattr(module, "gate_noise", False):
         raise ValueError("Tutel adds gate_noise to the logits after its gate")
@@ -193,10 +193,10 @@ def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
 
 
 def _block(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision | None:
-    """A whole layer of transformers 4: ``(hidden, logits [T, E])``, no router in it.
+    """Read the output ``(hidden, logits [T, E])`` of a MoE block of transformers 4.
 
-    It takes the top k of ``softmax(logits, dtype=float32)``.  Release 5 has a router
-    module in it, which tells instead.
+    The block chooses the top k of ``softmax(logits, dtype=float32)``.  In release 5 the
+    block contains a router module, which is read instead.
     """
     if not isinstance(output, tuple) or len(output) != 2:
         return None
@@ -244,7 +244,7 @@ READERS: dict[str, Reader] = {
     "transformers.models.*.Qwen2MoeSparseMoeBlock": _block,
     "transformers.models.*.Qwen3MoeSparseMoeBlock": _block,
     "transformers.models.*.OlmoeSparseMoeBlock": _block,
-    # models that bring their code: DeepSeek-V2 and -V3, Moonlight, Kimi
+    # models with remote code: DeepSeek-V2 and -V3, Moonlight, Kimi
     "transformers_modules.*.MoEGate": _ids(0),
     # megablocks 0.5 to 0.10, megablocks/layers/router.py
     "megablocks.*.LearnedRouter": _ids_and_logits(-1, 0),
@@ -253,9 +253,11 @@ READERS: dict[str, Reader] = {
     # Tutel 0.3, tutel/gates/{top,cosine_top}.py
     "tutel.gates.*Gate": _tutel,
 }
-"""Readers by the pattern of a class's full name; the first that matches counts."""
+"""Readers by pattern of a class's full name; the first match is used."""
 
-_registered: dict[str, Reader] = {}  # what users registered, before the table
+_registered: dict[
+    str, Reader
+] = {}  # registered by users; takes precedence over the table
 
 
 def register(name: str, reader: Reader) -> Callable[[], None]:
@@ -284,7 +286,7 @@ def reader_for(kind: type) -> Reader | None:
 
 
 def full_name(kind: type) -> str:
-    """``module.Class`` of a class."""
+    """Return ``module.Class`` of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -293,8 +295,8 @@ def reader_of_ids(
 ) -> Reader:
     """Create a reader from a function ``(inputs, output) -> ids``.
 
-    Ids are integers of any shape, a bool mask ``[..., E]``, or None for "nothing
-    routed".
+    Ids are integers of any shape, a bool mask ``[..., E]``, or None if nothing was
+    routed.
     """
 
     def reader(
@@ -318,7 +320,7 @@ _found: dict[str, Reader] | None = None
 
 
 def _installed() -> dict[str, Reader]:
-    """Load the readers of installed packages."""
+    """Load the readers that installed packages register by entry points."""
     global _found
     if _found is None:
         _found = {
