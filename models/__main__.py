@@ -1,6 +1,6 @@
 """One rank of a training run: ``python -m moetraffic.models``.
 
-Started by ``moetraffic capture``, torchrun or srun.  The environment tells what to do:
+Started by ``moetraffic capture``, torchrun or srun.  Environment variables:
 
 - ``MOETRAFFIC_WORKLOAD``: a :class:`~moetraffic.patterns.Workload` as JSON; empty: the
   default workload, data-parallel over all ranks;
@@ -61,9 +61,7 @@ def main() -> int:
         return stop.exit_code
     except Exception as error:
         if stop.caught:
-            return (
-                stop.exit_code
-            )  # peers end at other points: their silence is no error
+            return stop.exit_code  # peers may have ended already, which is no error
         if _out_of_memory(error):
             return _refuse(
                 "training needs more memory than there is, on the "
@@ -181,7 +179,7 @@ def _recorder(
         return nullcontext()
     from moetraffic.capture import (
         Recorder,
-    )  # what reads and writes HDF5: not needed above
+    )  # imports HDF5, which is not needed above
 
     placement = groups.placement(workload.model.experts)
     return Recorder(

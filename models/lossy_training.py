@@ -39,7 +39,7 @@ def run(workload: Workload) -> dict[str, float]:
     for iteration in range(plan.iterations):
         losses = training.iterate(iteration)
         if not math.isfinite(sum(losses)):
-            break  # it will not come back
+            break  # training has diverged
     network = training.network
     return {
         "loss": training.evaluate(EVALUATIONS),

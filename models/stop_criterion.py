@@ -20,8 +20,8 @@ class SteadyLoad:
     """Detector of a stationary expert-load uniformity in all MoE layers.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
-    micro-batches of a step together; where its transient ends is
-    :func:`moetraffic.analysis.settling`'s to say.  Called after each step, it is true
+    micro-batches of a step together; the end of its transient is
+    found by :func:`moetraffic.analysis.settling`.  Called after each step, it is true
     when that is before the middle of the run for every layer, and the last quarter of
     the run is as uniform as the quarter before, within a standard deviation.
     """

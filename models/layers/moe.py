@@ -96,7 +96,7 @@ class MixtureOfExperts(nn.Module):
         self.network: LossyNetwork | None = None  # loses data between shards
         self.balance_scope = "micro_batch"
         self.replicas: dist.ProcessGroup | None = None
-        # what adaptive routers are told after the step; no state of the model
+        # load passed to adaptive routers after the step; not part of the model's state
         self._load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
         self.experts = LocalExperts(

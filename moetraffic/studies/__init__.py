@@ -1,7 +1,7 @@
 """Published studies of training traffic, recomputed: one module per study.
 
 A study is a module of this folder with a function ``reproduce() -> Study``;
-:data:`STUDIES` names them in the order in which they are told.
+:data:`STUDIES` names them in the order of the output.
 """
 
 from __future__ import annotations

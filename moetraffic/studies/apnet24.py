@@ -44,10 +44,10 @@ PEAKS = {"RTX3090": 71e12, "V100": 125e12}
 """FLOP/s of fp16 with fp32 accumulation: GA102's white paper; V100 SXM2's datasheet."""
 
 ASSUMED = {16: (4, 2, 2), 32: (4, 2, 4), 4: (2, 2, 1), 8: (2, 2, 2)}
-"""(p, t, d) by GPUs; the study does not say."""
+"""Assumed (p, t, d) by number of GPUs; not published."""
 
 BATCH = 16
-"""Micro-batches of a GPU's pipeline, of one sequence; the study does not say."""
+"""Assumed micro-batches per pipeline, of one sequence each; not published."""
 
 BANDWIDTHS = (1.25e9, 5e9, 12.5e9)
 """Effective bytes/s that are tried; the study measured its own, without numbers."""

@@ -20,4 +20,4 @@ class Study:
     source: str  # authors, venue, year
     tables: tuple[Table, ...]
     not_reproducible: tuple[str, ...]  # what, because of what
-    notes: tuple[str, ...]  # what a reader of the tables must know
+    notes: tuple[str, ...]  # remarks on the tables

@@ -27,7 +27,7 @@ def on_off_series(
     bin_ns: float,
     span: Span | None = None,
 ) -> Float64:
-    """Share of each time bin in which at least one event is on.
+    """Compute the share of each time bin in which at least one event is on.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def rate_series(
     bin_ns: float,
     span: Span | None = None,
 ) -> Float64:
-    """Mean rate in each time bin, each event's size spread evenly over its time.
+    """Compute the mean rate in each time bin, with each event at constant rate.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def rate_series(
 def time_on_until(
     at: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike, *, origin: int = 0
 ) -> Float64:
-    """Time for which at least one event was on before given times.
+    """Compute the time with at least one event on before given times.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def amount_until(
     *,
     origin: int = 0,
 ) -> Float64:
-    """What has passed before given times, each event's size spread over its time.
+    """Compute the amount transferred before given times, with events at constant rate.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def amount_until(
 def _edges(
     start: npt.ArrayLike, end: npt.ArrayLike, bin_ns: float, span: Span | None
 ) -> tuple[Float64, int]:
-    """Edges of the bins, ns from the span's start on, and that start."""
+    """Compute the bin edges, ns from the span's start, and that start."""
     if not bin_ns > 0:
         raise AnalysisError(
             f"a time bin must be longer than 0 ns, but is {bin_ns}: choose a "

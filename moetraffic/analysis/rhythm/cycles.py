@@ -1,7 +1,7 @@
 """Cycles: cut bursts into periods, and compare successive cycles.
 
-A cycle is an iteration as the network sees it.  Where nobody says when iterations
-begin, a cycle begins with the burst after its longest gap.
+A cycle is the traffic of one iteration.  Without marks of iteration starts, a cycle
+begins with the burst after its longest gap.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 USUAL = (0.5, 1.5)
-"""A cycle is this many periods long; others are pauses, or two in one."""
+"""Range of usual cycle lengths in periods; others are pauses or merged cycles."""
 
 PARTS = 64
-"""Of a cycle, in which its shape is told."""
+"""Number of equal parts of a cycle in which its shape is described."""
 
 _NAN = float("nan")
 
@@ -33,7 +33,7 @@ def _none() -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Cycles:
-    """The cycles of a sequence of bursts; NaN where there are fewer than two."""
+    """Cycles of a sequence of bursts; NaN with fewer than two."""
 
     length_ns: Float64 = field(
         default_factory=_none
@@ -42,7 +42,7 @@ class Cycles:
     jitter: float = _NAN  # standard deviation of the length over its mean
     likeness: float = _NAN  # correlation of a cycle's shape with the next one's
     bursts: int = 0  # the most common number of bursts
-    regular: float = _NAN  # share of the cycles that have so many
+    regular: float = _NAN  # share of the cycles with that number
     position: Float64 = field(
         default_factory=_none
     )  # [bursts] mean start, as a share of the mean length
@@ -58,7 +58,7 @@ def cycles(
     period_ns: float,
     marks: npt.ArrayLike | None = None,
 ) -> Cycles:
-    """Cut bursts into cycles, and measure how similar these are.
+    """Split bursts into cycles and compute the correlation of successive cycles.
 
     The positions are of the cycles that have as many bursts as most have: in others
     nothing tells which burst is missing, or which is new.
@@ -132,7 +132,7 @@ def cycles(
 
 
 def _correlation(one: Float64, other: Float64) -> float:
-    """Pearson's coefficient over all cells; NaN where one does not vary."""
+    """Compute Pearson's correlation over all cells; NaN where one is constant."""
     if not one.size:
         return _NAN
     a, b = one - one.mean(), other - other.mean()
@@ -141,7 +141,7 @@ def _correlation(one: Float64, other: Float64) -> float:
 
 
 def cycle_starts(first: Int64, last: Int64, *, period_ns: float) -> Int64:
-    """Starts of the bursts that begin a cycle, ``[n]`` int64 ns.
+    """Find the starts of the bursts that begin a cycle, ``[n]`` int64 ns.
 
     The first is the one after the longest gap of the first two periods; each next one
     is, of those with at least half such a gap before, the nearest to a period later.

@@ -19,7 +19,7 @@ BINS_A_DECADE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """The distribution of some lengths of time; NaN where there are none."""
+    """Distribution of durations: mean, quantiles and histogram; NaN if empty."""
 
     number: int
     mean_ns: float
@@ -30,7 +30,7 @@ class Durations:
 
 
 def durations(lengths: npt.ArrayLike) -> Durations:
-    """Describe lengths of time.
+    """Compute mean, quantiles and histogram of durations.
 
     The histogram's edges are powers of ten to the tenths, whatever the lengths, so that
     the histograms of two runs can be laid over each other.

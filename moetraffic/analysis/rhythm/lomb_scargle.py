@@ -28,14 +28,14 @@ from scipy.special import gammaln
 Float64 = npt.NDArray[np.float64]
 
 OVERSAMPLED = 4
-"""Frequencies within the width of a peak, 1 over the time observed."""
+"""Number of frequencies per peak width, 1 over the observed time."""
 
 _LONG = 1 << 18  # steps of a series above which frequencies are not oversampled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The highest peak of a periodogram; NaN where there is none."""
+    """Highest peak of a periodogram; NaN if there is none."""
 
     period: float  # in the unit of the times
     power: float  # share of the variance, 0 to 1
@@ -98,7 +98,7 @@ def _power(
     product: npt.NDArray[np.complex128],
     variance: float,
 ) -> Float64:
-    """Zechmeister and Kürster's p from means of e^(-iwt), e^(-2iwt) and y e^(-iwt)."""
+    """Compute the periodogram's p from means of e^(-iwt), e^(-2iwt) and y e^(-iwt)."""
     c, s = turn.real, -turn.imag
     yc, ys = product.real, -product.imag  # y has no mean
     cc = (1 + double.real) / 2 - c * c
@@ -132,7 +132,7 @@ def _highest(grid: Float64, power: Float64, number: int, at: Float64) -> Peak:
 
 
 def _false_alarm(power: float, number: int, highest: float, at: Float64) -> float:
-    """Baluev's bound: probability that white noise has a peak as high anywhere."""
+    """Compute Baluev's bound on the false-alarm probability of a peak."""
     if power >= 1:
         return 0.0
     free = number - 3

@@ -1,12 +1,12 @@
-"""Rhythm: on-off statistics of a sequence of traffic bursts.
+"""On-off statistics of a sequence of traffic bursts: duty cycle, period, jitter.
 
-Training alternates between computing and communicating, so that its traffic is a
-sequence of bursts that comes again with each iteration.  How the time divides is told
-by the intervals themselves (:mod:`moetraffic.analysis.times.intervals`), what recurs by
+Training alternates between computation and communication, so its traffic is a sequence
+of bursts that recurs in each iteration.  Duty cycle, bursts and gaps are computed from
+the intervals (:mod:`moetraffic.analysis.times.intervals`), the period from
 the autocorrelation of a series in time bins
 (:mod:`moetraffic.analysis.rhythm.periodicity`) and, independently of it, by the
-strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); how alike the cycles
-are by cutting the bursts at where each begins
+strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); the similarity of
+cycles by splitting the bursts at cycle starts
 (:mod:`moetraffic.analysis.rhythm.cycles`).
 """
 
@@ -44,13 +44,13 @@ Int64 = npt.NDArray[np.int64]
 MOST_BINS = 1 << 20
 
 MOST_PARTS = 16
-"""Bursts in a period up to which one is recognized as a part of the other."""
+"""Maximum ratio of two periods to be recognized as harmonics."""
 
 _NAN = float("nan")
 
 
 def peak_to_mean(series: npt.ArrayLike) -> Float64:
-    """Largest value of a series over its mean.
+    """Compute the largest value of a series over its mean.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def peak_to_mean(series: npt.ArrayLike) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """The on-off pattern of one source of traffic; NaN where it cannot be told.
+    """On-off statistics of one traffic source; NaN where unavailable.
 
     The pace is the period; where none is found, as in a run whose iterations are
     stalled again and again, the mean length of the cycles that marks tell: how little
@@ -136,7 +136,7 @@ AGREEMENT = {
     "multiple": "the sine's is a multiple of the other: something slower is stronger",
     "differ": "they have nothing to do with each other: trust neither",
 }
-"""What the periods by autocorrelation and by Lomb-Scargle say together."""
+"""Agreement of the periods by autocorrelation and by Lomb-Scargle."""
 
 HARMONICS = 5
 
@@ -286,7 +286,7 @@ def rhythm(
 
 
 def agreement(period_ns: float, sine_ns: float, *, extent_ns: float) -> str:
-    """Whether two periods are the same: one of :data:`AGREEMENT`, "" if one is NaN.
+    """Classify the agreement of two periods as one of :data:`AGREEMENT`; "" if NaN.
 
     Parameters
     ----------
@@ -319,7 +319,7 @@ def agreement(period_ns: float, sine_ns: float, *, extent_ns: float) -> str:
 def _seen(
     observed: tuple[npt.ArrayLike, npt.ArrayLike] | None, reach: Span | None
 ) -> tuple[Int64, Int64]:
-    """The parts of the span that were observed, starts and ends, apart from another."""
+    """Compute the disjoint observed parts of the span, starts and ends."""
     if reach is None or reach[1] <= reach[0]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if observed is None:
@@ -330,7 +330,7 @@ def _seen(
 
 
 def _on_within(first: Int64, last: Int64, parts: tuple[Int64, Int64]) -> float:
-    """ns of the parts in which something was on."""
+    """Compute the time within the parts during which a burst was on, ns."""
     if not len(parts[0]):
         return 0.0
     origin = int(parts[0][0])
@@ -345,7 +345,7 @@ def _harmonics(
     parts: tuple[Int64, Int64],
     cycles: int | None,
 ) -> tuple[float, ...]:
-    """Shares at the harmonics, the mean over the parts that hold a window."""
+    """Compute the AC power shares at the harmonics, averaged over observed parts."""
     told, weight = [], []
     for span in zip(parts[0].tolist(), parts[1].tolist(), strict=True):
         shares = harmonic_shares(
@@ -365,7 +365,7 @@ def _harmonics(
 
 
 def _acf_at(series: Float64, lag: float) -> float:
-    """Autocorrelation at a lag, on the line between the whole lags beside it."""
+    """Compute the autocorrelation at a lag, linear between integer lags."""
     below = int(lag) if lag == lag else -1
     if not 0 <= below <= len(series) - 3:
         return _NAN
@@ -383,7 +383,7 @@ def _weighted(
     length: float,
     cycles: int | None,
 ) -> Weighted:
-    """The rhythm of the rate; ``length`` is the pace in bins."""
+    """Compute byte-weighted on-off statistics; ``length`` is the period in bins."""
     rate = rate_series(*events, bin_ns=width, span=reach)
     rate[hidden] = np.nan
     on = on_off_series(*bursts, bin_ns=width, span=reach)[~hidden].sum()

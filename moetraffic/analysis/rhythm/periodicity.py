@@ -22,7 +22,7 @@ FIRST_PEAK = 0.9
 
 
 def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
-    """Correlation of a series with itself, some steps later.
+    """Compute the autocorrelation of a series up to a maximum lag.
 
     At each lag it is Pearson's coefficient of the two overlapping parts, each with its
     own mean and variance: what repeats itself exactly has exactly 1 at its period, at
@@ -88,14 +88,14 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
 
 
 def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
-    """Autocorrelation over the pairs of steps that are both known."""
+    """Compute the autocorrelation over the pairs of steps that are both known."""
     count = there.sum(axis=0)
     x = (x - x.sum(axis=0) / np.maximum(count, 1)) * there
     padded = 1 << (2 * len(x) - 1).bit_length()
     known, value, square = (np.fft.rfft(a, padded, axis=0) for a in (there, x, x**2))
 
     def lagged(early: Complex128, late: Complex128) -> Float64:
-        """Sum of early[t] late[t + lag] over t, at each lag."""
+        """Compute the sum of early[t] late[t + lag] over t at each lag."""
         sums = np.fft.irfft(early.conj() * late, padded, axis=0)
         return np.asarray(sums[: max_lag + 1], np.float64)
 
@@ -114,7 +114,7 @@ def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """A period and how strongly it is kept; NaN where none was found."""
+    """Period of a series and autocorrelation at it; NaN if none was found."""
 
     length: float  # in steps of the series
     strength: float  # autocorrelation at the period, by a parabola between the steps
@@ -190,7 +190,7 @@ def period(
 
 
 def _vertex(acf: Float64, at: int) -> tuple[float, float]:
-    """Place and height of the vertex of the parabola through a lag's neighbors."""
+    """Find the vertex of the parabola through a lag and its neighbors."""
     before, here, after = (float(v) for v in acf[at - 1 : at + 2])
     bend = before - 2 * here + after
     if here > 1 - 1e-9 or not bend < 0:  # an exact repetition, or no peak
@@ -200,7 +200,7 @@ def _vertex(acf: Float64, at: int) -> tuple[float, float]:
 
 
 def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
-    """Share of a series' AC power that lies at its fundamental, ``1/period``.
+    """Compute the share of a series' AC power at its fundamental, ``1/period``.
 
     Taken over the largest whole number of periods from the start.  A sine has 1, a
     square wave .810569 (duty .5, in the limit of fine bins), noise nearly 0.
@@ -246,7 +246,7 @@ def harmonic_shares(
     cycles: int | None = None,
     span: Span | None = None,
 ) -> Float64:
-    r"""Shares of the on-off signal's AC power at ``n / period``, from the intervals.
+    r"""Compute the AC power shares of an on-off signal at harmonics ``n / period``.
 
     With duty d the AC power is :math:`d(1-d)`, and the Fourier coefficient is a sum
     over the ends of the bursts, without any binning.  A square wave has
@@ -332,7 +332,7 @@ def harmonic_shares(
 def period_jitter(
     start: npt.ArrayLike, end: npt.ArrayLike, *, period_ns: float
 ) -> float:
-    """Standard deviation of the cycle time, ns.
+    """Compute the standard deviation of the cycle time, ns.
 
     A cycle reaches from a burst's start to the start of the burst that lies nearest to
     one period later, so that a period may hold several bursts.  Where bursts follow

@@ -1,6 +1,6 @@
 """On-off statistics of a trace by phase, layer, rank, link and NIC.
 
-What is on when, by the source of traffic (times as in
+Events of each traffic source (times as in
 :mod:`moetraffic.analysis.times.call_times`):
 
 =========  ==========================================================================
@@ -55,10 +55,10 @@ NOT_SENT = "no rank sent another anything at a known time"
 LINKS = 8
 
 MOST = 64
-"""Ranks, and NICs, that are told if nothing is asked for: each takes some 0.1 s."""
+"""Default maximum number of ranks and NICs to analyze (about 0.1 s each)."""
 
 BINS_A_STEP = 32
-"""Of the on-off series in which the period is sought."""
+"""Bins per iteration of the on-off series for the period search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,13 @@ class SourceStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class OnOffStatistics:
-    """On-off statistics of a trace."""
+    """On-off statistics of all traffic sources of a trace."""
 
-    about: str  # which all-to-alls these are, in words
+    about: str  # description of the selected all-to-alls
     found: tuple[
         SourceStatistics, ...
     ]  # in the order of SOURCES, then by name or bytes
-    notes: tuple[str, ...]  # what could not be told, and why
+    notes: tuple[str, ...]  # reasons for missing statistics
 
 
 def beats(
@@ -200,7 +200,7 @@ def rank_rhythm(
     iterations: range | None = None,
     step: float | None = None,
 ) -> Rhythm:
-    """On-off statistics of a rank's events; its step length bounds the period search.
+    """Compute on-off statistics of a rank, with the period bounded by its step time.
 
     Over a whole run, iteration times wander so far that any lag may win by chance.
 

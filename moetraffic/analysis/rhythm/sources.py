@@ -1,4 +1,4 @@
-"""Sources: the events of each phase, layer, rank, link and NIC of a trace.
+"""Read the events of each phase, layer, rank, link and NIC of a trace.
 
 Read in blocks.  Of an event its begin, end (ns of rank 0's clock) and bytes are kept.
 """
@@ -20,16 +20,16 @@ Events = tuple[Int64, Int64, Int64]
 Named = TypeVar("Named", str, tuple[int, str])
 
 EVENTS = 1 << 22
-"""Events in memory: 24 bytes each, and as much again while their rhythm is told."""
+"""Maximum events in memory: 24 bytes each, twice that during analysis."""
 
 
 def sent_by_rank(trace: Trace, occurrences: Int64) -> Int64:
-    """Bytes that each rank sent to others, ``[R]`` int64, where times are known."""
+    """Compute the bytes each rank sent to others in timed calls, ``[R]`` int64."""
     return np.asarray(link_bytes(trace, occurrences).sum(axis=1), np.int64)
 
 
 def link_bytes(trace: Trace, occurrences: Int64) -> Int64:
-    """Bytes on each link, ``[R, R]`` int64, where times are known; 0 to itself."""
+    """Compute the bytes per link in timed calls, ``[R, R]`` int64, zero diagonal."""
     world = trace.meta.world
     out = np.zeros((world, world), np.int64)
     for part in timed(trace, occurrences):
@@ -42,7 +42,7 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Int64:
 
 
 def rank_events(trace: Trace, occurrences: Int64, rank: int) -> Events:
-    """Begin and end, ns of rank 0's clock, and bytes to others of a rank's events."""
+    """Collect begin, end (ns) and bytes to other ranks of a rank's events."""
     key = ("rank", (rank,), f"rank {rank}")
     alone = np.arange(trace.meta.world)
     parts = collected(trace, occurrences, [key], alone, True)[key]
@@ -54,7 +54,7 @@ def rank_events(trace: Trace, occurrences: Int64, rank: int) -> Events:
 
 
 def bounded(trace: Trace, found: Int64, notes: list[str]) -> Int64:
-    """All of the all-to-alls, or those of the iterations in the middle that fit."""
+    """Limit all-to-alls to as many middle iterations as fit into memory."""
     if len(found) <= EVENTS:
         return found
     when = trace.occurrences.iteration[found]
@@ -79,7 +79,7 @@ def chosen_keys(
     weighs: bool,
     notes: list[str],
 ) -> list[Key]:
-    """What rhythms are told of, in order, as many as fit."""
+    """List the traffic sources to analyze, in order, as many as fit into memory."""
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]
     room = max(1, EVENTS // max(1, len(found)))
     everybody = tuple(sorted({r for s in sites for r in trace.groups[s.group].ranks}))
@@ -122,7 +122,7 @@ def chosen_keys(
 
 
 def _once(values: Iterable[Named]) -> list[Named]:
-    """Each value once, in the order of the sites; no empty ones."""
+    """Remove duplicate and empty values, keeping the order."""
     return [v for v in dict.fromkeys(values) if v]
 
 
@@ -140,7 +140,7 @@ def _busiest(sent: Int64, number: int) -> list[tuple[int, int]]:
 
 
 def own_clocks(trace: Trace, found: Int64) -> bool:
-    """Whether all begins are of the ranks' own clocks, going by the first block."""
+    """Check on up to 256 calls whether begin times are from the ranks' own clocks."""
     for part in timed(trace, found[:256], with_wire=False):
         if not part.own[part.known].all():
             return False
@@ -150,7 +150,7 @@ def own_clocks(trace: Trace, found: Int64) -> bool:
 def collected(
     trace: Trace, found: Int64, keys: Sequence[Key], nics: Int64, weighs: bool
 ) -> dict[Key, list[Events]]:
-    """The events of each key, in blocks."""
+    """Collect the events of each traffic source, in blocks."""
     events: dict[Key, list[Events]] = {key: [] for key in keys}
     for part in timed(trace, found, with_wire=weighs):
         labels = _labels(trace, part)
@@ -169,7 +169,7 @@ def collected(
 
 
 def _labels(trace: Trace, part: CallTimes) -> dict[str, npt.NDArray[np.str_]]:
-    """What each row is called, by the kinds that sites tell."""
+    """Label each row by phase, layer and exchange."""
     number = trace.occurrences.site[part.occurrence]
     used, which = np.unique(number, return_inverse=True)
     sites = [trace.sites[s] for s in used]
@@ -183,7 +183,7 @@ def _labels(trace: Trace, part: CallTimes) -> dict[str, npt.NDArray[np.str_]]:
 
 
 def _to_others(part: CallTimes, side: Int64 | None = None) -> Int64:
-    """Bytes of each member to others, ``[n, W]``; or to those of another side."""
+    """Compute the bytes each member sends to other ranks (or sides), ``[n, W]``."""
     if not part.wire.size:
         return np.zeros(part.ranks.shape, np.int64)
     mine = part.ranks if side is None else side[part.ranks]

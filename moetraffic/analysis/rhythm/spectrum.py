@@ -25,17 +25,17 @@ from .sources import bounded, chosen_keys, collected
 Float64 = npt.NDArray[np.float64]
 
 BINS_A_STEP = 32
-"""Of the on-off series: frequencies up to 16 an iteration are told."""
+"""Bins per iteration: frequencies up to 16 per iteration are resolved."""
 
 STEPS_A_WINDOW = 32
-"""Iterations of a window: frequencies are 1/32 of an iteration's apart."""
+"""Iterations per window: the frequency resolution is 1/32 per iteration."""
 
 MOST_BINS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """The power of one source's on-off series by frequency."""
+    """Power spectrum of one traffic source's on-off series."""
 
     by: str  # "phase", "layer" or "rank"
     name: str
@@ -52,7 +52,7 @@ def spectra(
     iterations: range | None = None,
     most: int = 4,
 ) -> tuple[tuple[Spectrum, ...], str]:
-    """The spectra of a trace's sources of traffic.
+    """Compute the power spectra of a trace's traffic sources.
 
     Parameters
     ----------

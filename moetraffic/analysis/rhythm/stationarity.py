@@ -27,17 +27,17 @@ from moetraffic.errors import AnalysisError
 Float64 = npt.NDArray[np.float64]
 
 REGRESSIONS = {"level": "c", "trend": "ct"}
-"""What a series is stationary around: statsmodels' ``regression``."""
+"""Null hypotheses by name, with the ``regression`` argument of statsmodels."""
 
 FEWEST = 16
-"""Steps below which nothing is said."""
+"""Minimum number of steps for a test."""
 
 _NAN = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stationarity:
-    """Whether a series stays at its level; NaN where it cannot be told."""
+    """Stationarity tests of a series; NaN where unavailable."""
 
     steps: int  # T, known values
     kpss: float  # eta
@@ -48,7 +48,7 @@ class Stationarity:
 
 
 def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarity:
-    """Test whether a series is stationary, by KPSS and by its halves.
+    """Test a series for stationarity by KPSS and by comparison of its halves.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
 
 
 def _kpss(series: Float64, regression: str) -> tuple[float, float, int]:
-    """KPSS statistic, p-value, and lags chosen after Hobijn et al."""
+    """Compute the KPSS statistic, p-value, and lags chosen after Hobijn et al."""
     from statsmodels.tsa.stattools import kpss
 
     with warnings.catch_warnings():

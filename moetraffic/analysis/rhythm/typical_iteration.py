@@ -1,8 +1,8 @@
 """Typical iteration: on-off pattern and rate of the iteration nearest to the mean.
 
-The rank that sends most is looked at.  Its on-off rhythm gives the period; of all
-iterations, the one most like the mean of them (the medoid) is the typical one, so that
-bursts keep their edges, which a mean over iterations would blur.
+The rank with the most bytes sent is analyzed.  Its on-off statistics give the period;
+the iteration closest to the mean of all is the typical one, so that bursts keep their
+edges, which a mean over iterations would blur.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 BINS = 360
-"""Of an iteration."""
+"""Number of time bins per iteration."""
 
 TRUSTED = 0.25
-"""Autocorrelation from which on its lag is taken for the period, if steps are known."""
+"""Minimum autocorrelation to use its lag as the period if step times are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TypicalIteration:
-    """The typical iteration of the rank that sends most."""
+    """On-off pattern and rate of the typical iteration of the most active rank."""
 
     rank: int
     rhythm: Rhythm  # of its all-to-alls
@@ -121,7 +121,7 @@ def cadence(
 def rescaled(
     first: Int64, last: Int64, size: Int64, marks: Int64, *, bytes_s: float
 ) -> tuple[Int64, Int64, Int64]:
-    """Events as they would be if every burst lasted as long as its bytes take.
+    """Rescale bursts to the duration of their bytes at a given rate, keeping gaps.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def rescaled(
 
 
 def _of_bursts(begin: Int64, first: Int64, size: Int64) -> Int64:
-    """Bytes of each burst, ``[m]`` int64, from those of the events that it is of."""
+    """Sum the bytes of the events of each burst, ``[m]`` int64."""
     # an event of no length may stand in a gap: it goes with the burst before
     burst = np.clip(np.searchsorted(begin, first, side="right") - 1, 0, None)
     amount = np.zeros(len(begin), np.int64)
@@ -166,7 +166,7 @@ def _of_bursts(begin: Int64, first: Int64, size: Int64) -> Int64:
 
 
 def _edges(marks: Int64, period: float) -> Float64:
-    """Borders of the bins of each iteration, ``[n, BINS + 1]`` ns.
+    """Compute the bin edges of each iteration, ``[n, BINS + 1]`` ns.
 
     Iterations much longer or shorter than the period are left out, if any is not: a
     pause, or an evaluation between two steps.
