@@ -303,7 +303,7 @@ def test_steps_that_nobody_marks_are_found(stage: Path, seen: Seen) -> None:
     assert [saw["said"] for saw in seen("unmarked")] == [[], []]
     with Trace.open(stage / "unmarked.h5") as trace:
         assert trace.steps.kind == (*["train"] * 3, "evaluation", *["train"] * 3)
-        assert "steps found" in trace.meta.schedule
+        assert "steps inferred" in trace.meta.schedule
         assert trace.layers == (0, 1)
         for step, kind in enumerate(trace.steps.kind):
             forward = FORWARD * 2

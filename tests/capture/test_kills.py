@@ -52,7 +52,8 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
 
 HASTY = """\
 import os, signal, sys, time
-from moetraffic.capture import Recorder, journal
+from moetraffic.capture import Recorder
+from moetraffic.capture.records import journal
 journal.HOLD_S = journal.PAUSE_S = 1000.0  # its thread waits for others, or is slow
 with Recorder(sys.argv[1], window=16) as recorder:
     for _ in range(100):
