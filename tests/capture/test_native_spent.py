@@ -15,7 +15,8 @@ import json, sys
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from moetraffic.capture import Recorder, native
+from moetraffic.capture import Recorder
+from moetraffic.capture.hook import native
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 rows, told = torch.ones(4, 2), []
