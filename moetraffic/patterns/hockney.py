@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from moetraffic.errors import AnalysisError
 
@@ -153,6 +152,10 @@ def _fitted(rounds: Float64, wire: Float64, took: Float64) -> Hockney:
     scale = columns.max(axis=0)
     count = len(took)
     one = np.eye(count)
+    from scipy.optimize import (
+        linprog,  # half a second, and no verb but bandwidth needs it
+    )
+
     found = linprog(
         np.concatenate([np.zeros(2), np.ones(2 * count)]),
         A_eq=np.concatenate([columns / scale, one, -one], axis=1),
