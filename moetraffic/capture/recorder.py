@@ -62,9 +62,8 @@ class Recorder:
 
     Each rank creates one recorder; the records of all ranks are merged into one trace.
     Where the program does not call :meth:`step`, optimizer steps delimit iterations.
-    Recording causes no communication, and an error in it never ends the training: an
-    invalid record (a negative count, a loss that is not a number) is omitted, logged
-    once per kind, and counted in the trace.
+    Recording causes no communication and never ends the training by an error: invalid
+    records (a negative count, a loss that is no number) are omitted, logged and counted.
 
     ::
 
@@ -88,8 +87,7 @@ class Recorder:
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
-        Maximum number of steps that a killed rank loses; records are written twice per
-        window.
+        Steps that a killed rank may lose; records are written twice per window.
     force
         Overwrite ``path`` and remaining files of an earlier capture.
 
