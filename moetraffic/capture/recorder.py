@@ -63,7 +63,7 @@ class Recorder:
     Each rank creates one recorder; the records of all ranks are merged into one trace.
     Where the program does not call :meth:`step`, optimizer steps delimit iterations.
     Recording causes no communication and never ends the training by an error: invalid
-    records (a negative count, a loss that is no number) are omitted, logged and counted.
+    records (a negative count, a loss that is no number) are left out and counted.
 
     ::
 
