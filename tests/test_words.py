@@ -89,7 +89,7 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/analysis/conclusion.py",
         "moetraffic/analysis/forecast/correction.py",
         "moetraffic/analysis/network/packets.py",
-        "moetraffic/analysis/noise/sampling_noise.py",
+        "moetraffic/analysis/noise/oracle.py",
         "moetraffic/analysis/rhythm/source_statistics.py",
         "moetraffic/cli/app.py",
         "moetraffic/cli/capture.py",

@@ -61,7 +61,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
                 "Tokens of a decoder's sequence, behind an encoder.", shown="same"
             ),
             "vocabulary": Setting("Vocabulary size.", shown="bytes, if resized"),
-            "ffn": Setting("Feed-forward width.", shown="4 hidden, or in proportion"),
+            "ffn": Setting("Feed-forward width.", shown="4 x hidden, or scaled"),
             "expert_ffn": Setting(
                 "Feed-forward width of an expert.", shown="ffn, or in proportion"
             ),

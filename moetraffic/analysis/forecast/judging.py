@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.noise.sampling_noise import oracle_bounds
+from moetraffic.analysis.noise.oracle import oracle_bounds
 
 from .accuracy import cosine, hot_recall, mean_of_known
 from .candidates import FAMILIES, Candidate, SeriesBlock

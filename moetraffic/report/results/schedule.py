@@ -218,7 +218,7 @@ def jobs_figure(
         panels.append(
             Panel(
                 name=(f"{name}: score {score:.3f}",),
-                x=Axis(label=f"time around the circle [{unit}]"),
+                x=Axis(label=f"phase within the common period of the jobs [{unit}]"),
                 y=Axis(label="load / capacity", from_zero=True),
                 series=(sum_of_all, *series),
                 rules=(Rule(y=1.0, dash="dash"),),

@@ -109,7 +109,7 @@ def table(found: Estimate, title: str) -> Table:
         title=title,
         columns={
             **{"term": "", "time": "s", "share of T_iter": ".1%"},
-            "bytes sent or needed per rank": "bytes",
+            "bytes sent, or memory, per rank": "bytes",
         },
         rows=rows,
         notes=[

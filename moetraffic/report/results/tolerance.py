@@ -42,7 +42,7 @@ def table(found: Tolerance, title: str) -> Table:
 
 
 def figure(found: Tolerance, source: str) -> Chart:
-    """Draw the loss increase over the dropped share, with intervals and sigma."""
+    """Plot the loss increase over the dropped share, with its 95% intervals."""
     every = found.increases
     rules = [
         Rule(y=0, dash="solid"),

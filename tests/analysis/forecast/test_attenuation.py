@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast.attenuation import fit_memory
-from moetraffic.analysis.noise.sampling_noise import count_variance
+from moetraffic.analysis.noise.oracle import count_variance
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")

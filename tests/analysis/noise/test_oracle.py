@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.noise.null_model import NullModel
-from moetraffic.analysis.noise.sampling_noise import (
+from moetraffic.analysis.noise.oracle import (
     count_variance,
     oracle_bounds,
 )
