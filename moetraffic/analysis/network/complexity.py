@@ -260,7 +260,7 @@ def _over(value: float, by: float) -> float:
 
 
 def _ratios(own: float, shuffled: float, uniform: float) -> tuple[float, float, float]:
-    """Compute temporal, non-temporal and total trace complexity from compressed sizes."""
+    """Compute temporal, non-temporal and total complexity from compressed sizes."""
     temporal, other = _over(own, shuffled), _over(shuffled, uniform)
     return temporal, other, temporal * other
 

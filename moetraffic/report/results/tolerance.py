@@ -42,7 +42,7 @@ def table(found: Tolerance, title: str) -> Table:
 
 
 def figure(found: Tolerance, source: str) -> Chart:
-    """Plot the loss increase over the dropped share, with its 95% intervals."""
+    """Plot the loss increase over the dropped share, with confidence intervals."""
     every = found.increases
     rules = [
         Rule(y=0, dash="solid"),
