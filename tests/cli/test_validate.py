@@ -78,7 +78,7 @@ def test_a_further_seed_passes_and_is_drawn(moetraffic: Run, folder: Path) -> No
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert "passed: 0 of" in ran.stdout
-    assert "4 real runs, by seeds" in ran.stdout
+    assert "4 real runs, tested by seeds" in ran.stdout
     assert (folder / "verdict.png").read_bytes()[:4] == b"\x89PNG"
 
 
