@@ -38,7 +38,7 @@ def test_parts_follow_each_other(steps, horizon, most, every):
 
 def test_a_reason_is_given():
     assert split(60).too_short(10) == ""
-    assert "has 15 of 60" in split(60).too_short(100)
+    assert "has 15 in a run of 60" in split(60).too_short(100)
     assert "has 0 of 0" in split(0).too_short(1)
 
 
