@@ -39,7 +39,7 @@ def test_parts_follow_each_other(steps, horizon, most, every):
 def test_a_reason_is_given():
     assert split(60).too_short(10) == ""
     assert "has 15 in a run of 60" in split(60).too_short(100)
-    assert "has 0 of 0" in split(0).too_short(1)
+    assert "has 0 in a run of 0" in split(0).too_short(1)
 
 
 def test_the_interval_of_a_skill_covers_it():
