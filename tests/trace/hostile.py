@@ -38,12 +38,13 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.hdf5.checksum import (
+from moetraffic.trace.hdf5.codec import (
+    COLUMN_ROWS,
     attributes_checksum,
     checksums,
+    chunk_shape,
     column_checksum,
 )
-from moetraffic.trace.hdf5.codec import COLUMN_ROWS, chunk_shape
 from moetraffic.trace.model import CLOCK, PLACEMENT
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.segments.segment import (

@@ -69,10 +69,8 @@ def read_index(
         raise Malformed("a chunk was stored with filters skipped")
     sizes = np.zeros((count, 8), np.uint8)
     sizes[:, : element - 12] = table[:, 8:-4]
-    return (
-        np.ascontiguousarray(table[:, :8]).view("<u8")[:, 0],
-        sizes.view("<u8")[:, 0],
-    )
+    addresses = np.ascontiguousarray(table[:, :8])
+    return addresses.view("<u8")[:, 0], sizes.view("<u8")[:, 0]
 
 
 def _elements(
@@ -129,14 +127,12 @@ def _data_block(
         raise Malformed("a part of an index of chunks is missing")
     head = PREFIX + shape.offset_bytes
     source.block(address, head).expect(b"EADB\0\1")
-    if each <= shape.page:
-        return source.block(address + head, some * shape.element).take(
-            some * shape.element
-        )
+    at = address + head + (4 if each > shape.page else 0)
     parts = []
-    for page in range(-(-some // shape.page)):
-        here = min(shape.page, some - page * shape.page) * shape.element
-        # the head and each page end with a checksum of 4 bytes
-        at = address + head + 4 + page * (shape.page * shape.element + 4)
+    while some > 0:
+        here = min(shape.page, some) * shape.element
         parts.append(source.block(at, here).take(here))
+        # the head of a paged block, and each of its pages, end with a checksum
+        at += here + 4
+        some -= shape.page
     return b"".join(parts)

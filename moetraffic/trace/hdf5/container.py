@@ -14,19 +14,24 @@ import math
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError
+from moetraffic.trace.model import MOST_BYTES
 
 from .block import Malformed, Source
-from .checksum import attributes_checksum, column_checksum
 from .chunk_index import read_index
-from .codec import COLUMN_ROWS, chunk_shape
-from .file_panel import FilePanel
+from .codec import (
+    COLUMN_ROWS,
+    attributes_checksum,
+    checksums,
+    chunk_shape,
+    column_checksum,
+    decode,
+)
 from .structure import SIGNATURE, Stored, Structure
 
 SUPERBLOCK = b"\x03"  # the version that HDF5 1.10 writes
@@ -83,12 +88,7 @@ class Container:
     def __enter__(self) -> Container:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -111,7 +111,7 @@ class Container:
     ) -> npt.NDArray[Any]:
         """Read a column ``[n]``; ``dtype`` "S" stands for text of any fixed width."""
         read = self._column(name, dtype, length)
-        self._require(
+        self.require(
             self._sums.get(name) == column_checksum(name, read),
             f"/{name} is not what was written",
         )
@@ -130,20 +130,20 @@ class Container:
         ``counts``: negative values are rejected when rows are read.
         """
         made = self._dataset(name, dtype, rank=len(shape))
-        self._require(
+        self.require(
             all(n is None or n == m for n, m in zip(shape, made.shape, strict=True)),
             f"/{name} has shape {made.shape}, not {shape}",
         )
-        self._require(
+        self.require(
             made.filters == (SHUFFLE, DEFLATE),
             f"/{name} is not stored with exactly shuffle and deflate",
         )
         row = math.prod(made.shape[1:]) * made.dtype.itemsize
-        self._require(
+        self.require(
             row <= MOST_ROW_BYTES,
             f"a row of /{name} has an implausible {row} bytes",
         )
-        self._require(
+        self.require(
             made.chunks == chunk_shape(made.shape, made.dtype.itemsize),
             f"/{name} is stored in chunks of {made.chunks}",
         )
@@ -171,16 +171,16 @@ class Container:
             return TraceError(f"there is no file {self.path}: check the path")
         if isinstance(error, PermissionError):
             return TraceError(f"{self.path} may not be read: change its permissions")
-        if isinstance(error, Malformed):
-            return self.damaged(str(error))
         if isinstance(error, OSError):
             return TraceError(
                 f"{str(self.path)[:200]} cannot be read ({error.strerror}): check "
                 "the path"
             )
-        return self.damaged(f"{type(error).__name__}: {error}")
+        kind = "" if isinstance(error, Malformed) else f"{type(error).__name__}: "
+        return self.damaged(f"{kind}{error}")
 
-    def _require(self, holds: bool, what: str) -> None:
+    def require(self, holds: bool, what: str) -> None:
+        """Raise the error for a damaged file unless a rule holds."""
         if not holds:
             raise self.damaged(what)
 
@@ -221,7 +221,7 @@ class Container:
         names = self._column("checksum", "S", None)
         sums = self._column("checksum_crc32", "<u4", len(names)).tolist()
         found = {n.decode(): s for n, s in zip(names.tolist(), sums, strict=True)}
-        self._require(
+        self.require(
             found.get("") == attributes_checksum(self.attributes),
             "its attributes are not what was written",
         )
@@ -230,14 +230,14 @@ class Container:
     def _column(self, name: str, dtype: str, length: int | None) -> npt.NDArray[Any]:
         made = self._dataset(name, dtype, rank=1)
         (rows,) = made.shape
-        self._require(
+        self.require(
             length is None or rows == length, f"/{name} has {rows} rows, not {length}"
         )
-        self._require(
+        self.require(
             made.filters == (FLETCHER32,),
             f"/{name} is not stored as a checksummed column",
         )
-        self._require(
+        self.require(
             made.chunks == (max(1, min(COLUMN_ROWS, rows)),),
             f"/{name} is stored in chunks of {made.chunks}",
         )
@@ -248,7 +248,7 @@ class Container:
         for number, offset in enumerate(offsets.tolist()):
             part = read[number * deep : (number + 1) * deep]
             raw = self.pread(offset, part.nbytes)
-            self._require(len(raw) == part.nbytes, f"/{name} is cut off")
+            self.require(len(raw) == part.nbytes, f"/{name} is cut off")
             part[:] = np.frombuffer(raw, made.dtype)
         return read
 
@@ -261,9 +261,9 @@ class Container:
             fits = made.dtype.kind == "S" and made.dtype.itemsize <= MOST_TEXT
         else:
             fits = made.dtype == np.dtype(dtype)
-        self._require(fits, f"/{name} has elements of type {made.dtype}, not {dtype}")
-        self._require(len(made.shape) == rank, f"/{name} has not {rank} axes")
-        self._require(
+        self.require(fits, f"/{name} has elements of type {made.dtype}, not {dtype}")
+        self.require(len(made.shape) == rank, f"/{name} has not {rank} axes")
+        self.require(
             math.prod(made.chunks) * made.dtype.itemsize <= MOST_CHUNK_BYTES,
             f"/{name} has chunks of more than {MOST_CHUNK_BYTES} bytes",
         )
@@ -276,7 +276,7 @@ class Container:
         want = math.prod(
             -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
         )
-        self._require(
+        self.require(
             want * least <= self._size,
             f"/{name} has the shape {made.shape}, for which the file is too small",
         )
@@ -287,12 +287,96 @@ class Container:
             raise self.damaged(f"/{name}: {error}") from None
         sound = (sizes >= least) & (sizes <= most) & (offsets > 0)
         sound &= (offsets < self._size) & (sizes <= self._size)
-        self._require(bool(sound.all()), f"/{name} has an implausible chunk")
+        self.require(bool(sound.all()), f"/{name} has an implausible chunk")
         order = np.argsort(offsets)
         at, size = offsets.astype(np.int64), sizes.astype(np.int64)
         ends, following = (at + size)[order], np.append(at[order][1:], self._size)
-        self._require(
+        self.require(
             bool((ends <= following).all()),
             f"/{name} has chunks that overlap, or leave the file",
         )
         return at, size
+
+
+class FilePanel:
+    """Panel ``[N, ...]`` stored in a validated file, verified when rows are read."""
+
+    def __init__(
+        self,
+        container: Container,
+        name: str,
+        stored: Stored,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        sums: npt.NDArray[np.uint32],
+        *,
+        counts: bool,
+    ) -> None:
+        self.shape, self.dtype = stored.shape, stored.dtype
+        self.stored_bytes = int(sizes.sum())  # of its chunks, without its checksums
+        self._container, self._name, self._chunk = container, name, stored.chunks
+        self._offsets, self._sizes = offsets, sizes  # by chunk, the rows' axis slowest
+        self._sums, self._counts = sums, counts
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read rows of the half-open range [start, stop) and verify their checksums.
+
+        Raises
+        ------
+        TraceError
+            If a chunk or a row is damaged.
+        """
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise IndexError(f"rows {start}:{stop} of {self.shape[0]}")
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        deep, *inner = self._chunk
+        # chunks of the same rows: a large matrix is split along its first axis
+        beside = -(-self.shape[1] // inner[0]) if inner else 1
+        for number in range(start // deep * beside, -(-stop // deep) * beside):
+            top, corner = number // beside * deep, number % beside
+            a, b = max(top, start), min(top + deep, stop)
+            rows = out[a - start : b - start]
+            part = rows
+            if beside > 1:
+                part = rows[:, corner * inner[0] : (corner + 1) * inner[0]]
+            if part.shape == self._chunk:
+                self._decode(number, part)
+            else:
+                whole = np.empty(self._chunk, self.dtype)
+                self._decode(number, whole)
+                part[...] = whole[
+                    (slice(a - top, b - top), *map(slice, part.shape[1:]))
+                ]
+            if corner == beside - 1:
+                self._verify(rows, a)
+        if self._counts and out.size:
+            # as unsigned numbers, negative values exceed all others: one maximum
+            most = int(out.view(f"<u{out.itemsize}").max())
+            self._container.require(
+                most >> (8 * out.itemsize - 1) == 0,
+                f"a count in {self._name} is below zero",
+            )
+            self._container.require(
+                most <= MOST_BYTES, f"a count in {self._name} is too large"
+            )
+        return out
+
+    def _decode(self, number: int, out: npt.NDArray[Any]) -> None:
+        """Inflate a chunk into an array of its shape."""
+        try:
+            raw = self._container.pread(
+                int(self._offsets[number]), int(self._sizes[number])
+            )
+            decode(raw, self._chunk, self.dtype, out, summed=True)
+        except (ValueError, OSError) as error:
+            raise self._container.damaged(
+                f"chunk {number} of {self._name}: {error}"
+            ) from None
+
+    def _verify(self, part: npt.NDArray[Any], first: int) -> None:
+        """Compare the CRC-32 of rows with the stored checksums."""
+        wrong = self._sums[first : first + len(part)] != checksums(part)
+        self._container.require(
+            not wrong.any(),
+            f"row {first + int(np.argmax(wrong))} of {self._name} has changed",
+        )

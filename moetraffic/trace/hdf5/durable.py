@@ -64,21 +64,25 @@ def validate_output(
     try:
         if "\0" in str(path):
             raise ValueError("a file name has no NUL")
-        if not path.name or path.is_dir():
-            raise error(
+        for wrong, what in (
+            (
+                not path.name or path.is_dir(),
                 f"the output is a file, but {str(path)!r} is a folder: name a file in "
-                "it"
-            )
-        if path.exists() and not path.is_file():
-            raise error(
+                "it",
+            ),
+            (
+                path.exists() and not path.is_file(),
                 f"the output is a file, but {path} is a device or a pipe: choose "
-                "another path"
-            )
-        if path.exists() and not force:
-            raise error(
+                "another path",
+            ),
+            (
+                path.exists() and not force,
                 f"{path} exists and is not overwritten: choose another output, or "
-                f"{overwrite}"
-            )
+                f"{overwrite}",
+            ),
+        ):
+            if wrong:
+                raise error(what)
         validate_folder(folder, error=error)
         # the longest name that is written next to the output must be valid
         beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
@@ -228,7 +232,7 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(aside)
 
 
-class DeferredErrorFile(io.RawIOBase):
+class DeferredErrorFile(io.FileIO):
     """File object for HDF5 that defers write errors until :meth:`settle`.
 
     HDF5 cannot close a file whose last writes failed, and aborts the interpreter when
@@ -236,66 +240,38 @@ class DeferredErrorFile(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._fd = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-        )
-        self._at = 0
-        self._end = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        super().__init__(os.open(path, flags, 0o666), "r+")
         self._error: OSError | None = None
-
-    def readable(self) -> bool:
-        """Return True: the file supports reading."""
-        return True
-
-    def writable(self) -> bool:
-        """Return True: the file supports writing."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True: the file supports random access."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position; the end includes bytes whose write failed."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        """Return the current position in bytes."""
-        return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill a buffer from the file; bytes whose write failed read as zeros."""
-        got = os.pread(self._fd, len(buffer), self._at)
-        buffer[:] = got + bytes(len(buffer) - len(got))
-        self._at += len(buffer)
+        got = super().readinto(buffer)
+        buffer[got:] = bytes(len(buffer) - got)
         return len(buffer)
 
     def write(self, data: memoryview) -> int:  # type: ignore[override]
         """Write all data; an error is kept and raised by :meth:`settle`."""
-        rest, at = memoryview(data).cast("B"), self._at
+        rest, at = memoryview(data).cast("B"), self.tell()
+        self.seek(at + len(rest))
         while rest and self._error is None:
             try:
-                done = os.pwrite(self._fd, rest, at)
+                done = os.pwrite(self.fileno(), rest, at)
             except OSError as error:
                 self._error = error
             else:
                 rest, at = rest[done:], at + done
-        self._at += memoryview(data).nbytes
-        self._end = max(self._end, self._at)
         return memoryview(data).nbytes
 
     def truncate(self, size: int | None = None) -> int:
         """Set the file size; without one, to the current position."""
-        self._end = self._at if size is None else size
+        size = self.tell() if size is None else size
         if self._error is None:
             try:
-                os.ftruncate(self._fd, self._end)
+                os.ftruncate(self.fileno(), size)
             except OSError as error:
                 self._error = error
-        return self._end
+        return size
 
     def settle(self) -> None:
         """Call fsync, after raising the first error of a deferred write.
@@ -307,10 +283,4 @@ class DeferredErrorFile(io.RawIOBase):
         """
         if self._error is not None:
             raise self._error
-        os.fsync(self._fd)
-
-    def close(self) -> None:
-        """Close the file descriptor."""
-        if not self.closed:
-            os.close(self._fd)
-        super().close()
+        os.fsync(self.fileno())

@@ -10,7 +10,6 @@ Source: HDF5 File Format Specification 3.0, III.A.2 "Version 2 B-trees", III.G
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from .block import UNDEFINED, Block, Malformed, Source
 
@@ -22,20 +21,38 @@ LINK_NAMES = 5  # of links by name,
 ATTRIBUTE_NAMES = 8  # of attributes by name
 
 
-@dataclass(frozen=True, kw_only=True)
 class Heap:
-    """Block layout of an HDF5 fractal heap, from its header."""
+    """Block layout of an HDF5 fractal heap, read from its header."""
 
-    source: Source
-    id_bytes: int  # of an object's identifier
-    offset_bytes: int  # of an object's place in the heap
-    length_bytes: int  # of an object's length
-    huge: int  # address of the tree of huge objects
-    width: int  # blocks in a row of the doubling table
-    first: int  # bytes of the first block
-    largest: int  # bytes of the largest block
-    root: int  # address of the root block
-    rows: int  # rows of the root block, 0 if it is the only block
+    def __init__(self, source: Source, address: int) -> None:
+        head = source.block(address, 142)
+        head.expect(b"FRHP\0")
+        self._source = source
+        self.id_bytes, filtered = head.number(2), head.number(2)
+        head.take(1)  # flags
+        most_managed = head.number(4)
+        head.take(8)  # next identifier of a huge object
+        self._huge_objects = head.number(8)  # address of their tree
+        head.take(80)  # free space, and counts of objects
+        self._width = head.number(2)  # blocks in a row of the doubling table
+        self._first, self._largest = head.number(8), head.number(8)  # bytes of a block
+        bits = head.number(2)
+        head.take(2)  # initial rows of the root block
+        self._root = head.number(8)  # address of the root block
+        self._rows = head.number(2)  # of the root block, 0 if it is the only block
+        self._offset_bytes = (bits + 7) // 8
+        # wide enough for the largest block, or the largest object in one
+        widest = min(self._largest, most_managed)
+        self._length_bytes = (widest.bit_length() + 6) // 8
+        if not (
+            not filtered
+            and 0 < self._width <= 64
+            and 0 < self._first <= self._largest <= 1 << 20
+            and self._rows <= 64
+            and 0 < self.id_bytes <= 32
+            and bits <= 64
+        ):
+            raise Malformed("a heap has impossible sizes")
 
     def object(self, name: bytes, most: int) -> Block:
         """Read the heap object with the given identifier.
@@ -53,81 +70,38 @@ class Heap:
             return self._huge(fields.number(self.id_bytes - 1), most)
         if kind != 0:
             raise Malformed("an object of a heap is of an unknown kind")
-        offset = fields.number(self.offset_bytes)
-        length = fields.number(self.length_bytes)
+        offset = fields.number(self._offset_bytes)
+        length = fields.number(self._length_bytes)
+        return self._block(self._address(offset, length), length)
+
+    def _block(self, address: int, length: int) -> Block:
         if length > MOST_OBJECT_BYTES:
             raise Malformed(f"an object of a heap has {length} bytes")
-        return self.source.block(self._address(offset, length), length)
+        return self._source.block(address, length)
 
     def _address(self, offset: int, length: int) -> int:
-        if not self.rows:
-            if offset + length > self.first:
-                raise Malformed("an object is outside of its heap")
-            return self.root + offset
+        if not self._rows and offset + length <= self._first:
+            return self._root + offset
         start = 0
-        for row in range(self.rows):
-            size = self.first << max(0, row - 1)
-            if size > self.largest:
+        for row in range(self._rows):
+            size = self._first << max(0, row - 1)
+            if size > self._largest:
                 break  # rows of indirect blocks: no root group of a trace is this large
-            if offset < start + size * self.width:
+            if offset < start + size * self._width:
                 column, within = divmod(offset - start, size)
                 if within + length > size:
                     raise Malformed("an object is in two blocks of its heap")
-                place = 13 + self.offset_bytes + 8 * (row * self.width + column)
-                pointer = self.source.block(self.root + place, 8)
-                return pointer.number(8) + within
-            start += size * self.width
+                place = 13 + self._offset_bytes + 8 * (row * self._width + column)
+                return self._source.block(self._root + place, 8).number(8) + within
+            start += size * self._width
         raise Malformed("an object is outside of its heap")
 
     def _huge(self, number: int, most: int) -> Block:
-        for record in records(self.source, self.huge, HUGE_OBJECTS, 24, most):
+        for record in records(self._source, self._huge_objects, HUGE_OBJECTS, 24, most):
             address, length = record.number(8), record.number(8)
             if record.number(8) == number:
-                if length > MOST_OBJECT_BYTES:
-                    raise Malformed(f"an object of a heap has {length} bytes")
-                return self.source.block(address, length)
+                return self._block(address, length)
         raise Malformed("an object of a heap is missing")
-
-
-def read_heap(source: Source, address: int) -> Heap:
-    """Read the header of a fractal heap."""
-    head = source.block(address, 142)
-    head.expect(b"FRHP\0")
-    id_bytes, filtered = head.number(2), head.number(2)
-    head.take(1)  # flags
-    most_managed = head.number(4)
-    head.take(8)  # next identifier of a huge object
-    huge = head.number(8)
-    head.take(80)  # free space, and counts of objects
-    width, first, largest = head.number(2), head.number(8), head.number(8)
-    bits = head.number(2)
-    head.take(2)  # initial rows of the root block
-    root, rows = head.number(8), head.number(2)
-    offset_bytes = (bits + 7) // 8
-    # wide enough for the largest block, or the largest object in one
-    length_bytes = (min(largest, most_managed).bit_length() + 6) // 8
-    sound = (
-        not filtered
-        and 0 < width <= 64
-        and 0 < first <= largest <= 1 << 20
-        and rows <= 64
-        and 0 < id_bytes <= 32
-        and bits <= 64
-    )
-    if not sound:
-        raise Malformed("a heap has impossible sizes")
-    return Heap(
-        source=source,
-        id_bytes=id_bytes,
-        offset_bytes=offset_bytes,
-        length_bytes=length_bytes,
-        huge=huge,
-        width=width,
-        first=first,
-        largest=largest,
-        root=root,
-        rows=rows,
-    )
 
 
 def dense(
@@ -148,7 +122,7 @@ def dense(
     """
     if heap == UNDEFINED:
         return
-    objects = read_heap(source, heap)
+    objects = Heap(source, heap)
     for fields in records(source, tree, kind, record, most):
         if kind == LINK_NAMES:
             fields.take(4)  # the hash
@@ -171,13 +145,14 @@ def records(
     if record_size != size or depth > MOST_DEPTH or node > 1 << 16:
         raise Malformed("a tree has impossible sizes")
     seen = 0
-    for record in _node(source, root, kind, size, node, count, depth):
-        seen += 1
+    for seen, record in enumerate(
+        _node(source, root, kind, size, node, count, depth), 1
+    ):
         if seen > total:
-            raise Malformed("a tree has more records than its header states")
+            break
         yield record
     if seen != total:
-        raise Malformed("a tree has fewer records than its header states")
+        raise Malformed("a tree has another number of records than its header states")
 
 
 def _node(
@@ -200,13 +175,11 @@ def _node(
 
 def _widths(node: int, size: int, depth: int) -> tuple[list[int], list[int]]:
     """Return the byte widths of a B-tree child's record counts, by tree depth."""
-    most = max(1, (node - 10) // size)
-    counts = [(most.bit_length() + 7) // 8]
-    totals, below = [0], most
+    below = max(1, (node - 10) // size)
+    counts, totals = [(below.bit_length() + 7) // 8] * depth, [0]
     for _ in range(1, depth):
         pointer = 8 + counts[0] + totals[-1]
         inner = max(1, (node - 10 - pointer) // (size + pointer))
         below = (inner + 1) * below + inner
-        counts.append(counts[0])
         totals.append((below.bit_length() + 7) // 8)
     return counts, totals

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any, BinaryIO, cast
 
 import h5py
@@ -19,8 +18,14 @@ import numpy.typing as npt
 
 from moetraffic.trace.panel import Panel
 
-from .checksum import attributes_checksum, checksums, column_checksum
-from .codec import COLUMN_ROWS, chunk_shape, encode
+from .codec import (
+    COLUMN_ROWS,
+    attributes_checksum,
+    checksums,
+    chunk_shape,
+    column_checksum,
+    encode,
+)
 
 LIBVER = ("v110", "v110")  # newer object headers are unreadable to older h5dump
 TEXT_BYTES = 16384
@@ -104,24 +109,14 @@ class Image:
             compression_opts=1,
         )
         sums = np.zeros(panel.shape[0], "<u4")
-        for start in range(0, panel.shape[0], chunk[0]):
-            rows = np.asarray(
-                panel.read(start, min(start + chunk[0], panel.shape[0])), kind
+        for cut in made.iter_chunks():
+            rows_cut, *corner = cut
+            if not any(c.start for c in corner):
+                rows = np.asarray(panel.read(rows_cut.start, rows_cut.stop), kind)
+                sums[rows_cut] = checksums(rows)
+            made.id.write_direct_chunk(
+                [c.start for c in cut], encode(rows[(slice(None), *corner)], chunk)
             )
-            sums[start : start + len(rows)] = checksums(rows)
-            corners = product(
-                *(
-                    range(0, n, c)
-                    for n, c in zip(rows.shape[1:], chunk[1:], strict=True)
-                )
-            )
-            for corner in corners:
-                cut = tuple(
-                    slice(a, a + c) for a, c in zip(corner, chunk[1:], strict=True)
-                )
-                made.id.write_direct_chunk(
-                    (start, *corner), encode(rows[(slice(None), *cut)], chunk)
-                )
         for at, axis in enumerate(axes):
             made.dims[at].attach_scale(self._file[axis])
         self._describe(made, unit, about)

@@ -10,7 +10,7 @@ Source: HDF5 File Format Specification 3.0, II "Superblock", IV "Data Objects".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ FILTERS, ATTRIBUTE, CONTINUED, ATTRIBUTE_INFO = 0x0B, 0x0C, 0x10, 0x15
 EXTERNAL = 0x07
 SHARED = 0x02  # flag of a message that is stored elsewhere
 CHUNKED, VIRTUAL, EXTENSIBLE_ARRAY = 2, 3, 4
-SIMPLE, NOTHING = 1, 2  # kinds of dataspaces
+NOTHING = 2  # a null dataspace
 FLOAT64 = bytes.fromhex("203f000800000000004000340b0034ff030000")
 """Datatype message of float64: order and sign; size; offset, precision, exponent,
 mantissa, bias (IV.A.2.d "Datatype Message", class 1)."""
@@ -70,7 +70,9 @@ class Structure:
             raise Malformed(f"it is cut off after {source.size} bytes")
         self._root = list(_messages(source, head.number(8)))
         self.links = dict(self._links())
-        self.attributes = dict(self._attributes())
+        attributes = (ATTRIBUTE, ATTRIBUTE_INFO, ATTRIBUTE_NAMES, 17, 2)
+        parts = self._parts(*attributes, MOST_ATTRIBUTES)
+        self.attributes = dict(map(_attribute, parts))
 
     def dataset(self, name: str) -> Stored:
         """Read the storage layout of a dataset by its name."""
@@ -104,11 +106,7 @@ class Structure:
 
     def _links(self) -> Iterator[tuple[str, int | None]]:
         """Yield names of root links with the address of hard links, None for others."""
-        for count, block in enumerate(
-            self._parts(LINK, LINK_INFO, LINK_NAMES, 11, 8, MOST_LINKS)
-        ):
-            if count >= MOST_LINKS:
-                raise Malformed(f"it has more than {MOST_LINKS} datasets")
+        for block in self._parts(LINK, LINK_INFO, LINK_NAMES, 11, 8, MOST_LINKS):
             block.expect(b"\1")
             flags = block.number(1)
             kind = block.number(1) if flags & 8 else 0
@@ -116,28 +114,25 @@ class Structure:
             name = block.take(block.number(1 << (flags & 3))).decode()
             yield name, None if kind else block.number(8)
 
-    def _attributes(self) -> Iterator[tuple[str, str | int | float]]:
-        for count, block in enumerate(
-            self._parts(
-                ATTRIBUTE, ATTRIBUTE_INFO, ATTRIBUTE_NAMES, 17, 2, MOST_ATTRIBUTES
-            )
-        ):
-            if count >= MOST_ATTRIBUTES:
-                raise Malformed(f"it has more than {MOST_ATTRIBUTES} attributes")
-            yield _attribute(block)
-
     def _parts(
         self, one: int, info: int, tree: int, record: int, order: int, most: int
     ) -> Iterator[Block]:
         """Yield links or attributes from root object messages and dense storage."""
+        count = 0
         for kind, flags, block in self._root:
+            found: Iterable[Block] = ()
             if kind == one and not flags & SHARED:
-                yield block
+                found = (block,)
             elif kind == info:
                 block.expect(b"\0")
                 block.take(order if block.number(1) & 1 else 0)
                 heap, names = block.number(8), block.number(8)
-                yield from dense(self._source, heap, names, tree, record, most)
+                found = dense(self._source, heap, names, tree, record, most)
+            for part in found:
+                count += 1
+                if count > most:
+                    raise Malformed(f"it has more than {most} datasets or attributes")
+                yield part
 
 
 def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
@@ -145,10 +140,12 @@ def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
     head = source.block(address, min(34, source.size - address))
     head.expect(b"OHDR\2")
     flags = head.number(1)
-    width = 1 << (flags & 3)
-    head.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
+    width, times = 1 << (flags & 3), 16 if flags & 0x20 else 0
+    times += 4 if flags & 0x10 else 0
+    order = 2 if flags & 4 else 0
+    head.take(times)
     size = head.number(width)
-    start = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0) + width
+    start = 6 + times + width
     waiting = [(address + start, size, b"")]
     count = total = 0
     for at, length, mark in waiting:
@@ -158,9 +155,9 @@ def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
         block = source.block(at, length)
         block.expect(mark)
         # fewer bytes than a message header are a gap
-        while block.left >= 4 + (2 if flags & 4 else 0):
+        while block.left >= 4 + order:
             kind, part, own = block.number(1), block.number(2), block.number(1)
-            block.take(2 if flags & 4 else 0)
+            block.take(order)
             content = Block(block.take(part))
             count += 1
             if count > MOST_MESSAGES:
@@ -213,15 +210,14 @@ def _layout(block: Block, name: str) -> tuple[tuple[int, ...], int]:
 
 
 def _filters(block: Block) -> tuple[int, ...]:
+    """Parse the numbers of a dataset's filters."""
     block.expect(b"\2")
     found = []
     for _ in range(block.number(1)):
-        number = block.number(2)
-        name = block.number(2) if number >= 256 else 0
+        found.append(block.number(2))
+        name = block.number(2) if found[-1] >= 256 else 0
         block.take(2)
-        values = block.number(2)
-        block.take(name + 4 * values)
-        found.append(number)
+        block.take(name + 4 * block.number(2))
     return tuple(found)
 
 
