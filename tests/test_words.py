@@ -100,7 +100,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/cli/import_.py",
         "moetraffic/cli/validate.py",
         "moetraffic/cli/workload.py",
-        "moetraffic/fabric/collisions.py",
         "moetraffic/generate/state_trial.py",
         "moetraffic/health/machine.py",
         "moetraffic/interop/export/conformance.py",

@@ -5,7 +5,6 @@ Pure functions on byte matrices and demand patterns, independent of traces.
 
 from __future__ import annotations
 
-from .affinity import consistent_shifts
 from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
 from .circuits import Duty, coverage, duty, term_seconds
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
@@ -15,13 +14,20 @@ from .collisions import (
     max_load_at_most,
     no_collision,
 )
-from .compatibility import Circle, Compatibility, Job, compatibility, score, unify
+from .compatibility import (
+    Circle,
+    Compatibility,
+    Job,
+    compatibility,
+    consistent_shifts,
+    score,
+    unify,
+)
 from .decomposition import MATCHINGS, Decomposition, decompose, stuffing
 from .direct import dragonfly, torus
 from .loads import hottest, link_loads, link_times
-from .placement import PLACEMENTS, block, explicit, strided
 from .routing import ROUTINGS, Routes, route
-from .topology import Hosts, Topology
+from .topology import PLACEMENTS, Hosts, Topology, block, explicit, strided
 
 __all__ = [
     "MATCHINGS",

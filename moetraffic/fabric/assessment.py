@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.tables import Table
+from moetraffic.tables import ShownAsTables
 
 from .bounds import cut_bounds, port_bound, spreading_bound
 from .collisions import Collision, collisions
@@ -21,7 +21,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assessment:
+class Assessment(ShownAsTables):
     """Link loads, times, lower bounds and ECMP collisions of n byte matrices."""
 
     topology: Topology
@@ -30,21 +30,9 @@ class Assessment:
     bytes_between_hosts: Float64  # [n]
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
-    bounds_s: Mapping[
-        str, Float64
-    ]  # [n] lower bounds by name, such as "port", "cut host"
+    bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
     hot: tuple[BottleneckLink, ...]
     collisions: tuple[Collision, ...]  # ECMP only
-
-    def _repr_html_(self) -> str:
-        """Return the HTML table of total bytes, times and bounds for notebooks."""
-        rows = [
-            ("matrices", len(self.loads)),
-            ("bytes between hosts", float(self.bytes_between_hosts.sum())),
-            ("fullest link, s", float(self.bottleneck_s.sum())),
-            *((f"bound by {n}, s", float(b.sum())) for n, b in self.bounds_s.items()),
-        ]
-        return Table(title=f"{self.topology.name}, {self.routing}", rows=rows).to_html()
 
 
 def assess(

@@ -30,8 +30,6 @@ from .topology import Cut, Topology
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-BOUNDS = ("port", "cut", "spreading")
-
 
 def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Float64:
     """Compute the port bound: the time of the slowest host or NIC link, seconds.
@@ -52,8 +50,7 @@ def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Flo
     """
     inside = csr_array(host_links(topology, slots).inside)
     fixed = Routes(topology=topology, slots=slots, routing="", factors=(inside,))
-    times = link_times(topology, link_loads(fixed, matrices))
-    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+    return _bottleneck(topology, fixed, matrices)
 
 
 def cut_bounds(
@@ -91,9 +88,7 @@ def spreading_bound(
     -------
     float64 array ``[]`` or ``[n]``
     """
-    loads = link_loads(route(topology, slots, routing="ideal"), matrices)
-    times = link_times(topology, loads)
-    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+    return _bottleneck(topology, route(topology, slots, routing="ideal"), matrices)
 
 
 def bisection_bytes_s(topology: Topology) -> float:
@@ -108,6 +103,12 @@ def bisection_bytes_s(topology: Topology) -> float:
     """
     cuts = topology.cuts.get("bisection", ())
     return min((min(topology.crossing(cut)) for cut in cuts), default=float("nan"))
+
+
+def _bottleneck(topology: Topology, routes: Routes, matrices: npt.ArrayLike) -> Float64:
+    """Return the largest transfer time over the links, seconds."""
+    times = link_times(topology, link_loads(routes, matrices))
+    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
 
 
 def _cut_time(

@@ -20,9 +20,7 @@ def single_switch(hosts: Hosts) -> Topology:
     """Build a topology with all NICs on one non-blocking switch."""
     draft = TopologyBuilder(hosts)
     switch = draft.switch("switch")
-    for host in range(hosts.number):
-        for nic in range(hosts.nics):
-            draft.attach(host, nic, switch)
+    draft.attach_hosts(range(hosts.number), switch)
     if hosts.number > 1:
         draft.cut("bisection", "first half", range(hosts.number // 2), [])
     return draft.finish("single switch")
@@ -59,9 +57,7 @@ def leaf_spine(
     for number in range(leaves):
         leaf = draft.switch(f"leaf{number}")
         mine = range(number * each, (number + 1) * each)
-        for host in mine:
-            for nic in range(hosts.nics):
-                draft.attach(host, nic, leaf)
+        draft.attach_hosts(mine, leaf)
         for other in spine:
             draft.cable(leaf, other, down / oversubscription / len(spine))
         draft.cut("leaf", leaf, mine, [leaf])

@@ -1,6 +1,7 @@
 r"""ECMP hash collisions of flows on links, and their expectation under random hashing.
 
-m flows that each choose one of n links independently and uniformly are balls in bins.
+The expectation is for m flows that each choose one of n links independently and
+uniformly.
 
 References
 ----------
@@ -18,6 +19,7 @@ from math import ceil, exp, lgamma, log
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammaln
 
 from moetraffic.errors import FabricError
 
@@ -41,7 +43,7 @@ def no_collision(flows: int, links: int) -> float:
     >>> round(no_collision(8, 8), 8), no_collision(3, 2)
     (0.00240326, 0.0)
     """
-    _refuse(flows, links)
+    _check_counts(flows, links)
     if flows > links:
         return 0.0
     return exp(lgamma(links + 1) - lgamma(links - flows + 1) - flows * log(links))
@@ -67,15 +69,14 @@ def max_load_at_most(flows: int, links: int, most: int) -> float:
     >>> round(max_load_at_most(8, 8, 1), 8)
     0.00240326
     """
-    _refuse(flows, links)
+    _check_counts(flows, links)
     if most >= flows:
         return 1.0
     if most * links < flows:
         return 0.0
     mean = flows / links
-    term = np.array(
-        [exp(i * log(mean) - mean - lgamma(i + 1)) for i in range(most + 1)]
-    )
+    load = np.arange(most + 1)
+    term = np.exp(load * log(mean) - mean - gammaln(load + 1))
     # n-fold convolution by repeated squaring, truncated at the m-th power of x
     result, power, rest = np.ones(1), term, links
     while rest:
@@ -101,7 +102,7 @@ def expected_max_load(flows: int, links: int) -> float:
     >>> round(expected_max_load(8, 8), 5), expected_max_load(5, 1)
     (2.59723, 5.0)
     """
-    _refuse(flows, links)
+    _check_counts(flows, links)
     if not flows:
         return 0.0
     least = ceil(flows / links)
@@ -186,6 +187,6 @@ def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:
     return float((values * times).sum() / times.sum())
 
 
-def _refuse(flows: int, links: int) -> None:
+def _check_counts(flows: int, links: int) -> None:
     at_least(0, flows, "flows")
     at_least(1, links, "links")

@@ -16,12 +16,13 @@ References
 ----------
 S. Rajasekaran, M. Ghobadi, A. Akella, "CASSINI: Network-Aware Job Scheduling in Machine
 Learning Clusters", NSDI 2024 (arXiv 2308.00852), section 3: circles, table 1: the
-optimization; equation 5: from angles to time.
+optimization; equation 5: from angles to time; section 4.1, algorithm 1 and theorem 1:
+the affinity graph of jobs and links, whose shifts are unique without loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, lcm
 
@@ -29,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import FabricError
-from moetraffic.tables import Table
 
 from .topology import positive
 
@@ -99,23 +99,8 @@ class Compatibility:
     angles: int  # discrete angles of the circle
     exhaustive: bool  # True: all shifts tried; False: local search
 
-    def _repr_html_(self) -> str:
-        """Return the HTML table of the scores and shifts for notebooks."""
-        rows = [
-            ("score", self.score),
-            ("score unshifted", self.unshifted),
-            ("worst score", self.worst),
-            *((f"shift of job {n}, s", s) for n, s in enumerate(self.shifts_s)),
-        ]
-        return Table(title="jobs on one link", rows=rows).to_html()
 
-
-def unify(
-    periods_s: Sequence[float],
-    *,
-    tolerance: float = TOLERANCE,
-    most_repeats: int = MOST_REPEATS,
-) -> Circle:
+def unify(periods_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Circle:
     """Find the shortest circle that holds a whole number of iterations of every job.
 
     Measured periods rarely have a common multiple, so each may be changed by up to the
@@ -127,8 +112,6 @@ def unify(
         Iteration times.
     tolerance
         Largest relative change of a period.
-    most_repeats
-        Maximum repeats of the job with the shortest period.
 
     Returns
     -------
@@ -151,9 +134,9 @@ def unify(
             "jobs without a rhythm"
         )
     longest = float(periods.max())
-    for times in range(1, most_repeats + 1):
+    for times in range(1, MOST_REPEATS + 1):
         repeats = np.rint(times * longest / periods).astype(int)
-        if repeats.max() > most_repeats:
+        if repeats.max() > MOST_REPEATS:
             break
         # midrange: minimizes the largest relative change over the periods
         fitting = repeats * periods
@@ -167,7 +150,7 @@ def unify(
                 deviation=deviation if deviation > 1e-12 else 0.0,
             )
     raise FabricError(
-        f"periods share a circle on which each appears at most {most_repeats} times, "
+        f"periods share a circle on which each appears at most {MOST_REPEATS} times, "
         f"but {', '.join(f'{p:g}' for p in periods)} s do not within {tolerance:.1%}: "
         "allow a larger tolerance"
     )
@@ -266,38 +249,29 @@ def compatibility(
     each = lcm(*circle.repeats)
     least = max(angles, ANGLES_AN_ITERATION * max(circle.repeats))
     number = ceil(least / each) * each
-    rates = np.array(
-        [
-            around(job, repeats=r, angles=number)
-            for job, r in zip(jobs, circle.repeats, strict=True)
-        ]
-    )
-    room = [number // r for r in circle.repeats]
-    shifts, exhaustive = _search(rates, room, capacity_bytes_s, seed, best=True)
-    worst, _ = _search(rates, room, capacity_bytes_s, seed, best=False)
-    shifts = _centered(rates, room, capacity_bytes_s, shifts)
+    turned = [
+        _turned(around(job, repeats=r, angles=number), number // r)
+        for job, r in zip(jobs, circle.repeats, strict=True)
+    ]
+    shifts, exhaustive = _search(turned, capacity_bytes_s, seed, best=True)
+    worst, _ = _search(turned, capacity_bytes_s, seed, best=False)
+    shifts = _centered(turned, capacity_bytes_s, shifts)
     found = [
-        float(score(_sum(rates, turned), capacity_bytes_s=capacity_bytes_s))
-        for turned in (shifts, np.zeros_like(shifts), worst)
+        float(score(_sum(turned, chosen), capacity_bytes_s=capacity_bytes_s))
+        for chosen in (shifts, np.zeros_like(shifts), worst)
     ]
     return Compatibility(
         score=found[0],
         unshifted=found[1],
         worst=found[2],
         shifts_s=tuple(
-            float(turned / number * circle.perimeter_s % (circle.perimeter_s / r))
-            for turned, r in zip(shifts.tolist(), circle.repeats, strict=True)
+            float(angle / number * circle.perimeter_s % (circle.perimeter_s / r))
+            for angle, r in zip(shifts.tolist(), circle.repeats, strict=True)
         ),
         circle=circle,
         angles=number,
         exhaustive=exhaustive,
     )
-
-
-def _sum(rates: Float64, shifts: Int64) -> Float64:
-    """Sum the demands of all jobs after rotating each by its shift, ``[A]``."""
-    turned = [np.roll(rate, s) for rate, s in zip(rates, shifts.tolist(), strict=True)]
-    return np.asarray(np.sum(turned, axis=0), np.float64)
 
 
 def _turned(rate: Float64, room: int) -> Float64:
@@ -307,25 +281,31 @@ def _turned(rate: Float64, room: int) -> Float64:
     return np.asarray(rate[at], np.float64)
 
 
+def _sum(turned: list[Float64], shifts: Int64, without: int = -1) -> Float64:
+    """Sum the shifted demands of all jobs, or of all but one, ``[A]``."""
+    parts = zip(turned, shifts.tolist(), strict=True)
+    others = [demand[s] for job, (demand, s) in enumerate(parts) if job != without]
+    return np.asarray(np.sum(others, axis=0), np.float64)
+
+
 def _search(
-    rates: Float64, room: list[int], capacity: float, seed: int, *, best: bool
+    turned: list[Float64], capacity: float, seed: int, *, best: bool
 ) -> tuple[Int64, bool]:
     """Find the shifts with the best or worst score, exhaustively if feasible."""
     sign = 1.0 if best else -1.0
-    turned = [_turned(rate, r) for rate, r in zip(rates, room, strict=True)]
-    sets = np.prod([float(r) for r in room[1:]])
-    if sets <= EXHAUSTIVE:
+    room = [len(demand) for demand in turned]
+    if np.prod([float(r) for r in room[1:]]) <= EXHAUSTIVE:
         return _exhaustive(turned, capacity, sign), True
     generator = np.random.default_rng(seed)
-    found, value = np.zeros(len(rates), np.int64), -np.inf
+    found, value = np.zeros(len(room), np.int64), -np.inf
     for start in range(STARTS):
         shifts = np.array([int(generator.integers(r)) if start else 0 for r in room])
         shifts[0] = 0
         reached = -np.inf
         while True:  # coordinate ascent: move one job at a time to its best shift
-            for job in range(1, len(rates)):
-                others = _sum(np.delete(rates, job, 0), np.delete(shifts, job))
-                values = sign * score(others + turned[job], capacity_bytes_s=capacity)
+            for job in range(1, len(room)):
+                total = _sum(turned, shifts, without=job) + turned[job]
+                values = sign * score(total, capacity_bytes_s=capacity)
                 if values.max() > values[shifts[job]] + 1e-12:
                     shifts[job] = int(values.argmax())
             now = float(values.max())
@@ -339,15 +319,12 @@ def _search(
 
 def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
     """Find the best shifts by trying every combination, with the first job fixed."""
-    jobs = len(turned)
-    if jobs == 1:
-        return np.zeros(1, np.int64)
-    best, value = np.zeros(jobs, np.int64), -np.inf
+    best, value = np.zeros(len(turned), np.int64), -np.inf
+    if len(turned) == 1:
+        return best
     # loop over all jobs but the last, whose shifts are scored in one array operation
     for middle in np.ndindex(*(len(t) for t in turned[1:-1])):
-        others = turned[0][0] + sum(
-            t[s] for t, s in zip(turned[1:-1], middle, strict=True)
-        )
+        others = _sum(turned[:-1], np.array([0, *middle]))
         values = sign * score(others + turned[-1], capacity_bytes_s=capacity)
         at = int(values.argmax())
         if values[at] > value + 1e-12:
@@ -355,23 +332,84 @@ def _exhaustive(turned: list[Float64], capacity: float, sign: float) -> Int64:
     return best
 
 
-def _centered(rates: Float64, room: list[int], capacity: float, shifts: Int64) -> Int64:
+def _centered(turned: list[Float64], capacity: float, shifts: Int64) -> Int64:
     """Move the shift of each job to the middle of its longest run of best shifts."""
     chosen = shifts.copy()
-    for job in range(1, len(rates)):
-        others = _sum(np.delete(rates, job, 0), np.delete(chosen, job))
-        values = score(
-            others + _turned(rates[job], room[job]), capacity_bytes_s=capacity
-        )
+    for job in range(1, len(turned)):
+        total = _sum(turned, chosen, without=job) + turned[job]
+        values = score(total, capacity_bytes_s=capacity)
         good = values >= values.max() - 1e-12
         if good.all():
             continue
         # start at a worse shift so that no run wraps around the end of the array
         origin = int(np.flatnonzero(~good)[0])
-        rolled = np.roll(good, -origin).astype(np.int8)
-        edges = np.diff(np.concatenate(([0], rolled, [0])))
+        edges = np.diff(np.roll(good, -origin).astype(np.int8), prepend=0, append=0)
         begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         longest = int((end - begin).argmax())
         middle = (int(begin[longest]) + int(end[longest]) - 1) // 2
-        chosen[job] = (middle + origin) % room[job]
+        chosen[job] = (middle + origin) % len(turned[job])
     return chosen
+
+
+def consistent_shifts(
+    links: Mapping[str, Mapping[str, float]],
+    periods_s: Mapping[str, float],
+    *,
+    tolerance_s: float = 1e-9,
+) -> dict[str, float]:
+    """Compute one time shift per job that is consistent with the shifts on every link.
+
+    Only the differences between the jobs of a link matter, so that a traversal of the
+    affinity graph from any job determines all others of its component.
+
+    Parameters
+    ----------
+    links
+        Shift of each job on each link, by link and job, seconds.
+    periods_s
+        Iteration time of each job, seconds.
+    tolerance_s
+        Maximum difference of the shifts of one job where links form a loop.
+
+    Returns
+    -------
+    dict of str to float
+        Shift by job, seconds in [0, period); 0 for the first job of each connected
+        component of the graph.
+
+    Raises
+    ------
+    FabricError
+        If a job has no period, or links in a loop contradict each other.
+
+    Examples
+    --------
+    >>> wanted = {"l1": {"a": 0.0, "b": 30.0}, "l2": {"b": 0.0, "c": 10.0}}
+    >>> consistent_shifts(wanted, {"a": 100.0, "b": 100.0, "c": 100.0})
+    {'a': 0.0, 'b': 30.0, 'c': 40.0}
+    """
+    found: dict[str, float] = {}
+    names = dict.fromkeys(job for jobs in links.values() for job in jobs)
+    for job in names:
+        positive(periods_s.get(job, float("nan")), f"the period of {job}")
+    for first in names:
+        if first in found:
+            continue
+        found[first], reached = 0.0, [first]
+        for job in reached:  # grows below: breadth-first over the jobs of shared links
+            for link, jobs in links.items():
+                for other, shift in jobs.items() if job in jobs else ():
+                    period = periods_s[other]
+                    due = (found[job] + shift - jobs[job]) % period
+                    if other not in found:
+                        found[other] = due
+                        reached.append(other)
+                    apart = abs(found[other] - due)
+                    if min(apart, period - apart) > tolerance_s:
+                        raise FabricError(
+                            f"links agree on each job's shift, but {link} wants "
+                            f"{other} at {due:g} s and another link at "
+                            f"{found[other]:g} s: place the jobs so that no two links "
+                            "join the same jobs twice"
+                        )
+    return found

@@ -17,7 +17,7 @@ from math import prod
 
 from moetraffic.errors import FabricError
 
-from .topology import Hosts, Topology, TopologyBuilder, at_least
+from .topology import Hosts, Topology, TopologyBuilder, at_least, nic_name
 
 GLOBAL_COST = 3
 """Cost of a global link, so that two of them exceed a local-global-local path."""
@@ -53,7 +53,8 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Topology:
     for host, place in enumerate(places):
         router = draft.switch(_router(place))
         for nic in range(hosts.nics):
-            draft.attach(host, nic, router, max(1, degree) * hosts.nic_bytes_s)
+            capacity = max(1, degree) * hosts.nic_bytes_s
+            draft.cable(nic_name(host, nic), router, capacity)
     for place in places:
         for axis, length in enumerate(shape):
             if length > 2 or (length == 2 and place[axis] == 0):
@@ -124,8 +125,7 @@ def dragonfly(
     ]
     for host in range(hosts.number):
         router = host // hosts_a_router
-        for nic in range(hosts.nics):
-            draft.attach(host, nic, inside[router // routers][router % routers])
+        draft.attach_hosts([host], inside[router // routers][router % routers])
     for mine in inside:
         for at, one in enumerate(mine):
             for other in mine[at + 1 :]:

@@ -2,8 +2,7 @@
 
 A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"),
 and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
-``inside``,
-``placement`` and the topology's own options.
+``inside``, ``placement`` and the topology's own options.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from moetraffic.units import bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
-from .placement import PLACEMENTS, explicit
-from .topology import Hosts, Topology, at_least
+from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit
 
 Int64 = npt.NDArray[np.int64]
 
@@ -164,12 +162,7 @@ def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
     return explicit([int(slot) for slot in slots], hosts)
 
 
-def load_fabric(
-    asked: str,
-    ranks: int,
-    *,
-    capacity: str | None = None,
-) -> Network:
+def load_fabric(asked: str, ranks: int, *, capacity: str | None = None) -> Network:
     """Load a network from the name of a topology or from a JSON file.
 
     Parameters
@@ -199,31 +192,27 @@ def load_fabric(
     >>> fabric.topology.hosts.number, fabric.slots.tolist()
     (4, [0, 1, 2, 3])
     """
-    said: dict[str, Any] = {"topology": asked}
     if asked == "dragonfly":
         raise FabricError(
             "a dragonfly has a shape, but a name alone gives none: name a JSON file "
             'with {"topology": "dragonfly", "shape": "2x4x2"}'
         )
-    if asked not in TOPOLOGIES:
-        said = _read(asked)
-    rates = {"capacity": capacity or said.pop("capacity", None), "inside": "450GB/s"}
-    rates["inside"] = said.pop("inside", rates["inside"])
-    said.pop("capacity", None)
-    if not all(isinstance(value, str) for value in rates.values()):
+    said: dict[str, Any] = {"topology": asked} if asked in TOPOLOGIES else _read(asked)
+    own_capacity, inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
+    rate = capacity or own_capacity
+    if not (isinstance(rate, str) and isinstance(inside, str)):
         raise FabricError(
             f"the network {asked} needs the capacity of a NIC as text, but has "
-            f"{rates['capacity']!r}: give a rate such as 400Gbps"
+            f"{rate!r}: give a rate such as 400Gbps"
         )
     each = said.pop("ranks_per_host", 1)
     at_least(1, each, "ranks of a host")
-    number = said.pop("hosts", ceil(ranks / each))
     hosts = Hosts(
-        number=number,
+        number=said.pop("hosts", ceil(ranks / each)),
         ranks=each,
         nics=said.pop("nics", each),
-        nic_bytes_s=bytes_per_second(str(rates["capacity"])),
-        inside_bytes_s=bytes_per_second(str(rates["inside"])),
+        nic_bytes_s=bytes_per_second(rate),
+        inside_bytes_s=bytes_per_second(inside),
     )
     placement = str(said.pop("placement", "block"))
     name = str(said.pop("topology", "single"))

@@ -44,16 +44,6 @@ class Choices:
     head: Int64  # [L] switch at the head of each link, -1 for a host
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathSteps:
-    """Links traversed by routed pairs, one row per pair and link, unordered."""
-
-    row: Int64  # [n] index of the routed pair
-    link: Int64  # [n]
-    share: Float64  # [n] fraction of the pair's traffic on this link
-    group: Int64  # [n] set of equal-cost links, -1 if only one link
-
-
 def choices(topology: Topology, exits: Int64) -> Choices:
     """Compute the equal-cost next-hop links from each switch to each egress switch.
 
@@ -112,43 +102,13 @@ def choices(topology: Topology, exits: Int64) -> Choices:
     )
 
 
-def one_path(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
-    """Route each pair of switches on one shortest path: the first next hop everywhere.
-
-    Parameters
-    ----------
-    found
-        Next-hop links from :func:`choices`.
-    entry, leaving
-        ``[n]`` ingress and egress switch of each pair.
-    """
-    return _walk(found, entry, leaving, None)
-
-
-def hashed_paths(
-    found: Choices, entry: Int64, leaving: Int64, flow: UInt64, *, seed: int = 0
-) -> PathSteps:
-    """Route each flow by ECMP, with a salted hash at each switch (RFC 2992).
-
-    Parameters
-    ----------
-    found
-        Next-hop links from :func:`choices`.
-    entry, leaving
-        ``[n]`` ingress and egress switch of each flow.
-    flow
-        ``[n]`` flow keys, such as those of :func:`flow_keys`.
-    seed
-        Seed of the hash on all switches.
-    """
-    salt = mixed((seed + 0x9E3779B97F4A7C15) % 2**64)
-    return _walk(found, entry, leaving, mixed(flow ^ salt))
-
-
-def flow_keys(source: Int64, destination: Int64, number: int) -> UInt64:
+def flow_keys(
+    source: Int64, destination: Int64, number: int, *, seed: int = 0
+) -> UInt64:
     """Compute the hash key of the ``number``-th flow of each rank pair, ``[n]``."""
     key = (source.astype(np.uint64) << np.uint64(32)) | destination.astype(np.uint64)
-    return mixed(mixed(key) ^ np.uint64(number))
+    salt = mixed((seed + 0x9E3779B97F4A7C15) % 2**64)
+    return mixed(mixed(mixed(key) ^ np.uint64(number)) ^ salt)
 
 
 def mixed(value: npt.ArrayLike) -> UInt64:
@@ -166,10 +126,27 @@ def mixed(value: npt.ArrayLike) -> UInt64:
     return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)
 
 
-def _walk(
-    found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None
-) -> PathSteps:
-    """Route all pairs hop by hop on one path each, hashed by key if one is given."""
+def single_paths(
+    found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None = None
+) -> tuple[Int64, Int64, Int64]:
+    """Route each pair of switches on one shortest path.
+
+    Parameters
+    ----------
+    found
+        Next-hop links from :func:`choices`.
+    entry, leaving
+        ``[n]`` ingress and egress switch of each pair.
+    key
+        ``[n]`` keys of :func:`flow_keys`, hashed again by each switch to choose the
+        next hop (RFC 2992); None: the first next hop everywhere.
+
+    Returns
+    -------
+    tuple of int64 array
+        Index of the pair, link, and set of equal-cost links (-1 if only one link), one
+        row per pair and link, unordered.
+    """
     row, at = np.arange(len(entry)), entry.copy()
     exit_at = np.searchsorted(found.exits, leaving)
     taken: list[tuple[Int64, Int64, Int64]] = []
@@ -188,12 +165,13 @@ def _walk(
         link = found.links[at, to, chosen]
         taken.append((row, link, np.where(number > 1, found.group[at, to], -1)))
         at = found.head[link]
-    parts = [np.concatenate(p) for p in zip(*taken, strict=True)] if taken else []
-    row, link, group = parts or [np.zeros(0, np.int64)] * 3
-    return PathSteps(row=row, link=link, share=np.ones(len(row)), group=group)
+    rows, links, groups = zip(*(taken or [(row, row, row)]), strict=True)
+    return np.concatenate(rows), np.concatenate(links), np.concatenate(groups)
 
 
-def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
+def all_paths(
+    found: Choices, entry: Int64, leaving: Int64
+) -> tuple[Int64, Int64, Float64]:
     """Split each pair evenly over the equal-cost next hops at each switch.
 
     The result is the mean of ECMP over its hashes.
@@ -207,8 +185,9 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
 
     Returns
     -------
-    PathSteps
-        A link may occur more than once for a pair; its shares add up.
+    tuple of array
+        Index of the pair, link, and fraction of the pair's traffic on the link, one row
+        per pair and link.  A link may occur more than once; its shares add up.
 
     Raises
     ------
@@ -245,13 +224,5 @@ def all_paths(found: Choices, entry: Int64, leaving: Int64) -> PathSteps:
         where, inverse = np.unique(row * size + found.head[link], return_inverse=True)
         share = np.bincount(inverse, share, minlength=len(where)).astype(np.float64)
         row, at = where // size, where % size
-    if not taken:
-        none = np.zeros(0, np.int64)
-        return PathSteps(row=none, link=none, share=np.zeros(0), group=none)
-    rows, links, shares = zip(*taken, strict=True)
-    return PathSteps(
-        row=np.concatenate(rows),
-        link=np.concatenate(links),
-        share=np.concatenate(shares),
-        group=np.full(sum(map(len, rows)), -1),
-    )
+    rows, links, shares = zip(*(taken or [(row, row, share)]), strict=True)
+    return np.concatenate(rows), np.concatenate(links), np.concatenate(shares)

@@ -17,9 +17,8 @@ from scipy.sparse import csr_array, hstack, vstack
 
 from moetraffic.errors import FabricError
 
-from .paths import Choices, all_paths, choices, flow_keys, hashed_paths, one_path
-from .placement import explicit
-from .topology import Topology, bus_name, nic_name, slot_name
+from .paths import Choices, all_paths, choices, flow_keys, single_paths
+from .topology import Topology, bus_name, explicit, nic_name, slot_name
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -87,7 +86,7 @@ def route(
     topology
         Network topology.
     slots
-        ``[W]`` slot of each rank, see :mod:`.placement`.
+        ``[W]`` slot of each rank, see :mod:`.topology`.
     routing
         ``"shortest"``: one shortest path per pair; ``"ecmp"``: each flow on a shortest
         path chosen by hash; ``"ideal"``: even split over the next hops of every switch.
@@ -122,9 +121,8 @@ def route(
         # Step 1: even splitting of each pair of switches that occurs.
         size = len(topology.switches)
         kinds, which = np.unique(ends.entry * size + ends.leaving, return_inverse=True)
-        steps = all_paths(found, kinds // size, kinds % size)
-        shape = (len(kinds), links)
-        network = csr_array((steps.share, (steps.row, steps.link)), shape=shape)
+        row, link, part = all_paths(found, kinds // size, kinds % size)
+        network = csr_array((part, (row, link)), shape=(len(kinds), links))
         # Step 2: columns of the first factor: all links, then pairs of switches.
         to_switches = csr_array(
             (np.ones(len(which)), (ends.crosses, which)),
@@ -139,18 +137,16 @@ def route(
     source, destination = ends.crosses // ranks, ends.crosses % ranks
     total, chosen = ends.inside, []
     for number in range(flows):
-        if routing == "shortest":
-            steps = one_path(found, ends.entry, ends.leaving)
-        else:
-            keys = flow_keys(source, destination, number)
-            steps = hashed_paths(found, ends.entry, ends.leaving, keys, seed=seed)
-        pair = ends.crosses[steps.row]
+        keys = flow_keys(source, destination, number, seed=seed)
+        hashed = keys if routing == "ecmp" else None
+        row, link, group = single_paths(found, ends.entry, ends.leaving, hashed)
+        pair = ends.crosses[row]
         # integer shares for one flow per pair keep the loads exact
         share = np.full(len(pair), 1 if flows == 1 else 1 / flows)
         shape = (ranks * ranks, links)
-        total = total + csr_array((share, (pair, steps.link)), shape=shape)
-        some = steps.group >= 0
-        chosen.append((pair[some], steps.group[some], steps.link[some]))
+        total = total + csr_array((share, (pair, link)), shape=shape)
+        some = group >= 0
+        chosen.append((pair[some], group[some], link[some]))
     pairs, groups, taken = (np.concatenate(p) for p in zip(*chosen, strict=True))
     return Routes(
         topology=topology,
@@ -201,17 +197,19 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
     sends, receives, at_switch = (
         np.full((hosts.number, hosts.nics), -1) for _ in range(3)
     )
-    for host in range(hosts.number):
-        for at in range(hosts.ranks):
-            slot, nic = slot_name(host, at), nic_name(host, int(nic_of[at]))
-            out[host, at], back[host, at] = number[slot, nic], number[nic, slot]
-            if hosts.ranks > 1:
-                bus = bus_name(host)
-                up[host, at], down[host, at] = number[slot, bus], number[bus, slot]
-        for at in range(hosts.nics):
-            nic, name = nic_name(host, at), topology.attached(host, at)
-            sends[host, at], receives[host, at] = number[nic, name], number[name, nic]
-            at_switch[host, at] = switch[name]
+    for host, at in np.ndindex(out.shape):
+        slot, nic, bus = (
+            slot_name(host, at),
+            nic_name(host, int(nic_of[at])),
+            bus_name(host),
+        )
+        out[host, at], back[host, at] = number[slot, nic], number[nic, slot]
+        if hosts.ranks > 1:
+            up[host, at], down[host, at] = number[slot, bus], number[bus, slot]
+    for host, at in np.ndindex(sends.shape):
+        nic, name = nic_name(host, at), topology.attached(host, at)
+        sends[host, at], receives[host, at] = number[nic, name], number[name, nic]
+        at_switch[host, at] = switch[name]
     # Step 2: hosts, NICs and switches at the ends of each pair.
     of, own = slots // hosts.ranks, slots % hosts.ranks
     pair = np.arange(ranks * ranks)

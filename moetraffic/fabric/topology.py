@@ -14,11 +14,14 @@ and *forwarding* selects the NIC that sends traffic to another host:
     same number, as NCCL's PXN does (NCCL 2.12, "PCI x NVLink").
 
 Topologies are built in :mod:`.clos` and :mod:`.direct`.
+
+A placement of ranks is ``[W]`` int64: the slot of each rank, where host h has the slots
+h g to (h + 1) g - 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -92,6 +95,69 @@ def positive(value: float, name: str) -> None:
         )
 
 
+def block(ranks: int, hosts: Hosts) -> Int64:
+    """Place consecutive ranks on the same host, as launchers number them.
+
+    Examples
+    --------
+    >>> block(4, Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
+    [0, 1, 2, 3]
+    """
+    return explicit(range(ranks), hosts)
+
+
+def strided(ranks: int, hosts: Hosts) -> Int64:
+    """Place ranks round-robin: rank r on host ``r mod H``.
+
+    Examples
+    --------
+    >>> strided(4, Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
+    [0, 2, 1, 3]
+    """
+    rank = np.arange(ranks)
+    return explicit(
+        (rank % hosts.number * hosts.ranks + rank // hosts.number).tolist(), hosts
+    )
+
+
+def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
+    """Place each rank on a given slot.
+
+    Raises
+    ------
+    FabricError
+        If a slot does not exist or is given twice.
+
+    Examples
+    --------
+    >>> explicit([3, 0], Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
+    [3, 0]
+    """
+    if len(slots) > hosts.slots:
+        raise FabricError(
+            f"{hosts.number} hosts with {hosts.ranks} ranks each have room for "
+            f"{hosts.slots}, but there are {len(slots)} ranks: give more hosts or "
+            "larger ones"
+        )
+    chosen = np.asarray(slots, np.int64)
+    if (
+        len(np.unique(chosen)) < len(chosen)
+        or not ((chosen >= 0) & (chosen < hosts.slots)).all()
+    ):
+        raise FabricError(
+            f"every rank has a slot of its own, of 0 to {hosts.slots - 1}, but the "
+            f"slots are {list(slots)}: name each at most once"
+        )
+    return chosen
+
+
+PLACEMENTS: dict[str, Callable[[int, Hosts], Int64]] = {
+    "block": block,
+    "strided": strided,
+}
+"""Placement functions by name; :func:`explicit` covers all other placements."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """Set of hosts and nodes on one side of a network cut."""
@@ -136,14 +202,6 @@ class Topology:
         """Whether both ends of each link are switches, ``[L]`` bool."""
         kind = self.graph.nodes(data="kind")
         return np.array([kind[a] == kind[b] == "switch" for a, b in self.links], bool)
-
-    @cached_property
-    def at_nics(self) -> npt.NDArray[np.bool_]:
-        """Whether each link joins a NIC and a switch, ``[L]`` bool."""
-        kind = self.graph.nodes(data="kind")
-        return np.array(
-            [{kind[a], kind[b]} == {"nic", "switch"} for a, b in self.links]
-        )
 
     def link_name(self, link: int) -> str:
         """Return the readable name of a link, "from -> to"."""
@@ -225,20 +283,25 @@ class TopologyBuilder:
             had = self.graph.edges[a, b]["capacity"] if self.graph.has_edge(a, b) else 0
             self.graph.add_edge(a, b, capacity=had + capacity, cost=cost)
 
-    def attach(
-        self, host: int, nic: int, switch: str, capacity: float | None = None
-    ) -> None:
-        """Connect a NIC to a switch, at the NIC's capacity if no other is given."""
-        self.cable(nic_name(host, nic), switch, capacity or self.hosts.nic_bytes_s)
+    def attach(self, host: int, nic: int, switch: str) -> None:
+        """Connect a NIC to a switch, at the NIC's capacity."""
+        self.cable(nic_name(host, nic), switch, self.hosts.nic_bytes_s)
+
+    def attach_hosts(self, hosts: Iterable[int], switch: str) -> None:
+        """Connect all NICs of some hosts to one switch."""
+        for host in hosts:
+            for nic in range(self.hosts.nics):
+                self.attach(host, nic, switch)
 
     def cut(
         self, family: str, name: str, hosts: Iterable[int], switches: Iterable[str]
     ) -> None:
         """Add a named cut around some hosts and switches to a family of cuts."""
-        inside = tuple(hosts)
-        nodes = {*switches}
+        inside, nodes = tuple(hosts), {*switches}
         for host in inside:
-            nodes |= self._nodes(host)
+            nodes |= {slot_name(host, at) for at in range(self.hosts.ranks)}
+            nodes |= {nic_name(host, at) for at in range(self.hosts.nics)}
+            nodes.add(bus_name(host))
         self._cuts.setdefault(family, []).append(
             Cut(name=name, hosts=inside, nodes=frozenset(nodes))
         )
@@ -266,8 +329,3 @@ class TopologyBuilder:
             cuts={"host": cuts.pop("host"), **cuts},
             forwarding=forwarding,
         )
-
-    def _nodes(self, host: int) -> set[str]:
-        made = {slot_name(host, at) for at in range(self.hosts.ranks)}
-        made |= {nic_name(host, at) for at in range(self.hosts.nics)}
-        return made | ({bus_name(host)} if self.hosts.ranks > 1 else set())
