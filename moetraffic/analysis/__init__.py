@@ -7,15 +7,8 @@ from __future__ import annotations
 
 from .comparison import Comparison, Distance, compare
 from .conclusion import PARTS, Curve, Subject
-from .convergence.convergence import (
-    Convergence,
-    Trajectory,
-    Transient,
-    convergence_of,
-    settling,
-    stage_means,
-)
-from .convergence.trends import Trend, trend
+from .convergence.convergence import Convergence, Trajectory, convergence_of
+from .convergence.trends import Transient, Trend, settling, stage_means, trend
 from .engine import Analysis, ExchangeAnalysis, analyze, effort
 from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast

@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.convergence.convergence import (
-    Convergence,
-    Transient,
-    convergence_of,
-    settling,
-)
-from moetraffic.analysis.convergence.trends import Trend, trend
+from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
+from moetraffic.analysis.convergence.trends import Transient, Trend, settling, trend
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
@@ -164,8 +159,7 @@ def converged(source: Source, rows: Rows, meta: Meta) -> Convergence | None:
         at=source.iterations,
         tokens=None if tokens is None else tokens * len(source.ranks),
         k=max(1, meta.k),
-        load_size=unit,
-        cell_size=unit,
+        copy_size=unit,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, stage_means
+from moetraffic.analysis.forecast.accuracy import mean_of_known
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
@@ -105,12 +106,12 @@ def _subject(subject: Subject) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    found: dict[str, Any] = {"mean": mean(curve.values)}
+    found: dict[str, Any] = {"mean": mean_of_known(curve.values)}
     found |= dict(zip(STAGES, stage_means(curve.values).tolist(), strict=True))
     if curve.floor is not None:
-        found["noise_floor"] = mean(curve.floor.mean)
-        found["noise_floor_std"] = mean(curve.floor.std)
-        found["z_score"] = mean(curve.floor.z_score(curve.values))
+        found["noise_floor"] = mean_of_known(curve.floor.mean)
+        found["noise_floor_std"] = mean_of_known(curve.floor.std)
+        found["z_score"] = mean_of_known(curve.floor.z_score(curve.values))
     found["trend"] = {
         "slope_per_iteration": float(curve.trend.slope),
         "slope_low": float(curve.trend.low),
@@ -122,13 +123,6 @@ def _curve(curve: Curve) -> dict[str, Any]:
     found["settled_at_index"] = int(curve.settling.step)
     found["values"] = curve.values.tolist()
     return found
-
-
-def mean(values: Any) -> float:
-    """Compute the mean of the finite values; NaN if there are none."""
-    finite = np.asarray(values, float)
-    finite = finite[np.isfinite(finite)]
-    return float(finite.mean()) if finite.size else float("nan")
 
 
 def write_records(frame: Any, path: Path, *, force: bool = False) -> None:

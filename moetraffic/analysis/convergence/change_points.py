@@ -38,7 +38,7 @@ LONGEST_MEMORY = 8
 
 _PENALTIES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 _FEW = 4  # number of changes also placed without a penalty
-_CHUNK = 2_000_000
+_AT_ONCE = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +132,15 @@ def change_points(
     flat = x.reshape(len(x), int(np.prod(x.shape[1:])))
     steps = np.flatnonzero(np.isfinite(flat).all(axis=1))
     size = max(1, -(-len(steps) // max_points))
-    used = _varying(flat, steps, max_series)
+    used = _varying(flat[steps], max_series)
     n = len(steps) // size
     if n < SHORTEST or not len(used):
         return _described(x, steps, size, (), used)
-    y = _blocks(flat[:, used], steps, size)
+    y = flat[steps[: n * size]][:, used].reshape(n, size, -1).mean(axis=1)
     y = (y - y.mean(axis=0)) / y.std(axis=0)
-    order = _order(n)
+    # From the length alone: sampling noise on a slow state has a long autocorrelation,
+    # which the low orders chosen by AIC miss; it would be detected as changes.
+    order = max(1, min(LONGEST_MEMORY, n // 12))
     coefficients, residuals = _without_change(y, order)
     without = (residuals**2).sum(axis=0)
     gains = _null_gains(coefficients, residuals, n, resamples, seed)
@@ -169,26 +171,14 @@ def change_points(
     )
 
 
-def _varying(flat: Float64, steps: Int64, most: int) -> Int64:
+def _varying(x: Float64, most: int) -> Int64:
     """Select the columns with the largest variance, above rounding error."""
-    if not len(steps):
+    if not len(x):
         return np.zeros(0, np.int64)
-    spread = np.zeros(flat.shape[1])
-    width = max(1, _CHUNK // len(steps))
-    for at in range(0, flat.shape[1], width):
-        part = flat[steps, at : at + width]
-        variance = part.var(axis=0)
-        real = variance > 1e-24 * (part**2).mean(axis=0)
-        spread[at : at + width] = np.where(real, variance, 0.0)
+    variance = x.var(axis=0)
+    spread = np.where(variance > 1e-24 * (x**2).mean(axis=0), variance, 0.0)
     order = np.argsort(-spread, kind="stable")[:most]
     return np.sort(order[spread[order] > 0]).astype(np.int64)
-
-
-def _blocks(x: Float64, steps: Int64, size: int) -> Float64:
-    """Average blocks of ``size`` known steps, without an incomplete last block."""
-    whole = len(steps) // size * size
-    blocks: Float64 = x[steps[:whole]].reshape(-1, size, x.shape[1]).mean(axis=1)
-    return blocks
 
 
 def _described(
@@ -222,15 +212,6 @@ def _described(
     )
 
 
-def _order(n: int) -> int:
-    """Choose the order of the autoregression from the length of the series alone.
-
-    Sampling noise on a slow state has a long autocorrelation, which the low orders
-    chosen by AIC miss; the remainder would be detected as changes.
-    """
-    return max(1, min(LONGEST_MEMORY, n // 12))
-
-
 def _without_change(y: Float64, order: int) -> tuple[Float64, Float64]:
     """Fit an autoregression without changes: coefficients and residuals per series."""
     sums = moments(np.ascontiguousarray(y.T), [0, len(y)], max_order=order)
@@ -242,13 +223,11 @@ def _without_change(y: Float64, order: int) -> tuple[Float64, Float64]:
     return weights, residuals
 
 
-def _solve(gram: Float64, cross: Float64) -> Float64:
-    """Solve normal equations with a ridge of the order of rounding errors."""
-    order = gram.shape[-1]
+def _ridged(gram: Float64) -> Float64:
+    """Add a ridge of the order of rounding errors to normal equations."""
     trace = np.trace(gram, axis1=-2, axis2=-1)[..., None, None]
-    ridge = (1e-10 * trace + 1e-12) * np.eye(order)
-    solved: Float64 = np.linalg.solve(gram + ridge, cross[..., None])[..., 0]
-    return solved
+    ridged: Float64 = gram + (1e-10 * trace + 1e-12) * np.eye(gram.shape[-1])
+    return ridged
 
 
 def _null_gains(
@@ -260,7 +239,7 @@ def _null_gains(
     cells, order = law.shape
     burn = 100
     gains = []
-    width = max(1, _CHUNK // ((n + burn) * cells * order))
+    width = max(1, _AT_ONCE // ((n + burn) * cells * order))
     for at in range(0, resamples, width):
         some = min(width, resamples - at)
         drawn = rng.integers(0, len(residuals), (some, n + burn))
@@ -298,10 +277,7 @@ def _best_single(y: Float64, order: int) -> Float64:
     windows = np.lib.stride_tricks.sliding_window_view(rows, order, axis=1)[:, :-1]
     lags = windows - windows.mean(axis=1, keepdims=True)  # [M, n - p, p]
     now = rows[:, order:] - rows[:, order:].mean(axis=1, keepdims=True)
-    gram = lags.transpose(0, 2, 1) @ lags
-    trace = np.trace(gram, axis1=1, axis2=2)[:, None, None]
-    inverse = np.linalg.inv(gram + (1e-10 * trace + 1e-12) * np.eye(order))
-    root = np.linalg.cholesky(inverse)
+    root = np.linalg.cholesky(np.linalg.inv(_ridged(lags.transpose(0, 2, 1) @ lags)))
     lags = lags @ root  # orthonormal: their sums of squares are the quadratic forms
     residuals = now - (lags @ (lags.transpose(0, 2, 1) @ now[..., None]))[..., 0]
     rss = np.maximum((residuals**2).sum(axis=1), 1e-12)
@@ -365,7 +341,7 @@ def _gain(y: Float64, changes: tuple[int, ...], order: int, without: Float64) ->
     lags = np.lib.stride_tricks.sliding_window_view(u, order, axis=1)[:, :-1]
     now = u[:, order:, None]
     turned = lags.transpose(0, 2, 1)
-    rest = now - lags @ _solve(turned @ lags, (turned @ now)[..., 0])[..., None]
+    rest = now - lags @ np.linalg.solve(_ridged(turned @ lags), turned @ now)
     rss = (rest**2).sum(axis=(1, 2))
     ratio = np.maximum(without, 1e-12) / np.maximum(rss, 1e-12)
     return (len(y) - order) * float(np.log(ratio).sum())

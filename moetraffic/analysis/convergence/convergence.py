@@ -13,31 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
 from moetraffic.analysis.skew.measures import shares as shares_of
 from moetraffic.errors import AnalysisError
 
 from .change_points import ChangePoints, change_points
 from .decay import Decay, decay
-from .drift import distance_curve, distance_floor, step_change, step_change_floor
-from .transient import Transient, settling, stage_means
-from .trends import Trend, trend
-
-__all__ = [
-    "Convergence",
-    "Trajectory",
-    "Transient",
-    "Trend",
-    "convergence_of",
-    "course",
-    "settling",
-    "stage_means",
-    "trend",
-]
+from .drift import distance_floor, step_change_floor
+from .trends import Transient, Trend, settling, stage_means, trend
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 SIGNIFICANT = 0.01
 """Significance level of trends."""
@@ -96,10 +83,7 @@ def convergence_of(
     at: npt.ArrayLike | None = None,
     tokens: npt.ArrayLike | None = None,
     k: int = 1,
-    load_size: float = 1.0,
-    cell_size: float = 1.0,
-    top: int | None = None,
-    top_cells: int | None = None,
+    copy_size: float = 1.0,
     find_changes: bool = True,
     seed: int = 0,
 ) -> Convergence:
@@ -118,10 +102,8 @@ def convergence_of(
         k.  Only the floors need it, where loads leave experts out.
     k
         Distinct experts of a token.
-    load_size, cell_size
+    copy_size
         What one token copy counts in ``loads`` and ``cells``: bytes of a row for bytes.
-    top, top_cells
-        How many experts, or cells, are hot; None: an eighth of them, at least one.
     find_changes
         False leaves out the change points, which take the longest.
     seed
@@ -154,41 +136,20 @@ def convergence_of(
             f"same steps, but have shapes {x.shape}, {y.shape} and {when.shape}: give "
             f"them of the same iterations, in order"
         )
-    number = None if tokens is None else np.asarray(tokens, np.float64)
-    copies = None if number is None else np.broadcast_to(number * k, (len(x),))
-    load = course(
-        x,
-        at=when,
-        copies=copies,
-        k=k,
-        copy_size=load_size,
-        find_changes=find_changes,
-        seed=seed,
+    x, y = x / copy_size, y / copy_size  # to token copies
+    copies = x.sum(axis=1)
+    if tokens is not None:
+        copies = np.broadcast_to(np.asarray(tokens, np.float64) * k, (len(x),))
+    load = _trajectory(x, copies, when, k, find_changes=find_changes, seed=seed)
+    cell = _trajectory(y, y.sum(axis=1), when, k, find_changes=find_changes, seed=seed)
+    hot_loads, hot_cells = (
+        hot_set(v, k=max(1, v.shape[1] // 8), experts_per_token=k, seed=seed)
+        for v in (x, y)
     )
-    cell = course(
-        y,
-        at=when,
-        k=k,
-        copy_size=cell_size,
-        find_changes=find_changes,
-        seed=seed,
-    )
-    hot_loads = hot_set(
-        x,
-        k=top or max(1, x.shape[1] // 8),
-        experts_per_token=k,
-        copy_size=load_size,
-        seed=seed,
-    )
-    hot_cells = hot_set(
-        y,
-        k=top_cells or max(1, y.shape[1] // 8),
-        experts_per_token=k,
-        copy_size=cell_size,
-        seed=seed,
-    )
-    evening = _rises(load)
-    sparse = bool(cell.evenness_stages[2] < SPARSE * load.evenness_stages[2])
+    # evenness rises by its trend, or by its exponential approach to a limit
+    steady, approach = load.evenness_trend, load.evenness_decay
+    rises = steady.p < SIGNIFICANT and steady.tau > 0
+    approaches = approach.p < SIGNIFICANT and bool(approach.end > approach.start)
     return Convergence(
         at=when.astype(np.int64),
         load=load,
@@ -196,72 +157,46 @@ def convergence_of(
         hot_experts=hot_loads,
         hot_cells=hot_cells,
         load_alone=load.converged is True and cell.converged is False,
-        loads_even_out=evening,
-        matrix_stays_sparse=sparse,
+        loads_even_out=rises or approaches,
+        matrix_stays_sparse=bool(
+            cell.evenness_stages[2] < SPARSE * load.evenness_stages[2]
+        ),
     )
 
 
-def _rises(load: Trajectory) -> bool:
-    """Test whether evenness rises, by its trend or by its exponential approach."""
-    steady, settling_down = load.evenness_trend, load.evenness_decay
-    rises = bool(steady.p < SIGNIFICANT and steady.tau > 0)
-    told = bool(settling_down.p < SIGNIFICANT)
-    return rises or (told and bool(settling_down.end > settling_down.start))
-
-
-def course(
-    values: npt.ArrayLike,
+def _trajectory(
+    x: Float64,
+    copies: Float64,
+    when: npt.NDArray[np.generic],
+    k: int,
     *,
-    at: npt.ArrayLike,
-    copies: npt.ArrayLike | None = None,
-    k: int = 1,
-    copy_size: float = 1.0,
-    find_changes: bool = True,
-    seed: int = 0,
+    find_changes: bool,
+    seed: int,
 ) -> Trajectory:
-    """Compute the trajectory of the shares of loads or of matrix cells.
+    """Compute the trajectory of the shares of values ``[T, C]``.
 
     The stable part is found in two passes: by distance from the mean shares of the last
     third, then by distance from the mean shares of the stable part of the first pass.
-
-    Parameters
-    ----------
-    values
-        ``[T, C]``, step first.
-    at
-        ``[T]`` strictly increasing step numbers.
-    copies
-        ``[T]`` token copies of each step; None: the sum of the values over
-        ``copy_size``.
-    k, copy_size, find_changes, seed
-        As in :func:`convergence_of`.
-
-    Returns
-    -------
-    Trajectory
     """
-    x = np.asarray(values, dtype=np.float64)
-    when = np.asarray(at)
-    count: Float64 = x.sum(axis=1) / copy_size
-    if copies is not None:
-        count = np.asarray(copies, np.float64)
     shares = shares_of(x)
     # Step 1: the stable part, and the distance from its mean shares.
     begin = 2 * len(x) // 3
     for _ in range(2):
-        end = _mean(shares[begin:])
-        distance = distance_curve(shares, end)
+        known = np.isfinite(shares[begin:].sum(axis=1))
+        end = np.full(x.shape[1], np.nan)
+        if known.any():
+            end = shares[begin:].mean(axis=0, where=known[:, None])
+        distance = total_variation(shares, end)
         # leave-one-out: a step is closer to a mean that includes it
         held = int(np.isfinite(distance[begin:]).sum())
         distance[begin:] *= held / (held - 1) if held > 1 else 1.0
-        settled = settling(distance)
-        begin = int(settled.step)
-    still = bool(settled.settled)
+        transient = settling(distance)
+        begin = transient.step
+    still = transient.settled
     begin = begin if still else 2 * len(x) // 3
-    change = step_change(shares)
-    change_floor = step_change_floor(
-        shares * count[:, None], experts_per_token=k, copy_size=1.0
-    )
+    change = np.full(len(x), np.nan)
+    change[1:] = total_variation(shares[1:], shares[:-1])
+    change_floor = step_change_floor(shares * copies[:, None], experts_per_token=k)
     # Step 2: change, trend and change points in the stable part.
     late = trend(distance[begin:], at=when[begin:])
     found = (
@@ -270,10 +205,10 @@ def course(
         else None
     )
     index = np.zeros(0, np.int64) if found is None else found.index
-    converged, why = _verdict(settled, late, index, begin, when, distance)
+    converged, why = _verdict(transient, late, index, begin, when, distance)
     # Step 3: evenness, corrected for sampling noise.
-    evenness = _evenness(shares, count, k)
-    floor = distance_floor(count, end, experts_per_token=k)
+    evenness = _evenness(shares, copies, k)
+    floor = distance_floor(copies, end, experts_per_token=k)
     floor = floor * np.sqrt(1 + 1 / max(held, 1))
     both = np.isfinite(change) & np.isfinite(change_floor)
     both &= np.arange(len(x)) > begin
@@ -284,7 +219,7 @@ def course(
         change_floor=change_floor,
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
-        settling=settled,
+        settling=transient,
         settled_at=int(when[begin]) if still and len(x) else -1,
         stable_trend=late,
         decay=decay(shares, at=when),
@@ -300,17 +235,18 @@ def course(
 
 
 def _verdict(
-    settled: Transient,
+    transient: Transient,
     late: Trend,
     changes: Int64,
     begin: int,
     when: npt.NDArray[np.generic],
     distance: Float64,
 ) -> tuple[bool | None, str]:
+    """Decide whether a trajectory has converged, with the reason in words."""
     known = int(np.isfinite(distance).sum())
     if known < 4:
         return None, f"{known} steps with traffic are too few to tell"
-    if not bool(settled.settled):
+    if not transient.settled:
         return False, "it still moves in the second half of the run"
     after = changes[changes > begin]
     if len(after):
@@ -319,15 +255,6 @@ def _verdict(
         way = "away from" if late.tau > 0 else "towards"
         return False, f"it drifts {way} its mean after step {when[begin]}"
     return True, f"it is stable from step {when[begin]} on"
-
-
-def _mean(shares: Float64) -> Float64:
-    """Average the shares over steps with traffic; NaN if there are none."""
-    known: Bool = np.isfinite(np.asarray(shares.sum(axis=1)))
-    if not known.any():
-        return np.full(shares.shape[1], np.nan)
-    mean: Float64 = shares.mean(axis=0, where=known[:, None])
-    return mean
 
 
 def _over(part: float, whole: float) -> float:
@@ -341,12 +268,9 @@ def _evenness(shares: Float64, count: Float64, k: int) -> Float64:
     N` (each share's variance is :math:`p (1/k - p) / N`), so that
     :math:`\sum p^2 = (N \sum s^2 - 1/k) / (N - 1)`.
     """
-    squares: Float64 = np.sum(shares**2, axis=1)
-    tokens: Float64 = count / k
-    usable: Bool = np.isfinite(squares) & np.isfinite(tokens) & (tokens > 1)
-    corrected: Float64 = np.full(len(shares), np.nan)
-    n = tokens[usable]
+    squares, n = (shares**2).sum(axis=1), count / k
     even = 1 / shares.shape[1]
-    corrected[usable] = np.maximum((n * squares[usable] - 1 / k) / (n - 1), even)
-    found: Float64 = even / corrected
-    return np.clip(found, even, 1.0)
+    n = np.where(np.isfinite(squares) & np.isfinite(n) & (n > 1), n, np.nan)
+    corrected = np.maximum((n * squares - 1 / k) / (n - 1), even)
+    found: Float64 = np.clip(even / corrected, even, 1.0)
+    return found

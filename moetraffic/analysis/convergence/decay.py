@@ -6,21 +6,23 @@ individual levels for each series and a common time constant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from moetraffic.errors import AnalysisError
+from .trends import numbered
 
 Float64 = npt.NDArray[np.float64]
 
 NAN = float("nan")
 
 _GRID = 160
-
-_TOLD_APART = 3  # effective number of distinguishable time constants (multiple testing)
+_POINTS = 2048
+_CONFIDENCE = 0.95
+_DISTINCT = 3  # effective number of distinguishable time constants (multiple testing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +42,17 @@ class Decay:
     p: float = NAN  # p-value of the fit against no approach
 
 
-def decay(
-    series: npt.ArrayLike,
-    *,
-    at: npt.ArrayLike | None = None,
-    confidence: float = 0.95,
-    max_points: int = 2048,
-) -> Decay:
+def decay(series: npt.ArrayLike, *, at: npt.ArrayLike | None = None) -> Decay:
     r"""Fit an exponential approach with a common time constant by least squares.
 
     For a given :math:`\tau` the levels are linear, so that the sum of squares is a
     function of :math:`\tau` alone: its least is looked for on a logarithmic grid from a
     half step to four times the run, and refined between its neighbors.  Each series
-    counts by the variance of what is left of it.  The interval holds the
-    :math:`\tau` whose squares are within the F quantile of the least.  What is left of
-    training series is correlated from step to step: the number of values counts as
-    :math:`n (1 - r) / (1 + r)`, r the lag-1 autocorrelation of what is left, where it
-    is above zero, corrected for its bias.
+    counts by its residual variance.  The 95% interval holds the :math:`\tau` whose
+    squares are within the F quantile of the least.  Residuals of training series are
+    correlated from step to step: the number of values counts as
+    :math:`n (1 - r) / (1 + r)`, r their lag-1 autocorrelation, where it is above zero,
+    corrected for its bias.  A fit whose ``p`` is above 5% has no half-life.
 
     Simulated with T = 200, :math:`\tau = 20` and a start 5 standard deviations off, one
     series: intervals of 95% cover the half-life in 95, 94 and 92% of runs with white
@@ -66,13 +62,10 @@ def decay(
     Parameters
     ----------
     series
-        ``[T]`` or ``[T, ...]``, step first; steps with a NaN are left out.
+        ``[T]`` or ``[T, ...]``, step first; steps with a NaN are left out.  More than
+        2048 steps are first averaged over blocks of equal numbers of steps.
     at
         ``[T]`` strictly increasing step numbers; None: 0, 1, 2 ...
-    confidence
-        Of the interval; an approach whose ``p`` is above 1 - confidence is none.
-    max_points
-        Longer series are first averaged over blocks of equal numbers of steps.
 
     Returns
     -------
@@ -96,49 +89,43 @@ def decay(
     >>> round(found.half_life, 1), round(float(found.end), 2)
     (10.0, 3.0)
     """
-    x = np.asarray(series, dtype=np.float64)
-    position = np.arange(len(x)) if at is None else np.asarray(at)
-    if position.shape != x.shape[:1] or (np.diff(position) <= 0).any():
-        raise AnalysisError(
-            f"each step has a number, and they increase, but series of shape {x.shape} "
-            f"came with numbers of shape {position.shape}: sort the steps and give one "
-            f"number each"
-        )
+    x, position = numbered(series, at)
     outer = x.shape[1:]
     flat = x.reshape(len(x), int(np.prod(outer)))
     known = np.isfinite(flat).all(axis=1)
-    y, t = flat[known], position[known].astype(np.float64)
-    if len(y) > max_points:
-        size = -(-len(y) // max_points)
+    y, t = flat[known], position[known]
+    if len(y) > _POINTS:
+        size = -(-len(y) // _POINTS)
         whole = len(y) // size * size
         y = y[:whole].reshape(-1, size, y.shape[1]).mean(axis=1)
         t = t[:whole].reshape(-1, size).mean(axis=1)
     none = np.full(outer, np.nan)
     centered = y - y.mean(axis=0) if len(y) else y
-    varies = (centered**2).sum(axis=0) > 1e-20 * (y**2).sum(axis=0)
+    total = (centered**2).sum(axis=0)
+    varies = total > 1e-20 * (y**2).sum(axis=0)
     n, count = len(y), int(varies.sum())
     if n < 6 or not count:
         return Decay(start=none, end=none)
-    centered = centered[:, varies]
+    centered, total, t = centered[:, varies], total[varies], t - t[0]
     # Step 1: the least squares, first with all series alike in variance, then each by
-    # what is left of it.
-    total = (centered**2).sum(axis=0)
-    t0 = t[0]
-    shortest = float(np.diff(t).min())
-    taus = np.geomspace(shortest / 2, 4 * (t[-1] - t0), _GRID)
+    # its residual variance.
+    taus = np.geomspace(float(np.diff(t).min()) / 2, 4 * t[-1], _GRID)
+    of_grid = _residuals(centered, t, taus)
     weight = 1 / total
     for _ in range(3):
-        squares = _squares(centered, t - t0, taus, weight)
-        tau = taus[int(np.argmin(squares))]
-        left = np.maximum(_left(centered, t - t0, tau), 1e-12 * total)
-        weight = (n - 2) / left
-    squares = _squares(centered, t - t0, taus, weight)
-    best = int(np.argmin(squares))
+        left = of_grid[int(np.argmin(of_grid @ weight))]
+        weight = (n - 2) / np.maximum(left, 1e-12 * total)
+
+    def squares(taus: Float64) -> Float64:
+        found: Float64 = np.maximum(_residuals(centered, t, taus) @ weight, 0.0)
+        return found
+
+    best = int(np.argmin(of_grid @ weight))
     near = np.geomspace(taus[max(best - 1, 0)], taus[min(best + 1, _GRID - 1)], 64)
-    refined = _squares(centered, t - t0, near, weight)
+    refined = squares(near)
     tau, least = float(near[np.argmin(refined)]), float(refined.min())
     # Step 2: effective sample size under serial correlation.
-    basis = _basis(t - t0, np.array([tau]))[:, 0]
+    basis = _basis(t, np.array([tau]))[:, 0]
     slope = basis @ centered
     rest = centered - np.outer(basis, slope)
     r = float((rest[1:] * rest[:-1] * weight).sum() / ((rest**2) * weight).sum())
@@ -146,24 +133,22 @@ def decay(
     effective = n * (1 - r) / (1 + r)
     freedom = max(effective * count - 2 * count - 1, 1.0)
     # Step 3: whether there is an approach at all, and the interval of tau.
-    whole_squares = float((total * weight).sum())
-    gain = (whole_squares - least) / least * freedom / (count + 1)
+    gain = (float(total @ weight) - least) / least * freedom / (count + 1)
     p = float(scipy.stats.f.sf(gain, count + 1, freedom)) if least > 0 else 0.0
-    p = min(_TOLD_APART * p, 1.0)
-    explained = 1 - float(_left(centered, t - t0, tau).sum() / total.sum())
-    if not p <= 1 - confidence:
+    p = min(_DISTINCT * p, 1.0)
+    explained = 1 - float(_residuals(centered, t, np.array([tau])).sum() / total.sum())
+    if not p <= 1 - _CONFIDENCE:
         return Decay(start=none, end=none, explained=explained, p=p)
-    bound = least * (1 + float(scipy.stats.f.ppf(confidence, 1, freedom)) / freedom)
-    inside = taus[squares <= bound]
-    low = min(float(inside.min(initial=tau)), tau)
-    high = max(float(inside.max(initial=tau)), tau)
+    bound = least * (1 + float(scipy.stats.f.ppf(_CONFIDENCE, 1, freedom)) / freedom)
+    inside = taus[squares(taus) <= bound]
     spaced = taus[1] / taus[0]
-    low = _crossing(centered, t - t0, weight, low / spaced, low, bound)
-    high = _crossing(centered, t - t0, weight, high * spaced, high, bound)
-    wave = np.exp(-(t - t0) / tau)
-    scale = float(np.sqrt(((wave - wave.mean()) ** 2).sum()))
+    low = min(float(inside.min(initial=tau)), tau)
+    low = _crossing(squares, low / spaced, low, bound)
+    high = max(float(inside.max(initial=tau)), tau)
+    high = _crossing(squares, high * spaced, high, bound)
+    wave = np.exp(-t / tau)
     height = np.zeros(flat.shape[1])
-    height[varies] = slope / scale
+    height[varies] = slope / float(np.sqrt(((wave - wave.mean()) ** 2).sum()))
     end = y.mean(axis=0) - height * wave.mean()
     half = float(np.log(2))
     return Decay(
@@ -186,26 +171,19 @@ def _basis(t: Float64, taus: Float64) -> Float64:
     return unit
 
 
-def _squares(y: Float64, t: Float64, taus: Float64, weight: Float64) -> Float64:
-    """Compute the weighted residual sum of squares for each tau."""
-    taken = (_basis(t, taus).T @ y) ** 2
-    squares: Float64 = float(((y**2).sum(axis=0) * weight).sum()) - taken @ weight
-    return np.maximum(squares, 0.0)
-
-
-def _left(y: Float64, t: Float64, tau: float) -> Float64:
-    """Compute the residual sum of squares of each series for one tau."""
-    left: Float64 = (y**2).sum(axis=0) - (_basis(t, np.array([tau])).T @ y)[0] ** 2
+def _residuals(y: Float64, t: Float64, taus: Float64) -> Float64:
+    """Compute the residual sum of squares for each tau and series, ``[taus, C]``."""
+    left: Float64 = (y**2).sum(axis=0) - (_basis(t, taus).T @ y) ** 2
     return left
 
 
 def _crossing(
-    y: Float64, t: Float64, weight: Float64, out: float, inside: float, bound: float
+    squares: Callable[[Float64], Float64], out: float, inside: float, bound: float
 ) -> float:
     """Find the tau at which the residual sum of squares crosses a bound."""
     for _ in range(20):
         middle = float(np.sqrt(out * inside))
-        if _squares(y, t, np.array([middle]), weight)[0] <= bound:
+        if squares(np.array([middle]))[0] <= bound:
             inside = middle
         else:
             out = middle

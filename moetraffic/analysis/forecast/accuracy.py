@@ -70,9 +70,10 @@ def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:
     return np.where(alike, np.nan, shared)
 
 
-def mean_of_known(values: Float64) -> float:
+def mean_of_known(values: npt.ArrayLike) -> float:
     """Compute the mean of the finite values; NaN without any."""
-    known = values[np.isfinite(values)]
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
     return float(known.mean()) if known.size else float("nan")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
-from moetraffic.report.plain_data import mean
+from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
 from moetraffic.report.results.summary import sentences

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.network.circuit_plan import CircuitPlan
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
-from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table
 from moetraffic.units import bit_rate, duration, rank_span
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
+from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import Verdict, sentence
-from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 

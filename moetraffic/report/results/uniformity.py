@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from moetraffic.analysis import Analysis, Curve
+from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
-from moetraffic.report.plain_data import mean
 from moetraffic.tables import Table
 
 from .skew import subject_of

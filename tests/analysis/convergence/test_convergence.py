@@ -108,9 +108,7 @@ def test_evenness_has_no_counting_noise():
 def test_bytes_and_copies_say_the_same(still):
     loads, cells = still
     one = convergence_of(loads, cells, find_changes=False)
-    two = convergence_of(
-        loads * 512, cells * 64, load_size=512, cell_size=64, find_changes=False
-    )
+    two = convergence_of(loads * 64, cells * 64, copy_size=64, find_changes=False)
     assert one.load.change_floor == pytest.approx(two.load.change_floor, nan_ok=True)
     assert one.cells.distance_floor == pytest.approx(two.cells.distance_floor)
     assert one.hot_cells.counting_overlap == two.hot_cells.counting_overlap

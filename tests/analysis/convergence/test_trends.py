@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.signal import lfilter
 from scipy.stats import kendalltau, theilslopes
 
-from moetraffic.analysis.convergence.trends import trend
+from moetraffic.analysis.convergence.trends import Trend, trend
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -54,30 +56,30 @@ def test_a_line_added_is_a_slope_added(x, factor, slope):
     assert mirrored.low == pytest.approx(-once.high)
 
 
-def test_curves_side_by_side_do_not_touch_each_other():
-    x = np.random.default_rng(0).normal(size=(60, 2, 3))
-    together = trend(x)
-    assert together.p.shape == (2, 3)
-    alone = trend(x[:, 1, 2])
-    for name in ("tau", "z", "p", "slope", "low", "high", "inflation"):
-        assert getattr(together, name)[1, 2] == pytest.approx(getattr(alone, name))
+def each(curves, **options):
+    """Arrays of the fields of the trends of curves ``[T, n]``."""
+    found = [trend(curve, **options) for curve in np.transpose(curves)]
+    names = Trend.__dataclass_fields__
+    return SimpleNamespace(
+        **{n: np.array([getattr(f, n) for f in found]) for n in names}
+    )
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.7])
 def test_a_curve_without_trend_is_called_one_in_five_percent(phi):
     noise = np.random.default_rng(1).normal(size=(250, 600))
     x = lfilter([1], [1, -phi], noise, axis=0)[100:]
-    found = trend(x)
+    found = each(x)
     assert 0.02 < (found.p < 0.05).mean() < 0.09
     assert 0.91 < ((found.low <= 0) & (found.high >= 0)).mean() < 0.98
     if phi:  # what the classical test makes of it
-        assert (trend(x, serial=False).p < 0.05).mean() > 0.25
+        assert (each(x, serial=False).p < 0.05).mean() > 0.25
 
 
 def test_the_interval_covers_a_true_slope():
     noise = np.random.default_rng(2).normal(size=(80, 600))
     t = np.arange(80)[:, None]
-    found = trend(0.05 * t + noise)
+    found = each(0.05 * t + noise)
     assert found.slope.mean() == pytest.approx(0.05, rel=0.05)
     assert 0.9 < ((found.low <= 0.05) & (found.high >= 0.05)).mean() < 0.99
     assert (found.p < 0.05).mean() > 0.99
@@ -107,7 +109,6 @@ def test_too_few_points_have_no_trend():
     for x in ([], [1.0], [1.0, 2.0], np.full(9, np.nan)):
         found = trend(x)
         assert np.isnan([found.tau, found.z, found.p, found.slope, found.low]).all()
-    assert trend(np.zeros((9, 0))).p.shape == (0,)
 
 
 def test_steps_must_increase_and_be_as_many():
@@ -123,7 +124,7 @@ def test_counting_noise_does_not_hide_a_long_memory():
     rng = np.random.default_rng(8)
     noise = rng.normal(size=(800, 150)) * np.sqrt(1 - 0.95**2)
     x = lfilter([1], [1, -0.95], noise, axis=0)[300:]
-    found = trend(x + rng.normal(size=x.shape))
+    found = each(x + rng.normal(size=x.shape))
     assert (found.p < 0.05).mean() < 0.14
     # of the lag-1 autocorrelation alone, a half of them would be trends
     assert np.median(found.inflation) > 8
