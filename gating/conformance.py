@@ -10,13 +10,17 @@ Call :func:`check_router` in a test, for all sizes that the router supports::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .protocols import Adaptive, Seeded
 from .routing import Routing
+
+Check: TypeAlias = tuple[bool, str]
+"""Whether a requirement holds, and the message if it does not."""
 
 
 def check_router(
@@ -56,242 +60,209 @@ def check_router(
     AssertionError
         At the first violated requirement, which the message describes.
     """
-    trial = _RouterTrial(build, hidden, experts, tokens, vocabulary, seed)
-    for training in (True, False):
-        routing = trial.route(trial.router(), training=training)
-        check_shapes(routing, tokens=tokens, experts=experts)
-        check_choices(routing, k=k)
-        check_capacity(routing, capacity=capacity)
-        check_weights(routing, largest=largest_weight)
-        check_losses(routing)
-        # a router must be deterministic for a given seed
-        check_equal(routing, trial.route(trial.router(), training=training))
-    _check_gradients(trial)
-    _check_state(trial, k, capacity)
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=draws)
+    ids = torch.randint(vocabulary, (tokens,), generator=draws)
 
-
-class _RouterTrial:
-    """Factory of identically seeded routers, and the tokens to route with them."""
-
-    def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        hidden: int,
-        experts: int,
-        tokens: int,
-        vocabulary: int,
-        seed: int,
-    ) -> None:
-        draws = torch.Generator().manual_seed(seed)
-        self.build, self.seed, self.experts = build, seed, experts
-        self.x = torch.randn(tokens, hidden, generator=draws)
-        self.ids = torch.randint(vocabulary, (tokens,), generator=draws)
-
-    def router(self) -> nn.Module:
-        _seed(self.seed)
-        router = self.build()
-        _require(isinstance(router, nn.Module), "a router must be a torch nn.Module")
+    def router() -> nn.Module:
+        _seed(seed)
+        made = build()
+        _require([(isinstance(made, nn.Module), "a router must be a torch nn.Module")])
         with torch.no_grad():
-            for parameter in router.parameters():
+            for parameter in made.parameters():
                 parameter.normal_()
-        return router
+        return made
 
-    def route(self, router: nn.Module, *, training: bool = True) -> Routing:
-        _seed(self.seed + 1)
-        routing = router.train(training)(self.x, ids=self.ids)
+    def route(router: nn.Module, *, training: bool = True) -> Routing:
+        _seed(seed + 1)
+        routing: Routing = router.train(training)(x, ids=ids)
+        kind = type(routing).__name__
         _require(
-            isinstance(routing, Routing),
-            f"a router must return a Routing, not a {type(routing).__name__}",
+            [
+                (
+                    isinstance(routing, Routing),
+                    f"a router must return a Routing, not a {kind}",
+                )
+            ]
         )
-        assert isinstance(routing, Routing)
         return routing
 
+    for training in (True, False):
+        routing = route(router(), training=training)
+        _require(_shapes(routing, tokens, experts))
+        _require(_choices(routing, k))
+        _require(_capacity(routing, capacity))
+        _require(_weights(routing, largest_weight))
+        _require(_losses(routing))
+        # a router must be deterministic for a given seed
+        _require(_equality(routing, route(router(), training=training)))
+    trained = router()
+    _require(_gradients(trained, route(trained)))
+    # identical routers must stay identical after reseeding and steps
+    pair = [router(), router()]
+    for one in pair:
+        if isinstance(one, Seeded):
+            one.reseed(3, 5)
+        if isinstance(one, Adaptive):
+            for _ in range(3):
+                one.after_step(torch.arange(experts))
+    first, second = map(route, pair)
+    _require(_equality(first, second))
+    _require(_choices(first, k))
+    _require(_capacity(first, capacity))
 
-def check_shapes(routing: Routing, *, tokens: int, experts: int) -> None:
+
+def _shapes(r: Routing, tokens: int, experts: int) -> Iterator[Check]:
     """Check lengths, dtypes and index ranges of a routing."""
-    r = routing
-    copies = len(r.token)
     dtypes = {"token": torch.int64, "expert": torch.int64, "kept": torch.bool}
     for name in ("token", "expert", "weight", "kept"):
         values: Tensor = getattr(r, name)
-        _require(
-            values.shape == (copies,),
+        yield (
+            values.shape == (len(r.token),),
             f"token, expert, weight and kept must have one shape [N], but token has "
-            f"{copies} copies and {name} is {list(values.shape)}",
+            f"{len(r.token)} copies and {name} is {list(values.shape)}",
         )
-        fits = values.dtype == dtypes.get(name, values.dtype)
-        _require(
-            fits and (name in dtypes or values.dtype.is_floating_point),
-            f"{name} must be {dtypes.get(name, 'floating-point')}, but is "
-            f"{values.dtype}",
+        wanted = dtypes.get(name)
+        yield (
+            values.dtype == wanted if wanted else values.dtype.is_floating_point,
+            f"{name} must be {wanted or 'floating-point'}, but is {values.dtype}",
         )
-    _require(
+    yield (
         (r.tokens, r.experts) == (tokens, experts),
         f"a routing of {tokens} tokens for {experts} experts must say so, but it says "
         f"{r.tokens} and {r.experts}",
     )
-    for name, bound in (("token", tokens), ("expert", experts)):
-        values = getattr(r, name)
+    for values, name, bound in (
+        (r.token, "token", tokens),
+        (r.expert, "expert", experts),
+    ):
         inside = bool(((values >= 0) & (values < bound)).all())
-        _require(inside, f"{name} must be from 0 to {bound - 1}, but some are not")
+        yield inside, f"{name} must be from 0 to {bound - 1}, but some are not"
 
 
-def check_choices(routing: Routing, *, k: int | None) -> None:
+def _choices(r: Routing, k: int | None) -> Iterator[Check]:
     """Check that a token's experts are distinct, and exactly k under token choice."""
-    r = routing
     pairs = r.token * r.experts + r.expert
-    _require(
+    yield (
         bool(pairs.sort().values.diff().all()),
         "a token's experts must be distinct, but some token chose one twice",
     )
-    _require(
-        r.k == k, f"the routing must say k = {k}, as was asked for, but says {r.k}"
-    )
-    demand = r.demand()
+    yield r.k == k, f"the routing must say k = {k}, as was asked for, but says {r.k}"
     if k is not None:
         each = torch.arange(r.tokens, device=r.token.device).repeat_interleave(k)
-        _require(
+        yield (
             torch.equal(r.token, each),
             f"copies must be listed token by token, {k} of each, but they are not",
         )
-    _require(
-        int(demand.sum()) == len(r.token) and demand.shape == (r.experts,),
-        f"demand must count all {len(r.token)} copies, but counts {int(demand.sum())}",
-    )
-    _require(
-        torch.equal(r.load() + r.dropped(), demand),
-        "demand must be load plus dropped for each expert, but is not",
-    )
 
 
-def check_capacity(routing: Routing, *, capacity: int | None) -> None:
+def _capacity(r: Routing, capacity: int | None) -> Iterator[Check]:
     """Check that loads respect the capacity, and that only full experts drop copies."""
-    r = routing
-    _require(
+    yield (
         r.capacity == capacity,
         f"the routing must say that the capacity is {capacity}, but says {r.capacity}",
     )
     if capacity is None:
         dropped = int((~r.kept).sum())
-        _require(
-            dropped == 0,
+        yield (
+            not dropped,
             f"without a capacity nothing is dropped, but {dropped} copies are",
         )
         return
     most = int(r.load().max())
-    _require(
-        most <= capacity, f"an expert takes at most {capacity} copies, but takes {most}"
+    yield (
+        most <= capacity,
+        f"an expert takes at most {capacity} copies, but takes {most}",
     )
-    # an expert must not drop copies while it has capacity left
     idle = (r.dropped() > 0) & (r.load() < capacity)
-    _require(
+    yield (
         not bool(idle.any()),
         f"only a full expert drops copies, but {int(idle.sum())} with room drop some",
     )
 
 
-def check_weights(routing: Routing, *, largest: float) -> None:
+def _weights(r: Routing, largest: float) -> Iterator[Check]:
     """Check that weights are finite and within their range."""
-    weight = routing.weight.detach()
-    _require(bool(weight.isfinite().all()), "weights must be finite, but are not")
-    inside = bool(((weight >= 0) & (weight <= largest * (1 + 1e-5))).all())
-    _require(
-        inside,
-        f"weights must lie between 0 and {largest:g}, but they reach from "
-        f"{float(weight.min()):g} to {float(weight.max()):g}"
-        if len(weight)
-        else "",
-    )
+    weight = r.weight.detach()
+    yield bool(weight.isfinite().all()), "weights must be finite, but are not"
+    if len(weight):
+        low, high = float(weight.min()), float(weight.max())
+        yield (
+            low >= 0 and high <= largest * (1 + 1e-5),
+            f"weights must lie between 0 and {largest:g}, but they reach from "
+            f"{low:g} to {high:g}",
+        )
 
 
-def check_losses(routing: Routing) -> None:
+def _losses(r: Routing) -> Iterator[Check]:
     """Check that losses are finite scalars and rows of probabilities sum to 1."""
-    r = routing
     for name in ("auxiliary_loss", "z_loss"):
         loss: Tensor = getattr(r, name).detach()
-        _require(loss.shape == (), f"{name} must be a scalar, but is {loss.shape}")
-        _require(
+        yield loss.shape == (), f"{name} must be a scalar, but is {loss.shape}"
+        yield (
             bool(loss.isfinite()) and float(loss) >= 0,
             f"{name} must be finite and not negative, but is {float(loss)}",
         )
-    most = r.experts * (1 + 1e-5)
-    _require(
-        float(r.auxiliary_loss.detach()) <= most,
+    auxiliary = float(r.auxiliary_loss.detach())
+    yield (
+        auxiliary <= r.experts * (1 + 1e-5),
         f"auxiliary_loss is at most the number of experts {r.experts}, but is "
-        f"{float(r.auxiliary_loss.detach()):g}",
+        f"{auxiliary:g}",
     )
     if r.probabilities is not None:
         shares = r.probabilities.detach()
-        _require(
+        yield (
             shares.shape == (r.tokens, r.experts),
             f"probabilities must be [T, E] = {[r.tokens, r.experts]}, but are "
             f"{list(shares.shape)}",
         )
         total = shares.sum(-1)
-        _require(
+        yield (
             bool((shares >= 0).all())
             and torch.allclose(total, torch.ones_like(total), atol=1e-4),
             "probabilities must not be negative and sum to 1 in each row, but do not",
         )
     if r.balanced is not None:
-        _require(
+        yield (
             r.balanced.shape[:1] == (r.tokens,) and r.balanced.dtype == torch.int64,
             "balanced must be [T, J] int64, but is "
             f"{list(r.balanced.shape)} {r.balanced.dtype}",
         )
 
 
-def check_equal(first: Routing, second: Routing) -> None:
+def _equality(first: Routing, second: Routing) -> Iterator[Check]:
     """Check that the tensors of two routings are equal element by element."""
     for name in ("token", "expert", "kept", "weight"):
-        _require(
+        yield (
             torch.equal(getattr(first, name), getattr(second, name)),
             f"equal routers, tokens and seeds must give an equal {name}, but do not",
         )
 
 
-def _check_gradients(trial: _RouterTrial) -> None:
+def _gradients(router: nn.Module, r: Routing) -> Iterator[Check]:
     """Check that a router's trainable parameters have finite, nonzero gradients."""
-    router = trial.router()
     learned = {n: p for n, p in router.named_parameters() if p.requires_grad}
     if not learned:
         return
-    routing = trial.route(router)
-    _require(
-        routing.weight.requires_grad,
+    yield (
+        r.weight.requires_grad,
         "weights must carry the gradient to the gate, but they carry none",
     )
     # factors that differ between copies: with equal ones, the gradient of weights that
     # sum to 1 would vanish
-    differing = torch.linspace(1, 2, len(routing.weight))
-    loss = (routing.weight * differing).sum() + routing.auxiliary_loss + routing.z_loss
+    differing = torch.linspace(1, 2, len(r.weight))
+    loss = (r.weight * differing).sum() + r.auxiliary_loss + r.z_loss
     loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in learned.items():
         gradient = parameter.grad
-        _require(
+        yield (
             gradient is not None and bool(gradient.isfinite().all()),
             f"the gradient of {name} must be finite, but is not, or there is none",
         )
-        _require(
+        yield (
             gradient is not None and bool(gradient.any()),
             f"the gradient of {name} must not be zero, but is",
         )
-
-
-def _check_state(trial: _RouterTrial, k: int | None, capacity: int | None) -> None:
-    """Check that identical routers stay identical after reseeding and steps."""
-    routers = [trial.router(), trial.router()]
-    for router in routers:
-        if isinstance(router, Seeded):
-            router.reseed(3, 5)
-        if isinstance(router, Adaptive):
-            load = torch.arange(trial.experts)
-            for _ in range(3):
-                router.after_step(load)
-    first, second = (trial.route(router) for router in routers)
-    check_equal(first, second)
-    check_choices(first, k=k)
-    check_capacity(first, capacity=capacity)
 
 
 def _seed(seed: int) -> None:
@@ -299,7 +270,8 @@ def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _require(holds: bool, sentence: str) -> None:
+def _require(checks: Iterable[Check]) -> None:
     # no assert statement: these checks must also run under python -O in users' tests
-    if not holds:
-        raise AssertionError(sentence)
+    for holds, sentence in checks:
+        if not holds:
+            raise AssertionError(sentence)

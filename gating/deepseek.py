@@ -7,13 +7,9 @@ from torch import Tensor
 
 from moetraffic.errors import LayoutError
 
-from .capacity import limit
-from .linear_gate import LinearGate
-from .losses import load_balancing_loss, load_error_sign, router_z_loss
+from .linear_gate import LinearGate, check_options
+from .losses import load_error_sign
 from .routing import Routing
-
-SCORES = ("sigmoid", "softmax")
-GROUP_SCORES = ("top2", "max")
 
 
 class DeepSeekRouter(LinearGate):
@@ -23,15 +19,8 @@ class DeepSeekRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    k
-        Number of experts per token.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
-        tokens first; None keeps all (dropless, as in DeepSeek-V3).
+    hidden, experts, k, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`.
     score
         ``"sigmoid"`` of each logit (V3) or ``"softmax"`` over all experts (V2).
     groups, top_groups
@@ -90,15 +79,8 @@ class DeepSeekRouter(LinearGate):
                 f"a token's k experts lie in its top_groups, but these hold {reach} "
                 f"experts and k is {k}: choose k between 1 and {reach}"
             )
-        if score not in SCORES or group_score not in GROUP_SCORES:
-            raise LayoutError(
-                f"score is one of {', '.join(SCORES)} and group_score one of "
-                f"{', '.join(GROUP_SCORES)}, not {score!r} and {group_score!r}: "
-                "choose these"
-            )
-        super().__init__(hidden, experts)
-        self.k = k
-        self.capacity_factor = capacity_factor
+        check_options("deepseek", score=score, group_score=group_score)
+        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.score = score
         self.groups = groups
         self.top_groups = top_groups
@@ -117,14 +99,7 @@ class DeepSeekRouter(LinearGate):
 
     @torch.no_grad()
     def after_step(self, load_e: Tensor) -> None:
-        """Raise the bias of experts below the mean load, and lower it for those above.
-
-        Parameters
-        ----------
-        load_e
-            ``[E]`` int64, copies that chose each expert in this step, over all
-            micro-batches and data-parallel ranks.
-        """
+        """Raise the bias of experts below the mean load ``[E]``, lower the others'."""
         self.steps += load_error_sign(load_e)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
@@ -139,15 +114,8 @@ class DeepSeekRouter(LinearGate):
         total = score.sum(-1, keepdim=True) if self.score == "sigmoid" else 1.0
         probabilities = score / total
         wanted = probabilities.detach().topk(self.k, dim=-1).indices
-        return Routing.token_choice(
-            expert=expert,
-            weight=weight * self.scale,
-            experts=self.experts,
-            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
-            auxiliary_loss=load_balancing_loss(probabilities, wanted),
-            z_loss=router_z_loss(logits),
-            probabilities=probabilities,
-            balanced=wanted,
+        return self.token_choice(
+            logits, expert, weight * self.scale, probabilities, wanted
         )
 
     def _selected(self, score: Tensor) -> Tensor:
@@ -165,10 +133,3 @@ class DeepSeekRouter(LinearGate):
             closed = ~open_tg.unsqueeze(-1).expand_as(by_group).reshape_as(biased)
             biased = biased.masked_fill(closed, float("-inf"))
         return biased.topk(self.k, dim=-1).indices
-
-    def extra_repr(self) -> str:
-        """Format the sizes and options for ``print(module)``."""
-        return (
-            f"{super().extra_repr()}, k={self.k}, score={self.score}, "
-            f"groups={self.top_groups}/{self.groups}, bias_rate={self.bias_rate}"
-        )

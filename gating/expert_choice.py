@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moetraffic.errors import LayoutError
-
 from .capacity import capacity
 from .linear_gate import LinearGate
 from .losses import router_z_loss
@@ -22,10 +20,8 @@ class ExpertChoiceRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
+    hidden, experts
+        As of :class:`~.linear_gate.LinearGate`.
     k
         Mean number of experts per token (capacity factor c of Zhou et al.).
     capacity_factor
@@ -42,8 +38,6 @@ class ExpertChoiceRouter(LinearGate):
     section 3.2, equations 1 and 2.
     """
 
-    shown = (*LinearGate.shown, "k")
-
     def __init__(
         self,
         hidden: int,
@@ -52,14 +46,7 @@ class ExpertChoiceRouter(LinearGate):
         k: int,
         capacity_factor: float | None = None,
     ) -> None:
-        if not 1 <= k <= experts:
-            raise LayoutError(
-                f"a token has k of {experts} experts on average, but k is {k}: choose "
-                f"k between 1 and {experts}"
-            )
-        super().__init__(hidden, experts)
-        self.k = k
-        self.capacity_factor = capacity_factor
+        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Compute the expert assignment of ``[T, h]`` token vectors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from fairscale.nn.moe.top2gate import Top2Gate
@@ -11,17 +11,13 @@ from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
 
+from .gshard import check_two
 from .losses import router_z_loss
 from .routing import Routing
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GateOutput:
-    """Output of ``Top2Gate`` for T tokens, E experts and capacity C."""
-
-    auxiliary_loss: Tensor  # scalar
-    combine: Tensor  # [T, E, C] float, weight of the copy in each capacity slot
-    dispatch: Tensor  # [T, E, C] bool, whether a copy is sent in the slot
+GateOutput: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Auxiliary loss (scalar); ``[T, E, C]`` float, the weight of the copy in each capacity
+slot; ``[T, E, C]`` bool, whether a copy is sent in the slot."""
 
 
 class FairscaleTop2Router(nn.Module):
@@ -50,20 +46,11 @@ class FairscaleTop2Router(nn.Module):
     """
 
     def __init__(self, hidden: int, experts: int) -> None:
-        if experts < 2:
-            raise LayoutError(
-                f"a token's 2 experts are distinct, but there is {experts}: use "
-                "SwitchRouter, or at least 2 experts"
-            )
+        check_two(experts)
         super().__init__()
-        self.hidden = hidden
         self.experts = experts
         self.gate = Top2Gate(hidden, experts)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialize the gate's weights from N(0, 0.02^2), as in the other routers."""
-        nn.init.normal_(self.gate.wg.weight, std=0.02)
+        nn.init.normal_(self.gate.wg.weight, std=0.02)  # as in the other routers
 
     def decide(self, x: Tensor) -> GateOutput:
         """Compute the output of ``Top2Gate`` for ``[T, h]`` token vectors."""
@@ -78,14 +65,15 @@ class FairscaleTop2Router(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             # the unmodified gate, with its weight cast to the precision of the other
             # routers
-            auxiliary, combine, dispatch = torch.func.functional_call(
+            output: GateOutput = torch.func.functional_call(
                 self.gate, {"wg.weight": weight.to(dtype)}, (x.to(dtype),)
             )
-        return GateOutput(auxiliary_loss=auxiliary, combine=combine, dispatch=dispatch)
+        return output
 
     def routing(self, x: Tensor, output: GateOutput) -> Routing:
         """Convert the output of ``Top2Gate`` into a :class:`Routing`."""
-        token, expert, place = output.dispatch.nonzero(as_tuple=True)
+        auxiliary_loss, combine, dispatch = output
+        token, expert, place = dispatch.nonzero(as_tuple=True)
         dtype = _precise(x)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(dtype), self.gate.wg.weight.to(dtype))
@@ -93,13 +81,13 @@ class FairscaleTop2Router(nn.Module):
         return Routing(
             token=token,
             expert=expert,
-            weight=output.combine[token, expert, place],
+            weight=combine[token, expert, place],
             kept=torch.ones_like(token, dtype=torch.bool),
             tokens=len(x),
             experts=self.experts,
-            auxiliary_loss=output.auxiliary_loss * self.experts**2,
+            auxiliary_loss=auxiliary_loss * self.experts**2,
             z_loss=router_z_loss(logits),
-            capacity=output.dispatch.shape[2],
+            capacity=dispatch.shape[2],
             probabilities=probabilities,
             balanced=probabilities.argmax(-1, keepdim=True),
         )
@@ -107,10 +95,6 @@ class FairscaleTop2Router(nn.Module):
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Compute the expert assignment of ``[T, h]`` token vectors."""
         return self.routing(x, self.decide(x))
-
-    def extra_repr(self) -> str:
-        """Format the sizes and options for ``print(module)``."""
-        return f"hidden={self.hidden}, experts={self.experts}"
 
 
 def _precise(x: Tensor) -> torch.dtype:

@@ -8,12 +8,18 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import keep, limit
-from .linear_gate import LinearGate
+from .linear_gate import LinearGate, check_options
 from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 
-SECONDS = ("proportional", "gumbel", "always")
-WEIGHTS = ("chosen", "kept")
+
+def check_two(experts: int) -> None:
+    """Check that there are experts enough for two distinct ones per token."""
+    if experts < 2:
+        raise LayoutError(
+            f"a token's 2 experts are distinct, but there is {experts}: use "
+            "SwitchRouter, or at least 2 experts"
+        )
 
 
 class GShardRouter(LinearGate):
@@ -24,12 +30,8 @@ class GShardRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E, at least 2.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor 2 T / E)`` copies; None keeps all.
+    hidden, experts, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`, with k = 2 and at least 2 experts.
     second
         ``"proportional"``: the next best expert, with probability ``2 g2``, where g2 is
         its share of the two probabilities.  A copy that is not sent is not counted: it
@@ -55,8 +57,6 @@ class GShardRouter(LinearGate):
     choices; it is E^2 times that of the paper, so that a uniform router has 1.
     """
 
-    shown = (*LinearGate.shown, "second", "weights")
-
     def __init__(
         self,
         hidden: int,
@@ -66,18 +66,9 @@ class GShardRouter(LinearGate):
         second: str = "proportional",
         weights: str = "chosen",
     ) -> None:
-        if experts < 2:
-            raise LayoutError(
-                f"a token's 2 experts are distinct, but there is {experts}: use "
-                "SwitchRouter, or at least 2 experts"
-            )
-        if second not in SECONDS or weights not in WEIGHTS:
-            raise LayoutError(
-                f"second is one of {', '.join(SECONDS)} and weights one of "
-                f"{', '.join(WEIGHTS)}, not {second!r} and {weights!r}: choose these"
-            )
-        super().__init__(hidden, experts)
-        self.capacity_factor = capacity_factor
+        check_two(experts)
+        check_options("gshard", second=second, weights=weights)
+        super().__init__(hidden, experts, k=2, capacity_factor=capacity_factor)
         self.second = second
         self.weights = weights
 

@@ -84,7 +84,3 @@ class HashRouter(nn.Module):
             auxiliary_loss=nothing,
             z_loss=nothing,
         )
-
-    def extra_repr(self) -> str:
-        """Format the sizes and options for ``print(module)``."""
-        return f"experts={self.experts}, k={self.k}, key={self.key}"

@@ -7,6 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns import ROUTERS
+
+from .capacity import limit
+from .losses import load_balancing_loss, router_z_loss
+from .routing import Routing
 
 
 def check_k(k: int, experts: int) -> None:
@@ -24,6 +29,18 @@ def check_k(k: int, experts: int) -> None:
         )
 
 
+def check_options(router: str, **options: str) -> None:
+    """Check that the options of a built-in router have one of their listed values.
+
+    Raises
+    ------
+    LayoutError
+        If an option has another value.
+    """
+    for rule, _ in ROUTERS[router].broken_options(options):
+        raise LayoutError(f"{rule}: choose one of these")
+
+
 class LinearGate(nn.Module):
     """Base class of routers with a linear gate: logits ``x W^T`` per token and expert.
 
@@ -37,19 +54,34 @@ class LinearGate(nn.Module):
         Width h of a token vector.
     experts
         Number of experts E.
+    k
+        Number of experts per token, 1 to E.
+    capacity_factor
+        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
+        tokens first; None keeps all (dropless).
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and E.
     """
 
-    shown: tuple[str, ...] = ("hidden", "experts")  # attributes in ``repr``
-
-    def __init__(self, hidden: int, experts: int) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        *,
+        k: int,
+        capacity_factor: float | None = None,
+    ) -> None:
+        check_k(k, experts)
         super().__init__()
         self.hidden = hidden
         self.experts = experts
-        self.weight = nn.Parameter(torch.empty(experts, hidden))  # [E, h]
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialize the gate's weights from N(0, 0.02^2), as in GPT-2."""
+        self.k = k
+        self.capacity_factor = capacity_factor
+        # [E, h] N(0, 0.02^2), as in GPT-2
+        self.weight = nn.Parameter(torch.empty(experts, hidden))
         nn.init.normal_(self.weight, std=0.02)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -58,6 +90,43 @@ class LinearGate(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(dtype), self.weight.to(dtype))
 
+    def token_choice(
+        self,
+        logits: Tensor,
+        expert: Tensor,
+        weight: Tensor,
+        probabilities: Tensor | None = None,
+        balanced: Tensor | None = None,
+    ) -> Routing:
+        """Create the routing of chosen experts, with its capacity and losses.
+
+        Parameters
+        ----------
+        logits
+            ``[T, E]`` float.
+        expert, weight
+            ``[T, K]`` int64 and float, the experts of each token and their weights.
+        probabilities
+            ``[T, E]`` float for the balance loss; None: the router has none.
+        balanced
+            ``[T, J]`` int64, the experts that balance losses count; None: ``expert``.
+        """
+        loss = logits.new_zeros(())
+        if probabilities is not None:
+            counted = expert if balanced is None else balanced
+            loss = load_balancing_loss(probabilities, counted)
+        return Routing.token_choice(
+            expert=expert,
+            weight=weight,
+            experts=self.experts,
+            capacity=limit(self.capacity_factor, self.k, len(logits), self.experts),
+            auxiliary_loss=loss,
+            z_loss=router_z_loss(logits),
+            probabilities=probabilities,
+            balanced=balanced,
+        )
+
     def extra_repr(self) -> str:
         """Format the sizes and options for ``print(module)``."""
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
+        own = {n: v for n, v in vars(self).items() if n[0] != "_" and n != "training"}
+        return ", ".join(f"{name}={value}" for name, value in own.items())

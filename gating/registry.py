@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 
@@ -62,55 +62,55 @@ def build(
         If no built-in router and no installed package has this name, or the router
         has no such option.
     """
-    router = _factory(gating)(gating, hidden, experts)
+    factory = ROUTERS.get(gating.router)
+    if factory is not None:
+        for rule, remedy in SPECS[gating.router].broken_options(gating.options):
+            raise LayoutError(f"{rule}: {remedy}")
+    else:
+        points = entry_points(group=ENTRY_POINTS).select(name=gating.router)
+        for point in points:
+            factory = cast("RouterFactory", point.load())
+    if factory is None:
+        raise LayoutError(
+            f"the router is one of {', '.join(known_routers())}, not "
+            f"{gating.router!r}: choose one of these or install a package with an "
+            f"entry point in {ENTRY_POINTS!r}"
+        )
+    router = factory(gating, hidden, experts)
     if isinstance(router, Seeded):
         router.reseed(seed, layer)
     return router
-
-
-def _factory(gating: Gating) -> RouterFactory:
-    made = ROUTERS.get(gating.router)
-    if made is not None:
-        for rule, remedy in SPECS[gating.router].broken_options(gating.options):
-            raise LayoutError(f"{rule}: {remedy}")
-        return made
-    for point in entry_points(group=ENTRY_POINTS).select(name=gating.router):
-        return cast("RouterFactory", point.load())
-    raise LayoutError(
-        f"the router is one of {', '.join(known_routers())}, not {gating.router!r}: "
-        f"choose one of these or install a package with an entry point in "
-        f"{ENTRY_POINTS!r}"
-    )
-
-
-def _limited(gating: Gating) -> dict[str, Any]:
-    """Collect the capacity factor and the router's options as keyword arguments."""
-    dropless = gating.dispatch == "dropless"
-    return {
-        "capacity_factor": None if dropless else gating.capacity_factor,
-        **SPECS[gating.router].settled(gating.options),
-    }
 
 
 def _create(
     kind: Callable[..., nn.Module], gating: Gating, hidden: int, experts: int
 ) -> nn.Module:
     """Create a router with those sizes and options that its constructor accepts."""
-    given = {"hidden": hidden, "experts": experts, "k": gating.k, **_limited(gating)}
+    dropless = gating.dispatch == "dropless"
+    given = {
+        "hidden": hidden,
+        "experts": experts,
+        "k": gating.k,
+        "capacity_factor": None if dropless else gating.capacity_factor,
+        **SPECS[gating.router].settled(gating.options),
+    }
     accepted = signature(kind).parameters
     return kind(**{name: value for name, value in given.items() if name in accepted})
 
 
 ROUTERS: dict[str, RouterFactory] = {
-    "switch": partial(_create, SwitchRouter),
-    "topk": partial(_create, TopKRouter),
-    "gshard": partial(_create, GShardRouter),
-    "fairscale-top2": partial(_create, FairscaleTop2Router),
-    "fairscale": partial(_create, FairscaleTop2Router),  # of layers/fairscale_moe.py
-    "expert-choice": partial(_create, ExpertChoiceRouter),
-    "deepseek": partial(_create, DeepSeekRouter),
-    "hash": partial(_create, HashRouter),
-    "sinkhorn": partial(_create, SinkhornRouter),
-    "skewed": partial(_create, SkewedRouter),
+    name: partial(_create, kind)
+    for name, kind in {
+        "switch": SwitchRouter,
+        "topk": TopKRouter,
+        "gshard": GShardRouter,
+        "fairscale-top2": FairscaleTop2Router,
+        "fairscale": FairscaleTop2Router,  # of layers/fairscale_moe.py
+        "expert-choice": ExpertChoiceRouter,
+        "deepseek": DeepSeekRouter,
+        "hash": HashRouter,
+        "sinkhorn": SinkhornRouter,
+        "skewed": SkewedRouter,
+    }.items()
 }
 """The built-in routers, ``name -> factory(gating, hidden, experts)``."""

@@ -117,17 +117,12 @@ class Routing:
     @property
     def expert_tk(self) -> Tensor:
         """Experts of each token, ``[T, K]`` int64 (token choice only)."""
-        return self._by_token(self.expert)
-
-    @property
-    def weight_tk(self) -> Tensor:
-        """Weight of each chosen expert, ``[T, K]`` float (token choice only)."""
-        return self._by_token(self.weight)
-
-    @property
-    def kept_tk(self) -> Tensor:
-        """Whether each choice is kept, ``[T, K]`` bool (token choice only)."""
-        return self._by_token(self.kept)
+        if self.k is None:
+            raise LayoutError(
+                "a [T, K] view needs as many copies of each token, but k is None (not "
+                "token choice): use the lists token, expert, weight and kept"
+            )
+        return self.expert.view(self.tokens, self.k)
 
     def demand(self) -> Tensor:
         """Count token copies per expert, kept and dropped, ``[E]`` int64."""
@@ -140,14 +135,6 @@ class Routing:
     def dropped(self) -> Tensor:
         """Count token copies per expert that exceed its capacity, ``[E]`` int64."""
         return torch.bincount(self.expert[~self.kept], minlength=self.experts)
-
-    def _by_token(self, values: Tensor) -> Tensor:
-        if self.k is None:
-            raise LayoutError(
-                "a [T, K] view needs as many copies of each token, but k is None (not "
-                "token choice): use the lists token, expert, weight and kept"
-            )
-        return values.view(self.tokens, self.k)
 
 
 def _stacked(parts: list[Tensor | None]) -> Tensor | None:

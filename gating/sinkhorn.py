@@ -6,14 +6,8 @@ from math import log
 
 from torch import Tensor
 
-from moetraffic.errors import LayoutError
-
-from .capacity import limit
-from .linear_gate import LinearGate, check_k
-from .losses import router_z_loss
+from .linear_gate import LinearGate, check_options
 from .routing import Routing
-
-SCORES = ("auto", "sigmoid", "softmax")
 
 
 class SinkhornRouter(LinearGate):
@@ -25,15 +19,8 @@ class SinkhornRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    k
-        Number of experts per token; 1 in S-BASE.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
-        tokens first; None keeps all.
+    hidden, experts, k, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`.
     score
         ``"sigmoid"`` of the logit or ``"softmax"`` over all experts; ``"auto"`` is
         Megatron-Core's choice: sigmoid where k is 1, else softmax.
@@ -52,8 +39,6 @@ class SinkhornRouter(LinearGate):
     ``megatron/core/transformer/moe/router.py``, ``sinkhorn_load_balancing``.
     """
 
-    shown = (*LinearGate.shown, "k", "score")
-
     def __init__(
         self,
         hidden: int,
@@ -65,14 +50,8 @@ class SinkhornRouter(LinearGate):
         tolerance: float = 1e-4,
         rounds: int = 1000,
     ) -> None:
-        check_k(k, experts)
-        if score not in SCORES:
-            raise LayoutError(
-                f"the score is one of {', '.join(SCORES)}, not {score!r}: choose one"
-            )
-        super().__init__(hidden, experts)
-        self.k = k
-        self.capacity_factor = capacity_factor
+        check_options("sinkhorn", score=score)
+        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.score = ("sigmoid" if k == 1 else "softmax") if score == "auto" else score
         self.tolerance = tolerance
         self.rounds = rounds
@@ -86,14 +65,7 @@ class SinkhornRouter(LinearGate):
         else:
             rank = score.detach()
         expert = rank.topk(self.k, dim=-1).indices  # [T, K]
-        return Routing.token_choice(
-            expert=expert,
-            weight=score.gather(-1, expert),
-            experts=self.experts,
-            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
-            auxiliary_loss=logits.new_zeros(()),
-            z_loss=router_z_loss(logits),
-        )
+        return self.token_choice(logits, expert, score.gather(-1, expert))
 
 
 def sinkhorn_plan(

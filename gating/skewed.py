@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .capacity import limit
 from .hashing import mixed, uniform
-from .linear_gate import LinearGate, check_k
-from .losses import load_balancing_loss, router_z_loss
+from .linear_gate import LinearGate
 from .routing import Routing
 
 
@@ -28,15 +26,8 @@ class SkewedRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    k
-        Number of experts per token.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
-        tokens first; None keeps all.
+    hidden, experts, k, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`.
     exponent
         Exponent of Zipf's law; 0 is uniform.
     period
@@ -55,8 +46,6 @@ class SkewedRouter(LinearGate):
     "Stochastic Beams and Where to Find Them", arXiv 1903.06059, section 2.3.
     """
 
-    shown = (*LinearGate.shown, "k", "exponent", "period")
-
     step: Tensor
 
     def __init__(
@@ -70,10 +59,7 @@ class SkewedRouter(LinearGate):
         period: int = 50,
         seed: int = 0,
     ) -> None:
-        check_k(k, experts)
-        super().__init__(hidden, experts)
-        self.k = k
-        self.capacity_factor = capacity_factor
+        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.exponent = exponent
         self.period = period
         self.seed = seed
@@ -109,15 +95,7 @@ class SkewedRouter(LinearGate):
         weight = probabilities.gather(-1, expert)
         if self.k > 1:
             weight = weight / weight.sum(-1, keepdim=True)
-        return Routing.token_choice(
-            expert=expert,
-            weight=weight,
-            experts=self.experts,
-            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
-            auxiliary_loss=load_balancing_loss(probabilities, expert),
-            z_loss=router_z_loss(logits),
-            probabilities=probabilities,
-        )
+        return self.token_choice(logits, expert, weight, probabilities)
 
     def _drawn(self, tokens: int, ids: Tensor | None) -> Tensor:
         """Sample the experts of each token without replacement, ``[T, K]`` int64."""

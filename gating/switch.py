@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .capacity import limit
 from .linear_gate import LinearGate
-from .losses import load_balancing_loss, router_z_loss
 from .routing import Routing
 
 
@@ -16,13 +14,8 @@ class SwitchRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor T / E)`` tokens, earlier ones first;
-        None keeps all (dropless).
+    hidden, experts, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`, with k = 1.
     jitter
         In training each component of the router's input, not of the experts', is
         multiplied by a random number between ``1 - jitter`` and ``1 + jitter``.
@@ -33,8 +26,6 @@ class SwitchRouter(LinearGate):
     the jitter is its "input jitter", as ``transformers`` computes it for Switch.
     """
 
-    shown = (*LinearGate.shown, "jitter")
-
     def __init__(
         self,
         hidden: int,
@@ -43,8 +34,7 @@ class SwitchRouter(LinearGate):
         capacity_factor: float | None = None,
         jitter: float = 0.0,
     ) -> None:
-        super().__init__(hidden, experts)
-        self.capacity_factor = capacity_factor
+        super().__init__(hidden, experts, k=1, capacity_factor=capacity_factor)
         self.jitter = jitter
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
@@ -55,12 +45,4 @@ class SwitchRouter(LinearGate):
         logits = self.logits(x)
         probabilities = logits.softmax(-1)
         weight, expert = probabilities.max(-1, keepdim=True)  # [T, 1]
-        return Routing.token_choice(
-            expert=expert,
-            weight=weight,
-            experts=self.experts,
-            capacity=limit(self.capacity_factor, 1, len(x), self.experts),
-            auxiliary_loss=load_balancing_loss(probabilities, expert),
-            z_loss=router_z_loss(logits),
-            probabilities=probabilities,
-        )
+        return self.token_choice(logits, expert, weight, probabilities)

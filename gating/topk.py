@@ -6,9 +6,7 @@ from torch import Tensor
 
 from moetraffic.errors import LayoutError
 
-from .capacity import limit
-from .linear_gate import LinearGate, check_k
-from .losses import load_balancing_loss, router_z_loss
+from .linear_gate import LinearGate, check_options
 from .routing import Routing
 
 
@@ -17,15 +15,8 @@ class TopKRouter(LinearGate):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    k
-        Number of experts per token, at most E.
-    capacity_factor
-        An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
-        tokens first; None keeps all (dropless).
+    hidden, experts, k, capacity_factor
+        As of :class:`~.linear_gate.LinearGate`.
     softmax
         ``"before"``: over all experts, of which the k most probable are chosen;
         ``"after"``: over the k chosen logits (Mixtral, arXiv 2401.04088, section 2.1).
@@ -50,8 +41,6 @@ class TopKRouter(LinearGate):
     3 to 5 (without their noise).
     """
 
-    shown = (*LinearGate.shown, "k", "softmax", "renormalize")
-
     def __init__(
         self,
         hidden: int,
@@ -62,17 +51,14 @@ class TopKRouter(LinearGate):
         softmax: str = "before",
         renormalize: bool | None = None,
     ) -> None:
-        check_k(k, experts)
-        after = softmax == "after"
-        if softmax not in ("before", "after") or (after and renormalize is False):
+        check_options("topk", softmax=softmax)
+        if softmax == "after" and renormalize is False:
             raise LayoutError(
-                "softmax is before, or after and then has the sum 1, but it is "
-                f"{softmax!r} and renormalize {renormalize}: change one of them"
+                "a softmax over the chosen experts has the sum 1, but renormalize is "
+                "False and softmax is 'after': change one of them"
             )
-        super().__init__(hidden, experts)
+        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.softmax = softmax
-        self.k = k
-        self.capacity_factor = capacity_factor
         self.renormalize = k > 1 if renormalize is None else renormalize
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
@@ -86,12 +72,4 @@ class TopKRouter(LinearGate):
             weight, expert = probabilities.topk(self.k, dim=-1)
         if self.softmax == "before" and self.renormalize:
             weight = weight / weight.sum(-1, keepdim=True)
-        return Routing.token_choice(
-            expert=expert,
-            weight=weight,
-            experts=self.experts,
-            capacity=limit(self.capacity_factor, self.k, len(x), self.experts),
-            auxiliary_loss=load_balancing_loss(probabilities, expert),
-            z_loss=router_z_loss(logits),
-            probabilities=probabilities,
-        )
+        return self.token_choice(logits, expert, weight, probabilities)

@@ -160,7 +160,8 @@ class _Gate(nn.Module):
         # what the gate dropped does not show: absent, not zero
         report_routing(owner.layer, routing.demand(), None, owner.group)
         owner.call.enter("dispatch")
-        return output.auxiliary_loss, output.combine.float(), output.dispatch
+        auxiliary_loss, combine, dispatch = output
+        return auxiliary_loss, combine.float(), dispatch
 
 
 class _Expert(nn.Module):

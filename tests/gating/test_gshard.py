@@ -31,10 +31,16 @@ def test_first_choices_find_room_before_any_second() -> None:
     assert routing.expert_tk.tolist() == [[1, 0], [0, 1], [0, 1]]
     assert routing.capacity == 2
     # token 0's second choice, though first in the batch, comes after two first choices
-    assert routing.kept_tk.tolist() == [[True, False], [True, True], [True, False]]
-    torch.testing.assert_close(routing.weight_tk[0], torch.tensor([0.625, 0.375]))
+    assert routing.kept.view(-1, 2).tolist() == [
+        [True, False],
+        [True, True],
+        [True, False],
+    ]
+    torch.testing.assert_close(
+        routing.weight.view(-1, 2)[0], torch.tensor([0.625, 0.375])
+    )
     kept = router(p, capacity_factor=1.0, second="always", weights="kept")
-    weight = kept(torch.eye(3)).weight_tk
+    weight = kept(torch.eye(3)).weight.view(-1, 2)
     torch.testing.assert_close(weight[0], torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(weight[1], torch.tensor([2 / 3, 1 / 3]))
 
@@ -44,8 +50,8 @@ def test_a_token_without_room_anywhere_weighs_nothing() -> None:
     routing = router(same, capacity_factor=0.25, second="always", weights="kept")(
         torch.eye(4)
     )
-    assert routing.kept_tk.tolist() == [[True, True]] + [[False, False]] * 3
-    assert routing.weight_tk[1:].tolist() == [[0.0, 0.0]] * 3
+    assert routing.kept.view(-1, 2).tolist() == [[True, True]] + [[False, False]] * 3
+    assert routing.weight.view(-1, 2)[1:].tolist() == [[0.0, 0.0]] * 3
 
 
 def test_the_second_is_sent_with_probability_twice_its_share() -> None:

@@ -34,8 +34,12 @@ def test_token_choice_is_a_list_token_by_token() -> None:
 def test_views_by_token_are_the_choices() -> None:
     routing = token_choice(capacity=2)
     assert routing.expert_tk.tolist() == [[0, 1], [0, 2], [0, 1]]
-    assert routing.weight_tk[1].tolist() == pytest.approx([0.7, 0.3])
-    assert routing.kept_tk.tolist() == [[True, True], [True, True], [False, True]]
+    assert routing.weight.view(-1, 2)[1].tolist() == pytest.approx([0.7, 0.3])
+    assert routing.kept.view(-1, 2).tolist() == [
+        [True, True],
+        [True, True],
+        [False, True],
+    ]
 
 
 def test_demand_counts_what_was_dropped_too() -> None:
