@@ -17,7 +17,7 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.launch import current_rank
 from moetraffic.replay.execution.pace import Gaps, parse_pace
-from moetraffic.replay.plan.background_pattern import parse_background
+from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.replay.results.console import progress_display, show
 from moetraffic.replay.results.metrics import write_reports

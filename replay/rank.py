@@ -15,7 +15,7 @@ from moetraffic.replay.execution.clocks import knots
 from moetraffic.replay.execution.control import agree_on_sizes, gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.background_pairs import expert_exchanges, pass_order
+from moetraffic.replay.plan.background import expert_exchanges, pass_order
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay.execution.pace import ASAP, Pace
-from moetraffic.replay.plan.background_pairs import expert_exchanges, pass_order
-from moetraffic.replay.plan.background_pattern import BackgroundPattern
+from moetraffic.replay.plan.background import (
+    BackgroundPattern,
+    expert_exchanges,
+    pass_order,
+)
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.verification import FULL_VERIFICATION, Depth, Verification

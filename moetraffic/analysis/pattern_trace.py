@@ -95,6 +95,47 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
     )
 
 
+def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
+    """Build the sites of a call of a pattern: one, or one per point-to-point message.
+
+    Parameters
+    ----------
+    call
+        A call of the pattern.
+    group
+        Index of its group.
+    slot
+        Call index.
+    width
+        Number of ranks of the group.
+    """
+    site = Site(
+        group=group,
+        operation=call.operation,
+        phase=call.phase,
+        layer=call.layer,
+        direction=call.direction,
+        slot=slot,
+        dtype=call.dtype,
+        row_bytes=call.row_bytes,
+        label=call.label,
+        wire=WireForm.CONSTANT,
+    )
+    if call.operation == ALL_TO_ALL:
+        matrix = exchange_matrix(call, width)
+        return [replace(site, constant=tuple(matrix.ravel().tolist()))]
+    if call.operation != SENDS:
+        return [replace(site, constant=(call.size,) * width)]
+    made = []
+    for source, destination in call.messages(width):
+        constant = [0] * width
+        constant[source] = call.size
+        made.append(
+            replace(site, peers=(source, destination), constant=tuple(constant))
+        )
+    return made
+
+
 class _Draft:
     """Builder of the groups, sites and per-rank call order of a pattern's programs.
 
@@ -151,31 +192,7 @@ class _Draft:
         self, call: Call, group: int, ranks: tuple[int, ...], slot: int, count: int
     ) -> list[int]:
         """Add the sites of a call: one, or one per message of a point-to-point send."""
-        site = Site(
-            group=group,
-            operation=call.operation,
-            phase=call.phase,
-            layer=call.layer,
-            direction=call.direction,
-            slot=slot,
-            dtype=call.dtype,
-            row_bytes=call.row_bytes,
-            label=call.label,
-            wire=WireForm.CONSTANT,
-        )
-        made = []
-        if call.operation == SENDS:
-            for source, destination in call.messages(len(ranks)):
-                constant = [0] * len(ranks)
-                constant[source] = call.size
-                made.append(
-                    replace(site, peers=(source, destination), constant=tuple(constant))
-                )
-        elif call.operation == ALL_TO_ALL:
-            matrix = exchange_matrix(call, len(ranks))
-            made.append(replace(site, constant=tuple(matrix.ravel().tolist())))
-        else:
-            made.append(replace(site, constant=(call.size,) * len(ranks)))
+        made = call_sites(call, group=group, slot=slot, width=len(ranks))
         first = len(self.sites)
         self.sites += made
         self.counts += [-1 if call.operation == SENDS else count] * len(made)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +26,15 @@ _LATE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTimes:
-    """Issue and end times of operations on one rank, ns of rank 0's clock.
+class IssueOrder:
+    """Captured issue and end times of a plan's n operations, ns of rank 0's clock.
 
     A replay rank to which several ranks of the trace are mapped has their earliest
     issue and latest end.
     """
 
-    issue: Int64  # [n] UNKNOWN_TIME where the rank took no part, or unknown
-    end: Int64  # [n]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IssueOrder:
-    """Captured issue and end times of the operations of a plan, for each rank."""
-
-    ranks: Mapping[int, RankTimes]  # of the requested ranks
+    issue: Mapping[int, Int64]  # [n] of a rank; UNKNOWN_TIME: no part, or unknown
+    end: Mapping[int, Int64]  # [n] of a rank
     begin: int  # first issue on any rank; UNKNOWN_TIME if none is known
     common: Int64 | None  # [n] position in a common order, if one is needed
 
@@ -62,7 +56,7 @@ def read_issue_order(
         Maps ranks of the trace to those of the replay.
     """
     if not ranks:
-        return IssueOrder(ranks={}, begin=UNKNOWN_TIME, common=None)
+        return IssueOrder(issue={}, end={}, begin=UNKNOWN_TIME, common=None)
     count = len(occurrences)
     of = {r: (r,) if scale is None else scale.origins(r) for r in ranks}
     issues = {r: np.full(count, _LATE, np.int64) for r in ranks}
@@ -86,7 +80,8 @@ def read_issue_order(
         found[found == _LATE] = UNKNOWN_TIME
     in_common = not ordered or (scale is not None and scale.in_common_order)
     return IssueOrder(
-        ranks={r: RankTimes(issue=issues[r], end=ends[r]) for r in ranks},
+        issue=issues,
+        end=ends,
         begin=begin if begin < _LATE else UNKNOWN_TIME,
         common=common_order(trace, occurrences) if in_common else None,
     )
@@ -117,21 +112,8 @@ def rank_order(
     """
     if issue_order.common is not None:
         return mine[np.argsort(issue_order.common[mine])]
-    issue = issue_order.ranks[rank].issue[mine]
+    issue = issue_order.issue[rank][mine]
     return mine[np.lexsort((issue, iteration[mine]))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """Operations that each operation of one rank waits for, and the gaps between.
-
-    Fields are those of :class:`~moetraffic.replay.plan.program.Program`.
-    """
-
-    waits: Bool  # [N]
-    after: Int64  # [N]
-    gap_ns: Int64  # [N]
-    due_ns: Int64  # [N]
 
 
 def dependencies(
@@ -143,8 +125,11 @@ def dependencies(
     group: Int32,
     message: Bool,
     sent: Bool,
-) -> Dependencies:
+) -> dict[str, Any]:
     """Compute which operation each operation of a rank waits for, and the gap between.
+
+    Returns the fields ``waits``, ``after``, ``gap_ns`` and ``due_ns`` of a
+    :class:`~moetraffic.replay.plan.program.Program`.
 
     Parameters
     ----------
@@ -162,12 +147,12 @@ def dependencies(
     sent
         ``[N]`` whether this rank sends it.
     """
-    times, count = issue_order.ranks[rank], len(operation)
-    captured = operation < len(times.issue)
+    count, all_issues = len(operation), issue_order.issue[rank]
+    captured = operation < len(all_issues)
     issue = np.full(count, UNKNOWN_TIME, np.int64)
     end = issue.copy()
-    issue[captured] = times.issue[operation[captured]]
-    end[captured] = times.end[operation[captured]]
+    issue[captured] = all_issues[operation[captured]]
+    end[captured] = issue_order.end[rank][operation[captured]]
     known = captured & (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
     timed = bool(count) and bool(known[captured].all())
     after = np.full(count, -1, np.int64)
@@ -188,7 +173,7 @@ def dependencies(
         waits[now] = ~(overlapped & free)
     if not timed:
         waits &= ~sent  # in a common order, only receivers may wait
-    return Dependencies(waits=waits, after=after, gap_ns=gap, due_ns=due)
+    return {"waits": waits, "after": after, "gap_ns": gap, "due_ns": due}
 
 
 def _ended_before(here: Int64, issue: Int64, end: Int64) -> Int64:

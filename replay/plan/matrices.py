@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
+from moetraffic.errors import ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, Int64
 from moetraffic.trace.trace import Trace
 
 from .program import KINDS, Plan
+from .program_builder import OperationTable
 
-_BLOCK_CELLS = 1 << 20
+_BLOCK_CELLS = 1 << 20  # of matrices read at a time
 
 Matrices = Iterator[tuple[Int64, Int64, Int64]]
 """Blocks of operation indices ``[b]``, members ``[b, W]`` as ascending world ranks and
-byte matrices ``[b, W, W]`` with senders as rows."""
-
-
-class Scaled(Protocol):
-    """Interface for rescaling the byte matrices of a group of ranks.
-
-    Implemented by :class:`~moetraffic.replay.scale.rescaling.Scale`.
-    """
-
-    def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        """Convert byte matrices of a trace group to ranks and bytes of the replay."""
-        ...
+byte matrices ``[b, W, W]`` with senders as rows; the W of a block are equal."""
 
 
 def operation_matrices(
-    trace: Trace, plan: Plan, scale: Scaled | None = None
+    trace: Trace, plan: Plan, scale: Scale | None = None
 ) -> Matrices:
-    """Yield byte matrices of all operations of a plan, in blocks of one group."""
+    """Yield byte matrices of all operations of a plan, in blocks."""
     yield from exchange_matrices(trace, plan, scale)
     yield from dense_matrices(plan)
 
 
 def exchange_matrices(
-    trace: Trace, plan: Plan, scale: Scaled | None = None
+    trace: Trace, plan: Plan | OperationTable, scale: Scale | None
 ) -> Matrices:
     """Yield byte matrices of the all-to-all operations of a plan.
 
@@ -49,22 +40,40 @@ def exchange_matrices(
     trace
         Trace of the plan.
     plan
-        Plan of the replay.
+        Operations of the replay.
     scale
         Converts ranks and bytes of the trace; None leaves them.
+
+    Raises
+    ------
+    ReplayError
+        If bytes are negative.
     """
+    ascending = [np.argsort(g.ranks) for g in trace.groups]
+    width = np.array([len(g.ranks) for g in trace.groups], np.int64)
     exchange = (plan.kind == KINDS.index(ALL_TO_ALL)) & (plan.occurrence >= 0)
-    for number in np.unique(plan.group[exchange]).tolist():
-        mine = np.flatnonzero(exchange & (plan.group == number))
-        order = np.argsort(trace.groups[number].ranks)
-        members = np.array(plan.groups[number], np.int64)
-        step = max(1, _BLOCK_CELLS // max(len(order), len(members)) ** 2)
-        for low in range(0, len(mine), step):
-            at = mine[low : low + step]
-            wire = trace.wire(plan.occurrence[at])[:, order[:, None], order]
+    own = np.where(plan.group < len(width), plan.group, 0)  # others are background
+    # rescaling may give different sizes to groups of equal size
+    key = width[own] if scale is None else own
+    for one in np.unique(key[exchange]).tolist():
+        same = np.flatnonzero(exchange & (key == one))
+        size = one if scale is None else int(width[one])
+        step = max(1, _BLOCK_CELLS // size**2)
+        for begin in range(0, len(same), step):
+            at = same[begin : begin + step]
+            group = plan.group[at]
+            wire = trace.wire(plan.occurrence[at])
+            if wire.min() < 0:
+                raise ReplayError(
+                    "bytes of an all-to-all cannot be negative, but the smallest in "
+                    f"{trace.name} is {int(wire.min())}: capture the run again"
+                )
+            into = np.array([ascending[g] for g in group], np.int64)
+            wire = np.take_along_axis(wire, into[:, :, None], axis=1)
+            wire = np.take_along_axis(wire, into[:, None, :], axis=2)
             if scale is not None:
-                wire = scale.matrices(number, wire, plan.occurrence[at])
-            yield at, np.broadcast_to(members, (len(at), len(members))), wire
+                wire = scale.matrices(one, wire, plan.occurrence[at])
+            yield at, np.array([plan.groups[g] for g in group], np.int64), wire
 
 
 def dense_matrices(plan: Plan) -> Matrices:

@@ -1,38 +1,118 @@
-"""Build the program of one rank from the columns of a replay plan."""
+"""Columns of a replay plan under construction, and the program of one rank."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.replay.scratch_file import scratch_array
-from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64
+from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
+from moetraffic.trace.trace import Trace
 
+from .background import BackgroundTraffic
 from .issue_order import IssueOrder, dependencies, rank_order
-from .program import KINDS, Int8, Program
+from .program import EXPERTS, KINDS, Int8, Program
 from .selection import MESSAGE
 from .sizes import buffers
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 
-class OperationTable(Protocol):
-    """Columns of a replay plan that a rank's program is built from, n operations."""
+class OperationTable:
+    """Columns of a replay plan under construction, for n operations."""
 
-    captured: int  # number of operations of the trace; the others are background
-    iteration: Int64
-    kind: Int8
-    group: Int32
-    stream: Int8
-    sender: Int32
-    receiver: Int32
-    width: Int64  # ranks W of the group
-    size: Int64
+    def __init__(
+        self,
+        trace: Trace,
+        occurrence: Int64,
+        scale: Scale | None,
+        background: BackgroundTraffic | None,
+    ) -> None:
+        own = [tuple(sorted(g.ranks)) for g in trace.groups]
+        kinds = [g.kind or "other" for g in trace.groups]
+        sites = list(trace.sites)
+        if scale is not None:
+            own = list(scale.groups)
+        ends = [_ends(trace, s, own, scale) for s in sites]
+        iteration = trace.occurrences.iteration[occurrence]
+        site = trace.occurrences.site[occurrence]
+        if background is not None:
+            first, every = len(sites), np.unique(iteration)
+            for one in background.operations:
+                group = len(own) + one.group
+                sites.append(replace(one.site, group=group, operation=one.kind))
+                ends.append((one.sender, one.receiver))
+            own += background.groups
+            kinds += background.group_kinds
+            each = np.arange(len(background.operations), dtype=np.int32)
+            iteration = np.concatenate([iteration, np.repeat(every, len(each))])
+            site = np.concatenate([site, np.tile(first + each, len(every))])
+        count = len(iteration)
+        self.captured = len(occurrence)  # the other operations are background
+        self.groups = tuple(own)
+        self.sites = tuple(sites)
+        self.iteration = iteration
+        self.site = site.astype(np.int32, copy=False)
+        self.occurrence = np.full(count, -1, np.int64)
+        self.occurrence[: len(occurrence)] = occurrence
+        # properties of a site hold for each of its operations
+        used = np.unique(self.site)
+        group_of = np.array([s.group for s in sites], np.int32)
+        number = {name: n for n, name in enumerate(KINDS)}
+        kind_of = np.array([number.get(s.operation, 0) for s in sites], np.int8)
+        experts = {sites[s].group for s in used if sites[s].operation == ALL_TO_ALL}
+        names = [EXPERTS]
+        stream_of_group = np.zeros(len(own), np.int8)
+        for group in sorted({sites[s].group for s in used} - experts):
+            if kinds[group] not in names:
+                names.append(kinds[group])
+            stream_of_group[group] = names.index(kinds[group])
+        self.streams = tuple(names)
+        self.kind: Int8 = kind_of[self.site]
+        self.group: Int32 = group_of[self.site]
+        self.stream: Int8 = stream_of_group[self.group]
+        both = np.array(ends, np.int32).reshape(-1, 2)
+        self.sender: Int32 = both[self.site, 0]
+        self.receiver: Int32 = both[self.site, 1]
+        self.width = np.array([len(g) for g in own], np.int64)[self.group]
+        self.size = np.zeros(count, np.int64)
+        if background is not None:
+            added = np.array([o.size for o in background.operations], np.int64)
+            self.size[self.captured :] = np.tile(added, len(every))
+        self.total_bytes = np.zeros(count, np.int64)
+        self.network_bytes = np.zeros(count, np.int64)
+        self.bottleneck_bytes = np.zeros(count, np.int64)
+        self.largest_bytes = np.zeros(count, np.int64)
+        self.checksum = np.zeros(count, np.uint32)
 
     def of_rank(self, rank: int) -> Bool:
         """Mask of the operations in which a rank takes part, ``[n]`` bool."""
-        ...
+        inside = np.array([rank in g for g in self.groups], bool)[self.group]
+        message = self.kind == KINDS.index(MESSAGE)
+        ends = (self.sender == rank) | (self.receiver == rank)
+        return np.asarray(np.where(message, ends, inside), bool)
+
+
+def _ends(
+    trace: Trace, site: Site, groups: list[tuple[int, ...]], scale: Scale | None
+) -> tuple[int, int]:
+    """Find sender and receiver, as replay ranks, of a site's operations; -1 for none.
+
+    A trace does not record the root of a broadcast, reduce, gather or scatter: the
+    lowest rank of the group is used.
+    """
+    if site.operation == MESSAGE and min(site.peers) >= 0:
+        ranks = [trace.groups[site.group].ranks[p] for p in site.peers]
+        one, other = ranks if scale is None else [scale.rank(r) for r in ranks]
+        return one, other
+    root = min(groups[site.group], default=-1)
+    if site.operation in ("broadcast", "scatter"):
+        return root, -1
+    if site.operation in ("reduce", "gather"):
+        return -1, root
+    return -1, -1
 
 
 class ProgramBuilder:
@@ -98,28 +178,25 @@ class ProgramBuilder:
                     table.receiver[of],
                 )
         message = kind == KINDS.index(MESSAGE)
-        waits = dependencies(
-            self._times,
-            rank,
-            order,
-            stream=table.stream[order],
-            group=table.group[order],
-            message=message,
-            sent=message & (table.sender[order] == rank),
-        )
+        stream, group = table.stream[order], table.group[order]
         return Program(
             rank=rank,
             operation=order,
-            group=table.group[order],
-            stream=table.stream[order],
+            group=group,
+            stream=stream,
             kind=kind,
             send_size=self._sizes[0],
             receive_size=self._sizes[1],
             first=self._first,
             send_bytes=self._send,
             receive_bytes=self._receive,
-            waits=waits.waits,
-            after=waits.after,
-            gap_ns=waits.gap_ns,
-            due_ns=waits.due_ns,
+            **dependencies(
+                self._times,
+                rank,
+                order,
+                stream=stream,
+                group=group,
+                message=message,
+                sent=message & (table.sender[order] == rank),
+            ),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,14 +18,6 @@ MESSAGE = "send_recv"
 _BLOCK_CELLS = 1 << 20  # cells of the presence mask read at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectedOperations:
-    """Indices of the operations to replay, and counts of those left out."""
-
-    occurrence: Int64  # [n] index into the trace's occurrences, ascending
-    left_out: dict[str, int]  # number of collectives not replayed, by operation
-
-
 def select_operations(
     trace: Trace,
     *,
@@ -34,7 +25,7 @@ def select_operations(
     layers: Collection[int] | None = None,
     dense: bool = True,
     scale: Scale | None = None,
-) -> SelectedOperations:
+) -> tuple[Int64, dict[str, int]]:
     """Select the operations of a trace to replay, by iteration, layer and kind.
 
     Operations whose bytes are unknown, messages with an unknown peer, and operations on
@@ -53,6 +44,13 @@ def select_operations(
     scale
         Maps ranks of the trace to those of the replay; None keeps them.
 
+    Returns
+    -------
+    occurrence
+        ``[n]`` indices into the trace's occurrences, ascending.
+    left_out
+        Number of collectives not replayed, by operation.
+
     Raises
     ------
     ReplayError
@@ -60,7 +58,12 @@ def select_operations(
     """
     wanted = np.array([_is_replayed(trace, s, dense, scale) for s in trace.sites], bool)
     counts = np.array(
-        [s.operation != ROUTING and _in_layers(s, layers) for s in trace.sites], bool
+        [
+            s.operation != ROUTING
+            and (layers is None or s.layer < 0 or s.layer in layers)
+            for s in trace.sites
+        ],
+        bool,
     )
     every = trace.find(iterations=iterations, kind=None)
     site = trace.occurrences.site[every]
@@ -74,7 +77,7 @@ def select_operations(
         raise _no_operation(trace, iterations, layers, left)
     if scale is None or not scale.completes:
         _check_complete(trace, chosen, scale)
-    return SelectedOperations(occurrence=chosen, left_out=dict(left))
+    return chosen, dict(left)
 
 
 def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
@@ -131,10 +134,6 @@ def _is_replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> 
         return False
     there = [scale.rank(rank) >= 0 for rank in ranks]
     return known and (all(there) if site.operation == MESSAGE else any(there))
-
-
-def _in_layers(site: Site, layers: Collection[int] | None) -> bool:
-    return layers is None or site.layer < 0 or site.layer in layers
 
 
 def _no_operation(

@@ -12,9 +12,10 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.matrices import Scaled, operation_matrices
+from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.request import Request
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bit_rate, bytes_per_second
 
@@ -111,7 +112,7 @@ def _baselines(
     trace: Trace,
     plan: Plan,
     nodes: Sequence[str],
-    scale: Scaled | None,
+    scale: Scale | None,
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)

@@ -20,9 +20,9 @@ import numpy as np
 from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
-from moetraffic.replay.plan.matrices import Scaled
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.trace import Trace
@@ -248,7 +248,7 @@ class DryRun:
 
 
 def estimate_plan(
-    trace: Trace, plan: Plan, options: DryRunOptions, scale: Scaled | None = None
+    trace: Trace, plan: Plan, options: DryRunOptions, scale: Scale | None = None
 ) -> DryRun:
     """Compute lower bounds and estimates of the duration of a replay plan.
 

@@ -34,8 +34,9 @@ from moetraffic.fabric.named import Network
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.collective import convention
 from moetraffic.patterns.hockney import Hockney
-from moetraffic.replay.plan.matrices import Scaled, operation_matrices
+from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
@@ -67,7 +68,7 @@ class Estimate:
 
 
 def bounds(
-    trace: Trace, plan: Plan, network: Network, scale: Scaled | None = None
+    trace: Trace, plan: Plan, network: Network, scale: Scale | None = None
 ) -> Bounds:
     """Compute lower bounds on the duration of a plan on a network.
 

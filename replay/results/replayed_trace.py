@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 import moetraffic
 from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.matrices import Scaled, exchange_matrices
+from moetraffic.replay.plan.matrices import exchange_matrices
 from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     UNKNOWN_TIME,
@@ -50,7 +51,7 @@ def replayed_trace(
     nodes: Sequence[str],
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    scale: Scaled | None = None,
+    scale: Scale | None = None,
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
@@ -128,7 +129,7 @@ def _panels(
 # ---- on other ranks, with other bytes, with background traffic ---------------------
 
 
-def _build(trace: Trace, plan: Plan, scale: Scaled | None) -> tuple[Trace, Int64]:
+def _build(trace: Trace, plan: Plan, scale: Scale | None) -> tuple[Trace, Int64]:
     """Build a trace from a plan; return it and each operation's index in it."""
     order = np.lexsort((plan.iteration, plan.site))
     place = np.empty(len(plan), np.int64)

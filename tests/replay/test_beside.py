@@ -14,8 +14,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.plan.background_pairs import expert_exchanges
-from moetraffic.replay.plan.background_pattern import BackgroundPattern
+from moetraffic.replay.plan.background import BackgroundPattern, expert_exchanges
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.verification import Depth, Verification
 

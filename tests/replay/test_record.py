@@ -13,7 +13,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import parse_pace
-from moetraffic.replay.plan.background_pattern import BackgroundPattern
+from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.trace.trace import Trace
 

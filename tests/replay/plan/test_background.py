@@ -10,8 +10,7 @@ import pytest
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.traffic import traffic_matrix
-from moetraffic.replay.plan.background_pairs import pass_order
-from moetraffic.replay.plan.background_pattern import BackgroundPattern
+from moetraffic.replay.plan.background import BackgroundPattern, pass_order
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 

@@ -14,7 +14,7 @@ from moetraffic.errors import MoetrafficError, ReplayError
 from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
-from moetraffic.replay.plan.background_pattern import BackgroundPattern
+from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.results.dry_run import (
     DryRunOptions,
