@@ -101,7 +101,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/cli/validate.py",
         "moetraffic/cli/workload.py",
         "moetraffic/generate/state_trial.py",
-        "moetraffic/health/machine.py",
         "moetraffic/interop/export/conformance.py",
         "moetraffic/interop/export/param.py",
         "moetraffic/interop/importers.py",

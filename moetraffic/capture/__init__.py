@@ -5,6 +5,7 @@ Recorders need torch and annotations do not, so recorders are imported on first 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .annotate import at, routing
@@ -24,17 +25,15 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    "Recorder": "recorder",
+    "VirtualRecorder": "virtual_recorder",
+    "router": "routers.router_hooks",
+    "watch_routers": "routers.router_hooks",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Recorder":
-        from .recorder import Recorder
-
-        return Recorder
-    if name == "VirtualRecorder":
-        from .virtual_recorder import VirtualRecorder
-
-        return VirtualRecorder
-    if name in ("router", "watch_routers"):
-        from .routers import router_hooks
-
-        return getattr(router_hooks, name)
-    raise AttributeError(name)
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

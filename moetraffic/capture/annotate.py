@@ -29,8 +29,6 @@ class CallContext:
 
 
 NO_CONTEXT = CallContext()
-MOST_PLACES = 10_000  # bounds memory when a program uses a new label in each step
-_places: dict[tuple[int, str, str], CallContext] = {}
 PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
 LONGEST_LABEL = 200  # characters
 LARGEST_LAYER = 2**31 - 1
@@ -61,13 +59,6 @@ def is_layer(layer: object) -> bool:
     return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
 
 
-def is_label(label: object) -> bool:
-    """Whether a value is text that a trace can store as a label."""
-    if not isinstance(label, str) or len(label) > LONGEST_LABEL:
-        return False
-    return label.isascii() or label.isprintable()  # false for a lone surrogate
-
-
 def set_context(there: CallContext) -> CallContext:
     """Set the current thread's annotation of collectives; return the previous one.
 
@@ -81,10 +72,10 @@ def set_context(there: CallContext) -> CallContext:
     return before
 
 
-def mirror(tell: Callable[[CallContext], None] | None) -> None:
+def mirror(receive: Callable[[CallContext], None] | None) -> None:
     """Set the callback of the compiled hook for context changes; None removes it."""
     global _mirror
-    _mirror = tell
+    _mirror = receive
 
 
 @contextmanager
@@ -114,18 +105,14 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
         raise CaptureError(
             f"a layer is an index from 0 on, or -1 for none, not {layer!r}: change it"
         )
-    if label and not is_label(label):
+    valid = isinstance(label, str) and len(label) <= LONGEST_LABEL
+    # a lone surrogate is not printable
+    if not valid or not (label.isascii() or label.isprintable()):
         raise CaptureError(
             f"a label is text of at most {LONGEST_LABEL} characters, not "
             f"{str(label)[:40]!r}: shorten it"
         )
-    key = (layer, phase, label)
-    now = _places.get(key)
-    if now is None:
-        now = CallContext(layer, phase, label)
-        if len(_places) < MOST_PLACES:
-            _places[key] = now
-    before = set_context(now)
+    before = set_context(CallContext(layer, phase, label))
     try:
         yield
     finally:

@@ -22,7 +22,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -35,11 +34,14 @@ from moetraffic.trace.segments.store import segments_folder
 from .hook import python as hook
 from .input_validation import cause
 from .recorder import Recorder
+from .recording import ask_rank_0
 from .sigterm import SigtermListener
 
-PATIENCE = timedelta(seconds=30)
-"""Maximum time a rank waits for rank 0 to publish the path of the capture."""
-
+STEPS_BACK = (
+    "own",
+    "the program records by itself, so moetraffic run steps back and leaves the "
+    "capture to it",
+)
 Say = Callable[[str, str], None]
 _times = itertools.count()
 _ending = threading.RLock()
@@ -79,7 +81,7 @@ class Attachment:
                 self.recorder.end_early(why)
             self.recorder.close(merged=False)
         finally:
-            self._withdraw()
+            self.withdraw()
 
     def step_back(self) -> None:
         """Stop and delete this recording in favor of the program's own recorder."""
@@ -93,14 +95,11 @@ class Attachment:
                 folder = segments_folder(self.recorder.path)
                 shutil.rmtree(rank_folder(folder, self.rank), ignore_errors=True)
             except Exception as error:
-                _tell(self.say, error)
-        _step_back(self.say)
+                _report(self.say, error)
+        self.say(*STEPS_BACK)
 
-    def abandon(self) -> None:
-        """Detach a forked child from its parent's recorder."""
-        self._withdraw()
-
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
+        """Detach this process from the recorder (also a forked child)."""
         hook.set_attached_recorder(None)
         self.listener.stop()
         self.finalizer.cancel()
@@ -137,9 +136,9 @@ def begin(
             if dist.get_backend() == "fake":
                 return  # nothing is sent
             if hook.installed():
-                _step_back(say)
+                say(*STEPS_BACK)
                 return
-            out = _agree(Path(path), force=force)
+            out = _reserve(Path(path), say, force=force)
             if out is None:
                 return  # rank 0 reports the reason
             recorder = Recorder(
@@ -153,7 +152,7 @@ def begin(
             _attached = Attachment(recorder, say)
         except Exception as error:
             # no error of the capture may stop the training
-            _tell(say, error)
+            _report(say, error)
             return
     note("begun")
 
@@ -176,7 +175,7 @@ def end(error: BaseException | None = None, *, why: str = "") -> None:
         try:
             attached.close(why or _early(error))
         except Exception as failure:
-            _tell(attached.say, failure)
+            _report(attached.say, failure)
 
 
 def _early(error: BaseException | None) -> str:
@@ -196,51 +195,31 @@ def _end_of_process() -> None:
     end(sys.exc_info()[1] or getattr(sys, "last_value", None))
 
 
-def _agree(path: Path, *, force: bool) -> Path | None:
-    """Distribute the output path from rank 0 to all ranks; None if it is invalid.
+def _reserve(path: Path, say: Say, *, force: bool) -> Path | None:
+    """Reserve the output path on rank 0 for all ranks; None if it cannot be written."""
 
-    Raises
-    ------
-    CaptureError
-        On rank 0, if the folder cannot be written.
-    """
-    number = next(_times)
-    rank, store = dist.get_rank(), None
+    def choose() -> str:
+        try:
+            return join(path, force=force).name
+        except CaptureError as error:
+            _report(say, error)
+            return ""
+
+    store = None
     if dist.get_world_size() > 1:
         store = dist.distributed_c10d._get_default_store()
     # the store of a torchrun agent may outlive the ranks that it restarts
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"moetraffic/attached/{attempt}/{number}"
-    if store is None:
-        return join(path, force=force)
-    if rank == 0:
-        try:
-            chosen = join(path, force=force)
-        except CaptureError:
-            store.set(key, "")
-            raise
-        store.set(key, chosen.name)
-        return chosen
-    try:
-        store.wait([key], PATIENCE)
-        name = store.get(key).decode()
-    except RuntimeError:
-        name = path.name  # rank 0 is not captured, but this rank is
+    key = f"moetraffic/attached/{attempt}/{next(_times)}"
+    # without an answer, rank 0 is not captured, but this rank is
+    name = ask_rank_0(store, dist.get_rank(), key, choose, otherwise=path.name)
     # the folder may be local to this host, and then has no list of runs yet
     return join(path, name) if name else None
 
 
-def _step_back(say: Say) -> None:
-    say(
-        "own",
-        "the program records by itself, so moetraffic run steps back and leaves the "
-        "capture to it",
-    )
-
-
-def _tell(say: Say, error: Exception) -> None:
-    told = str(error) if isinstance(error, MoetrafficError) else repr(error)
-    say("refused", f"this run is not captured: {' '.join(told.split())}")
+def _report(say: Say, error: Exception) -> None:
+    text = str(error) if isinstance(error, MoetrafficError) else repr(error)
+    say("refused", f"this run is not captured: {' '.join(text.split())}")
 
 
 def _before_fork() -> None:
@@ -255,7 +234,7 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """Unblock SIGTERM in the parent after a fork."""
+    """Unblock SIGTERM after a fork."""
     if _mask.earlier is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _mask.earlier)
 
@@ -266,7 +245,7 @@ def _forked() -> None:
     _ending = threading.RLock()  # another thread of the parent may hold the lock
     attached, _attached = _attached, None
     if attached is not None:
-        attached.abandon()
+        attached.withdraw()
     _after_fork()
 
 

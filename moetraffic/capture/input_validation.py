@@ -1,6 +1,7 @@
 """Validation of losses, token counts and expert counts passed to a recorder.
 
-No function raises exceptions, except :func:`counts_of`, whose caller handles them.
+No function raises exceptions, except :func:`counts_of` and :func:`demand_of`, whose
+callers handle them.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
         return math.nan
 
 
+def loss_value(loss: Any) -> float:
+    """Convert a validated loss to a float, which waits for its device."""
+    try:
+        return float(loss)
+    except Exception:
+        # the device has failed: the other records of the step remain valid
+        return math.nan
+
+
 def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
     """Validate a token count; return -1 if it is unknown or invalid."""
     if tokens is None:
@@ -117,12 +127,29 @@ def counts_of(values: Any, name: str) -> Int32:
     return counts.astype(np.int32)
 
 
+def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
+    """Validate the token copies per expert of a routing, and the dropped ones of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`counts_of` does, or if more copies are dropped than were routed.
+    """
+    counts = counts_of(demand, "demand")
+    if dropped is None:
+        return counts.tolist(), None
+    missed = counts_of(dropped, "dropped")
+    if missed.shape != counts.shape or (missed > counts).any():
+        raise ValueError("more is dropped than was routed")
+    return counts.tolist(), missed.tolist()
+
+
 def cause(error: BaseException | None) -> str:
     """Describe the exception that ended a rank, completing "rank 2 was ..."."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    said = next(iter(str(error).splitlines()), "")[:120]
-    return f"ended by {type(error).__name__}" + (f" ({said})" if said else "")
+    line = next(iter(str(error).splitlines()), "")[:120]
+    return f"ended by {type(error).__name__}" + (f" ({line})" if line else "")
 
 
 def _shown(value: Any) -> str:

@@ -3,9 +3,24 @@
 The training process writes frames into a pipe: a kind, a length and the payload.
 
 - ``WORDS``: int64 words, record after record.  A record begins with its kind and its
-  length in words; the layouts are the lists below.
-- ``TOLD``: JSON, a definition or information about the run.  Numbers in records are
+  length in words.
+- ``MESSAGE``: JSON, a definition or information about the run.  Numbers in records are
   defined before they are used.
+
+Fields of the records, after kind and length:
+
+- ``CALL``: number (of the call on this rank), issue (ns), operation (index into
+  OPERATIONS), group, place, dtype, thread, in_backward (1 while the autograd engine
+  runs), grad (1 where autograd records), link (autograd sequence number, -1 for none),
+  node (name of the running autograd node, -1 for none), source, destination, bytes (of
+  this rank's input, for all but all-to-alls), row_bytes, rows_sent, rows_received,
+  number of send splits and number of receive splits (0: equal splits), which follow
+- ``END``: number, start, end
+- ``STEP``: end, tokens, kind of step, loss
+- ``OPTIMIZER``: end
+- ``ROUTED``: issue, group, layer, label, thread, in_backward, grad, experts,
+  has_dropped; token copies by expert follow, and dropped copies
+- ``GAP``: number of lost calls
 
 Both ends belong to one program on one host, and the data are not stored, so that the
 format needs no versions.
@@ -21,65 +36,15 @@ import numpy as np
 
 from moetraffic.trace.model import Int64
 
-WORDS, TOLD = 1, 2
+WORDS, MESSAGE = 1, 2
 HEADER = struct.Struct("<qq")
 
 CALL, END, STEP, OPTIMIZER, ROUTED, GAP = 1, 2, 3, 4, 5, 6
-
-CALL_FIELDS = (
-    "kind",
-    "length",
-    "number",  # of the call on this rank
-    "issue",  # ns
-    "operation",  # index into OPERATIONS
-    "group",
-    "place",
-    "dtype",
-    "thread",
-    "in_backward",  # 1 while the autograd engine runs
-    "grad",  # 1 where autograd records
-    "link",  # autograd sequence number, -1 for none
-    "node",  # name of the autograd node that runs, -1 for none
-    "source",
-    "destination",
-    "bytes",  # of this rank's input, for all but all-to-alls
-    "row_bytes",
-    "rows_sent",
-    "rows_received",
-    "sends",  # number of splits that follow; 0: equal splits
-    "receives",
-)
-CALL_HEAD = len(CALL_FIELDS)
-END_FIELDS = ("kind", "length", "number", "start", "end")
-STEP_FIELDS = ("kind", "length", "end", "tokens", "step_kind", "loss")
-OPTIMIZER_FIELDS = ("kind", "length", "end")
-ROUTED_FIELDS = (
-    "kind",
-    "length",
-    "issue",
-    "group",
-    "layer",
-    "label",
-    "thread",
-    "in_backward",
-    "grad",
-    "experts",
-    "has_dropped",
-)
-ROUTED_HEAD = len(ROUTED_FIELDS)
-GAP_FIELDS = ("kind", "length", "calls")
+CALL_HEAD, ROUTED_HEAD = 21, 11  # words before the splits, before the token copies
 
 OPERATIONS = (
-    "all_to_all",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "reduce",
-    "broadcast",
-    "gather",
-    "scatter",
-    "barrier",
-    "send_recv",
+    *("all_to_all", "all_reduce", "all_gather", "reduce_scatter", "reduce"),
+    *("broadcast", "gather", "scatter", "barrier", "send_recv"),
 )
 
 
@@ -88,9 +53,9 @@ def frame(kind: int, body: bytes) -> bytes:
     return HEADER.pack(kind, len(body)) + body
 
 
-def told(**words: Any) -> bytes:
+def message(**fields: Any) -> bytes:
     """Encode keyword arguments as a JSON frame."""
-    return frame(TOLD, json.dumps(words).encode())
+    return frame(MESSAGE, json.dumps(fields).encode())
 
 
 def loss_word(loss: float) -> int:

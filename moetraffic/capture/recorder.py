@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -11,7 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,10 @@ from moetraffic.capture.hook.completion import CompletionTracker
 from moetraffic.capture.hook.device_clock import DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
-from moetraffic.capture.routers.direct_exchanges import watch_bypasses
+from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
 from moetraffic.capture.routers.router_hooks import watch_routers
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
-from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
@@ -34,18 +34,18 @@ from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 from . import clock_offset
 from .annotate import here, is_layer, subscribe
 from .hook import python as hook
-from .input_validation import OmittedRecords, cause, counts_of, loss_of, tokens_of
+from .input_validation import OmittedRecords, cause, demand_of, loss_of, tokens_of
 from .metadata import (
     check_names_and_counts,
     checked_groups,
     checked_placement,
     describe,
 )
-from .output_check import check_output
 from .pipe_format import OPTIMIZER, ROUTED, STEP
+from .recording import Recording, check_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from moetraffic.trace.merge.merging import Merged
 
 log = logging.getLogger("moetraffic")
 
@@ -57,7 +57,7 @@ _recorders = itertools.count()
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-class Recorder:
+class Recorder(Recording):
     """Recorder of all collectives and reported expert routings of this process.
 
     Each rank creates one recorder; the records of all ranks are merged into one trace.
@@ -116,23 +116,18 @@ class Recorder:
             raise CaptureError(
                 f"a window is at least one step, but is {window}: raise window"
             )
-        self.path = Path(path)
-        self.iteration = 0
-        self.warnings: list[str] = []
+        super().__init__(path, force=force)
         self._workload = workload
         self._about: dict[str, Any] = {
             "model": str(model),
             "router": str(router),
             "k": k,
         }
-        self._force = force
         self._left_out = OmittedRecords(self._leave_out)
-        self._ended = ""  # what ended the capture early
         self._window_steps = window
         self._placement = checked_placement(placement or {})
         self._kinds = checked_groups(groups or {})
-        self._met: set[str] = set()
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = contextlib.ExitStack()
         self._folder: RankFolder | None = None
         self._shared_clock = True
         self._rank, self._world = 0, 1
@@ -151,63 +146,60 @@ class Recorder:
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._met: set[str] = set()
         hook.stop_attached_recorder()
-        if hook.installed():
-            raise CaptureError(
-                "one recorder runs in a process at a time, but one is running "
-                "already: close it first"
-            )
+        hook.check_not_installed()
         store = self._store()
         check_output(self.path, store, self._rank, self._number, force=self._force)
-        folder = RankFolder(segments_folder(self.path), self._rank, force=self._force)
-        journal: Journal | None = None
-        try:
-            meta = describe(self._workload, self._world, **self._about)
-            about = {
-                "folder": str(folder.folder.absolute()),
-                "rank": self._rank,
-                "node": socket.gethostname(),
-                "meta": meta.as_dict(),
-                "placement": self._placement,
-                "window": self._window_steps,
-                "begun": hook.now_ns(),
-            }
-            self._device = DeviceClock(lambda record: self.put(record))
-            native = load()
-            journal = self._journal = Journal(
-                about,
-                folder.lock,
-                native=native,
-                loss_of=_number,
-                counts_of=self._counted,
-                resolve=self._device.resolve,
-                left_out=self._left_out.add,
+        with contextlib.ExitStack() as on_failure:
+            folder = RankFolder(
+                segments_folder(self.path), self._rank, force=self._force
             )
-            self.put, self.number = self._journal.put, self._journal.number
-            self._completion = CompletionTracker(self.put, self._device, native)
-            self.before = self._device.ahead_of
-            self.launched = self._completion.launched
-            self.waiting = self._completion.waiting
+            on_failure.callback(folder.leave)
+            native = load()
+            device = DeviceClock(lambda record: self.put(record))
+            self._journal = self._start_journal(folder, device, native)
+            self.put = self._journal.put
+            # the committer holds the lock of the folder as well
+            on_failure.callback(self._journal.close, even_empty=False)
+            completion = CompletionTracker(self.put, device, native)
             self._measure_clock("start")
+            on_failure.callback(self._undo.close)
             stepped = register_optimizer_step_post_hook(self._optimizer_stepped)
-            self._undo.append(stepped.remove)
-            self._undo.append(hook.install(self, native))
-            self._undo.append(self._completion.install())
-            self._undo.append(subscribe(self._routing))
-            self._undo.append(watch_routers(on_failure=self.failed))
-            self._undo.append(watch_bypasses(on_failure=self.failed))
-        except BaseException:
-            for undo in reversed(self._undo):
-                undo()
-            self._undo.clear()
-            if journal is not None:
-                # the committer holds the lock of the folder as well
-                journal.close(even_empty=False)
-            folder.leave()
-            raise
+            self._undo.callback(stepped.remove)
+            sink = hook.CallSink(
+                put=self.put,
+                meet=self._meet,
+                number=self._journal.number,
+                before=device.ahead_of,
+                launched=completion.launched,
+                waiting=completion.waiting,
+                failed=self._failed,
+            )
+            self._undo.callback(hook.install(sink, native))
+            self._undo.callback(completion.install())
+            self._undo.callback(subscribe(self._routing))
+            self._undo.callback(watch_routers(on_failure=self._failed))
+            self._undo.callback(DirectExchangeHooks(self._failed).undo)
+            on_failure.pop_all()
         self._folder = folder
         _running.add(self)
         return self
+
+    def _start_journal(
+        self, folder: RankFolder, device: DeviceClock, native: ModuleType | None
+    ) -> Journal:
+        meta = describe(self._workload, self._world, **self._about)
+        about = {
+            "folder": str(folder.folder.absolute()),
+            "rank": self._rank,
+            "node": socket.gethostname(),
+            "meta": meta.as_dict(),
+            "placement": self._placement,
+            "window": self._window_steps,
+            "begun": hook.now_ns(),
+        }
+        return Journal(about, folder.lock, device.resolve, self._left_out.add, native)
 
     def step(
         self,
@@ -245,16 +237,6 @@ class Recorder:
         self.iteration += 1
         self._journal.stepped()
 
-    def end_early(self, why: str) -> None:
-        """Record the reason for an early end of the capture in the trace.
-
-        Parameters
-        ----------
-        why
-            Completes the sentence "rank 2 was ...": "interrupted by SIGINT".
-        """
-        self._ended = self._ended or " ".join(why.split())[:200]
-
     def close(self, *, merged: bool = True) -> Merged | None:
         """Stop recording, write the remaining records and merge all segments on rank 0.
 
@@ -275,22 +257,21 @@ class Recorder:
         """
         if self._folder is None:
             return None
-        for undo in reversed(self._undo):
-            undo()
+        self._undo.close()
         _running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")
         if self._ended:
-            self._journal.tell(ended=self._ended)
+            self._journal.send(ended=self._ended)
         if self._left_out.words:
-            self._journal.tell(left_out=self._left_out.words)
-        reports = self._journal.close(even_empty=merged and not self._ended)
+            self._journal.send(left_out=self._left_out.words)
+        report = self._journal.close(even_empty=merged and not self._ended)
         folder, self._folder = self._folder, None
         folder.leave()
-        self._report(reports)
+        self._warn_of_losses(report)
         if not merged or self._rank != 0:
             return None
-        return self._merge(folder.folder)
+        return self._merge_when_closed(folder.folder)
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -308,29 +289,29 @@ class Recorder:
         # other ranks may have died: this rank's segments are kept without a merge
         self.close(merged=False)
         folder = segments_folder(self.path)
-        if any(self._own_folder().glob(PATTERN)):
+        if any(rank_folder(folder, self._rank).glob(PATTERN)):
             log.warning(
                 "rank %d was %s: %d iterations of it are kept in %s; when all ranks "
                 "have ended, moetraffic merge %s makes a trace of them",
                 *(self._rank, self._ended, self.iteration, folder, folder),
             )
 
-    # ---- the hook's sink ---------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------
 
-    def meet(self, group: dist.ProcessGroup) -> None:
-        """Register the ranks of a process group (called by the hook)."""
+    def _meet(self, group: dist.ProcessGroup) -> None:
+        """Register the ranks of a process group at its first call."""
+        name = group.group_name
+        if name in self._met:
+            return
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
-        kind = self._kinds.get(group.group_name, "world" if everyone else "other")
-        self._journal.tell(
-            group={"name": group.group_name, "kind": kind, "ranks": list(ranks)}
-        )
+        kind = self._kinds.get(name, "world" if everyone else "other")
+        self._journal.send(group={"name": name, "kind": kind, "ranks": list(ranks)})
+        self._met.add(name)
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """Count a collective that could not be recorded (called by the hook)."""
+    def _failed(self, operation: str, error: Exception) -> None:
+        """Count a collective that could not be recorded."""
         self._left_out.add(f"call of {operation}", repr(error))
-
-    # ---- inside ----------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self.put((OPTIMIZER, hook.now_ns()))
@@ -350,65 +331,46 @@ class Recorder:
                 return  # no process group: no communication
             if not is_layer(layer):
                 raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
-            on_device = isinstance(demand, torch.Tensor) and not demand.is_cpu
-            if on_device:
+            if isinstance(demand, torch.Tensor) and not demand.is_cpu:
                 # read once the device has computed it, to avoid synchronization
                 counts: Any = demand.detach().clone()
                 missed: Any = None if dropped is None else dropped.detach().clone()
             else:
-                counts, missed = _checked_counts(demand, dropped)
-            name = owner.group_name
-            if name not in self._met:
-                self.meet(owner)
-                self._met.add(name)
+                counts, missed = demand_of(demand, dropped)
+            self._meet(owner)
             # the program's own reports name their group; a hook may not know the group,
             # which the merge then determines
             label = here.place.label if here.place.label in FOUND_BY else ""
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()
+            place = owner.group_name, layer, label
             self.put(
-                (
-                    *(ROUTED, hook.now_ns(), name, layer, label, thread, again, grad),
-                    *(counts, missed),
-                )
+                (ROUTED, hook.now_ns(), *place, thread, again, grad, counts, missed)
             )
         except (TypeError, ValueError) as error:
             self._left_out.add(ROUTING, str(error))
         except Exception as error:
             # no error of the recording may reach the training
-            self.failed(ROUTING, error)
-
-    def _counted(self, demand: Any, dropped: Any) -> tuple[Any, Any] | None:
-        """Copy expert counts from a device to the host, outside the training thread."""
-        if isinstance(demand, list):
-            return demand, dropped
-        try:
-            return _checked_counts(demand, dropped)
-        except Exception as error:
-            self._left_out.add(ROUTING, str(error))
-            return None
+            self._failed(ROUTING, error)
 
     def _leave_out(self, message: str) -> None:
         """Log the first omitted record of a kind, and store the counts in the trace."""
         self._warn(message)
         if self._folder is not None:
-            self._journal.tell(left_out=self._left_out.words)
+            self._journal.send(left_out=self._left_out.words)
 
-    def _report(self, reports: Sequence[dict[str, Any]]) -> None:
+    def _warn_of_losses(self, report: Mapping[str, Any]) -> None:
         """Log the errors that the journal and the committer process reported."""
-        last = reports[-1] if reports else {}
-        for said in (
-            last.get("unclosed", ""),
-            self._journal.error,
-            self._left_out.summary,
-        ):
-            if said:
-                self._warn(said)
-        if last.get("error"):
-            self._warn(
-                f"{last['lost_windows']} windows of rank {self._rank} are lost: "
-                f"{last['error']}"
+        lost = ""
+        if report.get("error"):
+            lost = (
+                f"{report['lost_windows']} windows of rank {self._rank} are lost: "
+                f"{report['error']}"
             )
+        unclosed, omitted = report.get("unclosed", ""), self._left_out.summary
+        for message in (unclosed, self._journal.error, omitted, lost):
+            if message:
+                self._warn(message)
 
     def _store(self) -> Any:
         """Return the key-value store of the ranks; None if there is no other rank."""
@@ -423,22 +385,19 @@ class Recorder:
         measured = clock_offset.measure_offset(
             store, self._rank, self._world, f"{self._number}/{moment}"
         )
-        self._journal.tell(clocks=measured.tolist())
+        self._journal.send(clocks=measured.tolist())
         self._shared_clock = bool((measured["error_ns"] == 0).all())
 
     def _abandon(self) -> None:
-        for undo in reversed(self._undo):
-            undo()
+        self._undo.close()
         self._journal.abandon()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.leave()  # otherwise a child that outlives its parent keeps the lock
         _running.discard(self)
 
-    def _own_folder(self) -> Path:
-        return rank_folder(segments_folder(self.path), self._rank)
-
-    def _merge(self, folder: Path) -> Merged | None:
+    def _merge_when_closed(self, folder: Path) -> Merged | None:
+        """Merge the segments when all ranks have closed; warn if they do not."""
         # ranks that are a step ahead may wait for an interrupted rank: they end only
         # after this process has exited
         patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
@@ -457,38 +416,12 @@ class Recorder:
             )
             return None
         try:
-            merged = merge_into(folder, self.path, force=self._force)
+            return self._merge(folder)
         except Exception as error:
             # the training is complete: keep the segments and report the error
-            told = str(error) if isinstance(error, MoetrafficError) else repr(error)
-            self._warn(f"no trace is written: {told}")
+            reason = str(error) if isinstance(error, MoetrafficError) else repr(error)
+            self._warn(f"no trace is written: {reason}")
             return None
-        for said in (*merged.missing, *merged.remarks, *merged.contradictions):
-            self._warn(said)
-        return merged
-
-    def _warn(self, message: str) -> None:
-        """Log a warning unless the same message was logged before."""
-        if message not in self.warnings:
-            self.warnings.append(message)
-            log.warning("%s", message)
-
-
-def _number(loss: Any) -> float:
-    """Convert a loss to a float, outside the training thread."""
-    try:
-        return float(loss)
-    except Exception:
-        # the device has failed: the other records of the step remain valid
-        return float("nan")
-
-
-def _checked_counts(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
-    counts = counts_of(demand, "demand")
-    missed = None if dropped is None else counts_of(dropped, "dropped")
-    if missed is not None and (missed.shape != counts.shape or (missed > counts).any()):
-        raise ValueError("more is dropped than was routed")
-    return counts.tolist(), None if missed is None else missed.tolist()
 
 
 def _forget() -> None:

@@ -7,7 +7,6 @@ parallelism over R ranks are computed from the routing and the expert placement.
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.patterns import Workload
-from moetraffic.trace.merge.merging import Merged, merge_into
+from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.model import Group, Int32
 from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
@@ -29,16 +28,14 @@ from moetraffic.trace.segments.store import SegmentStore, segments_folder
 from .annotate import ShardRouting, subscribe_shards
 from .input_validation import cause
 from .metadata import describe
-from .output_check import check_output
-
-log = logging.getLogger("moetraffic")
+from .recording import Recording, check_output
 
 WINDOW_STEPS = 32
 WINDOW_BYTES = 32 << 20
 SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded rows
 
 
-class VirtualRecorder:
+class VirtualRecorder(Recording):
     """Recorder of the expert routings of all virtual ranks trained in one process.
 
     The interface is that of :class:`.Recorder`, with one loss per rank.
@@ -69,11 +66,9 @@ class VirtualRecorder:
         window: int = WINDOW_STEPS,
         force: bool = False,
     ) -> None:
-        self.path = Path(path)
-        self.iteration = 0
-        self.warnings: list[str] = []
+        super().__init__(path, force=force)
         self.spent_s = 0.0  # time that recording has taken in the training thread
-        self._workload, self._force = workload, force
+        self._workload = workload
         self._window_steps = max(1, window // 2)
         self._ranks = workload.layout.world
         self._groups = [
@@ -89,23 +84,17 @@ class VirtualRecorder:
         self._steps: list[Any] = []
         self._kinds: list[str] = []
         self._segments, self._bytes, self._step_start = 0, 0, 0
-        self._spool: SegmentStore | None = None
-        self._ended = ""
+        self._store: SegmentStore | None = None
 
     def __enter__(self) -> VirtualRecorder:
-        check_output(self.path, None, 0, 0, force=self._force)
-        spool = SegmentStore(segments_folder(self.path), 0, force=self._force)
-        try:
-            self._meta = replace(
-                describe(self._workload, self._ranks, model="", router="", k=0),
-                virtual=True,
-                backend="",  # unused, since nothing is sent
-            )
-            self._unsubscribe = subscribe_shards(self._shards)
-        except BaseException:
-            spool.close()
-            raise
-        self._spool = spool
+        check_output(self.path, force=self._force)
+        self._meta = replace(
+            describe(self._workload, self._ranks, model="", router="", k=0),
+            virtual=True,
+            backend="",  # unused, since nothing is sent
+        )
+        self._store = SegmentStore(segments_folder(self.path), 0, force=self._force)
+        self._unsubscribe = subscribe_shards(self._shards)
         self._step_start = time.perf_counter_ns()
         return self
 
@@ -118,10 +107,6 @@ class VirtualRecorder:
         if kind is not None:
             self.end_early(cause(error))
         self.close(merged=kind is None)
-
-    def end_early(self, why: str) -> None:
-        """Record the reason for an early end of the capture in the trace."""
-        self._ended = self._ended or " ".join(why.split())[:200]
 
     def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:
         """End the current step: later records belong to the next step.
@@ -153,25 +138,18 @@ class VirtualRecorder:
 
     def close(self, *, merged: bool = True) -> Merged | None:
         """Stop recording, write the remaining records and merge the segments."""
-        if self._spool is None:
+        if self._store is None:
             return None
         self._unsubscribe()
         if self.iteration or (merged and not self._ended):
             self._commit(final=True)
-        spool, self._spool = self._spool, None
-        unclosed = spool.close()
+        store, self._store = self._store, None
+        unclosed, written = store.close(), store.writer
         if unclosed:
             self._warn(unclosed)
-        if spool.writer.error:
-            self._warn(
-                f"{spool.writer.lost_windows} windows are lost: {spool.writer.error}"
-            )
-        if not merged:
-            return None
-        done = merge_into(spool.folder, self.path, force=self._force)
-        for said in (*done.missing, *done.remarks, *done.contradictions):
-            self._warn(said)
-        return done
+        if written.error:
+            self._warn(f"{written.lost_windows} windows are lost: {written.error}")
+        return self._merge(store.folder) if merged else None
 
     def _shards(self, decided: ShardRouting) -> None:
         began = time.perf_counter_ns()
@@ -193,15 +171,11 @@ class VirtualRecorder:
         self.spent_s += (time.perf_counter_ns() - began) / 1e9
 
     def _commit(self, *, final: bool) -> None:
-        routed, self._routed = self._routed, []
-        steps, self._steps = self._steps, []
-        kinds, self._kinds = self._kinds, []
+        assert self._store is not None
+        window = (self._routed, tuple(self._sites), self._steps, self._kinds)
         index, self._segments = self._segments, self._segments + 1
-        sites, self._bytes = tuple(self._sites), 0
-        assert self._spool is not None
-        self._spool.commit(
-            lambda: self._build(routed, sites, steps, kinds, index, final)
-        )
+        self._routed, self._steps, self._kinds, self._bytes = [], [], [], 0
+        self._store.commit(lambda: self._build(*window, index, final))
 
     def _build(
         self,
@@ -234,7 +208,3 @@ class VirtualRecorder:
         if final:
             return replace(segment, ended=self._ended)
         return replace(segment, window=2 * self._window_steps)
-
-    def _warn(self, message: str) -> None:
-        self.warnings.append(message)
-        log.warning("%s", message)

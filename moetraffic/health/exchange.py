@@ -29,8 +29,8 @@ def main() -> int:
     heartbeat.send("start")
     torch.set_num_threads(1)
     try:
-        meeting = store_of(rendezvous(), rank_env.rank, rank_env.world, timeout=TIMEOUT)
-        store, _, _ = next(meeting)
+        stores = store_of(rendezvous(), rank_env.rank, rank_env.world, timeout=TIMEOUT)
+        store, _, _ = next(stores)
         dist.init_process_group(
             "gloo",
             store=PrefixStore("group", store),
@@ -39,23 +39,18 @@ def main() -> int:
             timeout=TIMEOUT,
         )
     except (RuntimeError, ValueError) as error:
-        told = str(error).splitlines()[0]
-        heartbeat.send("error", message=f"cannot join the others: {told}", cause="own")
+        reason = str(error).splitlines()[0]
+        message = f"cannot join the other ranks: {reason}"
+        heartbeat.send("error", message=message, cause="own")
         return 2
     heartbeat.send("ready")
     try:
         right = _exchange(rank_env.rank, rank_env.world)
-        knot = measure_offset(
+        clocks = measure_offset(
             PrefixStore("clock", store), rank_env.rank, rank_env.world, "doctor"
         )
-        mine = torch.tensor(
-            [int(right)]
-            + (
-                [int(knot["offset_ns"][0]), int(knot["error_ns"][0])]
-                if len(knot)
-                else [0, UNKNOWN]
-            )
-        )
+        offset = [(int(c["offset_ns"]), int(c["error_ns"])) for c in clocks]
+        mine = torch.tensor([int(right), *(offset or [(0, UNKNOWN)])[0]])
         found = torch.zeros(rank_env.world, 3, dtype=torch.int64)
         dist.all_gather(list(found.unbind()), mine)
     finally:

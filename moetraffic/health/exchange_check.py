@@ -7,7 +7,7 @@ import sys
 
 from moetraffic.launch import Heartbeat, RankEnvironment, launch
 
-from .finding import Finding, State
+from .finding import Finding, State, finding
 
 DEADLINE_S = 90.0
 NEAR_NS = 1_000_000
@@ -30,65 +30,48 @@ def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Findi
     list of Finding
         Result of the exchange and, if it succeeded, of the clock comparison.
     """
-    heard: list[Heartbeat] = []
+    events: list[Heartbeat] = []
     outcome = launch(
         [sys.executable, "-m", "moetraffic.health.exchange"],
         ranks=ranks,
         start_deadline_s=DEADLINE_S if rank_env is None else math.inf,
         operation_deadline_s=DEADLINE_S,
-        on_event=heard.append,
+        on_event=events.append,
         rank_env=rank_env,
     )
     number = ranks if rank_env is None else rank_env.world
-    told = [event.fields for event in heard if event.event == "step"]
-    if not outcome.ok or not told:
+    results = [event.fields for event in events if event.event == "step"]
+    if not outcome.ok or not results:
+        failure = outcome.sentence or "a rank ended early"
         return [
-            Finding(
-                area="network",
-                name="exchange",
-                state=State.STOP,
-                said=f"{number} ranks did not exchange rows over gloo: "
-                f"{outcome.sentence or 'a rank ended early'}",
-                remedy="see network and memory in this table; GLOO_SOCKET_IFNAME names "
-                "the interface to use",
+            finding(
+                *("network", "exchange", State.STOP),
+                f"{number} ranks did not exchange rows over gloo: {failure}",
+                "see network and memory in this table; GLOO_SOCKET_IFNAME names the "
+                "interface to use",
             )
         ]
-    found = told[0]
     return [
-        Finding(
-            area="network",
-            name="exchange",
-            state=State.OK,
-            said=f"{number} ranks met and exchanged rows over gloo, in "
+        finding(
+            *("network", "exchange", State.OK),
+            f"{number} ranks met and exchanged rows over gloo, in "
             f"{outcome.duration_s:.1f} s with their start",
         ),
-        _clocks(int(found["offset_ns"]), int(found["error_ns"]), number),
+        _clocks(int(results[0]["offset_ns"]), int(results[0]["error_ns"]), number),
     ]
 
 
 def _clocks(offset_ns: int, error_ns: int, ranks: int) -> Finding:
+    remedy = "the way to rank 0's store is slow: use a faster interface"
     if error_ns < 0:
-        return Finding(
-            area="network",
-            name="clocks",
-            state=State.NOTE,
-            said="a rank's clock could not be compared with rank 0's",
-            remedy="times of different hosts will stand as unknown",
-        )
-    near = error_ns <= NEAR_NS
-    if not offset_ns and not error_ns:
+        said = "a rank's clock could not be compared with rank 0's"
+        remedy = "times of different hosts will be unknown"
+    elif not offset_ns and not error_ns:
         said = f"{ranks} ranks read one clock"
     else:
         said = (
             f"up to {offset_ns / 1e6:.3f} ms from rank 0's, known to "
             f"{error_ns / 1e6:.3f} ms (corrected in traces)"
         )
-    return Finding(
-        area="network",
-        name="clocks",
-        state=State.OK if near else State.NOTE,
-        said=said,
-        remedy=""
-        if near
-        else "the way to rank 0's store is slow: use a faster interface",
-    )
+    near = 0 <= error_ns <= NEAR_NS
+    return finding("network", "clocks", State.OK if near else State.NOTE, said, remedy)

@@ -9,11 +9,12 @@ import resource
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from moetraffic.errors import CaptureError, LayoutError
-from moetraffic.launch import RankEnvironment, current_rank
+from moetraffic.launch import current_rank
 from moetraffic.launch.machine_resources import available_bytes
 
 from .exchange_check import try_ranks
@@ -42,89 +43,74 @@ def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     list of Finding
         In the order of their dependencies.
     """
-    found = list(software())
-    areas: list[Callable[[], Iterator[Finding]]] = [
-        _torch,
-        _hook,
-        lambda: _files(folder),
-        _limits,
-        _network,
-    ]
-    for area in areas:
-        found += area()
+    found = [*software(), *_torch(), *_hook(), *_files(folder), *_limits(), *_network()]
     try:
         rank_env = current_rank()
     except LayoutError as error:
-        found.append(finding("network", "launcher", State.STOP, str(error)))
-        return found
-    found.append(_launcher(rank_env))
-    if exchange:
-        found += try_ranks(RANKS, rank_env)
-    return found
+        return [*found, finding("network", "launcher", State.STOP, str(error))]
+    said = "none: moetraffic starts ranks of this host itself"
+    if rank_env is not None:
+        said = f"this is rank {rank_env.rank} of {rank_env.world}"
+    found.append(finding("network", "launcher", State.OK, said))
+    return found + try_ranks(RANKS, rank_env) if exchange else found
 
 
 def _torch() -> Iterator[Finding]:
+    check = partial(finding, "torch")
     try:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        yield finding(
-            "torch", "torch", State.STOP, f"does not import: {error}", "reinstall it"
-        )
+        yield check("torch", State.STOP, f"does not import: {error}", "reinstall it")
         return
     if not dist.is_available():
-        yield finding(
-            *("torch", "distributed", State.STOP),
+        yield check(
+            *("distributed", State.STOP),
             "this torch is built without torch.distributed",
             "install a torch that has it",
         )
         return
     gloo = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True
-    yield finding(
-        *("torch", "gloo", State.OK if gloo else State.STOP),
-        "there: ranks on CPUs" if gloo else "missing: ranks on CPUs need it",
+    yield check(
+        *("gloo", State.OK if gloo else State.STOP),
+        "available: ranks on CPUs" if gloo else "missing: ranks on CPUs need it",
         "install a torch that has it",
     )
     cuda, devices = torch.version.cuda, torch.cuda.device_count()
     nccl = dist.is_nccl_available()
-    number = ()
+    said = "not in this torch: GPUs cannot exchange through it"
     if nccl and cuda:
         number = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    yield finding(
-        *("torch", "NCCL", State.OK if nccl or not devices else State.NOTE),
-        "not in this torch: GPUs cannot exchange through it"
-        if not nccl
-        else f"version {'.'.join(map(str, number))}, for CUDA {cuda}"
-        if number
-        else "there, of a version that torch does not tell",
-        "install a torch with CUDA",
-    )
+        said = f"version {'.'.join(map(str, number))}, for CUDA {cuda}"
+    elif nccl:
+        said = "available, of unknown version"
+    state = State.OK if nccl or not devices else State.NOTE
+    yield check("NCCL", state, said, "install a torch with CUDA")
     ucc = getattr(dist, "is_ucc_available", bool)()
-    for name, there in (("MPI", dist.is_mpi_available()), ("UCC", ucc)):
-        said = "there" if there else "not in this torch (needed only for --backend)"
-        yield finding("torch", name, State.OK, said)
+    for name, available in (("MPI", dist.is_mpi_available()), ("UCC", ucc)):
+        said = "not in this torch (needed only for --backend)"
+        yield check(name, State.OK, "available" if available else said)
     named = [torch.cuda.get_device_properties(d) for d in range(devices)]
-    yield finding(
-        *("torch", "GPUs", State.OK),
-        "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
-        or "none: ranks compute and send on CPUs",
-    )
+    gpus = "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
+    yield check("GPUs", State.OK, gpus or "none: ranks compute and send on CPUs")
 
 
 def _hook() -> Iterator[Finding]:
     from moetraffic.capture.hook import native
 
+    check = partial(finding, "torch", "compiled hook")
     try:
         compiled = native.load() is not None
     except CaptureError as error:
-        yield finding("torch", "compiled hook", State.STOP, str(error))
+        yield check(State.STOP, str(error))
+        return
+    if compiled:
+        yield check(State.OK, "available: lowest overhead per recorded collective")
         return
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    yield finding(
-        *("torch", "compiled hook", State.OK if compiled else State.NOTE),
-        "there: a recorded collective costs least"
-        if compiled
-        else "not built for this torch: capture goes on with the hook in Python",
+    yield check(
+        State.NOTE,
+        "not built for this torch: capture uses the hook in Python",
         "moetraffic build"
         if compiler
         else "install a C++ compiler, then moetraffic build",
@@ -132,33 +118,34 @@ def _hook() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    there = {name: _interface(name) for _, name in socket.if_nameindex()}
-    yield finding(
-        *("network", "interfaces", State.OK if there else State.STOP),
-        "; ".join(f"{name} {told}" for name, told in there.items()) or "none",
+    check = partial(finding, "network")
+    interfaces = {name: _interface(name) for _, name in socket.if_nameindex()}
+    yield check(
+        *("interfaces", State.OK if interfaces else State.STOP),
+        "; ".join(f"{name} {state}" for name, state in interfaces.items()) or "none",
         "ranks need at least the loopback interface: ip link set lo up",
     )
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         for name in filter(None, os.environ.get(variable, "").split(",")):
             # NCCL takes prefixes, =exact names and ^exclusions
             bare = name.lstrip("^=")
-            known = any(other.startswith(bare) for other in there)
-            yield finding(
-                *("network", variable, State.OK if known else State.STOP),
-                name if known else f"{name}, which is no interface here",
-                f"set it to one of {', '.join(there)}, or unset it",
+            known = any(other.startswith(bare) for other in interfaces)
+            yield check(
+                *(variable, State.OK if known else State.STOP),
+                name if known else f"{name}, which is no interface of this host",
+                f"set it to one of {', '.join(interfaces)}, or unset it",
             )
     host = platform.node()
     try:
         address = socket.getaddrinfo(host, None)[0][4][0]
     except OSError as error:
-        yield finding(
-            *("network", "host name", State.NOTE),
+        yield check(
+            *("host name", State.NOTE),
             f"{host} has no address ({error}): ranks use the loopback interface",
             "for several hosts, give it one in /etc/hosts or set GLOO_SOCKET_IFNAME",
         )
     else:
-        yield finding("network", "host name", State.OK, f"{host} is {address}")
+        yield check("host name", State.OK, f"{host} is {address}")
 
 
 def _interface(name: str) -> str:
@@ -167,7 +154,7 @@ def _interface(name: str) -> str:
     try:
         state = (at / "operstate").read_text().strip()
     except OSError:
-        return "there"
+        return "of unknown state"
     try:
         speed = int((at / "speed").read_text())
     except (OSError, ValueError):
@@ -193,7 +180,7 @@ def _files(folder: Path) -> Iterator[Finding]:
     except OSError as error:
         yield finding(
             *("files", "folder", State.STOP),
-            f"{folder} takes no trace ({error.strerror or error})",
+            f"no trace can be written to {folder} ({error.strerror or error})",
             "choose a folder that you may write to, with file locks",
         )
     else:
@@ -219,34 +206,20 @@ def room(folder: Path, needed: float, area: str, name: str) -> Finding:
 
 
 def _limits() -> Iterator[Finding]:
+    check = partial(finding, "machine")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    yield check("processors", State.OK, f"{cores or os.cpu_count()} are available")
     memory = available_bytes()
-    yield finding(
-        *("machine", "processors", State.OK), f"{cores or os.cpu_count()} to compute on"
-    )
-    yield finding(
-        "machine",
-        "memory",
-        State.OK if memory is None or memory >= LITTLE_BYTES else State.NOTE,
-        "not told by this system"
-        if memory is None
-        else f"{memory / 1e9:.1f} GB are available",
+    enough = memory is None or memory >= LITTLE_BYTES
+    yield check(
+        *("memory", State.OK if enough else State.NOTE),
+        "unknown" if memory is None else f"{memory / 1e9:.1f} GB are available",
         "a rank takes about 0.3 GB: start few",
     )
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = files == resource.RLIM_INFINITY
-    few = not endless and files < FEW_FILES
-    yield finding(
-        *("machine", "open files", State.NOTE if few else State.OK),
-        "no limit" if endless else f"at most {files} of a process",
+    unlimited = files == resource.RLIM_INFINITY
+    yield check(
+        *("open files", State.OK if unlimited or files >= FEW_FILES else State.NOTE),
+        "no limit" if unlimited else f"at most {files} per process",
         f"ulimit -n {FEW_FILES}",
     )
-
-
-def _launcher(rank_env: RankEnvironment | None) -> Finding:
-    said = (
-        "none: moetraffic starts ranks of this host itself"
-        if rank_env is None
-        else f"this is rank {rank_env.rank} of {rank_env.world}"
-    )
-    return finding("network", "launcher", State.OK, said)

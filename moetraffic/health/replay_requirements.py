@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from moetraffic.errors import TraceError
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
 
-from .finding import Finding, State
-from .finding import finding as any_finding
+from .finding import Finding, State, finding
 from .machine import room
 
-AREA = "replay"
-_finding = partial(any_finding, AREA)
+_check = partial(finding, "replay")
 RANK_BYTES = 300_000_000
 """Resident memory, in bytes, of a process that has imported torch."""
 AT_ONCE = 4096
@@ -53,23 +50,21 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
             )
             whole = opened.meta.complete
     except TraceError as error:
-        return [_finding("trace", State.STOP, str(error))]
+        return [_check("trace", State.STOP, str(error))]
     ranks = world if nproc is None else nproc
-    found = [
-        _finding(
-            "trace",
-            State.OK if whole else State.NOTE,
+    return [
+        _check(
+            *("trace", State.OK if whole else State.NOTE),
             said + ("" if whole else ", of which some are missing"),
             "give --complete-missing peers or mean",
         ),
         _ranks(world, ranks),
-        *_rendezvous(),
+        _rendezvous(),
         _ports(ranks),
         _memory(ranks, largest),
         # the same operations with other times: about the same size
-        room(folder, 2 * trace.stat().st_size, AREA, "disk"),
+        room(folder, 2 * trace.stat().st_size, "replay", "disk"),
     ]
-    return found
 
 
 def largest_bytes(trace: Trace) -> int:
@@ -89,48 +84,42 @@ def largest_bytes(trace: Trace) -> int:
 
 def _ranks(world: int, ranks: int) -> Finding:
     if ranks < 1:
-        return _finding("ranks", State.STOP, f"{ranks} ranks", "raise --nproc")
+        return _check("ranks", State.STOP, f"{ranks} ranks", "raise --nproc")
     if ranks == world:
-        return _finding("ranks", State.OK, f"{ranks}, as in the trace")
+        return _check("ranks", State.OK, f"{ranks}, as in the trace")
     way = f"--fold {ranks}" if ranks < world else f"--expand {ranks}"
-    return _finding(
-        "ranks",
-        State.STOP,
+    return _check(
+        *("ranks", State.STOP),
         f"{ranks}, but the trace has {world}",
         f"give replay {way}, or change --nproc",
     )
 
 
-def _rendezvous() -> Iterator[Finding]:
+def _rendezvous() -> Finding:
     """Check that the rendezvous address is reachable."""
+    check = partial(_check, "rendezvous")
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host and not port:
-        said = "a file: the ranks of this host need no address"
-        yield _finding("rendezvous", State.OK, said)
-        return
+        return check(State.OK, "a file: the ranks of this host need no address")
     where = f"{host or '(no MASTER_ADDR)'}:{port or '(no MASTER_PORT)'}"
     if not host or not port or not port.isdecimal() or not 0 < int(port) < 65_536:
-        yield _finding(
-            "rendezvous",
+        return check(
             State.STOP,
             f"ranks cannot meet at {where}",
             "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there",
         )
-        return
     try:
         with socket.create_connection((host, int(port)), CONNECT_S):
             said = f"{where} answers: rank 0, or another program, listens there"
     except ConnectionRefusedError:
         said = f"{where} can be reached, and nothing listens there yet"
     except OSError as error:
-        yield _finding(
-            "rendezvous",
+        return check(
             State.STOP,
             f"{where} cannot be reached ({error})",
             "let the ports between the hosts through, or change MASTER_ADDR",
         )
-        return
-    yield _finding("rendezvous", State.OK, said)
+    return check(State.OK, said)
 
 
 def _ports(ranks: int) -> Finding:
@@ -142,27 +131,26 @@ def _ports(ranks: int) -> Finding:
             held.append(one)
             one.bind(("", 0))
     except OSError as error:
-        return _finding(
-            "ports",
-            State.STOP,
+        return _check(
+            *("ports", State.STOP),
             f"only {len(held) - 1} of {ranks} ports are free ({error.strerror})",
             "end what holds them, or raise ulimit -n",
         )
     finally:
         for one in held:
             one.close()
-    return _finding("ports", State.OK, f"{ranks} are free at once")
+    return _check("ports", State.OK, f"{ranks} are free at once")
 
 
 def _memory(ranks: int, largest: int) -> Finding:
     needed = ranks * (RANK_BYTES + largest)
-    there = available_bytes()
-    if there is None:
-        return _finding("memory", State.OK, f"about {needed / 1e9:.1f} GB are needed")
-    enough = needed <= there
-    return _finding(
-        "memory",
-        State.OK if enough else State.STOP,
-        f"about {needed / 1e9:.1f} GB are needed, {there / 1e9:.1f} GB are available",
+    available = available_bytes()
+    said = f"about {needed / 1e9:.1f} GB are needed"
+    if available is None:
+        return _check("memory", State.OK, said)
+    enough = needed <= available
+    return _check(
+        *("memory", State.OK if enough else State.STOP),
+        f"{said}, {available / 1e9:.1f} GB are available",
         "start fewer ranks with --fold, or send less with --bytes x0.1",
     )

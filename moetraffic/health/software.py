@@ -11,7 +11,7 @@ from typing import NamedTuple
 import moetraffic
 from moetraffic.errors import install_command
 
-from .finding import Finding, State
+from .finding import Finding, State, finding
 
 AREA = "software"
 
@@ -54,16 +54,12 @@ PACKAGES = (
 
 def software() -> Iterator[Finding]:
     """Yield findings on the versions of Python, moetraffic and its dependencies."""
-    yield Finding(
-        area=AREA,
-        name="python",
-        state=State.OK,
-        said=f"{platform.python_version()} ({platform.python_implementation()}, "
+    yield finding(
+        *(AREA, "python", State.OK),
+        f"{platform.python_version()} ({platform.python_implementation()}, "
         f"{platform.system()} {platform.release()}, {platform.machine()})",
     )
-    yield Finding(
-        area=AREA, name="moetraffic", state=State.OK, said=moetraffic.__version__
-    )
+    yield finding(AREA, "moetraffic", State.OK, moetraffic.__version__)
     yield from map(_package, PACKAGES)
 
 
@@ -93,13 +89,7 @@ def _package(package: Package) -> Finding:
         sound = newer(have, package.least)
         state = State.OK if sound else worse
         said = have if sound else f"{have}, but {package.least} or newer is needed"
-    return Finding(
-        area=AREA,
-        name=package.name,
-        state=state,
-        said=said,
-        remedy="" if state is State.OK else install,
-    )
+    return finding(AREA, package.name, state, said, install)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

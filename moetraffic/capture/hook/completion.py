@@ -12,7 +12,8 @@ Nothing here synchronizes with a device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,6 @@ from moetraffic.trace.model import UNKNOWN_TIME
 
 from .device_clock import DeviceClock
 from .python import KEY, SynchronousCall, now_ns
-
-if TYPE_CHECKING:
-    from .native import Native
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
 SWEEP = 16  # works without a wait after which completed ones are dropped
@@ -47,7 +45,7 @@ class CompletionTracker:
     """
 
     def __init__(
-        self, put: Put, device: DeviceClock, native: Native | None = None
+        self, put: Put, device: DeviceClock, native: ModuleType | None = None
     ) -> None:
         self._put, self._device, self._native = put, device, native
         self.waiting = SynchronousCall()

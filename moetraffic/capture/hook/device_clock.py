@@ -46,7 +46,11 @@ class DeviceClock:
 
     def before(self) -> Any:
         """Record an event on the current stream; None during CUDA graph capture."""
-        return self._event()
+        if self._cuda.is_current_stream_capturing():
+            return None  # the event would become part of the graph
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def ahead_of(self, tensor: torch.Tensor | None) -> Any:
         """Record an event before a call if the tensor is on a CUDA device."""
@@ -54,7 +58,7 @@ class DeviceClock:
 
     def ended(self, number: int, before: Any) -> None:
         """Record an event after the call that was preceded by the event ``before``."""
-        after = self._event()
+        after = self.before()
         if after is not None:
             self._waiting.append((number, before, after))
 
@@ -72,13 +76,6 @@ class DeviceClock:
                 at + round(event.elapsed_time(e) * 1e6) for e in (before, after)
             )
             self._put((END, number, start, end))
-
-    def _event(self) -> Any:
-        if self._cuda.is_current_stream_capturing():
-            return None  # the event would become part of the graph
-        event = self._cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _rebase(self) -> None:
         # on a separate idle stream the event completes at once, regardless of the work

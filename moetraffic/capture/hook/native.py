@@ -7,6 +7,26 @@ torch and Python.  Both kernels write the same records.
 The library is stored in the Python environment of torch or, if that is not writable, in
 the user's cache; its name identifies torch, Python and the source, so that an outdated
 library is never loaded.
+
+Its functions:
+
+``install(operators, arrive, meet, number, before, launched, failed)``, ``uninstall()``
+    Install or remove a kernel on each operator, given by name, index into
+    :data:`.pipe_format.OPERATIONS`, and positions of the process group and of the input
+    (-1 for none).  ``arrive()`` returns the numbers of a new thread and of its context,
+    ``meet(group)`` and ``number(kind, name)`` return those of a group, a dtype (given
+    by a tensor) or an autograd node; the others are as in :class:`.python.CallSink`,
+    called only for calls that are asynchronous or on a device.
+``stand(place)``, ``waited()``, ``mark()``
+    Set the number of this thread's context; mark its last synchronous call as
+    completed; mark the position of a record made in Python among those of calls.
+``take()``, ``waiting()``
+    Remove and return the records (bytes, None for a mark) and the number of lost calls;
+    return the number of records that have not been taken.
+``calls()``, ``spent()``
+    Return the number of recorded calls, and a histogram of the overhead of each (upper
+    bin edge in ns, calls): the time until the kernel forwards the call, plus the time
+    from its end until the record is stored.
 """
 
 from __future__ import annotations
@@ -22,14 +42,10 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from moetraffic.errors import CaptureError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SOURCE = Path(__file__).with_name("native.cpp")
 INCLUDED = tuple(map(SOURCE.with_name, ("native_buffer.hpp", "native_spent.hpp")))
@@ -37,85 +53,7 @@ VARIABLE = "MOETRAFFIC_HOOK"
 """Environment variable: ``python`` disables, ``native`` requires the compiled hook."""
 
 
-class Native(Protocol):
-    """Interface of the compiled dispatcher hook."""
-
-    def install(
-        self,
-        operators: Sequence[tuple[str, int, int, int]],
-        arrive: Callable[[], tuple[int, int]],
-        meet: Callable[[Any], int],
-        number: Callable[[str, Any], int],
-        before: Callable[[Any], Any],
-        launched: Callable[[int, Any, Any, int, Any], None],
-        failed: Callable[[str, str], None],
-    ) -> None:
-        """Install a recording kernel on each c10d operator.
-
-        Parameters
-        ----------
-        operators
-            Name, index into :data:`moetraffic.capture.pipe_format.OPERATIONS`, and the
-            positions of the process group and of this rank's input (-1 for none) among
-            the operator's arguments.
-        arrive
-            Returns the numbers of the calling thread and of its context; called once
-            per thread.
-        meet
-            Returns the number of a process group; called once per group.
-        number
-            Returns the number of a dtype (given by a tensor) or of an autograd node
-            (given by its name).
-        before, launched, failed
-            Methods of :class:`.python.CallSink`, for calls that are asynchronous or on
-            a device.
-        """
-        ...
-
-    def uninstall(self) -> None:
-        """Remove the recording kernels from the c10d operators."""
-        ...
-
-    def mark(self) -> None:
-        """Mark the position of a record made in Python among the records of calls."""
-        ...
-
-    def stand(self, place: int) -> None:
-        """Set the number of this thread's context for the following calls."""
-        ...
-
-    def waited(self) -> bool:
-        """Mark this thread's last synchronous call as completed."""
-        ...
-
-    def take(self) -> tuple[list[bytes | None], int]:
-        """Remove and return records (None for a mark) and the number of lost calls."""
-        ...
-
-    def calls(self) -> int:
-        """Return the number of calls recorded in this process."""
-        ...
-
-    def spent(self) -> list[tuple[int, int]]:
-        """Return the histogram of the hook's overhead per call.
-
-        The overhead is the time from the start of the kernel until it forwards the
-        call, plus the time from the end of the call until the record is stored.
-
-        Returns
-        -------
-        list of tuple
-            Upper bin edge in ns and number of calls in the bin, whose lower edge is the
-            previous upper edge; bin widths are at most 20%.
-        """
-        ...
-
-    def waiting(self) -> int:
-        """Return the number of records that have not been taken."""
-        ...
-
-
-def load() -> Native | None:
+def load() -> ModuleType | None:
     """Load the compiled hook for this version of torch, or None if it is not built.
 
     Raises
@@ -136,7 +74,7 @@ def load() -> Native | None:
         path = folder / f"{name}.so"
         if path.exists():
             try:
-                return cast(Native, _loaded(path))
+                return _loaded(path)
             except ImportError as error:
                 raise CaptureError(
                     f"the compiled hook {path} does not load ({error}): build it again "
@@ -178,7 +116,7 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
     for folder in folders():
         if (folder / f"{name}.so").exists() and not force:
             return folder / f"{name}.so", False
-    _refuse_without_tools()
+    _check_tools()
     into = _writable()
     # imported here because the import is slow and only needed for compilation
     from torch.utils import cpp_extension
@@ -193,10 +131,10 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
                 is_python_module=False,
             )
         except (RuntimeError, OSError) as error:
-            told = [line for line in str(error).splitlines() if "error" in line]
+            lines = [line for line in str(error).splitlines() if "error" in line]
             raise CaptureError(
                 "the hook does not compile against torch "
-                f"{torch.__version__} ({(told or [str(error)])[0].strip()[:300]}): "
+                f"{torch.__version__} ({(lines or [str(error)])[0].strip()[:300]}): "
                 "capture goes on with the hook in Python"
             ) from None
         # atomic, because another rank may load the library at the same time
@@ -225,7 +163,7 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _refuse_without_tools() -> None:
+def _check_tools() -> None:
     compiler = os.environ.get("CXX", "c++")
     for tool, package in ((compiler, "a C++ compiler such as g++"), ("ninja", "ninja")):
         if shutil.which(tool) is None:

@@ -18,7 +18,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,10 +32,7 @@ from moetraffic.errors import CaptureError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from .native import Native
-
 KEY = "BackendSelect"
-NO_SEQUENCE = 2**62
 now_ns = time.perf_counter_ns
 
 _task = torch._C._current_graph_task_id
@@ -55,41 +54,20 @@ class SynchronousCall(threading.local):
     number: int | None = None
 
 
-class CallSink(Protocol):
-    """Interface of a receiver of recorded collectives; its methods must not raise."""
+@dataclass(frozen=True, kw_only=True)
+class CallSink:
+    """Receivers of recorded collectives, which must not raise."""
 
-    def put(self, record: Record) -> None:
-        """Receive the record of a collective."""
-        ...
-
-    def meet(self, group: dist.ProcessGroup) -> None:
-        """Register a process group at its first collective."""
-        ...
-
+    put: Callable[[Record], None]  # stores a record
+    meet: Callable[
+        [dist.ProcessGroup], None
+    ]  # registers a group, before each of its calls
+    number: Callable[[str, Any], int]  # of a group, context, dtype, thread or node
+    before: Callable[[torch.Tensor | None], Any]  # records a device event before a call
+    launched: Callable[[int, Any, torch.Tensor | None, int, Any], None]
+    """Tracks a call until it completes, see :mod:`.completion`."""
     waiting: SynchronousCall
-
-    def before(self, tensor: torch.Tensor | None) -> Any:
-        """Record a device event before a call with an output on that device."""
-        ...
-
-    def launched(
-        self,
-        number: int,
-        result: Any,
-        tensor: torch.Tensor | None,
-        kind: int,
-        before: Any,
-    ) -> None:
-        """Track a launched collective until it completes; see :mod:`.completion`."""
-        ...
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """Report that a collective could not be recorded."""
-        ...
-
-    def number(self, kind: str, name: Any) -> int:
-        """Return the number of a group, context, dtype, thread or autograd node."""
-        ...
+    failed: Callable[[str, Exception], None]  # reports a call that is not recorded
 
 
 # operator: (name in the trace, argument index of process group, of this rank's input)
@@ -116,7 +94,7 @@ COLLECTIVES: dict[str, tuple[str, int, int]] = {
 }
 
 _installed: list[Callable[[], None]] = []
-_gives_way: Callable[[], None] | None = None
+_stop_attached: Callable[[], None] | None = None
 
 
 def installed() -> bool:
@@ -124,25 +102,40 @@ def installed() -> bool:
     return bool(_installed)
 
 
-def set_attached_recorder(step_back: Callable[[], None] | None) -> None:
+def check_not_installed() -> None:
+    """Check that no recorder runs in this process.
+
+    Raises
+    ------
+    CaptureError
+        If a hook is installed: a second one would silently replace it.
+    """
+    if _installed:
+        raise CaptureError(
+            "one recorder runs in a process at a time, but one is running already: "
+            "close it first"
+        )
+
+
+def set_attached_recorder(stop: Callable[[], None] | None) -> None:
     """Register the attached recorder, which is stopped when another recorder starts.
 
     Parameters
     ----------
-    step_back
+    stop
         Stops the attached recorder and removes its hook; None when it has ended.
     """
-    global _gives_way
-    _gives_way = step_back
+    global _stop_attached
+    _stop_attached = stop
 
 
 def stop_attached_recorder() -> None:
     """Stop the recorder attached by ``moetraffic run``, if there is one."""
-    if _gives_way is not None:
-        _gives_way()
+    if _stop_attached is not None:
+        _stop_attached()
 
 
-def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
+def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], None]:
     """Install the dispatcher hook, which reports all c10d collectives to ``sink``.
 
     Parameters
@@ -161,14 +154,8 @@ def install(sink: CallSink, native: Native | None = None) -> Callable[[], None]:
     Raises
     ------
     CaptureError
-        If a hook is already installed, or this version of torch is not supported.
+        If this version of torch is not supported.
     """
-    if _installed:
-        # a second library on the same operator and key would silently replace the first
-        raise CaptureError(
-            "one recorder runs in a process at a time, but one is running already: "
-            "close it first"
-        )
     if native is not None:
         _install_native(sink, native)
         return uninstall
@@ -197,7 +184,7 @@ def uninstall() -> None:
         _installed.pop()()
 
 
-def _install_native(sink: CallSink, native: Native) -> None:
+def _install_native(sink: CallSink, native: ModuleType) -> None:
     def stand(place: annotate.CallContext) -> None:
         native.stand(sink.number("place", place))
 
@@ -231,99 +218,54 @@ def _install_native(sink: CallSink, native: Native) -> None:
     _installed.append(lambda: annotate.mirror(None))
 
 
-def _kernel(
-    name: str, redispatch: Callable[..., Any], sink: CallSink
-) -> Callable[..., Any]:
-    after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
-    if name == "alltoall_base_":
-        return _all_to_all_single(redispatch, after, sink)
-    note = _note_all_to_all_list if name == "alltoall_" else _noter(name)
-    operation = OPERATIONS.index(COLLECTIVES[name][0])
-    python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
-    met: set[str] = set()
-
-    def kernel(keyset: Any, *args: Any) -> Any:
-        number, tensor, event = -1, None, None
-        try:
-            if not (keyset.has(python) or keyset.has(meta)):
-                number, tensor = note(sink, met, args)
-                event = sink.before(tensor)
-        except Exception as error:
-            # no error of the recording may reach the training
-            sink.failed(name, error)
-        result = redispatch(keyset & after, *args)
-        if number >= 0:
-            try:
-                kind = 2 * operation + (_task() != -1)
-                sink.launched(number, result, tensor, kind, event)
-            except Exception as error:
-                sink.failed(name, error)
-        return result
-
-    return kernel
-
-
 _numbers = itertools.count()
 _unbox = torch.distributed.ProcessGroup.unbox
 
 
-def _all_to_all_single(
-    redispatch: Callable[..., Any], after: Any, sink: CallSink
+def _kernel(
+    name: str, redispatch: Callable[..., Any], sink: CallSink
 ) -> Callable[..., Any]:
-    """Create the kernel of ``all_to_all_single``, specialized for MoE layers."""
-    put, meet, launched = sink.put, sink.meet, sink.launched
-    operation, waiting = OPERATIONS.index("all_to_all"), sink.waiting
+    """Create the kernel of an operator, which records a call and forwards it."""
+    after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
-    met: set[str] = set()
+    operation, position = OPERATIONS.index(COLLECTIVES[name][0]), COLLECTIVES[name][1]
+    describe = _DESCRIBE.get(name) or _describer(name)
+    single = name == "alltoall_base_"
 
-    def kernel(
-        keyset: Any,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        boxed: Any,
-        received: list[int],
-        sent: list[int],
-        *rest: Any,
-    ) -> Any:
-        number, event, again = -1, None, 0
+    def kernel(keyset: Any, *args: Any) -> Any:
+        number, output, event, again = -1, None, None, 0
         # a dispatch mode or tensor subclass calls the operator again with the plain
         # tensors that it sends; meta and fake tensors are not sent
         if not (keyset.has(python) or keyset.has(meta)):
             try:
+                group = unboxed(args[position])
+                output, dtype, described = describe(args, group)
+                sink.meet(group)
+                link, ran = _sequence() - 1, None
+                if _task() != -1:
+                    again, (link, ran) = 1, _running()
                 number = next(_numbers)
-                group = _unbox(boxed)
-                name = group.group_name
-                if name not in met:
-                    meet(group)
-                    met.add(name)
-                if _task() == -1:
-                    link, ran = _sequence() - 1, None
-                else:
-                    again = 1
-                    link, ran = _running()
                 # fmt: off
-                put((
-                    CALL, number, now_ns(), operation, name, here.place,
-                    tensor.dtype, _thread(), again, _grad(), link, ran,
-                    -1, -1, 0, tensor.shape, output.shape[0], sent, received,
+                sink.put((
+                    CALL, number, now_ns(), operation, group.group_name, here.place,
+                    dtype, _thread(), again, _grad(), link, ran, *described,
                 ))
                 # fmt: on
-                if tensor.is_cuda:
-                    event = sink.before(tensor)
+                event = sink.before(output)
             except Exception as error:
+                # no error of the recording may reach the training
                 number = -1
-                sink.failed("alltoall_base_", error)
-        result = redispatch(
-            keyset & after, output, tensor, boxed, received, sent, *rest
-        )
-        if number >= 0:
-            if rest and rest[0] is False and event is None:
-                waiting.number = number  # synchronous: the caller waits next
-                return result
-            try:
-                launched(number, result, output, again, event)
-            except Exception as error:
-                sink.failed("alltoall_base_", error)
+                sink.failed(name, error)
+        result = redispatch(keyset & after, *args)
+        if number < 0:
+            return result
+        if single and event is None and args[5:6] == (False,):
+            sink.waiting.number = number  # synchronous: the caller waits next
+            return result
+        try:
+            sink.launched(number, result, output, 2 * operation + again, event)
+        except Exception as error:
+            sink.failed(name, error)
         return result
 
     return kernel
@@ -339,26 +281,37 @@ def _running() -> tuple[int, str | None]:
     return (number if number < _NO_SEQUENCE else -1), node.name()
 
 
-def _flat(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    else:
-        for part in given:
-            yield from _flat(part)
+Described = tuple["torch.Tensor | None", "torch.dtype | None", tuple[Any, ...]]
+"""An output, the dtype, and the fields of a record from ``source`` on."""
+Describe = Callable[[Sequence[Any], "dist.ProcessGroup"], Described]
 
 
-Note = Callable[[CallSink, set[str], Sequence[Any]], tuple[int, "torch.Tensor | None"]]
+def _all_to_all_single(args: Sequence[Any], _group: dist.ProcessGroup) -> Described:
+    output, tensor, _, received, sent = args[:5]
+    fields = -1, -1, 0, tensor.shape, output.shape[0], sent, received
+    return output, tensor.dtype, fields
 
 
-def _noter(name: str) -> Note:
-    operation, position, given = COLLECTIVES[name]
-    index = OPERATIONS.index(operation)
+def _all_to_all_list(args: Sequence[Any], _group: dist.ProcessGroup) -> Described:
+    outputs, inputs = args[:2]
+    # the tensors may have different shapes, so rows are single elements
+    sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
+    fields = -1, -1, 0, (sum(sent),), sum(received), sent, received
+    return outputs[0], inputs[0].dtype, fields
 
-    def note(
-        sink: CallSink, met: set[str], args: Sequence[Any]
-    ) -> tuple[int, torch.Tensor | None]:
+
+_DESCRIBE: dict[str, Describe] = {
+    "alltoall_base_": _all_to_all_single,
+    "alltoall_": _all_to_all_list,
+}
+
+
+def _describer(name: str) -> Describe:
+    operation, _, given = COLLECTIVES[name]
+
+    def describe(args: Sequence[Any], group: dist.ProcessGroup) -> Described:
         tensors = list(_flat(args[given])) if given >= 0 else []
-        group = unboxed(args[position])
+        output = next(_flat(args[0]), None)
         peers = (-1, -1)
         if name == "send":
             peers = (group.rank(), int(args[2]))
@@ -367,73 +320,21 @@ def _noter(name: str) -> Note:
         elif name == "recv_any_source_":
             peers = (-1, group.rank())  # the source is only known on arrival
         size = sum(t.numel() * t.element_size() for t in tensors)
-        first = args[0]
-        while isinstance(first, list | tuple) and first:
-            first = first[0]
-        output = first if isinstance(first, torch.Tensor) else None
         # only the root of a scatter has an input, but all ranks know its dtype
         typed = None if operation == "barrier" else next(iter(tensors), output)
         dtype = None if typed is None else typed.dtype
-        number = _put(sink, met, index, group, dtype, peers, size, (), 0, (), ())
-        return number, output
+        return output, dtype, (*peers, size, (), 0, (), ())
 
-    return note
-
-
-def _note_all_to_all_list(
-    sink: CallSink, met: set[str], args: Sequence[Any]
-) -> tuple[int, torch.Tensor | None]:
-    outputs, inputs, boxed = args[:3]
-    # the tensors may have different shapes, so rows are single elements
-    sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
-    operation, group = OPERATIONS.index("all_to_all"), unboxed(boxed)
-    dtype, rows = inputs[0].dtype, (sum(sent),)
-    number = _put(
-        sink,
-        met,
-        operation,
-        group,
-        dtype,
-        (-1, -1),
-        0,
-        rows,
-        sum(received),
-        sent,
-        received,
-    )
-    return number, outputs[0]
+    return describe
 
 
-def _put(
-    sink: CallSink,
-    met: set[str],
-    operation: int,
-    group: dist.ProcessGroup,
-    dtype: torch.dtype | None,
-    peers: tuple[int, int],
-    size: int,
-    shape: Sequence[int],
-    rows_received: int,
-    sent: Sequence[int],
-    received: Sequence[int],
-) -> int:
-    name = group.group_name
-    if name not in met:
-        sink.meet(group)
-        met.add(name)
-    number = next(_numbers)
-    if _task() == -1:
-        again, link, ran = 0, _sequence() - 1, None
-    else:
-        again, (link, ran) = 1, _running()
-    sink.put(
-        (
-            *(CALL, number, now_ns(), operation, name, here.place),
-            *(dtype, _thread(), again, _grad(), link, ran),
-            *(*peers, size, shape, rows_received, sent, received),
-        )
-    )
-    return number
+def _flat(given: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested lists; other values contain none."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for part in given:
+            yield from _flat(part)
 
 
 def unboxed(group: Any) -> dist.ProcessGroup:

@@ -8,13 +8,10 @@ forward call inside the function that created it.
 
 from __future__ import annotations
 
-from collections import deque
-
 from moetraffic.trace.model import ALL_TO_ALL, PHASES
 
 FORWARD_PHASES = PHASES[:2]
 RECOMPUTES = "CheckpointFunction"  # in torch and other libraries
-GATHERS = "AccumulateGrad"
 MOST_LINKS = 1 << 16
 
 
@@ -22,8 +19,7 @@ class Directions:
     """Classifier of a rank's collectives by direction, in call order."""
 
     def __init__(self) -> None:
-        self._links: set[int] = set()
-        self._order: deque[int] = deque()
+        self._links: dict[int, None] = {}  # of forward calls, oldest first
 
     def of(
         self,
@@ -61,7 +57,9 @@ class Directions:
             The link, -1 where there is none.
         """
         if not in_backward:
-            self._remember(link)
+            self._links.setdefault(link)
+            if len(self._links) > MOST_LINKS:
+                del self._links[next(iter(self._links))]
             return "forward", link
         if phase:
             again = phase in FORWARD_PHASES
@@ -77,11 +75,3 @@ class Directions:
         if operation == ALL_TO_ALL and node[-1:].isdigit():
             return "recompute", -1
         return "backward", -1
-
-    def _remember(self, link: int) -> None:
-        if link in self._links:
-            return
-        self._links.add(link)
-        self._order.append(link)
-        if len(self._order) > MOST_LINKS:
-            self._links.discard(self._order.popleft())

@@ -8,10 +8,12 @@ window at a time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,7 @@ from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
 
 from .call_direction import Directions
-from .record_window import CallEvent, RecordWindow, placements
-from .site_table import SiteTable
+from .record_tables import CallEvent, RecordWindow, SiteTable, placements
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
@@ -66,7 +67,7 @@ class Committer:
     about
         ``folder``, ``rank``, ``node``, ``meta``, ``placement`` and ``window``.
     report
-        File descriptor for reports, one JSON object per line.
+        File descriptor for the final report, a JSON object.
     """
 
     def __init__(self, about: dict[str, Any], report: int) -> None:
@@ -95,21 +96,21 @@ class Committer:
 
     # ---- what comes --------------------------------------------------------------
 
-    def hear(self, words: dict[str, Any]) -> None:
+    def receive(self, fields: dict[str, Any]) -> None:
         """Process a JSON message of the training process."""
-        if "define" in words:
-            self._names.setdefault(words["define"], []).append(words["name"])
-        if "group" in words:
-            told = words["group"]
-            group = Group(kind=told["kind"], ranks=tuple(told["ranks"]))
-            known = self._groups.get(told["name"])
+        if "define" in fields:
+            self._names.setdefault(fields["define"], []).append(fields["name"])
+        if "group" in fields:
+            given = fields["group"]
+            group = Group(kind=given["kind"], ranks=tuple(given["ranks"]))
+            known = self._groups.get(given["name"])
             if known is None or self._sites.groups[known] != group:
-                self._groups[told["name"]] = self._sites.meet(group)
-        self._clocks += [tuple(knot) for knot in words.get("clocks", ())]
-        self._left_out = words.get("left_out", self._left_out)
-        self._ended = words.get("ended", self._ended)
-        if "close" in words:
-            self.close(final=True, even_empty=bool(words["close"]))
+                self._groups[given["name"]] = self._sites.add_group(group)
+        self._clocks += [tuple(offset) for offset in fields.get("clocks", ())]
+        self._left_out = fields.get("left_out", self._left_out)
+        self._ended = fields.get("ended", self._ended)
+        if "close" in fields:
+            self.close(final=True, even_empty=bool(fields["close"]))
 
     def take(self, words: Int64) -> None:
         """Add encoded records to the current window."""
@@ -125,7 +126,7 @@ class Committer:
                     event.start, event.end = plain[at + 3], plain[at + 4]
             elif kind == STEP:
                 self._step(*plain[at + 2 : at + 6])
-                self.look()
+                self.commit_if_full()
             elif kind == OPTIMIZER:
                 self._boundaries.optimizer(plain[at + 2])
             elif kind == GAP:
@@ -133,9 +134,9 @@ class Committer:
             else:
                 self._routed(plain, words, at)
             at += length
-        self.look()
+        self.commit_if_full()
 
-    def look(self) -> None:
+    def commit_if_full(self) -> None:
         """Commit the current window if it is full."""
         now = time.monotonic()
         window = self._window
@@ -173,11 +174,13 @@ class Committer:
         if rest or (final and (self._index or even_empty)):
             self.commit(final=final, last=True)
         unclosed = self._writer.close()
-        self._say(
-            unclosed=unclosed,
-            error=self._writer.error,
-            lost_windows=self._writer.lost_windows,
-        )
+        report = {
+            "unclosed": unclosed,
+            "error": self._writer.error,
+            "lost_windows": self._writer.lost_windows,
+        }
+        with contextlib.suppress(OSError):  # the training may have been killed
+            os.write(self._report, json.dumps(report).encode())
         self.closed = True
 
     # ---- inside ------------------------------------------------------------------
@@ -222,10 +225,8 @@ class Committer:
                 settles=direction != "forward" or operation == ALL_TO_ALL
             )
         )
-        event = CallEvent(
-            site, self._boundaries.iteration, sequence, issue, payload, transposed
-        )
-        event.thread, event.grad, event.link = thread, grad, link
+        when = self._boundaries.iteration, sequence, issue
+        event = CallEvent(site, *when, payload, transposed, thread, grad, link)
         self._add(event)
         self._open[number] = event
 
@@ -244,9 +245,8 @@ class Committer:
         )
         self._settle(self._boundaries.call(settles=True))
         row = self._window.put_demand(counts, dropped)
-        event = CallEvent(site, self._boundaries.iteration, sequence, issue, row)
-        event.thread, event.grad = thread, grad
-        self._add(event)
+        when = self._boundaries.iteration, sequence, issue
+        self._add(CallEvent(site, *when, row, 0, thread, grad))
 
     def _add(self, event: CallEvent) -> None:
         self._window.events.append(event)
@@ -350,15 +350,8 @@ class Committer:
         _, _, _, start, end = window.steps[-1]
         unsent = 1 + int(UNSENT_NS / max(1, end - start))
         # a program that calls step() waits when too many steps are not in the pipe
-        told = self._boundaries.marked
-        return min(unsent, 2 * self._window_steps) if told else unsent
-
-    def _say(self, **words: Any) -> None:
-        try:
-            os.write(self._report, json.dumps(words).encode() + b"\n")
-        except OSError:
-            # the reader has gone: the training has ended or was killed
-            return
+        marked = self._boundaries.marked
+        return min(unsent, 2 * self._window_steps) if marked else unsent
 
 
 def _even(rows: int, width: int) -> Int64:
@@ -366,13 +359,13 @@ def _even(rows: int, width: int) -> Int64:
     return np.full(width, rows // width, np.int64)
 
 
-def main(reader: int, report: int, parent: int) -> None:
-    """Process the frames of a pipe until it is closed.
+def main(reader: int, parent: int) -> None:
+    """Process the frames of a pipe until it is closed; report on standard output.
 
     Parameters
     ----------
-    reader, report
-        File descriptors for incoming frames and outgoing reports.
+    reader
+        File descriptor of the pipe.
     parent
         Process id of the training: when it has ended, the pipe is considered closed.
     """
@@ -380,33 +373,28 @@ def main(reader: int, report: int, parent: int) -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     committer: Committer | None = None
-    heard = bytearray()
+    unread = bytearray()
     while committer is None or not committer.closed:
         ready, _, _ = select.select([reader], [], [], LOOK_S)
-        if ready:
-            part = os.read(reader, READ_BYTES)
-            heard += part
-        orphaned = not ready and os.getppid() != parent
-        if orphaned or (ready and not part):
+        part = os.read(reader, READ_BYTES) if ready else b""
+        if not part and (ready or os.getppid() != parent):
             break
+        unread += part
         at = 0
-        while len(heard) - at >= HEADER.size:
-            kind, length = HEADER.unpack_from(heard, at)
-            if len(heard) - at - HEADER.size < length:
+        while len(unread) - at >= HEADER.size:
+            kind, length = HEADER.unpack_from(unread, at)
+            if len(unread) - at - HEADER.size < length:
                 break
-            body = bytes(heard[at + HEADER.size : at + HEADER.size + length])
+            body = bytes(unread[at + HEADER.size : at + HEADER.size + length])
             at += HEADER.size + length
-            if kind == WORDS:
-                assert committer is not None
-                committer.take(words_of(body))
-                continue
-            words = json.loads(body)
             if committer is None:
-                committer = Committer(words["about"], report)
+                committer = Committer(json.loads(body)["about"], sys.stdout.fileno())
+            elif kind == WORDS:
+                committer.take(words_of(body))
             else:
-                committer.hear(words)
-        del heard[:at]
+                committer.receive(json.loads(body))
+        del unread[:at]
         if committer is not None and not committer.closed:
-            committer.look()
+            committer.commit_if_full()
     if committer is not None and not committer.closed:
         committer.close(final=False)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from moetraffic.capture.annotate import CallContext
+from moetraffic.capture.input_validation import demand_of, loss_value
 from moetraffic.capture.pipe_format import (
     CALL,
     CALL_HEAD,
@@ -48,28 +49,35 @@ class Encoder:
             in_backward, grad, demand, dropped)``.
         words
             The list to append to.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the token copies of a routing are invalid, which were read from a device.
         """
         kind = record[0]
         if kind == CALL:
             self._call(record, words)
         elif kind == END:
-            words += (END, 5, record[1], record[2], record[3])
+            words += (END, 5, *record[1:4])
         elif kind == STEP:
-            words += (STEP, 6, *record[1:4], loss_word(record[4]))
+            words += (STEP, 6, *record[1:4], loss_word(loss_value(record[4])))
         elif kind == OPTIMIZER:
             words += (OPTIMIZER, 3, record[1])
         else:
             _, issue, group, layer, label, thread, again, grad, demand, dropped = record
-            experts = len(demand)
-            length = ROUTED_HEAD + experts * (1 if dropped is None else 2)
+            if not isinstance(demand, list):
+                demand, dropped = demand_of(demand, dropped)
+            lists = [demand] if dropped is None else [demand, dropped]
             words += (
-                *(ROUTED, length, issue, self.number("group", group), layer),
-                *(self.number("place", CallContext(label=label)),),
-                *(self.number("thread", thread), again, int(grad), experts),
-                int(dropped is not None),
+                *(ROUTED, ROUTED_HEAD + len(lists) * len(demand), issue),
+                *(self.number("group", group), layer),
+                self.number("place", CallContext(label=label)),
+                *(self.number("thread", thread), again, int(grad), len(demand)),
+                len(lists) - 1,
             )
-            words += demand
-            words += dropped or ()
+            for counts in lists:
+                words += counts
 
     def _call(self, record: Sequence[Any], words: list[int]) -> None:
         # fmt: off
@@ -101,12 +109,12 @@ class Encoder:
                 number = known.get(name)
                 if number is None:
                     number = len(known)
-                    self._defined.append({"define": kind, "name": _told(name)})
+                    self._defined.append({"define": kind, "name": _json_value(name)})
                     known[name] = number
         return number
 
 
-def _told(name: Any) -> Any:
+def _json_value(name: Any) -> Any:
     """Convert a name (context, dtype or text) to a JSON value."""
     if isinstance(name, CallContext):
         return [name.layer, name.phase, name.label]

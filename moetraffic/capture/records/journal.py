@@ -21,15 +21,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from moetraffic.capture.pipe_format import CALL, GAP, ROUTED, STEP, WORDS, frame, told
+from moetraffic.capture.pipe_format import CALL, GAP, ROUTED, WORDS, frame, message
 from moetraffic.errors import CaptureError
+from moetraffic.trace.model import ROUTING
 
 from .encoder import Encoder
-
-if TYPE_CHECKING:
-    from moetraffic.capture.hook.native import Native
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """\
@@ -54,6 +53,7 @@ HASTE = 4
 """Steps are written to the pipe at least four times per window, because steps not yet
 written are lost when a rank is killed, and at most one window may be lost."""
 LEAVE_S = 120.0  # maximum time the end waits for the committer's last write
+MESSAGE_RECORD = -1  # kind of a queued message
 
 
 class Journal:
@@ -65,10 +65,6 @@ class Journal:
         Initial message to the committer; see :class:`.committer.Committer`.
     lock
         File descriptor of the lock that marks this rank as recording.
-    loss_of
-        Converts the loss of a step to a number; may block.
-    counts_of
-        Converts the output of a router to counts; may block.
     resolve
         Called periodically to collect completed device events.
     left_out
@@ -81,41 +77,34 @@ class Journal:
         self,
         about: dict[str, Any],
         lock: int,
-        *,
-        loss_of: Callable[[Any], float],
-        counts_of: Callable[[Any, Any], tuple[Any, Any] | None],
         resolve: Callable[[], None],
         left_out: Callable[[str, str], None],
-        native: Native | None = None,
+        native: ModuleType | None = None,
     ) -> None:
         self._records: deque[tuple[Any, ...]] = deque()
         self._native = native
         self.put = self._records.append if native is None else self._put_and_mark
         self.error = ""
-        self._loss_of, self._counts_of, self._resolve = loss_of, counts_of, resolve
-        self._about, self._lock, self._left_out = about, lock, left_out
+        self._resolve, self._left_out = resolve, left_out
         self._encoder = Encoder()
         self.number = self._encoder.number
         self._chunks: deque[bytes] = deque()
         self._backlog = 0
         self._dropping = 0
         self._window = int(about["window"])
-        self._steps = self._handed = (
-            0  # ended steps, and those of them written to the pipe
-        )
+        # ended steps, and those of them that are written to the pipe
+        self._steps = self._handed = 0
         self._wake, self._closing = threading.Event(), False
-        self._reports: list[dict[str, Any]] = []
-        self._heard = b""
-        self._pipe = self._report = -1
-        self._process = self._start_committer()
+        self._process, self._pipe = _start_committer(lock)
+        self._append(message(about=about))
         self._thread = threading.Thread(
             target=self._run, name="moetraffic-journal", daemon=True
         )
         self._thread.start()
 
-    def tell(self, **words: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Send a JSON message to the committer, in order with the records."""
-        self.put((TOLD_RECORD, words))
+        self.put((MESSAGE_RECORD, fields))
 
     def stepped(self, *, waits: bool = True) -> None:
         """Notify the encoder thread that a step has ended.
@@ -137,7 +126,7 @@ class Journal:
         unsent = self._steps - self._handed
         return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
 
-    def close(self, *, even_empty: bool) -> list[dict[str, Any]]:
+    def close(self, *, even_empty: bool) -> dict[str, Any]:
         """Write all records to the pipe and end the committer process.
 
         Parameters
@@ -147,67 +136,35 @@ class Journal:
 
         Returns
         -------
-        list of dict
-            Reports of the committer: errors, and the final report.
+        dict
+            Final report of the committer; empty if it sent none.
         """
-        self.tell(close=even_empty)
+        self.send(close=even_empty)
         self._closing = True
         self._wake.set()
         self._thread.join(LEAVE_S)
         # closing the pipe ends the committer even if the close message was not written
-        os.close(self._pipe)
-        self._pipe = -1
-        deadline = time.monotonic() + LEAVE_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            self._hear(0.05)
-        self._hear(0)
-        if self._process.poll() is None:
+        self._close_pipe()
+        try:
+            report, _ = self._process.communicate(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
             self.error = self.error or (
                 f"the committer has not ended in {LEAVE_S:.0f} s: the disk stalls"
             )
-        self._leave()
-        return self._reports
+            return {}
+        return dict(json.loads(report)) if report else {}
 
     def abandon(self) -> None:
         """Detach a forked child from its parent's journal."""
         self._records.clear()
-        self.put = _ignored
-        self._leave()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
 
     # ---- beside the training -----------------------------------------------------
-
-    def _start_committer(self) -> subprocess.Popen[bytes]:
-        reader, self._pipe = os.pipe()
-        self._report, writer = os.pipe()
-        os.set_blocking(self._pipe, False)
-        os.set_blocking(self._report, False)
-        _widen(self._pipe)
-        # the import path of this process, which moetraffic and h5py were found in
-        paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
-        try:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(paths)),
-                    *map(str, (reader, writer, os.getpid())),
-                ],
-                pass_fds=(reader, writer, self._lock),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # a Ctrl-C must not end the committer, which still writes the records
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(self._pipe)
-            os.close(self._report)
-            raise CaptureError(
-                f"a capture writes from a process of its own, but {sys.executable} "
-                f"cannot be started ({error.strerror}): allow it another process"
-            ) from None
-        finally:
-            os.close(reader)
-            os.close(writer)
-        self._send(told(about=self._about))
-        return process
 
     def _run(self) -> None:
         drained, before = time.monotonic(), 0
@@ -220,13 +177,10 @@ class Journal:
             if not (quiet or called or closing or count >= MANY or held >= HOLD_S):
                 continue
             drained, before = time.monotonic(), 0
-            steps = (
-                self._steps
-            )  # records of these steps are in the queue, and drained below
+            steps = self._steps  # their records are in the queue, and drained below
             try:
                 self._resolve()
                 self._drain()
-                self._hear(0)
                 self._write(LEAVE_S if closing else 0)
             except Exception as error:
                 # no error may reach the training; lost records are counted
@@ -246,7 +200,7 @@ class Journal:
         """Lower bound of the number of queued records."""
         if self._native is None:
             return len(self._records)
-        return self._native.waiting()
+        return int(self._native.waiting())
 
     def _drain(self) -> None:
         if self._native is None:
@@ -265,10 +219,10 @@ class Journal:
             if piece:
                 # a name is defined before its record is stored, hence before taking it
                 self._define()
-                self._send(frame(WORDS, piece))
+                self._append(frame(WORDS, piece))
                 self._write(0)
         if lost:
-            self._send(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+            self._append(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
 
     def _encode(self, count: int) -> None:
         """Encode ``count`` queued Python records."""
@@ -279,28 +233,23 @@ class Journal:
             count -= slice_
             for _ in range(slice_):
                 record = records.popleft()
-                kind = record[0]
-                if kind == STEP:
-                    record = (*record[:-1], self._loss_of(record[-1]))
-                elif kind == ROUTED:
-                    counts = self._counts_of(*record[-2:])
-                    if counts is None:
-                        continue
-                    record = (*record[:-2], *counts)
-                elif kind == TOLD_RECORD:
+                if record[0] == MESSAGE_RECORD:
                     self._flush(words)
-                    self._send(told(**record[1]))
+                    self._append(message(**record[1]))
                     continue
-                if self._dropping and kind == CALL:
+                if self._dropping and record[0] == CALL:
                     self._dropping += 1
                     continue
                 whole = len(words)
                 try:
                     encode(record, words)
                 except Exception as error:
-                    # an internal error must only lose this record
+                    # an internal error or an invalid count must only lose this record
                     del words[whole:]
-                    self._left_out("record", repr(error))
+                    if record[0] == ROUTED:
+                        self._left_out(ROUTING, str(error))
+                    else:
+                        self._left_out("record", repr(error))
             if len(words) > 4096:
                 self._flush(words)
                 self._write(0)
@@ -310,12 +259,12 @@ class Journal:
 
     def _define(self) -> None:
         for definition in self._encoder.definitions():
-            self._send(told(**definition))
+            self._append(message(**definition))
 
     def _flush(self, words: list[int]) -> None:
         self._define()
         if words:
-            self._send(frame(WORDS, array("q", words).tobytes()))
+            self._append(frame(WORDS, array("q", words).tobytes()))
             words.clear()
         if self._native is not None:
             return  # the compiled hook drops calls itself
@@ -323,9 +272,9 @@ class Journal:
             self._dropping = 1
         elif self._dropping and self._backlog < BACKLOG_BYTES // 2:
             lost, self._dropping = self._dropping - 1, 0
-            self._send(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+            self._append(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
 
-    def _send(self, chunk: bytes) -> None:
+    def _append(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
         self._backlog += len(chunk)
 
@@ -355,37 +304,34 @@ class Journal:
             else:
                 self._chunks.popleft()
 
-    def _hear(self, patience_s: float) -> None:
-        """Read the committer's reports, one JSON object per line."""
-        ready, _, _ = select.select([self._report], [], [], patience_s)
-        if not ready:
-            return
-        try:
-            heard = os.read(self._report, 65536)
-        except BlockingIOError:
-            return
-        self._heard += heard
-        *lines, self._heard = self._heard.split(b"\n")
-        self._reports += [json.loads(line) for line in lines if line]
-        if not heard:
-            time.sleep(min(patience_s, 0.01))
 
-    def _leave(self) -> None:
-        for descriptor in (self._pipe, self._report):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._pipe = self._report = -1
-
-
-def _widen(pipe: int) -> None:
-    """Increase the pipe's capacity, where the system permits it."""
+def _start_committer(lock: int) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a committer process; return it and the descriptor of its pipe."""
+    reader, pipe = os.pipe()
+    os.set_blocking(pipe, False)
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-
-TOLD_RECORD = -1
-
-
-def _ignored(_record: tuple[Any, ...]) -> None:
-    """Discard a record (used after detaching from the committer)."""
+    # the import path of this process, which moetraffic and h5py were found in
+    paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
+    try:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(paths)),
+                *map(str, (reader, os.getpid())),
+            ],
+            pass_fds=(reader, lock),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            # a Ctrl-C must not end the committer, which still writes the records
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(pipe)
+        raise CaptureError(
+            f"a capture writes from a process of its own, but {sys.executable} "
+            f"cannot be started ({error.strerror}): allow it another process"
+        ) from None
+    finally:
+        os.close(reader)
+    return process, pipe

@@ -3,8 +3,9 @@
 They are recognized by name: the methods of ``deep_ep.Buffer`` and
 ``HybridEPBuffer`` are wrapped once that module is imported, operators of the dispatcher
 (``deepep::dispatch``, ``hybridep::dispatch``, ``minimal_async_ep::dispatch``,
-``symm_mem::all_to_all_vdev*``) get an additional kernel in front of their own.  Counts
-are passed on as device tensors, without synchronization.
+``symm_mem::all_to_all_vdev_2d``) get an additional kernel in front of their own.  The
+expert demand of a call is reported if the layer is known and no router reports it; it
+is passed on as a device tensor, without synchronization.
 
 References
 ----------
@@ -22,8 +23,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -31,236 +31,110 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import CallContext, RoutingSink
-from moetraffic.errors import CaptureError
+from moetraffic.capture.annotate import CallContext
 
 from . import graph_operator, router_readers
 
 LABEL = "bypass"
 KEY = "BackendSelect"
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DirectExchange:
-    """Record of an expert-parallel exchange that bypasses torch.distributed."""
-
-    operation: str  # "deep_ep.Buffer.dispatch", "symm_mem::all_to_all_vdev" ...
-    group: Any  # its process group, a group's name, or None
-    demand: Tensor | None = None  # [E] int64 token copies to each expert
-    sent: Tensor | None = None  # [W] rows to each rank; DeepEP: one per token and rank
-    received: Sequence[int] | Tensor | None = None  # rows by local expert
-    row_bytes: int = 0  # of a row of the input tensor; 0: unknown
+# ---- readers of calls: named arguments and result to demand [E] int64 --------------
 
 
-ExchangeSink = Callable[[DirectExchange], Any]
-Reading = Callable[[str, Mapping[str, Any], Any], "DirectExchange | None"]
+def _layout(_given: Mapping[str, Any], result: Any) -> Tensor:
+    demand: Tensor = result[2].to(torch.int64)
+    return demand
 
 
-def watch_bypasses(
-    on_exchange: ExchangeSink | None = None,
-    *,
-    on_routing: RoutingSink = annotate.routing,
-    on_failure: Callable[[str, Exception], Any] | None = None,
-) -> Callable[[], None]:
-    """Install hooks that report expert-parallel exchanges outside torch.distributed.
-
-    Parameters
-    ----------
-    on_exchange
-        Called with each :class:`DirectExchange`.
-    on_routing
-        Called with the demand of a dispatch in a layer without a reporting router; not
-        called for layer -1, where the layer is unknown.
-    on_failure
-        Called with the operation's name and the error if a call cannot be read; such
-        errors do not reach the program.
-
-    Returns
-    -------
-    callable
-        Function that removes all hooks.
-    """
-    return _Watch(on_exchange, on_routing, on_failure).undo
+def _ids(given: Mapping[str, Any], _result: Any) -> Tensor:
+    return router_readers.chosen(given["topk_idx"], int(given["num_experts"]))
 
 
-# ---- readers of calls --------------------------------------------------------------
+def _ids_or_map(given: Mapping[str, Any], _result: Any) -> Tensor | None:
+    ids, experts = given.get("topk_idx"), given.get("num_of_experts")
+    if isinstance(given.get("routing_map"), Tensor):
+        return router_readers.marked(given["routing_map"])
+    if isinstance(ids, Tensor) and isinstance(experts, int):
+        return router_readers.chosen(ids, experts)
+    return None
 
 
-def _layout(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """Read the tokens per rank and expert from ``Buffer.get_dispatch_layout``."""
-    return DirectExchange(
-        operation=name,
-        group=getattr(given.get("self"), "group", None),
-        demand=result[2].to(torch.int64),
-        sent=result[0],
-    )
+def _counts(given: Mapping[str, Any], _result: Any) -> Tensor:
+    demand: Tensor = given["num_local_tokens_per_expert_E"].to(torch.int64)
+    return demand
 
 
-def _dispatch(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """Read the rows per rank of ``Buffer.dispatch`` from its arguments and result."""
-    x = given["x"][0] if isinstance(given["x"], tuple) else given["x"]
-    return DirectExchange(
-        operation=name,
-        group=getattr(given.get("self"), "group", None),
-        sent=given.get("num_tokens_per_rank"),
-        received=result[3] if isinstance(result, tuple) and len(result) > 3 else None,
-        row_bytes=_row_bytes(x),
-    )
+def _splits(given: Mapping[str, Any], _result: Any) -> Tensor:
+    """Read splits ``[E]``, in older releases the first row of ``in_out_splits``."""
+    splits = given["in_splits"] if "in_splits" in given else given["in_out_splits"]
+    demand: Tensor = (splits[0] if splits.dim() == 2 else splits).to(torch.int64)
+    return demand
 
 
-def _low_latency(name: str, given: Mapping[str, Any], result: Any) -> DirectExchange:
-    """Read the expert demand of ``Buffer.low_latency_dispatch`` from ``topk_idx``."""
-    return DirectExchange(
-        operation=name,
-        group=getattr(given.get("self"), "group", None),
-        demand=router_readers.chosen(given["topk_idx"], int(given["num_experts"])),
-        received=result[1] if len(result) > 1 else None,
-        row_bytes=_row_bytes(given["x"]),
-    )
-
-
-def _combine(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
-    return DirectExchange(
-        operation=name,
-        group=getattr(given.get("self"), "group", None),
-        row_bytes=_row_bytes(given["x"]),
-    )
-
-
-def _hybrid(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange | None:
-    """Read the demand of ``HybridEPBuffer.dispatch*`` from ids or a routing map."""
-    hidden = given.get("hidden")
-    ids, marks = given.get("topk_idx"), given.get("routing_map")
-    experts = given.get("num_of_experts")
-    demand = None
-    if isinstance(marks, Tensor):
-        demand = router_readers.marked(marks)
-    elif isinstance(ids, Tensor) and isinstance(experts, int):
-        demand = router_readers.chosen(ids, experts)
-    return DirectExchange(
-        operation=name,
-        group=getattr(given.get("self"), "group", None),
-        demand=demand,
-        row_bytes=_row_bytes(hidden) if isinstance(hidden, Tensor) else 0,
-    )
-
-
-def _ids_operator(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
-    """Read the expert demand of torchtitan's ``{deepep,hybridep}::dispatch``."""
-    return DirectExchange(
-        operation=name,
-        group=given.get("group_name"),
-        demand=router_readers.chosen(given["topk_idx"], int(given["num_experts"])),
-        row_bytes=_row_bytes(given["x"]),
-    )
-
-
-def _counted_operator(
-    name: str, given: Mapping[str, Any], _result: Any
-) -> DirectExchange:
-    """Read the expert demand passed to torchtitan's ``minimal_async_ep::dispatch``."""
-    return DirectExchange(
-        operation=name,
-        group=None,
-        demand=given["num_local_tokens_per_expert_E"].to(torch.int64),
-        row_bytes=_row_bytes(given["dispatch_input"]),
-    )
-
-
-def _vdev(name: str, given: Mapping[str, Any], _result: Any) -> DirectExchange:
-    """Read splits of ``all_to_all_vdev`` (``[W]``) or ``all_to_all_vdev_2d`` (``[E]``).
-
-    The variant ``_offset`` has ``[2, E]``, whose first row holds the splits; in older
-    releases ``in_out_splits`` holds all.
-    """
-    splits = given.get("in_splits", given.get("in_splits_offsets"))
-    if splits is None:
-        splits = given["in_out_splits"]
-    splits = splits[0] if splits.dim() == 2 else splits
-    by_expert = "_2d" in name and not name.endswith("_offset")
-    return DirectExchange(
-        operation=name,
-        group=given.get("group_name"),
-        # the splits of "_offset" belong to the combine, and are not this rank's demand
-        demand=splits.to(torch.int64) if by_expert else None,
-        sent=None if by_expert else splits,
-        row_bytes=_row_bytes(given["input"]),
-    )
-
-
-METHODS: dict[str, Reading] = {
+METHODS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
     "Buffer.get_dispatch_layout": _layout,
-    "Buffer.dispatch": _dispatch,
-    "Buffer.low_latency_dispatch": _low_latency,
-    "Buffer.combine": _combine,
-    "Buffer.low_latency_combine": _combine,
-    "HybridEPBuffer.dispatch": _hybrid,
-    "HybridEPBuffer.dispatch_with_permute": _hybrid,
+    "Buffer.low_latency_dispatch": _ids,
+    "HybridEPBuffer.dispatch": _ids_or_map,
+    "HybridEPBuffer.dispatch_with_permute": _ids_or_map,
 }
 """Readers of the methods of module ``deep_ep``, by name."""
 
-OPERATORS: dict[str, Reading] = {
-    "deepep::dispatch": _ids_operator,
-    "hybridep::dispatch": _ids_operator,
-    "minimal_async_ep::dispatch": _counted_operator,
-    "symm_mem::all_to_all_vdev": _vdev,
-    "symm_mem::all_to_all_vdev_2d": _vdev,
-    "symm_mem::all_to_all_vdev_2d_offset": _vdev,
+OPERATORS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
+    "deepep::dispatch": _ids,
+    "hybridep::dispatch": _ids,
+    "minimal_async_ep::dispatch": _counts,
+    "symm_mem::all_to_all_vdev_2d": _splits,
 }
 """Readers of dispatcher operators, by operator name."""
 
-_installed: list[_Watch] = []
 
+class DirectExchangeHooks:
+    """Hooks that report the demand of exchanges outside torch.distributed.
 
-class _Watch:
-    """The hooks installed by one call of :func:`watch_bypasses`."""
+    The demand goes to :func:`moetraffic.capture.annotate.routing`.
 
-    def __init__(
-        self,
-        on_exchange: ExchangeSink | None,
-        on_routing: RoutingSink,
-        on_failure: Callable[[str, Exception], Any] | None,
-    ) -> None:
-        if _installed:
-            raise CaptureError(
-                "exchanges that bypass torch.distributed are watched once in a "
-                "process, but are already: end the other watch first"
-            )
-        self._on_exchange, self._on_routing = on_exchange, on_routing
+    Parameters
+    ----------
+    on_failure
+        Called with the operation's name and the error if a call cannot be read; such
+        errors do not reach the program.
+    """
+
+    def __init__(self, on_failure: Callable[[str, Exception], Any]) -> None:
         self._on_failure = on_failure
-        self._undo: list[Callable[[], Any]] = []
+        self._installed = contextlib.ExitStack()
         self._operators: set[str] = set()
         self._routed: set[int] = set()  # layers whose router reports its demand
-        self._own = False
-        _installed.append(self)
-        self._undo.append(annotate.subscribe(self._told))
+        self._reporting = False
+        self._installed.callback(annotate.subscribe(self._reported))
         if "deep_ep" in sys.modules:
-            self._wrap_module(sys.modules["deep_ep"])
+            self._wrap_methods(sys.modules["deep_ep"])
         else:
-            finder = _Finder(self._wrap_module)
+            finder = _Finder(self._wrap_methods)
             sys.meta_path.insert(0, finder)
-            self._undo.append(functools.partial(_forget, finder))
-        registration = nn.modules.module.register_module_forward_pre_hook
-        self._find_operators()
+            self._installed.callback(finder.remove)
+        self._wrap_operators()
         # frameworks define their operators on first import
-        handle = registration(self._first_call)
-        self._undo.append(handle.remove)
-        self._first = handle
+        registration = nn.modules.module.register_module_forward_pre_hook
+        self._first = registration(self._first_call)
+        self._installed.callback(self._first.remove)
+
+    def undo(self) -> None:
+        """Remove all hooks on direct exchanges."""
+        self._installed.close()
 
     def _first_call(self, _module: nn.Module, _inputs: Any) -> None:
         self._first.remove()
-        self._find_operators()
+        self._wrap_operators()
 
-    def _find_operators(self) -> None:
-        for name in OPERATORS:
-            if name in self._operators:
-                continue
+    def _wrap_operators(self) -> None:
+        for name in OPERATORS.keys() - self._operators:
             namespace, operator = name.split("::")
             with contextlib.suppress(RuntimeError, AttributeError):
                 packet = getattr(getattr(torch.ops, namespace), operator)
-                self._front(name, packet.default)
+                self._wrap_operator(name, packet.default)
 
-    def _front(self, name: str, overload: Any) -> None:
+    def _wrap_operator(self, name: str, overload: Any) -> None:
         """Install a kernel that reads an operator's calls and forwards them."""
         namespace, operator = name.split("::")
         library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
@@ -269,23 +143,24 @@ class _Watch:
 
         def kernel(keyset: Any, *args: Any, **named: Any) -> Any:
             result = overload.redispatch(keyset & after, *args, **named)
-            self._read(name, dict(zip(names, args, strict=False)) | named, result)
+            given = dict(zip(names, args, strict=False)) | named
+            self._read(name, OPERATORS[name], given, result)
             return result
 
         library.impl(operator, kernel, KEY, with_keyset=True)  # type: ignore[no-untyped-call]
         self._operators.add(name)
-        self._undo.append(library._destroy)
+        self._installed.callback(library._destroy)
 
-    def _wrap_module(self, module: ModuleType) -> None:
+    def _wrap_methods(self, module: ModuleType) -> None:
         for name in METHODS:
             holder, method = name.split(".")
             kind = getattr(module, holder, None)
             real = None if kind is None else kind.__dict__.get(method)
             if inspect.isfunction(real):
-                setattr(kind, method, self._wrapped(f"deep_ep.{name}", name, real))
-                self._undo.append(functools.partial(setattr, kind, method, real))
+                setattr(kind, method, self._wrapped(name, real))
+                self._installed.callback(setattr, kind, method, real)
 
-    def _wrapped(self, name: str, key: str, real: Callable[..., Any]) -> Any:
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(real)
 
         @functools.wraps(real)
@@ -294,9 +169,9 @@ class _Watch:
             try:
                 given = signature.bind(*args, **named).arguments
             except TypeError as error:
-                self._failed(name, error)
-                return result
-            self._read(name, given, result, METHODS[key])
+                self._on_failure(f"deep_ep.{name}", error)
+            else:
+                self._read(f"deep_ep.{name}", METHODS[name], given, result)
             return result
 
         return method
@@ -304,74 +179,59 @@ class _Watch:
     def _read(
         self,
         name: str,
+        reader: Callable[[Mapping[str, Any], Any], Tensor | None],
         given: Mapping[str, Any],
         result: Any,
-        reading: Reading | None = None,
     ) -> None:
+        """Report the demand of a call if the layer is known and its router does not."""
+        before = annotate.place()
+        if before.layer < 0 or before.layer in self._routed:
+            return
         if graph_operator.has_no_values(tuple(given.values())):
             return
         try:
             with torch.no_grad(), graph_operator.no_modes():
-                told = (reading or OPERATORS[name])(name, given, result)
-            if told is None:
+                demand = reader(given, result)
+            if demand is None:
                 return
-            if self._on_exchange is not None:
-                self._on_exchange(told)
-            self._route(told)
+            group = getattr(given.get("self"), "group", given.get("group_name"))
+            if isinstance(group, str):
+                resolve: Any = torch._C._distributed_c10d._resolve_process_group
+                group = resolve(group)
+            annotate.set_context(CallContext(before.layer, "", LABEL))
+            self._reporting = True
+            annotate.routing(before.layer, demand, None, group)
         except Exception as error:
             # no error of the recording may reach the training
-            self._failed(name, error)
-
-    def _route(self, told: DirectExchange) -> None:
-        here = annotate.place()
-        if told.demand is None or here.layer < 0 or here.layer in self._routed:
-            return
-        group = told.group
-        if isinstance(group, str):
-            resolve: Any = torch._C._distributed_c10d._resolve_process_group
-            group = resolve(group)
-        before = annotate.set_context(CallContext(here.layer, "", LABEL))
-        self._own = True
-        try:
-            self._on_routing(here.layer, told.demand, None, group)
+            self._on_failure(name, error)
         finally:
-            self._own = False
+            self._reporting = False
             annotate.set_context(before)
 
-    def _told(self, layer: int, _demand: Any, _dropped: Any, _group: Any) -> None:
-        if not self._own:
+    def _reported(self, layer: int, _demand: Any, _dropped: Any, _group: Any) -> None:
+        if not self._reporting:
             self._routed.add(layer)
-
-    def _failed(self, name: str, error: Exception) -> None:
-        if self._on_failure is not None:
-            self._on_failure(name, error)
-
-    def undo(self) -> None:
-        """Remove all hooks on direct exchanges."""
-        if self in _installed:
-            _installed.remove(self)
-            for undo in reversed(self._undo):
-                undo()
-            self._undo.clear()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Import finder that calls a function once ``deep_ep`` is imported."""
 
     def __init__(self, imported: Callable[[ModuleType], None]) -> None:
-        self._imported, self._busy = imported, False
+        self._imported = imported
+
+    def remove(self) -> None:
+        """Remove this finder from the import path."""
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find the spec of ``deep_ep`` and wrap its loader."""
-        if name != "deep_ep" or self._busy:
+        if name != "deep_ep":
             return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
+        self.remove()  # the search below asks the other finders
+        spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         run, imported = spec.loader.exec_module, self._imported
@@ -382,15 +242,3 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def _forget(finder: _Finder) -> None:
-    if finder in sys.meta_path:
-        sys.meta_path.remove(finder)
-
-
-def _row_bytes(x: Tensor) -> int:
-    row = x.element_size()
-    for length in x.shape[1:]:
-        row *= length
-    return row

@@ -67,7 +67,7 @@ def routed(
         for position, tensor in zip(at, tensors, strict=True):
             values[position] = tensor
         output = tuple(values)
-    entry.watch.routed(entry, entry.module(), (), output)
+    entry.hooks.routed(entry, entry.module(), (), output)
 
 
 @routed.register_fake

@@ -7,9 +7,9 @@ the hooks, and a pickle contains no-op hooks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
 import torch
@@ -23,6 +23,7 @@ from . import graph_operator
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+    from .router_hooks import RouterHooks
     from .router_readers import Reader
 
 GROUPS = (
@@ -33,46 +34,27 @@ GROUPS = (
 """Attributes of a router or its layer with the expert-parallel group or mesh."""
 
 
-class RouterObserver(Protocol):
-    """Interface of the object that installs router hooks and receives their outputs."""
-
-    def routed(
-        self,
-        entry: ObservedRouter,
-        module: nn.Module | None,
-        inputs: Sequence[Any],
-        output: Any,
-    ) -> None:
-        """Process the output of an observed router."""
-        ...
-
-    def layer(self, entry: ObservedRouter) -> int:
-        """Return the layer number of an observed router."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """Report an error in reading a router's output."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class InferredContext(CallContext):
     """Annotation of collectives inferred by a hook, not set by the program."""
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing (replacement of a pickled router hook)."""
+class _NoHooks:
+    """No-op replacement of pickled hooks."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    enter = leave = __call__
 
 
 class ObservedRouter:
     """Forward hook of one router, which reports the router's output."""
 
-    def __init__(
-        self, watch: RouterObserver, reader: Reader, module: nn.Module
-    ) -> None:
-        self.watch, self.reader = watch, reader
+    def __init__(self, hooks: RouterHooks, reader: Reader, module: nn.Module) -> None:
+        self.hooks, self.reader = hooks, reader
         self.module = ref(module)
-        self.holder: Callable[[], nn.Module | None] = _nothing
+        self.holder: Callable[[], nn.Module | None] = lambda: None
         self.layer = -1
         self._group: ReferenceType[Any] | None = None
         self.key = graph_operator.register_router(self)
@@ -82,7 +64,7 @@ class ObservedRouter:
         if torch.compiler.is_compiling():
             graph_operator.emit(self.key, output)
         else:
-            self.watch.routed(self, module, inputs, output)
+            self.hooks.routed(self, module, inputs, output)
 
     def group(self) -> dist.ProcessGroup | None:
         """Find the expert-parallel group in the framework's attributes, or None."""
@@ -97,14 +79,14 @@ class ObservedRouter:
         return self
 
     def __reduce__(self) -> Any:
-        return _gone, ()
+        return _NoHooks, ()
 
 
 class LayerHooks:
     """Hooks of a MoE layer, which set the layer context while it runs."""
 
-    def __init__(self, watch: RouterObserver, router: ObservedRouter) -> None:
-        self.watch, self.router = watch, router
+    def __init__(self, hooks: RouterHooks, router: ObservedRouter) -> None:
+        self.hooks, self.router = hooks, router
         self._thread = threading.local()
         self._place = InferredContext()
 
@@ -117,13 +99,13 @@ class LayerHooks:
             here = annotate.place()
             if here == NO_CONTEXT or isinstance(here, InferredContext):
                 if self._place.layer < 0:
-                    self._place = InferredContext(self.watch.layer(self.router))
+                    self._place = InferredContext(self.hooks.layer(self.router))
                 left.append(annotate.set_context(self._place))
             else:
                 left.append(None)
         except Exception as error:
             # no error of the recording may reach the training
-            self.watch.failed(error)
+            self.hooks.failed(error)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         """Restore the context before the MoE layer."""
@@ -139,17 +121,7 @@ class LayerHooks:
         return self
 
     def __reduce__(self) -> Any:
-        return _Gone, ()
-
-
-class _Gone:
-    """No-op replacement of a layer's pickled hooks."""
-
-    enter = leave = staticmethod(_nothing)
-
-
-def _gone() -> Callable[..., None]:
-    return _nothing
+        return _NoHooks, ()
 
 
 def _group_of(*modules: nn.Module | None) -> Any:

@@ -8,6 +8,7 @@ collectives without an annotation of their own are assigned to its layer.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -22,7 +23,8 @@ from moetraffic.capture import annotate
 from moetraffic.capture.annotate import CallContext, RoutingSink
 from moetraffic.errors import CaptureError
 
-from . import graph_operator, layer_index, observed_router, router_readers
+from . import graph_operator, layer_index, router_readers
+from .observed_router import InferredContext, LayerHooks, ObservedRouter
 
 log = logging.getLogger("moetraffic")
 
@@ -30,7 +32,7 @@ LABEL = "router"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Failure = Callable[[str, Exception], Any]
 
-_watches: list[_Watch] = []
+_installed: list[RouterHooks] = []
 
 
 def router(
@@ -73,8 +75,8 @@ def router(
     """
     if not isinstance(kind, str) and not inspect.isclass(kind):
         raise CaptureError(
-            f"a router is told by its class or the class's full name, not {kind!r}: "
-            "give one of these"
+            f"a router is identified by its class or the class's full name, not "
+            f"{kind!r}: give one of these"
         )
     if not callable(ids):
         raise CaptureError(
@@ -87,8 +89,8 @@ def router(
         )
     name = kind if isinstance(kind, str) else router_readers.full_name(kind)
     undo = router_readers.register(name, router_readers.reader_of_ids(ids, experts))
-    for watch in _watches:
-        watch.scan()
+    for hooks in _installed:
+        hooks.scan()
     return undo
 
 
@@ -125,12 +127,12 @@ def watch_routers(
     :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
     reports (see :mod:`.graph_operator`).
     """
-    watch = _Watch(on_routing, on_failure, model)
-    watch.scan()
-    return watch.undo
+    hooks = RouterHooks(on_routing, on_failure, model)
+    hooks.scan()
+    return hooks.undo
 
 
-class _Watch:
+class RouterHooks:
     """The hooks installed by one call of :func:`watch_routers`."""
 
     def __init__(
@@ -138,33 +140,30 @@ class _Watch:
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
         self._lock = threading.RLock()
-        self._routers: WeakKeyDictionary[nn.Module, observed_router.ObservedRouter] = (
+        self._routers: WeakKeyDictionary[nn.Module, ObservedRouter] = (
             WeakKeyDictionary()
         )
-        self._holders: WeakKeyDictionary[nn.Module, observed_router.LayerHooks] = (
-            WeakKeyDictionary()
-        )
-        self._kinds: WeakKeyDictionary[type, router_readers.Reader | None] = (
+        self._layers: WeakKeyDictionary[nn.Module, LayerHooks] = WeakKeyDictionary()
+        self._readers: WeakKeyDictionary[type, router_readers.Reader | None] = (
             WeakKeyDictionary()
         )
         self._numbering = layer_index.LayerNumbering()
         self._own_program: set[int] = set()  # layers whose routing the program reports
         self._reporting = threading.local()
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
         self._closed = False
         registration = nn.modules.module.register_module_module_registration_hook
-        self._undo: list[Callable[[], Any]] = [
-            annotate.subscribe(self._told_by_program),
-            registration(self._attached).remove,
-        ]
-        _watches.append(self)
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(annotate.subscribe(self._reported_by_program))
+        self._undo.callback(registration(self._attached).remove)
+        _installed.append(self)
 
     # ---- finding ---------------------------------------------------------------
 
     def scan(self) -> None:
         """Find the existing routers of the process and install hooks on them."""
         with self._lock:
-            self._kinds.clear()
+            self._readers.clear()
             modules = self._modules()
             held = layer_index.holders(modules)
             for module in modules:
@@ -183,21 +182,20 @@ class _Watch:
         return layer_index.modules_alive()
 
     def _reader(self, kind: type) -> router_readers.Reader | None:
-        if kind not in self._kinds:
-            self._kinds[kind] = router_readers.reader_for(kind)
-        return self._kinds[kind]
+        if kind not in self._readers:
+            self._readers[kind] = router_readers.reader_for(kind)
+        return self._readers[kind]
 
     def _attached(self, holder: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hook a router when it is added to its parent module (called by torch)."""
         try:
             if child is None or self._model is not None:
                 return
+            members: list[nn.Module] = []
             if isinstance(child, CONTAINERS):
                 members = [m for m in child.children() if m in self._routers]
             elif self._reader(type(child)) is not None:
                 members = [child]
-            else:
-                return
             around = None if isinstance(holder, CONTAINERS) else holder
             with self._lock:
                 for member in members:
@@ -214,25 +212,25 @@ class _Watch:
         if entry is None:
             reader = self._reader(type(module))
             assert reader is not None
-            entry = observed_router.ObservedRouter(self, reader, module)
-            self._routers[module] = entry
+            entry = self._routers[module] = ObservedRouter(self, reader, module)
             # before other hooks, which may change the router's output
             handle = module.register_forward_hook(entry, prepend=True)
-            self._undo.append(handle.remove)
+            self._undo.callback(handle.remove)
         if holder is None or entry.holder() is not None:
             return
         entry.holder = ref(holder)
-        if holder not in self._holders:
-            around = self._holders[holder] = observed_router.LayerHooks(self, entry)
+        if holder not in self._layers:
+            around = self._layers[holder] = LayerHooks(self, entry)
             before = holder.register_forward_pre_hook(around.enter, prepend=True)
             after = holder.register_forward_hook(around.leave, always_call=True)
-            self._undo += [before.remove, after.remove]
+            self._undo.callback(before.remove)
+            self._undo.callback(after.remove)
 
     # ---- what the hooks call ---------------------------------------------------
 
     def routed(
         self,
-        entry: observed_router.ObservedRouter,
+        entry: ObservedRouter,
         module: nn.Module | None,
         inputs: Sequence[Any],
         output: Any,
@@ -240,32 +238,29 @@ class _Watch:
         """Read the expert demand from a router's output and report it."""
         if self._closed or module is None or graph_operator.has_no_values(output):
             return
+        before = annotate.place()
         try:
             with torch.no_grad(), graph_operator.no_modes():
                 decision = entry.reader(module, inputs, graph_operator.local(output))
             if decision is None:
                 return
-            here = annotate.place()
-            own = isinstance(here, observed_router.InferredContext) or here.layer < 0
-            layer = self.layer(self._first_of_layer(entry)) if own else here.layer
+            layer = before.layer
+            if isinstance(before, InferredContext) or layer < 0:
+                layer = self.layer(self._first_of_layer(entry))
             if layer in self._own_program:
                 return
             group = entry.group()
-        except Exception as error:
-            # no error of the recording may reach the training
-            self.failed(error)
-            return
-        self._reporting.on = True
-        before = annotate.set_context(CallContext(layer, "", LABEL))
-        try:
+            self._reporting.on = True
+            annotate.set_context(CallContext(layer, "", LABEL))
             self._sink(layer, decision.demand, decision.dropped, group)
         except Exception as error:
+            # no error of the recording may reach the training
             self.failed(error)
         finally:
             annotate.set_context(before)
             self._reporting.on = False
 
-    def layer(self, entry: observed_router.ObservedRouter) -> int:
+    def layer(self, entry: ObservedRouter) -> int:
         """Return the layer number of a router, determined on first use."""
         if entry.layer < 0:
             with self._lock:
@@ -274,15 +269,13 @@ class _Watch:
                     entry.layer = self._numbering.next()
         return entry.layer
 
-    def _first_of_layer(
-        self, entry: observed_router.ObservedRouter
-    ) -> observed_router.ObservedRouter:
+    def _first_of_layer(self, entry: ObservedRouter) -> ObservedRouter:
         """Return the first router of a layer (Tutel layers have several gates)."""
         holder = entry.holder()
-        around = None if holder is None else self._holders.get(holder)
+        around = None if holder is None else self._layers.get(holder)
         return entry if around is None else around.router
 
-    def _place_model(self, called: observed_router.ObservedRouter) -> None:
+    def _place_model(self, called: ObservedRouter) -> None:
         """Number all routers of a router's model, in order of definition.
 
         Models that have not been called are ignored: they would shift layer numbers.
@@ -305,7 +298,7 @@ class _Watch:
             if number is not None:
                 entry.layer = number
 
-    def _told_by_program(
+    def _reported_by_program(
         self, layer: int, _demand: Any, _dropped: Any, _group: Any
     ) -> None:
         if not getattr(self._reporting, "on", False):
@@ -315,8 +308,8 @@ class _Watch:
         """Report or log a router whose output could not be read."""
         if self._failure is not None:
             self._failure(LABEL, error)
-        elif str(error) not in self._complained:
-            self._complained.add(str(error))
+        elif str(error) not in self._warned:
+            self._warned.add(str(error))
             log.warning("a router's decision is not recorded: %s", error)
 
     def undo(self) -> None:
@@ -324,16 +317,13 @@ class _Watch:
         if self._closed:
             return
         self._closed = True
-        _watches.remove(self)
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
-        ours = (observed_router.ObservedRouter, observed_router.LayerHooks)
-        for (
-            module
-        ) in layer_index.modules_alive():  # copied modules have hooks without handles
+        _installed.remove(self)
+        self._undo.close()
+        # copied modules have hooks without handles
+        for module in layer_index.modules_alive():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
-                    owner = getattr(hook, "__self__", hook)
-                    if isinstance(owner, ours) and owner.watch is self:
+                    owner: Any = getattr(hook, "__self__", hook)
+                    ours = isinstance(owner, (ObservedRouter, LayerHooks))
+                    if ours and owner.hooks is self:
                         del hooks[key]

@@ -11,10 +11,10 @@ Shapes: T tokens of this rank, k experts per token, E experts, C capacity.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,7 @@ EXPERT_COUNTS = (
 """Attributes of routers that hold the number of experts."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Decision:
+class Decision(NamedTuple):
     """Expert demand of one router call."""
 
     demand: Tensor  # [E] int64 token copies routed to each expert, dropped ones too
@@ -80,20 +79,16 @@ def experts_of(module: nn.Module) -> int:
 # ---- one reader a form of output ---------------------------------------------------
 
 
-def _ids(position: int) -> Reader:
-    """Create a reader of expert ids ``[..., k]`` at one position of the output."""
+def _ids(position: int, logits: int | None = None) -> Reader:
+    """Create a reader of expert ids ``[..., k]`` at one position of the output.
+
+    The number of experts is that of the scores ``[T, E]`` at another position, or else
+    an attribute of the router.
+    """
 
     def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-        return Decision(demand=chosen(output[position], experts_of(module)))
-
-    return read
-
-
-def _ids_and_logits(position: int, logits: int) -> Reader:
-    """Create a reader of expert ids and scores ``[T, E]`` at output positions."""
-
-    def read(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-        return Decision(demand=chosen(output[position], output[logits].shape[-1]))
+        experts = experts_of(module) if logits is None else output[logits].shape[-1]
+        return Decision(chosen(output[position], experts))
 
     return read
 
@@ -107,11 +102,11 @@ def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisio
     """
     probs, chosen_ = output
     if chosen_.dtype != torch.bool:
-        return Decision(demand=chosen(chosen_, experts_of(module)))
+        return Decision(chosen(chosen_, experts_of(module)))
     config = getattr(module, "config", None)
     if getattr(config, "moe_pad_expert_input_to_capacity", False):
         chosen_ = chosen_ & (probs.detach() != 0)
-    return Decision(demand=marked(chosen_))
+    return Decision(marked(chosen_))
 
 
 def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -121,23 +116,19 @@ def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisi
     being a dropped copy, or ``(l_aux, combine, dispatch_mask [T, E, C], exp_counts)``.
     The older ``top2gating`` counts only first choices, so the sent copies are reported.
     """
-    counted = output[-1]
-    counts = counted.detach().to(torch.int64)
+    counts = output[-1].detach().to(torch.int64)
     if len(output) == 7:
-        return Decision(
-            demand=counts, dropped=counts - chosen(output[3], counts.numel())
-        )
+        return Decision(counts, counts - chosen(output[3], counts.numel()))
     kept = output[2].detach().to(torch.bool).sum((0, 2))
     if getattr(module, "k", 1) == 2:
-        return Decision(demand=kept)
-    return Decision(
-        demand=counts.to(kept.device), dropped=counts.to(kept.device) - kept
-    )
+        return Decision(kept)
+    counts = counts.to(kept.device)
+    return Decision(counts, counts - kept)
 
 
 def _fairscale(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read sent copies of fairscale: ``(l_aux, combine, dispatch_mask [T, E, C])``."""
-    return Decision(demand=output[2].detach().to(torch.bool).sum((0, 2)))
+    return Decision(output[2].detach().to(torch.bool).sum((0, 2)))
 
 
 def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -147,33 +138,33 @@ def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     ``SwitchTransformersTop1Router.forward``.
     """
     mask, _, logits = output
-    owner: Any = module
-    dtype: torch.dtype = owner.dtype
-    given: torch.dtype = owner.input_dtype
-    scores = logits.detach().softmax(-1, dtype=dtype).to(given)
+    router: Any = module
+    scores = logits.detach().softmax(-1, dtype=router.dtype).to(router.input_dtype)
     demand = chosen(scores.argmax(-1), logits.shape[-1])
-    return Decision(demand=demand, dropped=demand - marked(mask))
+    return Decision(demand, demand - marked(mask))
 
 
 def _nllb(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read sent copies of NLLB: nonzero weights of ``(mask, weights [T, E], _)``."""
-    return Decision(demand=marked(output[1]))
+    return Decision(marked(output[1]))
 
 
 def _jetmoe(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read JetMoE's copies per expert, the fourth value of the router's output."""
-    return Decision(demand=torch.tensor(output[3], dtype=torch.int64))
+    return Decision(torch.tensor(output[3], dtype=torch.int64))
 
 
-def _top_logits(position: int) -> Reader:
-    """Create a reader of logits ``[T, E]``, whose ``top_k`` largest are chosen."""
+def _largest(module: nn.Module, scores: Tensor) -> Decision:
+    """Count the ``module.top_k`` largest scores ``[T, E]`` of each token."""
+    k = getattr(module, "top_k", None)
+    if not isinstance(k, int):
+        raise ValueError(f"a {type(module).__name__} has no number top_k")
+    return Decision(chosen(scores.topk(k, dim=-1).indices, scores.shape[-1]))
 
-    def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-        logits = output[position] if isinstance(output, tuple) else output
-        ids = logits.detach().topk(_k(module), dim=-1).indices
-        return Decision(demand=chosen(ids, logits.shape[-1]))
 
-    return read
+def _llama(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
+    """Read the logits ``[T, E]`` of Llama 4, the second value of the output."""
+    return _largest(module, output[1].detach())
 
 
 def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -186,10 +177,7 @@ def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """
     if module.training and getattr(module, "gate_noise", False):
         raise ValueError("Tutel adds gate_noise to the logits after its gate")
-    scores = output.detach().softmax(1)
-    return Decision(
-        demand=chosen(scores.topk(_k(module), dim=1).indices, output.shape[1])
-    )
+    return _largest(module, output.detach().softmax(1))
 
 
 def _block(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision | None:
@@ -200,20 +188,10 @@ def _block(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision |
     """
     if not isinstance(output, tuple) or len(output) != 2:
         return None
-    scores = output[1].detach().softmax(1, dtype=torch.float32)
-    return Decision(
-        demand=chosen(scores.topk(_k(module), dim=-1).indices, scores.shape[-1])
-    )
+    return _largest(module, output[1].detach().softmax(1, dtype=torch.float32))
 
 
-def _k(module: nn.Module) -> int:
-    k = getattr(module, "top_k", None)
-    if not isinstance(k, int):
-        raise ValueError(f"a {type(module).__name__} has no number top_k")
-    return k
-
-
-LOGITS_WEIGHTS_IDS = _ids_and_logits(2, 0)
+LOGITS_WEIGHTS_IDS = _ids(2, 0)
 """``(logits [T, E], weights [T, k], ids [T, k])``: most routers of transformers 5."""
 
 READERS: dict[str, Reader] = {
@@ -230,7 +208,7 @@ READERS: dict[str, Reader] = {
     "transformers.models.*.SwitchTransformersTop1Router": _switch,
     "transformers.models.*.NllbMoeTop2Router": _nllb,
     "transformers.models.*.JetMoeTopKGating": _jetmoe,
-    "transformers.models.*.Llama4Router": _top_logits(1),
+    "transformers.models.*.Llama4Router": _llama,
     "transformers.models.*.*TopKRouter": LOGITS_WEIGHTS_IDS,
     "transformers.models.*.*TopkRouter": LOGITS_WEIGHTS_IDS,
     "transformers.models.*.*TokenChoiceRouter": LOGITS_WEIGHTS_IDS,
@@ -247,7 +225,7 @@ READERS: dict[str, Reader] = {
     # models with remote code: DeepSeek-V2 and -V3, Moonlight, Kimi
     "transformers_modules.*.MoEGate": _ids(0),
     # megablocks 0.5 to 0.10, megablocks/layers/router.py
-    "megablocks.*.LearnedRouter": _ids_and_logits(-1, 0),
+    "megablocks.*.LearnedRouter": _ids(-1, 0),
     # fastmoe 1.2, fmoe/gates/*.py
     "fmoe.gates.*Gate": _ids(0),
     # Tutel 0.3, tutel/gates/{top,cosine_top}.py
@@ -255,9 +233,8 @@ READERS: dict[str, Reader] = {
 }
 """Readers by pattern of a class's full name; the first match is used."""
 
-_registered: dict[
-    str, Reader
-] = {}  # registered by users; takes precedence over the table
+_registered: dict[str, Reader] = {}
+"""Readers registered by users, which take precedence over the table."""
 
 
 def register(name: str, reader: Reader) -> Callable[[], None]:
@@ -310,21 +287,16 @@ def reader_of_ids(
                 f"expert ids are integers or a mask, not {type(ids).__name__}"
             )
         if ids.dtype == torch.bool:
-            return Decision(demand=marked(ids))
-        return Decision(demand=chosen(ids, experts or experts_of(module)))
+            return Decision(marked(ids))
+        return Decision(chosen(ids, experts or experts_of(module)))
 
     return reader
 
 
-_found: dict[str, Reader] | None = None
-
-
+@lru_cache(maxsize=1)
 def _installed() -> dict[str, Reader]:
     """Load the readers that installed packages register by entry points."""
-    global _found
-    if _found is None:
-        _found = {
-            point.name: reader_of_ids(point.load(), None)
-            for point in entry_points(group=ENTRY_POINTS)
-        }
-    return _found
+    return {
+        point.name: reader_of_ids(point.load(), None)
+        for point in entry_points(group=ENTRY_POINTS)
+    }

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from moetraffic import capture
-from moetraffic.capture.routers.direct_exchanges import DirectExchange, watch_bypasses
-from moetraffic.errors import CaptureError
+from moetraffic.capture import annotate
+from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
 
 IDS = torch.tensor([[0, 1], [1, 3], [3, -1]])
 COUNTS = [1, 2, 0, 2]
@@ -58,17 +59,31 @@ def deep_ep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("deep_ep", None)
 
 
+@pytest.fixture
+def routed() -> Iterator[list[tuple[int, list[int], str]]]:
+    """Layer, demand and label of each reported routing."""
+    found: list[tuple[int, list[int], str]] = []
+    undo = annotate.subscribe(
+        lambda layer, demand, *_: found.append(
+            (layer, demand.tolist(), annotate.place().label)
+        )
+    )
+    yield found
+    undo()
+
+
+def fails(name: str, error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("first", ["imported", "watched"])
 @pytest.mark.usefixtures("deep_ep")
-def test_deep_ep_tells_its_layout(first: str) -> None:
-    seen: list[DirectExchange] = []
-    routed: list[tuple[int, list[int]]] = []
+def test_deep_ep_reports_its_layout(
+    first: str, routed: list[tuple[int, list[int], str]]
+) -> None:
     if first == "imported":
         import deep_ep
-    undo = watch_bypasses(
-        seen.append,
-        on_routing=lambda layer, demand, *_: routed.append((layer, demand.tolist())),
-    )
+    hooks = DirectExchangeHooks(fails)
     import deep_ep
 
     buffer = deep_ep.Buffer()
@@ -77,35 +92,27 @@ def test_deep_ep_tells_its_layout(first: str) -> None:
         layout = buffer.get_dispatch_layout(IDS, 4)
         result = buffer.dispatch(x, num_tokens_per_rank=layout[0], topk_idx=IDS)
         buffer.combine(x, handle=result[4])
-    undo()
-    buffer.combine(x, handle=result[4])
-    assert [e.operation for e in seen] == [
-        "deep_ep.Buffer.get_dispatch_layout",
-        "deep_ep.Buffer.dispatch",
-        "deep_ep.Buffer.combine",
-    ]
-    assert seen[0].demand is not None
-    assert seen[0].demand.tolist() == COUNTS
-    assert seen[1].sent is not None
-    assert seen[1].sent.tolist() == [2, 2]  # token 1 once to each rank
-    assert (seen[1].received, seen[1].row_bytes) == ([2, 1], 16)
-    assert routed == [(5, COUNTS)]
-    assert not hasattr(deep_ep.Buffer.dispatch, "__wrapped__")
+        assert annotate.place().label == ""
+        hooks.undo()
+        buffer.get_dispatch_layout(IDS, 4)
+    assert routed == [(5, COUNTS, "bypass")]
+    assert not hasattr(deep_ep.Buffer.get_dispatch_layout, "__wrapped__")
     assert not any(type(f).__module__.startswith("moetraffic") for f in sys.meta_path)
 
 
 @pytest.mark.usefixtures("deep_ep")
-def test_a_router_that_told_is_not_told_again() -> None:
-    routed: list[Any] = []
-    undo = watch_bypasses(on_routing=lambda *told: routed.append(told))
+def test_a_layer_whose_router_reports_is_not_reported_again(
+    routed: list[tuple[int, list[int], str]],
+) -> None:
+    hooks = DirectExchangeHooks(fails)
     import deep_ep
 
     with capture.at(layer=2):
         capture.routing(2, torch.tensor(COUNTS))
         deep_ep.Buffer().get_dispatch_layout(IDS, 4)
     deep_ep.Buffer().get_dispatch_layout(IDS, 4)  # in no layer that is known
-    undo()
-    assert routed == []
+    hooks.undo()
+    assert routed == [(2, COUNTS, "")]
 
 
 @pytest.fixture(scope="module")
@@ -122,61 +129,47 @@ def operators() -> Iterator[None]:
     def vdev(input: Tensor, out: Tensor, splits: Tensor, *_: Any) -> None:
         out.copy_(input)
 
-    for name in ("all_to_all_vdev", "all_to_all_vdev_2d"):
-        symmetric.impl(name, vdev, "CPU")
+    symmetric.impl("all_to_all_vdev_2d", vdev, "CPU")
     yield
     deepep._destroy()
     symmetric._destroy()
 
 
 @pytest.mark.usefixtures("operators")
-def test_operators_are_seen_by_name_and_still_do_their_work() -> None:
-    seen: list[DirectExchange] = []
-    undo = watch_bypasses(seen.append)
+def test_operators_are_recognized_by_name_and_still_do_their_work(
+    routed: list[tuple[int, list[int], str]],
+) -> None:
+    hooks = DirectExchangeHooks(fails)
     x = torch.randn(3, 4)
-    sent, _ = torch.ops.deepep.dispatch(x, IDS, x, 4, 3, False)
-    splits, offsets, out = torch.tensor([1, 2]), torch.zeros(2, 2), torch.empty(3, 4)
-    torch.ops.symm_mem.all_to_all_vdev(x, out, splits, offsets, "group")
+    offsets, out = torch.zeros(2, 2), torch.empty(3, 4)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
     by_expert = torch.tensor([0, 1, 2, 0])
-    torch.ops.symm_mem.all_to_all_vdev_2d(x, out, by_expert, offsets, "group")
-    undo()
-    torch.ops.symm_mem.all_to_all_vdev(x, out, splits, offsets, "group")
+    with capture.at(layer=1):
+        sent, _ = torch.ops.deepep.dispatch(x, IDS, x, 4, 3, False)
+    with capture.at(layer=2):
+        torch.ops.symm_mem.all_to_all_vdev_2d(x, out, by_expert, offsets, group)
+        hooks.undo()
+        torch.ops.symm_mem.all_to_all_vdev_2d(x, out, by_expert, offsets, group)
+    dist.destroy_process_group()
     assert torch.equal(sent, x)
     assert torch.equal(out, x)
-    told = [
-        (
-            e.operation,
-            None if e.demand is None else e.demand.tolist(),
-            None if e.sent is None else e.sent.tolist(),
-            e.row_bytes,
-        )
-        for e in seen
-    ]
-    assert told == [
-        ("deepep::dispatch", COUNTS, None, 16),
-        ("symm_mem::all_to_all_vdev", None, [1, 2], 16),
-        ("symm_mem::all_to_all_vdev_2d", [0, 1, 2, 0], None, 16),
-    ]
+    assert routed == [(1, COUNTS, "bypass"), (2, [0, 1, 2, 0], "bypass")]
 
 
 @pytest.mark.usefixtures("operators")
 def test_an_error_never_reaches_the_program() -> None:
     failed: list[str] = []
 
-    def fails(_: DirectExchange) -> None:
+    def defect(*_: Any) -> None:
         raise ZeroDivisionError("a defect")
 
-    undo = watch_bypasses(fails, on_failure=lambda name, _: failed.append(name))
+    hooks = DirectExchangeHooks(lambda name, _: failed.append(name))
+    undo = annotate.subscribe(defect)
     x = torch.randn(3, 4)
-    sent, _ = torch.ops.deepep.dispatch(x, IDS, x, 4, 3, False)
+    with capture.at(layer=0):
+        sent, _ = torch.ops.deepep.dispatch(x, IDS, x, 4, 3, False)
     undo()
+    hooks.undo()
     assert torch.equal(sent, x)
     assert failed == ["deepep::dispatch"]
-
-
-def test_one_watch_at_a_time() -> None:
-    undo = watch_bypasses()
-    with pytest.raises(CaptureError, match="watched once"):
-        watch_bypasses()
-    undo()
-    watch_bypasses()()

@@ -1,4 +1,4 @@
-"""Window of recorded calls and steps of a rank that are not yet committed."""
+"""Tables of the records of a rank: call sites, groups, and the current window."""
 
 from __future__ import annotations
 
@@ -68,6 +68,62 @@ class RecordWindow:
         return table
 
 
+class SiteTable:
+    """Table of call sites and process groups, numbered in order of first use."""
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.groups: list[Group] = []
+        self._calls: list[int] = []  # number of collectives by group
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def add_group(self, group: Group) -> int:
+        """Add a process group; return its number."""
+        self.groups.append(group)
+        self._calls.append(0)
+        return len(self.groups) - 1
+
+    def at(
+        self,
+        operation: str,
+        group: int,
+        place: Sequence[object],
+        direction: str,
+        dtype: str,
+        row_bytes: int,
+        peers: tuple[int, int] = (-1, -1),
+        experts: int = 0,
+    ) -> tuple[int, int]:
+        """Return the site number of a call and its index among its group's collectives.
+
+        The index is -1 for calls that are not collective: routing, sends and receives.
+        """
+        key = (operation, group, *place, direction, dtype, row_bytes, peers, experts)
+        number = self._numbers.get(key)
+        if number is None:
+            layer, phase, label = place
+            number = self._numbers[key] = len(self.sites)
+            self.sites.append(
+                Site(
+                    group=group,
+                    operation=operation,
+                    phase=str(phase),
+                    layer=int(str(layer)),
+                    direction=direction,
+                    dtype=dtype,
+                    row_bytes=row_bytes,
+                    label=str(label),
+                    peers=peers,
+                    experts=experts,
+                )
+            )
+        if operation == ROUTING or peers != (-1, -1):
+            return number, -1
+        count = self._calls[group]
+        self._calls[group] = count + 1
+        return number, count
+
+
 class SplitRows:
     """Table of split sizes without duplicates, also up to transposition."""
 
@@ -92,7 +148,9 @@ class SplitRows:
 
 
 def placements(
-    sites: Sequence[Site], groups: Sequence[Group], told: Mapping[int, Sequence[int]]
+    sites: Sequence[Site],
+    groups: Sequence[Group],
+    configured: Mapping[int, Sequence[int]],
 ) -> npt.NDArray[Any]:
     """Build the expert placement of each routed layer, as configured or contiguous.
 
@@ -105,8 +163,8 @@ def placements(
     routed = {(s.group, s.layer, s.experts) for s in sites if s.operation == ROUTING}
     for group, layer, experts in sorted(routed):
         ranks = groups[group].ranks
-        if layer in told:
-            holders = [int(member) for member in told[layer]]
+        if layer in configured:
+            holders = [int(member) for member in configured[layer]]
             if len(holders) != experts or max(holders) >= len(ranks):
                 continue  # invalid for this layer, hence unknown
         elif experts % len(ranks) == 0:
