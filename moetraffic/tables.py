@@ -1,4 +1,4 @@
-"""Table of results, rendered for the terminal or as HTML, CSV and JSON-able data.
+"""Tables and plain data of results, for the terminal, HTML and JSON.
 
 Every tabulated result is one or more :class:`Table` values: plain cells, and a format
 for each column.  ``Console.print`` of rich prints a table, and a notebook shows it as
@@ -7,11 +7,9 @@ HTML.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import singledispatch
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -105,44 +103,31 @@ class Table:
             "notes": list(self.notes),
         }
 
-    def to_csv(self) -> str:
-        """Format the table as CSV with a header; unknown values are blank."""
-        file = io.StringIO()
-        out = csv.writer(file, lineterminator="\n")
-        if self.columns:
-            out.writerow(
-                f"{name} [{form}]" if form in QUANTITIES else name
-                for name, form in zip(self.columns, self.formats(), strict=True)
-            )
-        for row in self.rows:
-            out.writerow("" if _unknown(cell) else cell for cell in row)
-        return file.getvalue()
-
     def to_html(self) -> str:
         """Format the table as HTML without scripts and links; all text is escaped."""
         style = [
-            f"text-align:{'right' if right else 'left'};vertical-align:top"
+            f'style="text-align:{"right" if right else "left"};vertical-align:top"'
             for right in self.right()
         ]
         head = "".join(
-            f'<th style="{how}">{html_text(name)}</th>'
+            f'<th scope="col" {how}>{html_text(name)}</th>'
             for name, how in zip(self.columns, style, strict=False)
         )
         body = "".join(
             "<tr>"
             + "".join(
-                f'<td style="{how}">{html_text(cell)}</td>'
+                f"<td {how}>{html_text(cell)}</td>"
                 for cell, how in zip(row, style, strict=True)
             )
             + "</tr>"
             for row in self.texts()
         )
         return (
-            f"<div><p><strong>{html_text(self.heading())}</strong></p><table>"
+            f"<h3>{html_text(self.heading())}</h3>"
+            '<div class="scroll" tabindex="0"><table>'
             + (f"<thead><tr>{head}</tr></thead>" if head else "")
-            + f"<tbody>{body}</tbody></table>"
-            + "".join(f"<p>{html_text(note)}</p>" for note in self.notes)
-            + "</div>"
+            + f"<tbody>{body}</tbody></table></div>"
+            + "".join(f'<p class="source">{html_text(note)}</p>' for note in self.notes)
         )
 
     def _repr_html_(self) -> str:
@@ -227,6 +212,31 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _unknown(value: object) -> bool:
     return value is None or (_is_number(value) and not math.isfinite(value))
+
+
+def plain(value: Any) -> Any:
+    """Convert a result to mappings, lists, numbers and text, as in JSON.
+
+    Dataclasses become mappings with their fields' names, which carry the units; arrays
+    become lists; infinite and undefined numbers become None.
+
+    Examples
+    --------
+    >>> plain({("a", 1): (0.5, float("nan"))})
+    {'a 1': [0.5, None]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+    if isinstance(value, Mapping):
+        return {
+            " ".join(map(str, key)) if isinstance(key, tuple) else str(key): plain(each)
+            for key, each in value.items()
+        }
+    if hasattr(value, "tolist"):  # arrays, and numpy's scalars
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @singledispatch

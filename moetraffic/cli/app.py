@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,34 +14,6 @@ import typer
 from moetraffic import __version__
 from moetraffic.report.console import configuration, terminal
 from moetraffic.spelling import current_name
-
-from . import (
-    analyze,
-    bandwidth,
-    build,
-    capture,
-    compare,
-    demo,
-    doctor,
-    estimate,
-    export,
-    fabric,
-    generate,
-    import_,
-    info,
-    merge,
-    models,
-    pattern,
-    place,
-    plot,
-    replay,
-    report,
-    reproduce,
-    run,
-    schedule,
-    tolerance,
-    validate,
-)
 
 app = typer.Typer(
     name="moetraffic",
@@ -51,40 +24,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"token_normalize_func": current_name},
 )
-VERBS: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
-    "capture": capture.capture,
-    "run": run.run,
-    "info": info.info,
-    "analyze": analyze.analyze,
-    "compare": compare.compare,
-    "validate": validate.validate,
-    "replay": replay.replay,
-    "bench": replay.bench,
-    "bandwidth": bandwidth.bandwidth,
-    "reproduce": reproduce.reproduce,
-    "import": import_.import_,
-    "export": export.export,
-    "merge": merge.merge,
-    "build": build.build,
-    "plot": plot.plot,
-    "report": report.report,
-    "place": place.place,
-    "generate": generate.generate,
-    "fabric": fabric.fabric,
-    "estimate": estimate.estimate,
-    "schedule": schedule.schedule,
-    "tolerance": tolerance.tolerance,
-    "doctor": doctor.doctor,
-    "models": models.models,
-    "pattern": pattern.pattern,
-}
-WINGS = {"replay": replay.CONTEXT, "bench": replay.CONTEXT}
+VERBS = (
+    *("demo", "capture", "run", "info", "analyze", "compare", "validate", "replay"),
+    *("bench", "bandwidth", "reproduce", "import", "export", "merge", "build", "plot"),
+    *("report", "place", "generate", "fabric", "estimate", "schedule", "tolerance"),
+    *("doctor", "models", "pattern"),
+)
+"""Verbs in the order of the help; each is a function in the module of its name."""
+
+MODULES = {"bench": "replay", "import": "import_"}
+"""Modules that have another name than their verb."""
+
+WINGS = ("replay", "bench")
 """Verbs that start another program in this one's place."""
 
-for _name, _verb in VERBS.items():
-    _settings: dict[str, Any] = {"run": run.CONTEXT, **WINGS}
-    app.command(_name, context_settings=_settings.get(_name))(_verb)
+for _verb in VERBS:
+    _module = import_module(f"moetraffic.cli.{MODULES.get(_verb, _verb)}")
+    _function = getattr(_module, "import_" if _verb == "import" else _verb)
+    app.command(_verb, context_settings=getattr(_module, "CONTEXT", None))(_function)
 
 
 def _version(asked: bool) -> None:

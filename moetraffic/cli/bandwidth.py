@@ -70,10 +70,6 @@ def bandwidth(
             "busbw_gbs": float(got.bytes_s) / 1e9,
             "measured_around": bool(got.inside),
         }
-    if plot is not None:
-        from moetraffic.report import figures
-
-        figures.save(report.figure(found, str(table)), plot)
     data: dict[str, Any] = {"curves": report.records(found)}
     shown: list[Any] = [report.sheet(found)]
     if answer is not None:
@@ -83,7 +79,8 @@ def bandwidth(
             f"{collective} of {size} B on {ranks} ranks: {answer['time_us']:.4g} us, "
             f"{answer['busbw_gbs']:.4g} GB/s ({how})"
         )
-    present(data, *shown, as_json=as_json, written=(plot,))
+    chart = report.figure(found, str(table))
+    present(data, *shown, as_json=as_json, chart=chart, plot=plot)
 
 
 def _presets(as_json: bool) -> None:

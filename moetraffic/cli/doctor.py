@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +12,15 @@ from moetraffic.errors import LayoutError
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count
 from moetraffic.report.console.options import AsJson, option
+from moetraffic.tables import Table, plain
 
 from .output import present
+
+if TYPE_CHECKING:
+    from moetraffic.health import Finding
+
+STYLES = {"ok": "green", "note": "yellow", "stop": "bold red"}
+"""Colors of the states of a check."""
 
 STOPS = 1
 """Exit code where something would stop a run."""
@@ -48,7 +56,6 @@ def doctor(
         check_rank_count(nproc)
     # torch takes seconds to import
     from moetraffic.health import before_replay, examine, stops
-    from moetraffic.report.results import health as report
 
     rank_env, folder = _seat(), output.absolute().parent
     found = examine(folder, exchange=exchange)
@@ -56,10 +63,31 @@ def doctor(
         ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)
     if rank_env is None or rank_env.local_rank == 0:
-        shown = (report.table(found), f"\n{report.conclusion(found)}")
-        present(report.as_dict(found), *shown, as_json=as_json)
+        names = [f.name for f in stops(found)]
+        data = {"stops": names, "findings": plain(found)}
+        present(data, _table(found), f"\n{_conclusion(found)}", as_json=as_json)
     if stops(found):
         raise typer.Exit(STOPS)
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    """Tabulate the checks, with a remedy for each problem."""
+    return Table(
+        columns=("area", "check", "state", "finding", "remedy"),
+        rows=[(f.area, f.name, f.state.value, f.said, f.remedy) for f in findings],
+        styles=STYLES,
+    )
+
+
+def _conclusion(findings: Sequence[Finding]) -> str:
+    """Describe in one sentence whether a check would stop a run."""
+    number = len(findings)
+    bad = [f.name for f in findings if f.state.value == "stop"]
+    if bad:
+        return f"{len(bad)} of {number} checks would stop a run: {', '.join(bad)}"
+    notes = sum(f.state.value == "note" for f in findings)
+    also = f", {notes} with a note" if notes else ""
+    return f"nothing would stop a run ({number} checks{also})"
 
 
 def _seat() -> RankEnvironment | None:

@@ -31,7 +31,7 @@ from .assumptions import (
     read_shares,
     read_sizes,
 )
-from .output import json_text, present, write_output
+from .output import present
 
 if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions
@@ -299,13 +299,14 @@ def estimate(
         shown = _one(config, system, conventions, what, source)
     more, figure, data = shown
     data = {"model": model, "conventions": vars(conventions), **data}
-    if plot is not None:
-        from moetraffic.report import figures
-
-        figures.save(figure, plot)
-    if output is not None:
-        write_output(output, json_text(data) + "\n")
-    present(data, *tables, *more, as_json=as_json, written=(plot, output))
+    present(
+        data,
+        *(*tables, *more),
+        as_json=as_json,
+        output=output,
+        chart=figure,
+        plot=plot,
+    )
 
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:

@@ -11,15 +11,16 @@ from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,
+    Operations,
     Plot,
     TraceFile,
+    operation_names,
     option,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second
 
-from .operations import Operations, operation_names
 from .output import present
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
@@ -137,7 +138,6 @@ def fabric(
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.topology import at_least
-    from moetraffic.report import figures
     from moetraffic.report.results import fabric as report
 
     at_least(1, ranks_per_host, "ranks of a host")
@@ -166,11 +166,14 @@ def fabric(
         found = assess(
             made, at, matrices, routing=routing, seed=seed, flows=flows, hot=hot
         )
-    if plot is not None:
-        source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
-        figures.save(report.figure(found, chosen, source), plot)
-    data = {"file": str(trace), **report.as_dict(found, chosen)}
-    present(data, *report.tables(found), as_json=as_json, written=(plot,))
+    source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
+    present(
+        {"file": str(trace), **report.as_dict(found, chosen)},
+        *report.tables(found),
+        as_json=as_json,
+        chart=report.figure(found, chosen, source),
+        plot=plot,
+    )
 
 
 def _iterations(trace: Trace, chosen: range | None) -> list[int]:

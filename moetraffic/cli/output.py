@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.progress import (
     BarColumn,
@@ -21,8 +20,12 @@ from rich.progress import (
 from moetraffic.errors import MoetrafficError
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview, tables
+from moetraffic.tables import plain
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
+
+if TYPE_CHECKING:
+    from moetraffic.report.chart import Chart
 
 # a log or a pipe has no width of its own: tables keep theirs
 WIDTH = None if sys.stdout.isatty() else 120
@@ -37,36 +40,44 @@ class Tick(Protocol):
         ...
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document; infinite and undefined numbers become null."""
-    print(json_text(value))
-
-
 def present(
     data: Any,
     *shown: Any,
     as_json: bool,
     written: Sequence[Path | None] = (),
+    output: Path | None = None,
+    chart: Chart | None = None,
+    plot: Path | None = None,
 ) -> None:
-    """Print a result: as JSON, or as tables and sentences.
+    """Write the files of a result, and print it as JSON, or as tables and sentences.
 
     Parameters
     ----------
     data
         Plain data, for JSON.
     shown
-        What is printed without ``--json``, one after another.
+        Tables and sentences, which are printed without ``--json``.
     as_json
         Whether JSON was asked for.
     written
-        Files that were written, None where one was not asked for.
+        Files that were written already; None where one was not asked for.
+    output
+        JSON file to write.
+    chart, plot
+        Chart, and the PNG picture of it to write.
     """
+    if chart is not None and plot is not None:
+        from moetraffic.report import figures
+
+        figures.save(chart, plot)
+    if output is not None:
+        write_output(output, json_text(data) + "\n")
     if as_json:
-        print_json(data)
+        print(json_text(data))
         return
     for one in shown:
         console.print(one, soft_wrap=isinstance(one, str))
-    files = ", ".join(str(path) for path in written if path is not None)
+    files = ", ".join(str(path) for path in (*written, plot, output) if path)
     if files:
         console.print(f"written: {files}", soft_wrap=True)
 
@@ -94,7 +105,7 @@ def present_trace(
         else:
             notes = ("missing", "remarks", "contradictions") if merged else ()
             found = {name: list(getattr(merged, name)) for name in notes}
-            print_json({**more, **overview(trace, path), **found})
+            print(json_text({**more, **overview(trace, path), **found}))
     for sentence in merged.contradictions if merged and not as_json else ():
         console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
 
@@ -145,19 +156,7 @@ def write_output(path: Path, text: str) -> None:
 
 def json_text(value: Any) -> str:
     """Format one JSON document; infinite and undefined numbers become null."""
-    return json.dumps(_plain(value), indent=2)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.dumps(plain(value), indent=2)
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from moetraffic.report.console.options import (
     Algorithm,
     AsJson,
     Force,
+    Operations,
     TraceFile,
+    operation_names,
     option,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import number_list
 
-from .operations import Operations, operation_names
 from .output import present, refuse_folder_outputs
 
 TRAFFIC = "traffic.png"

@@ -42,7 +42,7 @@ def reproduce(
     written: list[Path] = []
     if output is not None:
         from moetraffic.report import figures
-        from moetraffic.report.stripes import stripes
+        from moetraffic.report.results.pattern import stripes
 
         output.mkdir(exist_ok=True)
         for one, said in zip(found, told, strict=True):

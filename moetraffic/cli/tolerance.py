@@ -100,7 +100,6 @@ def tolerance(
             said = kept if told["runs"] else "no training had finished"
             raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
     from moetraffic.analysis.tolerance import tolerance as estimate
-    from moetraffic.report import figures
     from moetraffic.report.results import tolerance as report
 
     found = estimate(shares, losses)
@@ -108,11 +107,16 @@ def tolerance(
     _write(output, told)
     title = f"{dropping.pattern} dropped at {dropping.site}"
     title += ", compensated" if dropping.compensate else ""
-    if plot is not None:
-        steps, ranks = base.training.iterations, base.layout.world
-        source = f"{title}; {ranks} virtual ranks, {steps} iterations"
-        figures.save(report.figure(found, source), plot)
-    present(told, report.table(found, title), as_json=as_json, written=(output, plot))
+    steps, ranks = base.training.iterations, base.layout.world
+    source = f"{title}; {ranks} virtual ranks, {steps} iterations"
+    present(
+        told,
+        report.table(found, title),
+        as_json=as_json,
+        written=(output,),
+        chart=report.figure(found, source),
+        plot=plot,
+    )
 
 
 def _shares(percent: str) -> list[float]:

@@ -57,7 +57,6 @@ def validate(
     Example: moetraffic validate synthetic.h5 --against seed1.h5 seed2.h5 seed3.h5
     """
     from moetraffic.errors import AnalysisError
-    from moetraffic.report import figures
     from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept
     from moetraffic.validation.features import Features, portrait
@@ -90,10 +89,12 @@ def validate(
                 )
             tick(len(runs), str(path))
     found = accept(runs[0], runs[1:])
-    if plot is not None:
-        figures.save(report.figure(found), plot)
     present(
-        report.as_dict(found), report.table(found), as_json=as_json, written=(plot,)
+        report.as_dict(found),
+        report.table(found),
+        as_json=as_json,
+        chart=report.figure(found),
+        plot=plot,
     )
     if not found.passed:
         raise typer.Exit(DIFFERS)

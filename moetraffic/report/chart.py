@@ -64,7 +64,7 @@ class Series:
     legend: bool = True
     width: float = 1.6  # of a line; of bars their thickness in units of y
     dash: str = "solid"  # one of DASHES
-    symbol: str = "circle"  # of points; "circle", "diamond", "square", "cross", "tick"
+    symbol: str = "circle"  # of points; "circle", "diamond" or "tick"
     marked: bool = False  # a line with points on it
     size: Any = 6.0  # diameter of points in pixels, one or [n]
     opacity: float = 1.0

@@ -37,7 +37,7 @@ MOST_WRITTEN = 128
 """Maximum number of heatmap cells for which the values are written into the cells."""
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-SYMBOLS = {"circle": "o", "diamond": "D", "square": "s", "cross": "X", "tick": "|"}
+SYMBOLS = {"circle": "o", "diamond": "D", "tick": "|"}
 
 
 def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:

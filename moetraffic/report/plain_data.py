@@ -1,18 +1,9 @@
-"""Convert results to plain data: JSON, data frames, CSV and Parquet.
-
-Dataclasses become mappings with their fields' names, which carry the units; arrays
-become lists; unknown values are NaN, null in JSON.  An analysis also has *records*:
-flat rows with one value each, for data frames.
-"""
+"""Convert an analysis to plain data for JSON, and write its records as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.accuracy import mean_of_known
@@ -20,29 +11,10 @@ from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
+from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
-if TYPE_CHECKING:
-    pass
-
 STAGES = ("early", "middle", "late")
-
-
-def plain(value: Any) -> Any:
-    """Convert a result to mappings, lists, numbers and text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
-    if isinstance(value, Mapping):
-        return {_key(key): plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
-
-
-def _key(key: Any) -> str:
-    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 def as_dict(analysis: Analysis) -> dict[str, Any]:

@@ -149,14 +149,16 @@ def test_one_circuit_is_seen_and_few_stand_apart(shown: Content) -> None:
 
 def test_what_nobody_told_is_not_shown(golden: Trace) -> None:
     """An own loop without a word has no layout, no layers and no seed of 1, 0, -1."""
-    told = {row[0] for row in highlights.about(golden).rows}
+    told = {row[0] for row in highlights.about({"run": golden}).rows}
     assert {"dp", "layers", "experts", "k", "order"} <= told
     nothing = replace(
         golden.meta,
         **{"workload": "", "dp": 1, "layers": 0, "hidden": 0, "experts": 0, "k": 0},
         seed=-1,
     )
-    own = {row[0] for row in highlights.about(golden.replace(meta=nothing)).rows}
+    own = {
+        row[0] for row in highlights.about({"run": golden.replace(meta=nothing)}).rows
+    }
     assert own == told - {
         *("dp", "tp", "pp", "cp", "order"),
         *("layers", "hidden", "experts", "k", "seed"),
@@ -235,7 +237,7 @@ def test_the_page_names_no_address(shown: Content) -> None:
 def test_tables_have_as_many_cells_as_heads(shown: Content) -> None:
     tables = [p for p in parts(shown) if isinstance(p, Table)]
     assert {t.title for t in tables} >= {
-        *("Layers", "On-off statistics", "Metadata of the trace"),
+        *("Layers", "On-off statistics", "Metadata of the traces"),
         "Times of common calls: this run and replay",
     }
     for each in tables:

@@ -10,7 +10,7 @@ from rich.console import Console
 from moetraffic.cli import main
 from moetraffic.report import figures
 from moetraffic.report.results import study as report
-from moetraffic.report.stripes import stripes
+from moetraffic.report.results.pattern import stripes
 from moetraffic.studies import Study, reproduce, there
 from moetraffic.tables import Table
 

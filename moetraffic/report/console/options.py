@@ -12,8 +12,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from moetraffic.errors import MoetrafficError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, number_list
 
 T = TypeVar("T")
@@ -148,6 +149,13 @@ Of = Annotated[
         shown="both",
     ),
 ]
+Operations = Annotated[
+    str | None,
+    option(
+        "Collectives whose traffic is summed, such as all_to_all,all_reduce.",
+        shown="all",
+    ),
+]
 Algorithm = Annotated[
     str, option(f"Algorithm of all-reduces: {', '.join(ALGORITHMS)}.")
 ]
@@ -181,6 +189,24 @@ def layer_numbers(given: list[str] | None) -> tuple[int, ...] | None:
         If a text is not a list of numbers.
     """
     return number_list(",".join(given), "layers") if given else None
+
+
+def operation_names(trace: Trace, given: str | None) -> list[str] | None:
+    """Return the operations that were given, with commas; None for all.
+
+    Raises
+    ------
+    AnalysisError
+        If the trace does not have one.
+    """
+    known = sorted({s.operation for s in trace.sites} - {"routing"})
+    names = None if given is None else given.split(",")
+    if names is not None and not set(names) <= set(known):
+        raise AnalysisError(
+            f"the trace has {', '.join(known)}, but operations are {given!r}: choose "
+            "among these"
+        )
+    return names
 
 
 @dataclass(frozen=True)

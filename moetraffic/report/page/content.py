@@ -14,17 +14,17 @@ from moetraffic.fabric.named import Network
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.results import (
     comparison,
-    convergence,
-    forecasts,
+    fabric,
+    predictability,
     rhythm,
+    schedule,
     skew,
-    time_breakdown,
 )
 from moetraffic.report.results.complexity import complexity_map
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
-from . import fabric, highlights, side_by_side
+from . import highlights, side_by_side
 from .matrices import MOST_BYTES, Kept, Matrices, matrices
 
 Part = Chart | Missing | Table | Matrices
@@ -113,6 +113,8 @@ def content(
         if e.complexity is not None
     }
     no_times = rhythm.why_no_times(found)
+    runs = {"this run": trace, "replay": replay, "second run": other}
+    known = {name: run for name, run in runs.items() if run is not None}
     sections = (
         Section(
             key="summary",
@@ -147,7 +149,7 @@ def content(
                 rhythm.timeline(trace, reason=no_times),
                 rhythm.spectrum(trace, found),
                 *rhythm.statistics_tables(found),
-                time_breakdown.figure(
+                rhythm.time_chart(
                     found.occupation,
                     reason="; ".join(n for n in notes if "occupation" in n),
                 ),
@@ -159,9 +161,9 @@ def content(
             about="How far ahead the traffic can be forecast, and whether it has "
             "converged.",
             parts=(
-                forecasts.horizons(found),
-                forecasts.within(found),
-                convergence.convergence(found),
+                predictability.horizons(found),
+                predictability.within(found),
+                predictability.convergence(found),
             ),
         ),
         Section(
@@ -174,7 +176,11 @@ def content(
                     packets, reason="; ".join(n for n in notes if "complexity" in n)
                 ),
                 *fabric.links(trace, network),
-                fabric.circuits(found, kept, network),
+                schedule.circuits_chart(
+                    found,
+                    {key: seen.wires() for key, seen in kept.seen.items()},
+                    network.topology.hosts.nic_bytes_s,
+                ),
             ),
         ),
         _beside(
@@ -197,7 +203,7 @@ def content(
             "within-run noise.",
             absent="no second trace was given: name one after the first",
         ),
-        Section(key="about", title="Metadata", parts=(highlights.about(trace),)),
+        Section(key="about", title="Metadata", parts=(highlights.about(known),)),
     )
     return Content(
         title=title or trace.name.rsplit("/", 1)[-1],
@@ -226,10 +232,9 @@ def _beside(
             reason = str(error)
         else:
             names = ("this run", name)
-            draw = (side_by_side.ratios, side_by_side.quantiles, side_by_side.distances)
+            draw = (side_by_side.ratios, side_by_side.distances)
             times = f"Times of common calls: this run and {name}"
             parts = (
-                side_by_side.who(names[0], trace, name, other),
                 *(each(found, key, *names) for each in draw),
                 *([comparison.times(found.times, times)] if found.times else []),
             )

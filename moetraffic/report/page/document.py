@@ -7,7 +7,6 @@ are in ``application/json`` elements in which no tag can begin.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -18,7 +17,7 @@ from moetraffic import __version__
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
 from moetraffic.report.chart import Missing
-from moetraffic.tables import Table
+from moetraffic.tables import Table, plain
 from moetraffic.text import html_text as escape
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_output, write_whole
@@ -197,7 +196,11 @@ def _part(part: Any) -> str:
             f'<p class="missing">Unavailable: {escape(why.rstrip("."))}.</p></article>'
         )
     if isinstance(part, Table):
-        return _table(part)
+        key = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
+        return (
+            f'<article class="card listed" id="figure-{key}">{part.to_html()}'
+            '<p class="downloads"></p></article>'
+        )
     if isinstance(part, Matrices):
         data = {"key": part.key, "blocks": part.blocks}
         return _figure(part.key, part.title, part.source, "matrices", data, 520)
@@ -223,38 +226,7 @@ def _figure(
     )
 
 
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for first, *cells in table.texts()
-    )
-    key = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
-    return (
-        f'<article class="card listed" id="figure-{key}">'
-        f"<h3>{escape(table.title)}</h3>"
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-        f'<p class="source">{escape(" ".join(table.notes))}</p>'
-        f'<p class="downloads"></p></article>'
-    )
-
-
 def data_text(value: Any) -> str:
     """Encode a value as JSON for a script element; non-finite numbers become null."""
-    text = json.dumps(_known(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
-
-
-def _known(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _known(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _known(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,19 +167,25 @@ def _within(subject: Subject | None) -> str:
     return f"{first.within[at]:.0%} ({first.unchanged[at]:.0%})"
 
 
-def about(trace: Trace) -> Table:
-    """Tabulate the metadata that the trace records of its run."""
+def about(runs: Mapping[str, Trace]) -> Table:
+    """Tabulate the metadata that traces record of their runs, a column for each run."""
+    facts = {name: _metadata(trace) for name, trace in runs.items()}
+    fields = dict.fromkeys(field for of in facts.values() for field in of)
+    return Table(
+        title="Metadata of the traces",
+        columns=("field", *facts),
+        rows=[(n, *(of.get(n, "") for of in facts.values())) for n in fields],
+    )
+
+
+def _metadata(trace: Trace) -> dict[str, str]:
+    """Return the file name and the recorded metadata of a trace."""
     meta = trace.meta
     hidden = () if layout_known(meta) else ("dp", "tp", "pp", "cp", "order")
-    facts = {
+    return {"file": Path(trace.name).name} | {
         name: str(value)
         for name, value in meta.as_dict().items()
         if name not in ("workload", "nodes", *hidden)
         and str(value) not in ("", "nan")
         and not (name in UNRECORDED and value == UNRECORDED[name])
     }
-    return Table(
-        title="Metadata of the trace",
-        columns=("field", "value"),
-        rows=[("file", Path(trace.name).name), *facts.items()],
-    )

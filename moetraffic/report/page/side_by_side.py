@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from moetraffic.analysis.comparison import SCALES
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.completion import TimeRatio
 from moetraffic.report.chart import (
-    LINE_COLORS,
     OTHER_COLOR,
     Axis,
     Chart,
@@ -22,11 +20,6 @@ from moetraffic.report.chart import (
     Rule,
     Series,
 )
-from moetraffic.tables import Table
-from moetraffic.trace import Trace
-from moetraffic.units import byte_size
-
-QUANTILES = {"p50": "circle", "p90": "diamond", "p99": "square", "max": "cross"}
 
 
 def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
@@ -55,39 +48,6 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
         "have; intervals from iterations resampled for both together. Call: from issue "
         "to the end on the slowest member; transfer: from the last member's issue.",
         columns=("ratio (dimensionless)", "part"),
-        choices=("time",),
-    )
-
-
-def quantiles(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
-    """Draw quantiles of call times in both runs."""
-    rows = [t for t in found.times if np.isfinite(t.a.p50) and np.isfinite(t.b.p50)]
-
-    def panel(rows: list[Any]) -> Panel:
-        runs = ((first, "a", LINE_COLORS[0]), (second, "b", LINE_COLORS[1]))
-        series = tuple(
-            Series(
-                kind="points",
-                x=np.array([1e3 * getattr(getattr(t, side), quantile) for t in rows]),
-                y=[_part(t) for t in rows],
-                name=f"{run}, {quantile}",
-                color=color,
-                symbol=symbol,
-                size=8,
-            )
-            for run, side, color in runs
-            for quantile, symbol in QUANTILES.items()
-        )
-        return _rows(rows[0].measure, "time [ms]", series, log=True)
-
-    return _by_measure(
-        rows,
-        panel,
-        key=f"{key}-quantiles",
-        title=f"Quantiles of call times, {first} and {second}",
-        reason=_untimed(found),
-        source="Quantiles over the calls that both runs have, one symbol each.",
-        columns=("time [ms]", "part"),
         choices=("time",),
     )
 
@@ -138,12 +98,11 @@ def _rows(
     series: tuple[Series, ...],
     *,
     rules: tuple[Rule, ...] = (),
-    log: bool = False,
     from_zero: bool = False,
 ) -> Panel:
     return Panel(
         name=(name,),
-        x=Axis(label=label, log=log, from_zero=from_zero or bool(rules)),
+        x=Axis(label=label, from_zero=from_zero or bool(rules)),
         y=Axis(reverse=True),
         series=series,
         rules=rules,
@@ -165,30 +124,6 @@ def _by_measure(
     most = max(map(len, by.values()))
     panels = tuple(map(panel, by.values()))
     return Chart(title=title, panels=panels, height=160 + 28 * most, **named)
-
-
-def who(first: str, trace: Trace, second: str, other: Trace) -> Table:
-    """Tabulate file, origin, model, ranks and router of both runs."""
-    rows = []
-    for name, of in ((first, trace), (second, other)):
-        meta, path = of.meta, Path(of.name)
-        rows.append(
-            (
-                *(name, path.name, meta.origin, meta.model, meta.world),
-                f"{meta.router} k={meta.k}" if meta.router else "",
-                *(meta.backend, len(of.iterations)),
-                byte_size(path.stat().st_size) if path.is_file() else "",
-            )
-        )
-    return Table(
-        title=f"Runs: {first} and {second}",
-        columns=(
-            *("run", "file", "origin", "model", "ranks", "router", "backend"),
-            *("iterations", "file size"),
-        ),
-        rows=rows,
-        notes=["From the metadata of the traces."],
-    )
 
 
 def _untimed(found: Comparison) -> str:

@@ -8,15 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.fabric.assessment import Assessment
+from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.errors import MoetrafficError
+from moetraffic.fabric.assessment import Assessment, assess
 from moetraffic.fabric.bounds import bisection_bytes_s
 from moetraffic.fabric.loads import link_times
-from moetraffic.report.chart import DASHES, Axis, Chart, Panel, Series, line_colors
+from moetraffic.fabric.named import Network
+from moetraffic.report.chart import (
+    DASHES,
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Series,
+    line_colors,
+)
 from moetraffic.tables import Table, tables_of
+from moetraffic.trace import Trace
 from moetraffic.units import bit_rate, byte_size
 
 DRAWN = 16  # links in the chart
 SETS = 6  # of links, in the table of collisions
+
+MOST_BYTES = 1 << 27
+"""Limit of the matrices that are assessed at once."""
+
+MOST_ITERATIONS = 200
 
 BOUNDS = {
     "port": "bottleneck port of a host",
@@ -223,3 +240,26 @@ def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
         panels=times.panels + links.panels,
         height=400,
     )
+
+
+def links(trace: Trace, network: Network) -> list[Chart | Missing]:
+    """Draw the busy time of the bottleneck link with bounds, and the busiest links."""
+    title = "Busy time of links"
+    every = trace.iterations
+    fit = int(np.clip(MOST_BYTES // (8 * trace.meta.world**2), 1, MOST_ITERATIONS))
+    chosen = every[:: max(1, -(-len(every) // fit))].tolist()
+    try:
+        found = assess(network.topology, network.slots, world_matrices(trace, chosen))
+    except MoetrafficError as error:
+        return [Missing(title=title, reason=str(error))]
+    if not found.bottleneck_s.any():
+        why = "no bytes between different ranks are known"
+        return [Missing(title=title, reason=why)]
+    hosts = network.topology.hosts
+    source = (
+        f"All collectives of an iteration, sent at once, on a {network.topology.name} "
+        f"of {hosts.number} hosts with {hosts.ranks} ranks and {hosts.nics} NICs of "
+        f"{bit_rate(hosts.nic_bytes_s)} each, {found.routing} routing; all-reduces as "
+        f"rings. {len(chosen)} of {len(every)} iterations."
+    )
+    return [*charts(found, chosen, source)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.tables import Table
+from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 from moetraffic.trace.model import Meta
@@ -25,26 +25,6 @@ FORMS = {
 def overview(trace: Trace, path: Path) -> dict[str, Any]:
     """Summarize a trace as plain data: metadata, steps, loss, bytes and call sites."""
     sent, kept = all_to_all_bytes(trace)
-    counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites))
-    sites = []
-    for site, count in zip(trace.sites, counts.tolist(), strict=True):
-        group = trace.groups[site.group]
-        sites.append(
-            {
-                "operation": site.operation,
-                "phase": site.phase,
-                "label": site.label,
-                "layer": site.layer if site.layer >= 0 else None,
-                "direction": site.direction,
-                "slot": site.slot,
-                "group": f"{group.kind} {rank_span(group.ranks)}",
-                "dtype": site.dtype,
-                "row_bytes": site.row_bytes,
-                "occurrences": count,
-                "wire": FORMS[site.wire] if site.operation != ROUTING else "",
-                "wire_checked": site.wire_checked,
-            }
-        )
     return {
         "file": str(path),
         "bytes": path.stat().st_size,
@@ -57,8 +37,27 @@ def overview(trace: Trace, path: Path) -> dict[str, Any]:
         "all_to_all_bytes": sent,
         "all_to_all_bytes_to_itself": kept,
         "clock_error_ns": error_ns(trace.clocks),
-        "sites": sites,
+        "sites": _sites(trace),
     }
+
+
+def _sites(trace: Trace) -> list[dict[str, Any]]:
+    """List the call sites with the number of their calls."""
+    counts = np.bincount(trace.occurrences.site, minlength=len(trace.sites))
+    fields = ("operation", "phase", "label", "direction", "slot", "dtype")
+    return [
+        {
+            **{name: getattr(site, name) for name in fields},
+            "layer": site.layer if site.layer >= 0 else None,
+            "group": f"{group.kind} {rank_span(group.ranks)}",
+            "row_bytes": site.row_bytes,
+            "occurrences": count,
+            "wire": FORMS[site.wire] if site.operation != ROUTING else "",
+            "wire_checked": site.wire_checked,
+        }
+        for site, count in zip(trace.sites, counts.tolist(), strict=True)
+        for group in (trace.groups[site.group],)
+    ]
 
 
 def _losses(trace: Trace) -> dict[str, float | None]:
@@ -74,21 +73,65 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 """Names of wire forms in tables, where they differ from the plain data."""
 
 
-def tables(trace: Trace, path: Path) -> list[Table]:
+@tables_of.register
+def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     """Tabulate the metadata and call sites of a trace.
 
     Sites that differ only in call index and group share a row.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    path
+        The trace's file; None leaves out sizes, for which all calls are read.
     """
-    found = overview(trace, path)
     meta = trace.meta
+    size = sent = ""
+    if path is not None:
+        size = byte_size(path.stat().st_size)
+        whole, kept = map(byte_size, all_to_all_bytes(trace))
+        sent = f"{whole} sent, of which rank-local (self) traffic: {kept}"
+        sent += _no_exchange(trace)
+    facts = {
+        "size": size,
+        "origin": meta.origin,
+        "model": _model(meta),
+        "ranks": f"{meta.world} ({layout(trace)}), "
+        + ("virtual" if meta.virtual else meta.backend),
+        "steps": f"{len(trace.steps.iteration)}, of which training: "
+        f"{len(trace.iterations)}{_loss_words(_losses(trace))}",
+        "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
+        "all-to-all": sent,
+        "layers and phases": meta.schedule or "annotated",
+        "clock error": f"{error_ns(trace.clocks) / 1e3:.1f} us",
+        "complete": "yes" if meta.complete else "no, see below",
+        "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+    }
+    missing = [f"missing: {part}" for part in meta.missing.split("; ") if part]
+    names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
+    return [
+        Table(
+            title=trace.name if path is None else str(path),
+            rows=[pair for pair in facts.items() if pair[1]],
+        ),
+        Table(
+            columns=dict.fromkeys(names, "") | {"layer": "<"},
+            rows=_site_rows(trace),
+            notes=missing,
+        ),
+    ]
+
+
+def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for site in found["sites"]:
+    for site in _sites(trace):
         call, operation = site["phase"] or site["label"], site["operation"]
         name = f"{call} ({operation})" if call not in ("", operation) else operation
         kind = site["group"].split(" ", 1)[0]
         key = (site["layer"], name, kind, site["row_bytes"], site["wire"])
         together.setdefault(key, []).append(site)
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for (layer, name, kind, row_bytes, wire), sites in together.items():
         groups = {s["group"] for s in sites}
         slots = [s["slot"] for s in sites]
@@ -102,31 +145,7 @@ def tables(trace: Trace, path: Path) -> list[Table]:
                 WIRE_WORDS.get(wire, wire),
             )
         )
-    sent = byte_size(found["all_to_all_bytes"])
-    kept = byte_size(found["all_to_all_bytes_to_itself"])
-    facts = {
-        "size": f"{byte_size(found['bytes'])}, {meta.origin}",
-        "model": _model(meta),
-        "ranks": f"{meta.world} ({layout(trace)}), "
-        + ("virtual" if meta.virtual else meta.backend),
-        "steps": f"{found['steps']}, of which training: {found['training_iterations']}"
-        + _loss_words(found["loss"]),
-        "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
-        "all-to-all": f"{sent} sent, of which rank-local (self) traffic: {kept}"
-        + _no_exchange(trace),
-        "layers and phases": meta.schedule or "annotated",
-        "clock error": f"{found['clock_error_ns'] / 1e3:.1f} us",
-        "complete": "yes" if meta.complete else "no, see below",
-        "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
-    }
-    names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
-    missing = [f"missing: {part}" for part in meta.missing.split("; ") if part]
-    return [
-        Table(title=str(path), rows=list(facts.items())),
-        Table(
-            columns=dict.fromkeys(names, "") | {"layer": "<"}, rows=rows, notes=missing
-        ),
-    ]
+    return rows
 
 
 def _model(meta: Meta) -> str:

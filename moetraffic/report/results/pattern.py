@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns.grid import MegatronGrid
+from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.presets import preset
+from moetraffic.patterns.strategy import Strategy
+from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.report.chart import Chart, Rule
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
@@ -23,6 +28,9 @@ MOST_COLUMNS = 4
 """Maximum number of panels side by side."""
 
 SHOWN_GROUPS = 4
+
+LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
+"""Parallel degrees (p, t, d) of heatmaps in APNet'24, or derived from its rule."""
 
 
 def calls_table(pattern: Pattern) -> Table:
@@ -144,3 +152,24 @@ def heatmaps(
         across=columns,
         log_color=True,
     )
+
+
+def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
+    """Draw traffic heatmaps of the layouts in APNet'24, by file name."""
+    found = preset(model)
+    drawn = {}
+    for p, t, d in LAYOUTS:
+        strategy = Strategy(
+            grid=MegatronGrid(tp=t, dp=d, pp=p),
+            micro_batch=found.micro_batch,
+            accumulation=p,
+        )
+        pattern = megatron_pattern(found.model, strategy, found.gating)
+        drawn[f"p{p}-t{t}-d{d}"] = heatmaps(
+            traffic_matrices(pattern),
+            title=f"(p, t, d) = ({p}, {t}, {d}) on {p * t * d} ranks",
+            source=f"Computed for {model}, Megatron's rank order, rings; stripes as in "
+            "the heatmap of APNet'24 (HKUST)",
+            stage=t * d,
+        )
+    return drawn

@@ -15,9 +15,8 @@ from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
 from moetraffic.trace import ROUTING, Trace
 
 from .complexity import complexity_map
-from .rhythm import timeline
+from .rhythm import time_chart, timeline
 from .skew import curves, named, subject_of
-from .time_breakdown import figure as time_breakdown
 
 AVERAGED = 10  # iterations in each heatmap
 
@@ -48,7 +47,7 @@ def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
         **{_demand_name(e, routed): heatmaps(trace, e) for e in routed},
         "timeline.png": timeline(trace, source=source),
         "entropy.png": entropy(analysis, source),
-        "occupation.png": time_breakdown(analysis.occupation, source),
+        "occupation.png": time_chart(analysis.occupation, source),
         "complexity.png": complexity_map(packets, source=source),
     }
     return [

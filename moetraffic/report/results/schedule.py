@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from moetraffic.analysis import Analysis
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.network.circuit_plan import CircuitPlan
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
+from moetraffic.fabric import decompose
 from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition
-from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
+from moetraffic.report.chart import (
+    Axis,
+    Chart,
+    Missing,
+    Panel,
+    Rule,
+    Series,
+    line_colors,
+)
 from moetraffic.tables import Table
 from moetraffic.units import bit_rate, duration, rank_span
 
+from .skew import named
+
 SHARES = (0.5, 0.9, 0.99)
 """Shares of the demand for which the required circuits are counted."""
+
+SMALL = 32
+"""Maximum number of ranks for the slowest matching, with the fewest circuits."""
+
+MOST_TERMS = 400
+
+FEW = 8
+"""Up to this number, each permutation has a marker."""
+
+RECONFIGURE_S = 10e-6
 
 
 def circuits_as_dict(
@@ -229,4 +252,93 @@ def jobs_figure(
         source=source,
         panels=tuple(panels),
         height=260,
+    )
+
+
+def circuits_chart(
+    analysis: Analysis,
+    wires: Mapping[tuple[int, int], npt.NDArray[np.int64] | None],
+    rate: float,
+) -> Chart | Missing:
+    """Draw the share of demand that the first n circuit permutations serve.
+
+    Parameters
+    ----------
+    analysis
+        Analysis of the run.
+    wires
+        Wire bytes ``[n, W, W]`` of some iterations by layer and group; None: unknown.
+    rate
+        Bytes per second of a circuit.
+    """
+    title = "Circuits: coverage by Birkhoff-von-Neumann permutations"
+    panels = []
+    for exchange in analysis.exchanges:
+        sent = wires[exchange.layer, exchange.group]
+        if sent is None or len(exchange.ranks) < 2:
+            continue
+        whole = np.rint(sent.mean(axis=0)).astype(np.int64)
+        np.fill_diagonal(whole, 0)  # rank-local traffic takes no circuit
+        if whole.any():
+            name = f"{named(exchange, analysis)}, {exchange.phase}"
+            panels.append(_coverage(whole, rate, (name,)))
+    if not panels:
+        why = "no bytes between different ranks were observed"
+        return Missing(title=title, reason=why)
+    return Chart(
+        key="circuits",
+        title=title,
+        source="Mean matrix of the iterations whose matrices are in this page, without "
+        "rank-local traffic, decomposed into permutations by each matching; circuits "
+        f"of {bit_rate(rate)}, reconfiguration {duration(RECONFIGURE_S)}.",
+        columns=("permutations", "demand served [%]"),
+        choices=("layer",),
+        panels=tuple(panels),
+    )
+
+
+def _coverage(
+    demand: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]
+) -> Panel:
+    fewest = ("max-min",) if len(demand) <= SMALL else ()
+    matchings = (*fewest, "max-weight", "halving")
+    series, notes, most = [], [], 0
+    # decreasing widths keep coinciding lines visible
+    for matching, color, width in zip(
+        matchings, line_colors(len(matchings)), (5.0, 3.0, 1.4), strict=False
+    ):
+        found = decompose(demand, matching=matching)
+        share = 100 * coverage(found)
+        at = np.unique(
+            np.rint(np.geomspace(1, len(share), min(MOST_TERMS, len(share))))
+        ).astype(np.int64)
+        most = max(most, len(share))
+        series.append(
+            Series(
+                x=at,
+                y=share[at - 1],
+                name=matching,
+                color=color,
+                width=width,
+                marked=len(at) <= FEW,  # a line of one point is invisible
+                size=5 + 2 * width,
+            )
+        )
+        cycle = duty(found, capacity_bytes_s=rate, reconfigure_s=RECONFIGURE_S)
+        notes.append(
+            f"{matching}: {terms_for(found, 0.9)} of {found.terms} serve 90%, duty "
+            f"cycle {100 * cycle.duty:.2g}%, {duration(cycle.total_s)} (lower bound "
+            f"{duration(cycle.bound_s)})"
+        )
+    few = most <= FEW
+    return Panel(
+        name=name,
+        x=Axis(
+            label="permutations, in the order found",
+            log=not few,
+            limits=(0, most + 1) if few else None,
+        ),
+        y=Axis(label="demand served [%]", limits=(0, 104)),
+        series=tuple(series),
+        note="; ".join(notes) + ".",
     )

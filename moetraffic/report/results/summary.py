@@ -13,8 +13,7 @@ from moetraffic.analysis.forecast.usefulness import Verdict, sentence
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
-from .rhythm import statistics_tables
-from .time_breakdown import table as time_table
+from .rhythm import statistics_tables, time_table
 
 METRICS = {
     "normalized_entropy": 1,

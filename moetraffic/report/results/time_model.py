@@ -12,7 +12,7 @@ from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
-from moetraffic.tables import Table
+from moetraffic.tables import Table, plain
 
 TERMS = {
     "compute": "compute",
@@ -68,13 +68,7 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         "sound": found.sound,
         "fits": found.fits,
     }
-    return {name: _plain(value) for name, value in told.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return np.asarray(value).tolist()
+    return dict(plain(told))
 
 
 def table(found: Estimate, title: str) -> Table:

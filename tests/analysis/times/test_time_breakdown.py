@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis.times.time_breakdown import distribution, occupation
 from moetraffic.errors import AnalysisError
-from moetraffic.report.results import time_breakdown as report
+from moetraffic.report.results.rhythm import time_chart, time_table
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
 from moetraffic.trace.panel import ArrayPanel
@@ -165,6 +165,6 @@ def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
     assert ((fraction > 0) & (fraction < 1)).all()
     with Trace.open(captured) as trace:
         assert (occupation(trace, awaited="last").shares == found.shares).all()
-    picture = figures.save(report.figure(found, "a captured run"), tmp_path / "o.png")
+    picture = figures.save(time_chart(found, "a captured run"), tmp_path / "o.png")
     assert picture.stat().st_size > 5000
-    assert len(report.table(found).rows) == len(fraction)
+    assert len(time_table(found).rows) == len(fraction)
