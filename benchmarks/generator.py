@@ -1,4 +1,4 @@
-"""Can generated traffic be told from captured traffic?  Captures, then the battery.
+"""Validate traffic generators: capture training runs, then apply the test suite.
 
 Three routers are trained on real text (the source of Python's standard library),
 several seeds each, with 8 virtual expert-parallel ranks, and captured; a capture takes
@@ -6,8 +6,8 @@ about a minute of one core::
 
     python benchmarks/generator.py capture --folder captures --seeds 0 1 2 3 4 5
 
-Then each generator is fitted to every seed and sampled at its length: a twin of each.
-Twin k is held against all seeds but k, which it has not seen, beside seed k itself; the
+Then each generator is fitted to every seed and sampled at its length: a synthetic trace of each.
+Synthetic trace k is compared with all seeds but k, which it has not seen, beside seed k itself; the
 classifier learns to tell all pairs but one, and is tried on that one, at other times::
 
     python benchmarks/generator.py judge --folder captures -o generator.json
@@ -34,9 +34,9 @@ from moetraffic.models.corpus import load
 from moetraffic.models.virtual_training import train_virtually
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import Trace
-from moetraffic.validation.acceptance import MOST_AUC, accept, accept_twins
+from moetraffic.validation.acceptance import MOST_AUC, accept, accept_paired
 from moetraffic.validation.classifier import NAME
-from moetraffic.validation.features import Features, of_counts, portrait
+from moetraffic.validation.features import Features, count_features, trace_features
 
 RANKS = 8
 
@@ -99,7 +99,7 @@ def capture(
 def sampled(
     generator: type[Generator], path: Path, name: str, seed: int = 1
 ) -> Features:
-    """The portrait of one sample, as long as the run that it was fitted to."""
+    """The features of one sample, as long as the run that it was fitted to."""
     with Trace.open(path) as trace:
         fitted = generator.fit(trace)
         demand = fitted.sample(iterations=len(trace.iterations), seed=seed)
@@ -107,7 +107,7 @@ def sampled(
     layers, slots = demand.scenario.layers, demand.scenario.slots
     # exchanges lie by slot, then layer: micro-batches are summed
     shape = (len(counts), len(slots), len(layers), *counts.shape[2:])
-    return of_counts(counts.reshape(shape).sum(axis=1), name=name, layers=layers)
+    return count_features(counts.reshape(shape).sum(axis=1), name=name, layers=layers)
 
 
 def judge_router(
@@ -117,15 +117,15 @@ def judge_router(
     real = []
     for path in paths:
         with Trace.open(path) as trace:
-            real.append(portrait(trace))
+            real.append(trace_features(trace))
     rows = []
     for name in (REAL, *names):
         began = time.perf_counter()
         if name == REAL:
             found = accept(real[0], real[1:])
         else:
-            found = accept_twins(
-                # samples share no randomness: twins differ as seeds do
+            found = accept_paired(
+                # samples share no randomness: synthetic runs differ as seeds do
                 [
                     sampled(GENERATORS[name], path, name, seed)
                     for seed, path in enumerate(paths, 1)
@@ -163,7 +163,7 @@ def judge_router(
 
 
 HEAD = (
-    "| router | generator | verdict | tests failed | AUC on held-out twins | "
+    "| router | generator | verdict | tests failed | AUC on held-out pairs | "
     "what tells it |\n|---|---|---|---|---|---|"
 )
 

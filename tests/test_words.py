@@ -89,7 +89,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/analysis/conclusion.py",
         "moetraffic/analysis/forecast/correction.py",
         "moetraffic/analysis/network/packets.py",
-        "moetraffic/analysis/noise/oracle.py",
         "moetraffic/analysis/rhythm/source_statistics.py",
         "moetraffic/cli/app.py",
         "moetraffic/cli/capture.py",
@@ -110,9 +109,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/patterns/workload.py",
         "moetraffic/studies/gpt350m.py",
         "moetraffic/trace/iterations.py",
-        "moetraffic/validation/acceptance.py",
-        "moetraffic/validation/features.py",
-        "moetraffic/validation/two_samples.py",
         "replay/__main__.py",
         "replay/scale/rank_map.py",
     }

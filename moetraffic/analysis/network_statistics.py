@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.network.complexity import Complexity, complexity
-from moetraffic.analysis.network.flows import largest_flows, nic_flows
-from moetraffic.analysis.network.packets import packets
-from moetraffic.analysis.network.tiers import (
+from moetraffic.analysis.network.flows import (
     host_entropy,
-    tier_shares,
-    uniform_inter_host_share,
+    inter_host_share,
+    largest_flows,
+    nic_flows,
 )
+from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.noise.closed_forms import inter_host_moments
 from moetraffic.analysis.noise.null_model import NoiseFloor
+from moetraffic.analysis.skew.measures import mean_of_known
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
@@ -28,13 +29,13 @@ SEEN = 64
 """Number of evenly spaced iterations whose flows are counted."""
 
 SAMPLED = (
-    "host_entropy",
-    "within_entropy",
-    "flows",
-    "flow_entropy",
-    "byte_entropy",
-    "elephants",
-    "elephants_even",
+    "host_entropy_bits",
+    "within_entropy_bits",
+    "nic_flows",
+    "nic_flow_entropy_bits",
+    "nic_byte_entropy_bits",
+    "elephant_share",
+    "elephant_share_even",
 )
 """Names of the rows computed for sampled iterations only."""
 
@@ -88,46 +89,25 @@ def network(
         return None
     hosts = len(set(source.nodes)) if all(source.nodes) else 0
     width = len(source.ranks)
-    even = (
-        uniform_inter_host_share(width, width // hosts)
-        if hosts and width % hosts == 0
-        else float("nan")
-    )
+    equal = hosts > 0 and width % hosts == 0
     floor = None
-    if (
-        tokens is not None
-        and hosts > 1
-        and width % hosts == 0
-        and source.experts % width == 0
-    ):
+    if tokens is not None and equal and hosts > 1 and source.experts % width == 0:
         mean, std = inter_host_moments(
             tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
         )
         floor = NoiseFloor(mean=mean, std=std)
-    told = {
-        name: _mean(np.asarray(rows[f"wire.{name}"], np.float64)) for name in SAMPLED
-    }
     return NetworkStatistics(
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
-        inter_host_uniform=even,
+        inter_host_uniform=(
+            (width - width // hosts) / (width - 1) if equal else float("nan")
+        ),
         inter_host_floor=floor,
-        host_entropy_bits=told["host_entropy"],
-        within_entropy_bits=told["within_entropy"],
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
         bottleneck_bytes=np.asarray(rows["wire.bottleneck"], np.int64),
-        nic_flows=told["flows"],
-        nic_flow_entropy_bits=told["flow_entropy"],
-        nic_byte_entropy_bits=told["byte_entropy"],
-        elephant_share=told["elephants"],
-        elephant_share_even=told["elephants_even"],
         seen=len(looked_at(len(source.iterations))),
+        **{name: float(mean_of_known(rows[f"wire.{name}"])) for name in SAMPLED},
     )
-
-
-def _mean(values: Float64) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")
 
 
 def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> Rows:
@@ -148,37 +128,25 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
         ``wire.inter_host`` ``[n]``, and of the iterations of :func:`looked_at` the
         entropies over hosts and the flows; NaN in all others.
     """
-    count = len(wire)
-    rows: dict[str, Float64] = {
-        f"wire.{name}": np.full(count, np.nan) for name in ("inter_host", *SAMPLED)
+    rows = {
+        f"wire.{name}": np.full(len(wire), np.nan) for name in ("inter_host", *SAMPLED)
     }
-    several = len(set(source.nodes)) > 1 and all(source.nodes)
     hosts = np.unique(np.array(source.nodes), return_inverse=True)[1]
+    several = all(source.nodes) and hosts.max() > 0
     if several:
-        rows["wire.inter_host"] = tier_shares(wire, hosts).inter_host
+        rows["wire.inter_host"] = inter_host_share(wire, hosts)
     seen = looked_at(len(source.iterations)) - first
-    seen = seen[(seen >= 0) & (seen < count)]
-    if not len(seen):
-        return dict(rows)
-    few = wire[seen].astype(np.int64)
-    if several:
-        split = host_entropy(few, hosts, diagonal=False)
-        rows["wire.host_entropy"][seen] = split.host_pairs
-        rows["wire.within_entropy"][seen] = split.within
-    flows = nic_flows(few)
-    rows["wire.flows"][seen] = flows.flows.mean(axis=-1)
-    for name, values in (
-        ("flow_entropy", flows.flow_entropy),
-        ("byte_entropy", flows.byte_entropy),
-    ):
-        known = np.isfinite(values)
-        total = np.where(known, values, 0.0).sum(axis=-1)
-        number = known.sum(axis=-1)
-        mean = np.full(len(seen), np.nan)
-        np.divide(total, number, out=mean, where=number > 0)
-        rows[f"wire.{name}"][seen] = mean
-    large = largest_flows(few)
-    rows["wire.elephants"][seen], rows["wire.elephants_even"][seen] = large
+    seen = seen[(seen >= 0) & (seen < len(wire))]
+    if len(seen):
+        few = wire[seen].astype(np.int64)
+        unknown = np.full((2, len(seen)), np.nan)
+        found = (
+            *(host_entropy(few, hosts) if several else unknown),
+            *(mean_of_known(each) for each in nic_flows(few)),
+            *largest_flows(few),
+        )
+        for name, values in zip(SAMPLED, found, strict=True):
+            rows[f"wire.{name}"][seen] = values
     return dict(rows)
 
 
@@ -186,26 +154,20 @@ def packet_complexity(
     trace: Trace, source: Source, notes: list[str]
 ) -> Complexity | None:
     """Compute the trace complexity of the wire or, without wire, of the demand."""
-    if len(source.sent) and len(source.ranks) < 2:
-        return None
     of_wire = len(source.sent) > 0
+    if of_wire and len(source.ranks) < 2:
+        return None
 
     def matrices(first: int, last: int) -> npt.NDArray[np.integer]:
-        if first == last:
-            width = len(source.ranks)
-            return np.zeros((0, width, width if of_wire else source.experts), np.int64)
         window = read(trace, source, range(first, last))
         found = window.wire if of_wire else window.demand
         assert found is not None
         return found
 
-    taken = packets(
-        matrices,
-        number=len(source.iterations),
-        diagonal=not of_wire,
-        budget=PACKETS,
+    number = len(source.iterations)
+    found = complexity(
+        packets(matrices, number=number, diagonal=not of_wire, budget=PACKETS)
     )
-    found = complexity(taken)
     if not np.isfinite(found.product):
         notes.append(
             f"{source.where}: no complexity, since there are no two packets between "

@@ -59,7 +59,7 @@ def validate(
     from moetraffic.errors import AnalysisError
     from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept
-    from moetraffic.validation.features import Features, portrait
+    from moetraffic.validation.features import Features, trace_features
 
     real = [*(against or []), *(more or [])]
     if not against:
@@ -80,7 +80,7 @@ def validate(
         for path in (synthetic, *real):
             with Trace.open(path) as trace:
                 runs.append(
-                    portrait(
+                    trace_features(
                         trace,
                         layers=layer_numbers(layers),
                         iterations=iterations,

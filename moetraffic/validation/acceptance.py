@@ -15,8 +15,10 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,9 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
 from .classifier import BLOCKS, WINDOW, two_sample_auc, windows
-from .comparisons import Kind, battery
-from .features import Features, portrait
-from .two_samples import FEWEST_RUNS, outlier_p, swap_p, twins_p
+from .comparisons import Kind, suite
+from .features import Features, trace_features
+from .two_samples import FEWEST_RUNS, outlier_limit, outlier_p, paired_p, swap_p
 
 Float64 = npt.NDArray[np.float64]
 
@@ -39,6 +41,8 @@ MOST_AUC = 0.6
 
 SECTIONS = 12
 """Number of time blocks swapped with fewer than three real runs."""
+
+_NAN = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +71,11 @@ class Acceptance:
 
     synthetic: str
     real: tuple[str, ...]
-    way: str  # "seeds", "twins" or "time blocks"
+    way: str  # "seeds", "pairs" or "time blocks"
     tests: tuple[Trial, ...]
     auc: float  # of the classifier against the real runs, mean
     auc_usual: float  # between two real runs, mean; NaN: not known
-    recognized: bool  # whether the classifier tells the synthetic run from real ones
+    recognized: bool  # whether the classifier distinguishes synthetic and real runs
     notes: tuple[str, ...]
 
     @property
@@ -124,107 +128,76 @@ def validate(
         If the runs differ in shape or are too short.
     """
     first, *others = (
-        portrait(t, layers=layers, iterations=iterations, ranks_a_host=ranks_per_host)
-        for t in (synthetic, *real)
+        trace_features(
+            trace, layers=layers, iterations=iterations, ranks_a_host=ranks_per_host
+        )
+        for trace in (synthetic, *real)
     )
     return accept(first, others, seed=seed)
 
 
 def accept(
-    synthetic: Features,
-    real: Sequence[Features],
-    *,
-    seed: int = 0,
+    synthetic: Features, real: Sequence[Features], *, seed: int = 0
 ) -> Acceptance:
-    """Test whether a synthetic trace differs from real runs.
+    """Test whether features of a synthetic trace differ from those of real runs.
 
-    Parameters
-    ----------
-    synthetic
-        Of any generator; not fitted to one of ``real`` where these are three or more.
-    real
-        One run or more, of the same layers, ranks and experts.
-    seed
-        Of the swaps.
-
-    Returns
-    -------
-    Acceptance
-
-    Raises
-    ------
-    AnalysisError
-        If the runs are not of one shape, or too short.
+    Arguments, result and errors as of :func:`validate`, with features for traces.
     """
-    _refuse_unlike(synthetic, real)
-    notes: list[str] = []
-    lengths = {len(run.load) for run in (synthetic, *real)}
-    if len(lengths) > 1:
-        notes.append(
-            f"runs have {min(lengths)} to {max(lengths)} iterations: the first "
-            f"{min(lengths)} of each are compared"
-        )
-        cut = range(min(lengths))
-        synthetic, real = synthetic.part(cut), [run.part(cut) for run in real]
+    cut, notes = _aligned([synthetic], real)
+    synthetic, *real = cut
     runs = (*real, synthetic)
     by_seeds = len(real) >= FEWEST_RUNS
     if not by_seeds:
         notes.append(
             f"{len(real)} real run{'s' * (len(real) > 1)}: how seeds differ is not "
             f"known before there are {FEWEST_RUNS}, so {SECTIONS} time blocks of the "
-            "twins are swapped, and what outlasts a block counts as a difference"
+            "two runs are swapped; a difference longer than a block counts as one"
         )
-    drawn = []
-    for kind in battery(real):
-        for at, layer in enumerate(real[0].layers):
-            if not kind.per_layer and at:
-                break
-            apart = _distances(runs, kind, at)
-            p = (
-                outlier_p(apart[:-1, :-1], apart[-1, :-1])
-                if by_seeds
-                else _swapped(synthetic, real, kind, at, seed)
-            )
-            drawn.append((kind, layer if kind.per_layer else -1, apart, p))
-    told, auc, usual = _classified(synthetic, real)
-    adjusted = _holm([*(p for *_, p in drawn), *([told] if by_seeds else [])])
+    tests = []
+    for kind, at, layer in _tests(real):
+        apart = _pairwise([kind.figure(run, at) for run in runs], kind.apart)
+        among, to = apart[:-1, :-1], apart[-1, :-1]
+        p = (
+            outlier_p(among, to)
+            if by_seeds
+            else _swapped(synthetic, real, kind, at, seed)
+        )
+        limit = outlier_limit(among, LEVEL) if by_seeds else _NAN
+        tests.append(_trial(kind, layer, among, to, p, limit))
+    # The classifier's AUC above one half is a distance like any other: seeds differ.
+    auc = _pairwise(
+        [windows(run) for run in runs], lambda a, b: two_sample_auc([a], [b])
+    )
+    above = np.maximum(auc - 0.5, 0.0)
+    told = [outlier_p(above[:-1, :-1], above[-1, :-1])] if by_seeds else []
+    adjusted = _holm([*(t.p for t in tests), *told])
+    mean = float(auc[-1, :-1].mean())
     return Acceptance(
         synthetic=synthetic.name,
         real=tuple(run.name for run in real),
         way="seeds" if by_seeds else "time blocks",
-        tests=tuple(
-            Trial(
-                name=kind.name,
-                measure=kind.measure,
-                layer=layer,
-                distance=float(apart[-1, :-1].mean()),
-                usual=_usual(apart[:-1, :-1]),
-                own=_own(apart[:-1, :-1]),
-                limit=_limit(apart[:-1, :-1]) if by_seeds else float("nan"),
-                p=p,
-                adjusted=float(holmed),
-            )
-            for (kind, layer, apart, p), holmed in zip(drawn, adjusted, strict=False)
-        ),
-        auc=auc,
-        auc_usual=usual,
-        recognized=auc > MOST_AUC and (not by_seeds or float(adjusted[-1]) < LEVEL),
+        tests=_with_holm(tests, adjusted),
+        auc=mean,
+        auc_usual=_usual(auc[:-1, :-1]),
+        recognized=mean > MOST_AUC and (not by_seeds or adjusted[-1] < LEVEL),
         notes=tuple(notes),
     )
 
 
-def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Acceptance:
+def accept_paired(
+    synthetic: Sequence[Features], real: Sequence[Features]
+) -> Acceptance:
     """Test a generator: one synthetic trace fitted to each of several real runs.
 
     The generator is fitted to each of S seeds and sampled once from each fit.
     Synthetic trace k is compared with all seeds but k, relative to seed k itself
-    (:func:`.two_samples.twins_p`); the classifier is trained on all pairs but one and
+    (:func:`.two_samples.paired_p`); the classifier is trained on all pairs but one and
     tested on that one.
 
     Parameters
     ----------
-    twins, real
-        S portraits each, 4 or more; twin k was fitted to run k.
+    synthetic, real
+        Features of S runs each, 4 or more; synthetic k was fitted to run k.
 
     Returns
     -------
@@ -235,129 +208,131 @@ def accept_twins(twins: Sequence[Features], real: Sequence[Features]) -> Accepta
     AnalysisError
         If there are too few pairs, or they are not of one shape, or too short.
     """
-    if len(twins) != len(real):
+    if len(synthetic) != len(real):
         raise AnalysisError(
-            f"each run has one twin, but there are {len(real)} runs and {len(twins)} "
-            "twins: give as many"
+            f"each real run has one synthetic trace, but there are {len(real)} runs "
+            f"and {len(synthetic)} synthetic traces: give as many"
         )
-    for twin in twins:
-        _refuse_unlike(twin, real)
-    cut = range(min(len(run.load) for run in (*twins, *real)))
-    twins, real = ([run.part(cut) for run in each] for each in (twins, real))
     number = len(real)
-    off = ~np.eye(number, dtype=bool)
-    drawn = []
-    for kind in battery(real):
-        for at, layer in enumerate(real[0].layers if kind.per_layer else (-1,)):
-            apart = _distances((*real, *twins), kind, at)
-            own, other = apart[:number, :number], apart[number:, :number]
-            drawn.append((kind, layer, own, other, twins_p(other, own)))
-    adjusted = _holm([p for *_, p in drawn])
-    auc = two_sample_auc([windows(t) for t in twins], [windows(r) for r in real])
+    cut, _ = _aligned(synthetic, real)
+    synthetic, real = cut[:number], cut[number:]
+    tests = []
+    for kind, at, layer in _tests(real):
+        apart = _pairwise(
+            [kind.figure(run, at) for run in (*real, *synthetic)], kind.apart
+        )
+        among, to = apart[:number, :number], apart[number:, :number]
+        others = to[~np.eye(number, dtype=bool)]
+        tests.append(_trial(kind, layer, among, others, paired_p(to, among)))
+    auc = two_sample_auc(
+        *([windows(run) for run in runs] for runs in (synthetic, real))
+    )
     return Acceptance(
-        synthetic=f"{number} twins of {twins[0].name}",
+        synthetic=f"{number} synthetic traces like {synthetic[0].name}",
         real=tuple(run.name for run in real),
-        way="twins",
-        tests=tuple(
-            Trial(
-                name=kind.name,
-                measure=kind.measure,
-                layer=layer,
-                distance=float(other[off].mean()),
-                usual=_usual(own),
-                own=_own(own),
-                limit=float("nan"),
-                p=p,
-                adjusted=float(holmed),
-            )
-            for (kind, layer, own, other, p), holmed in zip(
-                drawn, adjusted, strict=True
-            )
-        ),
+        way="pairs",
+        tests=_with_holm(tests, _holm([t.p for t in tests])),
         auc=auc,
-        auc_usual=float("nan"),
+        auc_usual=_NAN,
         recognized=auc > MOST_AUC,
         notes=(),
     )
 
 
-def _refuse_unlike(synthetic: Features, real: Sequence[Features]) -> None:
+def _aligned(
+    synthetic: Sequence[Features], real: Sequence[Features]
+) -> tuple[list[Features], list[str]]:
+    """Cut runs of one scale to the shortest, which must be long enough."""
     if not real:
         raise AnalysisError(
-            "a synthetic run is held against real ones, but none is given: give one"
+            "a synthetic run is compared with real ones, but none is given: give one"
         )
-    for run in real:
-        if (run.shape, len(run.layers)) != (synthetic.shape, len(synthetic.layers)):
+    runs = (*synthetic, *real)
+    one = runs[0]
+    for run in runs:
+        if (run.shape, len(run.layers)) != (one.shape, len(one.layers)):
             raise AnalysisError(
                 "runs are compared at one scale, but "
-                f"{synthetic.name} has {len(synthetic.layers)} layers, ranks and "
-                f"experts {synthetic.shape}, and {run.name} {len(run.layers)} and "
+                f"{one.name} has {len(one.layers)} layers, ranks and "
+                f"experts {one.shape}, and {run.name} {len(run.layers)} and "
                 f"{run.shape}: generate at the scale of the real run"
             )
-    shortest = min(len(run.load) for run in (synthetic, *real))
+    lengths = [len(run.load) for run in runs]
     least = 2 * WINDOW * BLOCKS
-    if shortest < least:
+    if min(lengths) < least:
         raise AnalysisError(
-            f"the battery needs {least} iterations, but the shortest run has "
-            f"{shortest}: give longer ones"
+            f"the test suite needs {least} iterations, but the shortest run has "
+            f"{min(lengths)}: give longer ones"
         )
+    notes = [
+        f"runs have {min(lengths)} to {max(lengths)} iterations: the first "
+        f"{min(lengths)} of each are compared"
+    ] * (min(lengths) < max(lengths))
+    return [run.part(range(min(lengths))) for run in runs], notes
 
 
-def _holm(p: Sequence[float]) -> Float64:
-    """Compute Holm's adjusted p-values, which control the family-wise error rate."""
-    from statsmodels.stats.multitest import multipletests
+def _tests(real: Sequence[Features]) -> Iterator[tuple[Kind, int, int]]:
+    """List the tests: kind, position of its layer, and layer or -1."""
+    for kind in suite(real):
+        for at, layer in enumerate(real[0].layers if kind.per_layer else (-1,)):
+            yield kind, at, layer
 
-    return np.asarray(multipletests(p, method="holm")[1], np.float64)
 
-
-def _distances(runs: Sequence[Features], kind: Kind, layer: int) -> Float64:
-    """Compute the distances between all runs, ``[N, N]``."""
-    figures = [kind.figure(run, layer) for run in runs]
-    out: Float64 = np.zeros((len(runs), len(runs)))
-    for a in range(len(runs)):
-        for b in range(a):
-            out[a, b] = out[b, a] = kind.apart(figures[a], figures[b])
+def _pairwise(
+    values: Sequence[Float64], distance: Callable[[Float64, Float64], float]
+) -> Float64:
+    """Compute the distances between all values, ``[N, N]``."""
+    out: Float64 = np.zeros((len(values), len(values)))
+    for b, a in combinations(range(len(values)), 2):
+        out[a, b] = out[b, a] = distance(values[a], values[b])
     return out
+
+
+def _trial(
+    kind: Kind, layer: int, among: Float64, to: Float64, p: float, limit: float = _NAN
+) -> Trial:
+    own = among.sum(axis=1) / max(1, len(among) - 1)
+    return Trial(
+        name=kind.name,
+        measure=kind.measure,
+        layer=layer,
+        distance=float(to.mean()),
+        usual=_usual(among),
+        own=tuple(own.tolist()) if len(own) > 1 else (),
+        limit=limit,
+        p=p,
+        adjusted=p,
+    )
 
 
 def _usual(apart: Float64) -> float:
     pairs = apart[np.triu_indices(len(apart), 1)]
-    return float(pairs.mean()) if pairs.size else float("nan")
+    return float(pairs.mean()) if pairs.size else _NAN
 
 
-def _own(apart: Float64) -> tuple[float, ...]:
-    others = max(1, len(apart) - 1)
-    return tuple((apart.sum(axis=1) / others).tolist()) if len(apart) > 1 else ()
+def _holm(p: Sequence[float]) -> list[float]:
+    """Compute Holm's adjusted p-values, which control the family-wise error rate."""
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted: Any = multipletests(p, method="holm")[1]
+    return [float(each) for each in adjusted]
 
 
-def _limit(apart: Float64) -> float:
-    """Find by bisection the distance to all real runs at which p is LEVEL."""
-    low, high = 0.0, 1e3 * max(_usual(apart), 1e-12)
-    if not np.isfinite(high):
-        return float("nan")
-    for _ in range(60):
-        middle = (low + high) / 2
-        if outlier_p(apart, np.full(len(apart), middle)) >= LEVEL:
-            low = middle
-        else:
-            high = middle
-    return low
+def _with_holm(tests: list[Trial], adjusted: list[float]) -> tuple[Trial, ...]:
+    return tuple(replace(t, adjusted=p) for t, p in zip(tests, adjusted, strict=False))
 
 
 def _swapped(
     synthetic: Features, real: Sequence[Features], kind: Kind, layer: int, seed: int
 ) -> float:
     """Compute the Bonferroni-corrected least p-value of the block-swap tests."""
-    long = len(synthetic.load) // SECTIONS  # all alike: a lag is in each or in none
+    long = len(synthetic.load) // SECTIONS  # equal: a lag is in each or in none
     spans = [range(at * long, (at + 1) * long) for at in range(SECTIONS)]
-    found = []
-    for run in real:
-        rows = [
-            np.stack([_summary(kind, each.part(s), layer) for s in spans])
-            for each in (synthetic, run)
-        ]
-        found.append(swap_p(*rows, seed=seed))
-    return min(1.0, min(found) * len(found))
+    mine, *others = (
+        np.stack([_summary(kind, run.part(s), layer) for s in spans])
+        for run in (synthetic, *real)
+    )
+    return min(1.0, min(swap_p(mine, each, seed=seed) for each in others) * len(others))
 
 
 def _summary(kind: Kind, part: Features, layer: int) -> Float64:
@@ -367,27 +342,3 @@ def _summary(kind: Kind, part: Features, layer: int) -> Float64:
         return figure
     sample = figure.reshape(len(figure), -1)
     return np.concatenate([sample.mean(axis=0), np.log(sample.std(axis=0) + 1e-6)])
-
-
-def _classified(
-    synthetic: Features, real: Sequence[Features]
-) -> tuple[float, float, float]:
-    """Compute p-value and held-out AUCs of classifiers against and between real runs.
-
-    Seeds differ, and the classifier sees that.  So AUC above one half is a pair's
-    distance of it like any other, judged by those between real runs.
-    """
-    seen = [windows(run) for run in (*real, synthetic)]
-    found = np.full((len(seen), len(seen)), 0.5)
-    for a in range(len(seen)):
-        for b in range(a):
-            found[a, b] = found[b, a] = two_sample_auc([seen[a]], [seen[b]])
-    auc = float(found[-1, :-1].mean())
-    if len(real) < FEWEST_RUNS:
-        return 1.0, auc, _usual(found[:-1, :-1])
-    above = np.maximum(found - 0.5, 0.0)
-    return (
-        outlier_p(above[:-1, :-1], above[-1, :-1]),
-        auc,
-        _usual(found[:-1, :-1]),
-    )

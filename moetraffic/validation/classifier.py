@@ -1,14 +1,14 @@
 """Classifier two-sample test of synthetic against real runs.
 
 The classifier is a *ridge logistic regression on standardized features and their
-squares*, so that it sees means and variances.  It is trained and tried on *windows*: a
-few consecutive iterations, whose features are means, standard deviations and movements
-of label-free figures.  A fold holds out a stretch of time (a *time block*, with the
-windows beside it left out of training, for neighbors resemble each other), and, where
-there are several pairs of runs, a pair as well.
+squares*, so that it sees means and variances.  It is trained and tested on *windows*: a
+few consecutive iterations, whose features are means, standard deviations and changes of
+permutation-invariant statistics.  A fold holds out a *time block* (and leaves the
+windows beside it out of training, as neighbors are correlated), and, where there are
+several pairs of runs, a pair as well.
 
-AUC is the chance that a synthetic window scores higher than a real one; 0.5 is
-guessing.  D. Lopez-Paz and M. Oquab, Revisiting classifier two-sample tests, ICLR 2017
+AUC is the probability that a synthetic window scores higher than a real one; 0.5 is
+chance.  D. Lopez-Paz and M. Oquab, Revisiting classifier two-sample tests, ICLR 2017
 (arXiv 1610.06545) use accuracy; AUC needs no threshold.
 """
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 
-from .features import SERIES, Features
+from .features import Features, joint
 
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -61,16 +61,7 @@ def windows(run: Features, length: int = WINDOW) -> Float64:
             f"a window has 2 iterations or more and fits the run, but it has {length} "
             f"of {total}: give a longer run"
         )
-    flat = np.concatenate(
-        [
-            run.ordered.reshape(total, -1),
-            *(run.series[name] for name in SERIES),
-            run.coupling,
-        ],
-        axis=1,
-    )
-    flat = np.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0)
-    cut = flat[: number * length].reshape(number, length, -1)
+    cut = joint(run)[: number * length].reshape(number, length, -1)
     load = run.load[: number * length].reshape(number, length, *run.load.shape[1:])
     moved = np.abs(load[:, -1] - load[:, 0]).sum(axis=2) / 2  # [n, L]
     x = load - load.mean(axis=1, keepdims=True)
@@ -91,11 +82,11 @@ def two_sample_auc(
     Parameters
     ----------
     synthetic, real
-        Features ``[n, F]`` of windows, in the order of time, of m runs each; the i-th
-        synthetic and the i-th real run belong together (such as a twin and the run it
-        was fitted to), and are held out together.  With one pair, time alone is.
+        Features ``[n, F]`` of windows in time order, of m runs each; the i-th
+        synthetic and the i-th real run are held out together (such as a synthetic run
+        and the one it was fitted to).  With one pair, time alone is held out.
     blocks
-        Stretches of time, each held out once.
+        Number of time blocks, each held out once.
 
     Returns
     -------
@@ -110,7 +101,7 @@ def two_sample_auc(
     fewest = min((len(f) for f in (*synthetic, *real)), default=0)
     if len(synthetic) != len(real) or not real or fewest < 2 * blocks or blocks < 2:
         raise AnalysisError(
-            "a classifier is tried on pairs of runs of at least two windows in each of "
+            "a classifier is tested on runs of at least two windows in each of "
             f"two or more time blocks, but there are {len(synthetic)} and {len(real)} "
             f"runs, {fewest} windows at least and {blocks} blocks: give longer runs or "
             "larger blocks"
@@ -130,11 +121,11 @@ def two_sample_auc(
             ]
             label = np.repeat([True, False], len(others) * int(apart.sum()))
             fitted = _classifier().fit(np.concatenate(train), label)
-            tried = np.concatenate(
+            tested = np.concatenate(
                 [synthetic[pair][:fewest][held], real[pair][:fewest][held]]
             )
             mark = np.repeat([True, False], int(held.sum()))
-            found.append(roc_auc_score(mark, fitted.decision_function(tried)))
+            found.append(roc_auc_score(mark, fitted.decision_function(tested)))
     return float(np.mean(found))
 
 

@@ -1,13 +1,13 @@
-"""The test suite: figures by which a synthetic trace is compared with real ones.
+"""Test suite: the statistics by which a synthetic trace is compared with real ones.
 
-A :class:`Kind` of test is a figure of a run, of one layer or of all, and a distance
-between two such figures.  Definitions of the figures are in :mod:`.features`, of
-distances in :mod:`.two_samples`.
+A :class:`Kind` of test is a statistic of a run, of one layer or of all, and a distance
+between two such statistics.  Statistics are defined in :mod:`.features`, distances in
+:mod:`.two_samples`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from .features import (
     Features,
     autocorrelation,
     hot_overlap,
+    joint,
     layer_coupling,
 )
 from .two_samples import (
@@ -66,7 +67,7 @@ def root_mean_square(x: Float64, y: Float64) -> float:
     return float(np.sqrt(((x[both] - y[both]) ** 2).mean())) if both.any() else 0.0
 
 
-def course(run: Features) -> Float64:
+def trajectory(run: Features) -> Float64:
     """Compute the mean entropy of each layer in parts of a run, ``[STRETCHES * L]``."""
     parts = np.array_split(run.series["entropy"], min(STRETCHES, len(run.load)))
     return np.concatenate([part.mean(axis=0) for part in parts])
@@ -77,164 +78,106 @@ class Kind:
     """Definition of a test: the statistic compared and its distance."""
 
     name: str
-    measure: str
-    figure: Figure  # what distances are between
-    apart: Apart
-    curve: bool = False  # the figure is a curve, not a sample over time
+    measure: str  # name of the distance
+    figure: Figure  # the statistic
+    apart: Apart  # its distance
+    curve: bool = False  # the statistic is a curve, not a sample over time
     per_layer: bool = True  # else of all layers together
     between_layers: bool = False  # needs two or more
-
-
-def _series(name: str) -> Figure:
-    return lambda run, layer: run.series[name][:, layer]
-
-
-def _ordered(run: Features, layer: int) -> Float64:
-    return run.ordered[:, layer]
-
-
-def _acf(run: Features, layer: int) -> Float64:
-    return autocorrelation(run.load[:, layer], _lags(run))
-
-
-def _hot(run: Features, layer: int) -> Float64:
-    return hot_overlap(run.load[:, layer], _lags(run))
 
 
 def _lags(run: Features) -> int:
     return max(1, min(LAGS, len(run.load) // 2))
 
 
-PER_LAYER = (
+def _curve(name: str, figure: Figure, **options: bool) -> Kind:
+    """Build a test of curves by their root mean square difference."""
+    return Kind(
+        name=name,
+        measure="root mean square",
+        figure=figure,
+        apart=root_mean_square,
+        curve=True,
+        **options,
+    )
+
+
+def _series(name: str) -> Kind:
+    """Build a test of a statistic per iteration."""
+    entropy = name == "entropy"
+    return Kind(
+        name="entropy of the load" if entropy else name,
+        measure="Kolmogorov-Smirnov" if entropy else "Wasserstein-1",
+        figure=lambda run, layer: run.series[name][:, layer],
+        apart=of_known(kolmogorov_smirnov if entropy else wasserstein),
+    )
+
+
+_OF_LAYERS = {"per_layer": False, "between_layers": True}
+
+KINDS = (
     Kind(
         name="load of the experts, ordered",
         measure="Wasserstein-1, summed over experts",
-        figure=_ordered,
+        figure=lambda run, layer: run.ordered[:, layer],
         apart=ordered_wasserstein,
     ),
-    Kind(
-        name="entropy of the load",
-        measure="Kolmogorov-Smirnov",
-        figure=_series("entropy"),
-        apart=of_known(kolmogorov_smirnov),
+    *(_series(name) for name in SERIES),
+    _curve(
+        f"autocorrelation, lags 1 to {LAGS}",
+        lambda run, layer: autocorrelation(run.load[:, layer], _lags(run)),
     ),
-    *(
-        Kind(
-            name=name,
-            measure="Wasserstein-1",
-            figure=_series(name),
-            apart=of_known(wasserstein),
-        )
-        for name in SERIES
-        if name != "entropy"
+    _curve(
+        f"hot set's overlap, lags 1 to {LAGS}",
+        lambda run, layer: hot_overlap(run.load[:, layer], _lags(run)),
     ),
-    Kind(
-        name=f"autocorrelation, lags 1 to {LAGS}",
-        measure="root mean square",
-        figure=_acf,
-        apart=root_mean_square,
-        curve=True,
+    _curve("course of the entropy", lambda run, _: trajectory(run), per_layer=False),
+    _curve(
+        "coupling of layers' loads",
+        lambda run, _: layer_coupling(run.load)[0],
+        **_OF_LAYERS,
     ),
-    Kind(
-        name=f"hot set's overlap, lags 1 to {LAGS}",
-        measure="root mean square",
-        figure=_hot,
-        apart=root_mean_square,
-        curve=True,
-    ),
-)
-
-TOGETHER = (
-    Kind(
-        name="course of the entropy",
-        measure="root mean square",
-        figure=lambda run, _: course(run),
-        apart=root_mean_square,
-        curve=True,
-        per_layer=False,
-    ),
-    Kind(
-        name="coupling of layers' loads",
-        measure="root mean square",
-        figure=lambda run, _: layer_coupling(run.load)[0],
-        apart=root_mean_square,
-        curve=True,
-        per_layer=False,
-        between_layers=True,
-    ),
-    Kind(
-        name="coupling of layers' changes",
-        measure="root mean square",
-        figure=lambda run, _: layer_coupling(run.load)[1],
-        apart=root_mean_square,
-        curve=True,
-        per_layer=False,
-        between_layers=True,
+    _curve(
+        "coupling of layers' changes",
+        lambda run, _: layer_coupling(run.load)[1],
+        **_OF_LAYERS,
     ),
     Kind(
         name="coupling of rows between layers",
         measure="Wasserstein-1, summed over pairs of layers",
         figure=lambda run, _: run.coupling,
         apart=ordered_wasserstein,
-        per_layer=False,
-        between_layers=True,
+        **_OF_LAYERS,
     ),
 )
+"""Tests that do not depend on the real runs."""
 
 
-def joint(run: Features) -> Float64:
-    """Join all statistics of each iteration for energy distance and MMD, ``[T, F]``."""
-    flat = np.concatenate(
-        [run.ordered.reshape(len(run.load), -1), *run.series.values(), run.coupling], 1
-    )
-    known: Float64 = np.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0)
-    return known
+def joint_kinds(real: Sequence[Features]) -> Iterator[Kind]:
+    """Build tests of all statistics jointly, standardized by the real runs.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """Standardization of the joint statistics by their mean and scatter."""
-
-    mean: Float64  # [F]
-    unit: Float64  # [F]
-    width: float  # of MMD's kernel, in these units: the median distance
-
-    @classmethod
-    def of(cls, real: Sequence[Features]) -> Scale:
-        """Compute the standardization from real runs."""
-        every = np.concatenate([joint(run) for run in real])
-        mean, unit = every.mean(axis=0), every.std(axis=0)
-        unit = np.where(unit > 1e-12, unit, 1.0)
-        return cls(mean=mean, unit=unit, width=median_distance((every - mean) / unit))
-
-    def __call__(self, run: Features) -> Float64:
-        """Standardize the joint statistics of a run, clipped at 20, ``[T, F]``."""
-        scaled = (joint(run) - self.mean) / self.unit
-        return np.asarray(np.clip(scaled, -20.0, 20.0), np.float64)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Tests by energy distance and MMD of the joint statistics."""
-        return (
-            Kind(
-                name="all figures of an iteration jointly",
-                measure="energy distance",
-                figure=lambda run, _: self(run),
-                apart=energy_distance,
-                per_layer=False,
-            ),
-            Kind(
-                name="all figures of an iteration jointly",
-                measure="MMD",
-                figure=lambda run, _: self(run),
-                apart=lambda x, y: maximum_mean_discrepancy(x, y, width=self.width),
-                per_layer=False,
-            ),
+    MMD has a kernel as wide as the median distance between iterations of real runs.
+    """
+    every = np.concatenate([joint(run) for run in real])
+    mean, unit = every.mean(axis=0), every.std(axis=0)
+    unit = np.where(unit > 1e-12, unit, 1.0)
+    width = median_distance((every - mean) / unit)
+    apart: dict[str, Apart] = {
+        "energy distance": energy_distance,
+        "MMD": lambda x, y: maximum_mean_discrepancy(x, y, width=width),
+    }
+    for measure, distance in apart.items():
+        yield Kind(
+            name="all figures of an iteration jointly",
+            measure=measure,
+            figure=lambda run, _: np.clip((joint(run) - mean) / unit, -20.0, 20.0),
+            apart=distance,
+            per_layer=False,
         )
 
 
-def battery(real: Sequence[Features]) -> tuple[Kind, ...]:
+def suite(real: Sequence[Features]) -> tuple[Kind, ...]:
     """Build the test suite for runs of the shape of the real runs."""
-    layers = len(real[0].layers)
-    found = (*PER_LAYER, *TOGETHER, *Scale.of(real).kinds)
-    return tuple(k for k in found if layers > 1 or not k.between_layers)
+    several = len(real[0].layers) > 1
+    found = (*KINDS, *joint_kinds(real))
+    return tuple(k for k in found if several or not k.between_layers)

@@ -11,15 +11,17 @@ Load ``p[t, l, e]``: the share of the layer's copies that expert e gets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.network.tiers import line_efficiency, tier_shares
-from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.analysis.network.flows import inter_host_share
+from moetraffic.analysis.skew.hot_experts import hot_members, retention
+from moetraffic.analysis.skew.kernels import matrix_statistics
+from moetraffic.analysis.skew.measures import mean_of_known, normalized_entropy
 from moetraffic.errors import AnalysisError
-from moetraffic.trace import Trace
+from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.relocation import routed_layers
 
 Float64 = npt.NDArray[np.float64]
@@ -53,11 +55,8 @@ class Features:
     def part(self, span: range) -> Features:
         """Return the features of a range of iterations."""
         cut = slice(span.start, span.stop)
-        return Features(
-            name=self.name,
-            layers=self.layers,
-            shape=self.shape,
-            tokens=self.tokens,
+        return replace(
+            self,
             load=self.load[cut],
             series={name: values[cut] for name, values in self.series.items()},
             coupling=self.coupling[cut],
@@ -75,7 +74,16 @@ SERIES = {
 """Statistics per iteration and layer, with descriptions."""
 
 
-def portrait(
+def joint(run: Features) -> Float64:
+    """Join all statistics of each iteration, ``[T, F]``, unknown ones as 0."""
+    flat = np.concatenate(
+        [run.ordered.reshape(len(run.load), -1), *run.series.values(), run.coupling], 1
+    )
+    known: Float64 = np.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0)
+    return known
+
+
+def trace_features(
     trace: Trace,
     *,
     layers: Sequence[int] | None = None,
@@ -87,13 +95,12 @@ def portrait(
     Parameters
     ----------
     trace
-        With its routing; every rank's.
+        Trace with the routing of every rank.
     layers, iterations
         None: all.  Micro-batches of an iteration are summed.
     ranks_a_host
         Neighbors that share a host, for the inter-host share; None: a half of the
-        expert-parallel ranks.  (Whatever the nodes of the two runs are called, both
-        are looked at as if on the same hosts.)
+        expert-parallel ranks.  The nodes that a run was captured on do not matter.
 
     Raises
     ------
@@ -119,8 +126,8 @@ def portrait(
     experts = {r.demand.shape[2] for r in routed}
     if len(when) < 2 or len(experts) != 1:
         raise AnalysisError(
-            "a portrait needs two iterations that all layers have and as many experts "
-            f"in each, but {trace.name} has {len(when)} and {sorted(experts)} experts: "
+            "layers are compared over two or more common iterations and one number of "
+            f"experts, but {trace.name} has {len(when)} and {sorted(experts)} experts: "
             "choose other layers or iterations"
         )
     world = trace.meta.world
@@ -128,30 +135,19 @@ def portrait(
     for each in routed:
         keep = np.isin(each.iteration, when)
         counts[:, chosen.index(each.layer)] += each.demand[keep]
-    holder = np.stack([_holders(trace, layer, int(when[0])) for layer in chosen])
-    return of_counts(
+    router = {s.layer: s.group for s in trace.sites if s.operation == ROUTING}
+    holder = [trace.holder(at, router[at], int(when[0])) for at in chosen]
+    return count_features(
         counts,
         name=trace.name,
         layers=chosen,
-        holder=holder,
-        width=_width(trace),
+        holder=np.stack(holder),
+        width=max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1),
         ranks_a_host=ranks_a_host,
     )
 
 
-def _width(trace: Trace) -> int:
-    return max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1)
-
-
-def _holders(trace: Trace, layer: int, iteration: int) -> Int64:
-    """Find the group rank that holds each expert of a layer, ``[E]``."""
-    group = next(
-        s.group for s in trace.sites if s.layer == layer and s.operation == "routing"
-    )
-    return trace.holder(layer, group, iteration)
-
-
-def of_counts(
+def count_features(
     counts: Counts,
     *,
     name: str = "counts",
@@ -167,18 +163,18 @@ def of_counts(
     counts
         ``[T, L, R, E]`` token copies that a rank routes to an expert.
     name, layers
-        What they are called; None: layers 0 ... L-1.
+        Of the run; None: layers 0 ... L-1.
     holder
         ``[L, E]`` which rank of its group holds each expert; None: contiguous.
     width
-        W, ranks of an expert-parallel group, which follow each other; None: all R.
+        W, consecutive ranks of an expert-parallel group; None: all R.
     ranks_a_host
-        As in :func:`portrait`.
+        As in :func:`trace_features`.
 
     Raises
     ------
     AnalysisError
-        If the counts are not of that shape.
+        If the counts are not of that shape, or a host has no rank.
     """
     n = np.asarray(counts)
     if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
@@ -190,65 +186,51 @@ def of_counts(
     group = ranks if width is None else width
     own = np.arange(experts) * group // experts
     held = np.broadcast_to(own, (depth, experts)) if holder is None else holder
-    hosts = max(1, group // 2) if ranks_a_host is None else ranks_a_host
+    a_host = max(1, group // 2) if ranks_a_host is None else ranks_a_host
+    if a_host < 1:
+        raise AnalysisError(
+            f"a host has at least 1 rank, but ranks per host are {a_host}: give an "
+            "integer from 1 on"
+        )
+    hosts = np.arange(group) // a_host
     at_once = max(1, CELLS // (depth * ranks * experts))
     parts = [
-        _of_window(n[at : at + at_once], np.asarray(held), group, hosts)
+        _of_window(n[at : at + at_once], np.asarray(held), hosts)
         for at in range(0, total, at_once)
     ]
-    load, copies, coupling = (
-        np.concatenate([part[key] for part in parts])
-        for key in ("load", "copies", "coupling")
-    )
+    found = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    load, coupling, copies = (found.pop(key) for key in ("load", "coupling", "copies"))
     change = np.abs(np.diff(load, axis=0)).sum(axis=2) / 2
-    series = {
-        name: np.concatenate([part[name] for part in parts])
-        for name in SERIES
-        if name != "change"
-    }
     return Features(
         name=name,
         layers=tuple(range(depth) if layers is None else layers),
         shape=(ranks, experts),
         tokens=int(np.median(copies)),
         load=load,
-        series=series | {"change": np.concatenate((change[:1], change))},
+        series=found | {"change": np.concatenate((change[:1], change))},
         coupling=coupling,
     )
 
 
-def _of_window(
-    counts: Counts, holder: Int64, width: int, hosts: int
-) -> dict[str, Float64]:
+def _of_window(counts: Counts, holder: Int64, hosts: Int64) -> dict[str, Float64]:
     """Compute the statistics of a window that depend on single iterations alone."""
     total = counts.sum(axis=2)
-    load = _shares(total)
+    copies = total.sum(axis=-1, dtype=np.float64)
+    load = total / np.maximum(copies, 1)[..., None]
     dispersion, coupling = _rows(counts, load)
-    wire = _between_ranks(counts, holder, width)
+    wire = _between_ranks(counts, holder, len(hosts))
+    flat = wire.reshape(-1, len(hosts), len(hosts))
+    efficiency = matrix_statistics(flat, diagonal=False).line_efficiency
     return {
         "load": load,
-        "copies": np.asarray(total.sum(axis=2), np.float64),
+        "copies": copies,
         "coupling": coupling,
         "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
-        "line efficiency": _mean(line_efficiency(wire)),
-        "inter-host share": _mean(tier_shares(wire, hosts).inter_host),
+        "line efficiency": mean_of_known(efficiency.reshape(wire.shape[:3])),
+        "inter-host share": mean_of_known(inter_host_share(wire, hosts)),
         "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
     }
-
-
-def _mean(groups: Float64) -> Float64:
-    """Average over groups with traffic, ``[..., G]``; NaN if there are none."""
-    known = np.isfinite(groups)
-    total = np.where(known, groups, 0.0).sum(axis=-1)
-    found: Float64 = np.full(total.shape, np.nan)
-    np.divide(total, known.sum(axis=-1), out=found, where=known.any(axis=-1))
-    return found
-
-
-def _shares(counts: Counts) -> Float64:
-    total = counts.sum(axis=-1, keepdims=True)
-    return np.asarray(counts / np.maximum(total, 1), np.float64)
 
 
 def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
@@ -268,7 +250,7 @@ def _rows(counts: Counts, load: Float64) -> tuple[Float64, Float64]:
     Dispersion is :math:`\chi^2/((R-1)(E-1))` of the rows against the layer's load: 1
     where each rank draws copies from the same shares.  Coupling is the correlation,
     over pairs of ranks, of :math:`x_r \cdot x_s` in two layers, x a rank's deviation
-    from the load: do ranks that are alike in one layer resemble each other in the next?
+    from the load: are ranks that are similar in one layer similar in the next?
     """
     _, depth, ranks, experts = counts.shape
     rows = counts.sum(axis=3, keepdims=True)
@@ -295,8 +277,8 @@ def autocorrelation(load: Float64, lags: int = LAGS) -> Float64:
 
     .. math:: \rho_h = \sum_{e,t} x_{e,t} x_{e,t+h} / \sum_{e,t} x_{e,t}^2
 
-    with deviations x from each expert's mean over the run: experts weigh as they vary,
-    and their names do not matter.  Count noise is in it, as it is in both runs.
+    with deviations x from each expert's mean over the run, which weights experts by
+    their variance.  Sampling noise is included, as in both runs.
 
     Parameters
     ----------
@@ -327,16 +309,8 @@ def hot_overlap(load: Float64, lags: int = LAGS) -> Float64:
     load
         ``[T, E]``; the hottest ``max(1, E // 4)``, the first of equals.
     """
-    hot = max(1, load.shape[1] // 4)
-    order = np.argsort(-load, axis=1, kind="stable")[:, :hot]
-    member = np.zeros(load.shape, bool)
-    np.put_along_axis(member, order, True, axis=1)
-    found = np.full(lags, np.nan)
-    for lag in range(1, min(lags, len(load) - 1) + 1):
-        found[lag - 1] = (member[lag:] & member[:-lag]).sum() / (
-            hot * (len(load) - lag)
-        )
-    return found
+    members = hot_members(load, max(1, load.shape[1] // 4))
+    return retention(members, np.ones(len(load), bool), np.arange(1, lags + 1))[0]
 
 
 def layer_coupling(load: Float64) -> Float64:
@@ -345,7 +319,7 @@ def layer_coupling(load: Float64) -> Float64:
     .. math:: RV = \|S_{ab}\|^2 / (\|S_{aa}\| \|S_{bb}\|)
 
     with covariances S over time, Frobenius norms; first of the loads, then of their
-    changes from iteration to iteration.  0: independent; 1: alike up to rotation.
+    changes from iteration to iteration.  0: independent; 1: equal up to rotation.
 
     Parameters
     ----------

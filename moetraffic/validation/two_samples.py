@@ -19,7 +19,7 @@ Float64 = npt.NDArray[np.float64]
 FEWEST_RUNS = 3
 """Minimum number of real runs to estimate the variation between runs."""
 
-FEWEST_TWINS = 4
+FEWEST_PAIRS = 4
 """Minimum pairs of a real run and its synthetic trace for paired comparison."""
 
 MOST_POINTS = 600
@@ -166,7 +166,7 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
     -------
     float
         Between 0 and 1; 0 where only the run in question lacks the quantity (infinite
-        distances), 1 where runs and it agree wholly.
+        distances), 1 where all agree or real runs lack it.
 
     Raises
     ------
@@ -191,18 +191,51 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
     number = len(q)
     if d.shape != (number, number) or number < FEWEST_RUNS:
         raise AnalysisError(
-            f"a run is judged against {FEWEST_RUNS} or more others, [S, S] distances, "
+            f"a run is compared with {FEWEST_RUNS} or more others, [S, S] distances, "
             f"but the shape is {d.shape} for {number}: give more seeds"
         )
     if not np.isfinite(d).all():
-        return 1.0  # the runs themselves lack it: nothing to judge by
+        return 1.0
     if not np.isfinite(q).all():
         return 0.0
-    square = d**2
-    within = square.sum() / (number * (number - 1)) / 2
+    within, directions = _scatter(d)
     far = float((q**2).mean() - within * (number - 1) / number)
     if not within > 0:
         return 1.0 if far <= 0 else 0.0
+    ratio = max(far / (within * (1 + 1 / number)), 0.0)
+    return float(scipy.stats.f.sf(ratio, directions, directions * (number - 1)))
+
+
+def outlier_limit(among: Float64, level: float) -> float:
+    """Compute the distance to all runs at which :func:`outlier_p` is ``level``.
+
+    Parameters
+    ----------
+    among
+        ``[S, S]`` distances between the runs.
+    level
+        Between 0 and 1.
+
+    Returns
+    -------
+    float
+        NaN where the runs lack the quantity (infinite distances).
+    """
+    if not np.isfinite(among).all():
+        return float("nan")
+    number = len(among)
+    within, directions = _scatter(among)
+    ratio = scipy.stats.f.isf(level, directions, directions * (number - 1))
+    square = within * ((number - 1) / number + float(ratio) * (1 + 1 / number))
+    return float(np.sqrt(square))
+
+
+def _scatter(among: Float64) -> tuple[float, float]:
+    """Compute half the mean square distance of runs, and their degrees of freedom."""
+    square, number = among**2, len(among)
+    within = float(square.sum() / (number * (number - 1)) / 2)
+    if not within > 0:
+        return 0.0, 1.0
     gram = -0.5 * (
         square
         - square.mean(axis=0)
@@ -211,54 +244,51 @@ def outlier_p(among: npt.ArrayLike, to: npt.ArrayLike) -> float:
     )
     # a measure that is not quite Euclidean may leave a little below zero
     spread = np.maximum(np.linalg.eigvalsh(gram), 0.0)
-    directions = max(1.0, float(spread.sum() ** 2 / (spread**2).sum()))
-    ratio = far / (within * (1 + 1 / number))
-    return float(
-        scipy.stats.f.sf(max(ratio, 0.0), directions, directions * (number - 1))
-    )
+    return within, max(1.0, float(spread.sum() ** 2 / (spread**2).sum()))
 
 
-def twins_p(twins: npt.ArrayLike, among: npt.ArrayLike) -> float:
+def paired_p(synthetic: npt.ArrayLike, among: npt.ArrayLike) -> float:
     r"""Compute the p-value of distances of synthetic runs to real against real runs.
 
-    Run k and its twin k are both held against all runs but k: if a twin is like one
-    more run of the same seed, either may be the further.  So the S differences of log
-    mean distances go through a paired, one-sided t test with S - 1 degrees of freedom.
-    The differences share runs; the standard error is therefore taken with S - 1 in
-    place of S.  In simulation about 5% of perfect twins are rejected at 5%, and up to
-    2% at 1% for 4 pairs, fewer for more.
+    Run k and synthetic run k, fitted to it, are both compared with all runs but k: if
+    the synthetic run is like one more run of the same seed, either may be farther.  So
+    the S differences of log mean distances go through a paired, one-sided t test with
+    S - 1 degrees of freedom.  The differences share runs; the standard error is
+    therefore taken with S - 1 in place of S.  In simulation about 5% of perfect
+    synthetic runs are rejected at 5%, and up to 2% at 1% for 4 pairs, fewer for more.
 
     Parameters
     ----------
-    twins
-        ``[S, S]`` distance of twin k (row) to run j; the diagonal is not looked at.
+    synthetic
+        ``[S, S]`` distance of synthetic run k (row) to run j; the diagonal is ignored.
     among
         ``[S, S]`` distances between the runs.
 
     Returns
     -------
     float
-        0 where twins alone lack the quantity (infinite distances).
+        0 where synthetic runs alone lack the quantity (infinite distances).
 
     Raises
     ------
     AnalysisError
-        If there are fewer than FEWEST_TWINS pairs.
+        If there are fewer than FEWEST_PAIRS pairs.
     """
-    c, d = np.asarray(twins, np.float64), np.asarray(among, np.float64)
+    c, d = np.asarray(synthetic, np.float64), np.asarray(among, np.float64)
     number = len(d)
-    if c.shape != d.shape or d.shape != (number, number) or number < FEWEST_TWINS:
+    if c.shape != d.shape or d.shape != (number, number) or number < FEWEST_PAIRS:
         raise AnalysisError(
-            f"{FEWEST_TWINS} runs or more and a twin of each are compared, [S, S] "
-            f"distances, but the shapes are {c.shape} and {d.shape}: give more pairs"
+            f"{FEWEST_PAIRS} runs or more and a synthetic run of each are compared, "
+            f"[S, S] distances, but the shapes are {c.shape} and {d.shape}: give more "
+            "pairs"
         )
     off = ~np.eye(number, dtype=bool)
     if not np.isfinite(d[off]).all():
         return 1.0
     if not np.isfinite(c[off]).all():
         return 0.0
-    means = [np.where(off, each, 0.0).sum(axis=1) / (number - 1) for each in (c, d)]
-    further = np.log(np.maximum(means[0], 1e-12)) - np.log(np.maximum(means[1], 1e-12))
+    means = [each.sum(axis=1, where=off) / (number - 1) for each in (c, d)]
+    further = np.subtract(*np.log(np.maximum(means, 1e-12)))
     error = float(further.std(ddof=1)) / np.sqrt(number - 1)
     if not error > 0:
         return 1.0 if further.mean() <= 0 else 0.0
@@ -270,16 +300,16 @@ def swap_p(
 ) -> float:
     """Compute the p-value of the difference of two runs by swapping time blocks.
 
-    Under the null hypothesis the two are alike but for chance at each time, and chance
-    in one block does not depend on that in others: then the two may be swapped in any
-    block.  A common trend does no harm.  Blocks must be long beside what the runs
-    remember; where they are not, the test rejects too often.
+    Under the null hypothesis the two differ at random at each time, independently in
+    each block: then the two may be swapped in any block.  A common trend does no harm.
+    Blocks must be long relative to the correlation time of the runs; where they are
+    not, the test rejects too often.
 
     Parameters
     ----------
     x, y
-        ``[B, F]``: a row of figures of each of B blocks of iterations; the same block
-        of both runs lies in the same row.
+        ``[B, F]``: a row of statistics of each of B blocks of iterations, in the same
+        order for both runs.
     draws
         Random swaps.
     seed
@@ -288,8 +318,8 @@ def swap_p(
     Returns
     -------
     float
-        From ``1 / (draws + 1)`` to 1; 1 where neither can be told (NaN), the smallest
-        where one can and the other cannot.
+        From ``1 / (draws + 1)`` to 1; 1 where both are unknown (NaN), the smallest
+        where one is.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The battery passes a further run of a kind, and tells baselines apart."""
+"""The test suite passes a further run of a kind, and rejects baselines."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError
-from moetraffic.validation.acceptance import LEVEL, Acceptance, accept, accept_twins
-from moetraffic.validation.features import Features, of_counts
+from moetraffic.validation.acceptance import LEVEL, Acceptance, accept, accept_paired
+from moetraffic.validation.features import Features, count_features
 
 Make = Callable[..., np.ndarray]
 
 
 @pytest.fixture(scope="module")
 def real(simulated: Make) -> list[Features]:
-    return [of_counts(simulated(seed), name=f"seed {seed}") for seed in range(1, 7)]
+    return [
+        count_features(simulated(seed), name=f"seed {seed}") for seed in range(1, 7)
+    ]
 
 
 def multinomial(shares: np.ndarray) -> np.ndarray:
@@ -44,7 +46,7 @@ def names(found: Acceptance) -> set[str]:
 
 def test_further_seeds_pass(simulated: Make, real: list[Features]) -> None:
     # one in twenty is refused by chance, so two of seven in one of twenty-two cases
-    runs = [of_counts(simulated(0), name="seed 0"), *real]
+    runs = [count_features(simulated(0), name="seed 0"), *real]
     every = [accept(r, [o for o in runs if o is not r][:4]) for r in runs]
     assert sum(not found.passed for found in every) <= 1
     found = next(f for f in every if f.passed)
@@ -68,7 +70,7 @@ def test_a_baseline_fails(
     baseline: Callable[[np.ndarray], np.ndarray],
     tells: set[str],
 ) -> None:
-    found = accept(of_counts(baseline(simulated(0))), real)
+    found = accept(count_features(baseline(simulated(0))), real)
     assert not found.passed
     assert tells <= names(found)
 
@@ -83,20 +85,20 @@ def test_a_baseline_fails(
 def test_another_process_fails_in_what_it_differs(
     simulated: Make, real: list[Features], other: Callable[[], dict], tells: str
 ) -> None:
-    found = accept(of_counts(simulated(0, **other())), real)
+    found = accept(count_features(simulated(0, **other())), real)
     assert tells in names(found)
 
 
 def test_a_twin_is_held_against_one_run(simulated: Make) -> None:
     counts = simulated(3, iterations=240)
-    one = of_counts(counts, name="captured")
-    found = accept(of_counts(iid(counts)), [one])
+    one = count_features(counts, name="captured")
+    found = accept(count_features(iid(counts)), [one])
     assert found.way == "time blocks"
     assert {"change", "row dispersion"} <= names(found)
     assert "how seeds differ" in found.notes[0]
     assert found.recognized
     # the same shares at each time, rows and counts drawn again
-    twin = accept(of_counts(simulated(3, iterations=240, rows_seed=1)), [one])
+    twin = accept(count_features(simulated(3, iterations=240, rows_seed=1)), [one])
     assert twin.passed
 
 
@@ -105,26 +107,26 @@ def test_twins_are_held_against_the_seeds_that_they_have_not_seen(
     simulated: Make, real: list[Features]
 ) -> None:
     seeds = range(1, 7)
-    twins = [of_counts(simulated(seed, rows_seed=1)) for seed in seeds]
-    assert accept_twins(twins, real).passed
-    poor = [of_counts(iid(simulated(seed))) for seed in seeds]
-    found = accept_twins(poor, real)
-    assert found.way == "twins"
+    twins = [count_features(simulated(seed, rows_seed=1)) for seed in seeds]
+    assert accept_paired(twins, real).passed
+    poor = [count_features(iid(simulated(seed))) for seed in seeds]
+    found = accept_paired(poor, real)
+    assert found.way == "pairs"
     assert {"change", "row dispersion"} <= names(found)
     assert found.recognized
-    with pytest.raises(AnalysisError, match="one twin"):
-        accept_twins(twins[:5], real)
+    with pytest.raises(AnalysisError, match="one synthetic trace"):
+        accept_paired(twins[:5], real)
 
 
 def test_runs_of_other_length_are_cut_and_of_other_shape_refused(
     simulated: Make, real: list[Features]
 ) -> None:
-    longer = of_counts(simulated(0, iterations=130))
+    longer = count_features(simulated(0, iterations=130))
     assert "first 120" in accept(longer, real[:1]).notes[0]
     with pytest.raises(AnalysisError, match="scale of the real run"):
-        accept(of_counts(simulated(0, experts=4)), real)
+        accept(count_features(simulated(0, experts=4)), real)
     with pytest.raises(AnalysisError, match="needs 100 iterations"):
-        accept(of_counts(simulated(0, iterations=60)), real)
+        accept(count_features(simulated(0, iterations=60)), real)
     with pytest.raises(AnalysisError, match="none is given"):
         accept(real[0], [])
 
@@ -134,7 +136,7 @@ def test_runs_of_other_length_are_cut_and_of_other_shape_refused(
 def test_the_level_holds_in_simulation(simulated: Make) -> None:
     cases, failed = 80, 0
     for case in range(cases):
-        runs = [of_counts(simulated(1000 + 10 * case + i)) for i in range(5)]
+        runs = [count_features(simulated(1000 + 10 * case + i)) for i in range(5)]
         failed += not accept(runs[0], runs[1:]).passed
     # LEVEL and three standard errors of 80 cases
     assert failed / cases <= LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / cases)

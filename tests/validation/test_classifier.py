@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.errors import AnalysisError
 from moetraffic.validation.classifier import two_sample_auc, windows
-from moetraffic.validation.features import of_counts
+from moetraffic.validation.features import count_features
 
 
 def test_of_noise_nothing_is_learned() -> None:
@@ -42,7 +42,7 @@ def test_on_held_out_pairs_what_pairs_have_in_common_is_learned() -> None:
 
 
 def test_windows_of_a_run(simulated: Callable[..., np.ndarray]) -> None:
-    run = of_counts(simulated(0))
+    run = count_features(simulated(0))
     found = windows(run)
     assert found.shape[0] == 12
     assert np.isfinite(found).all()
@@ -54,5 +54,5 @@ def test_what_cannot_be_tried_is_refused() -> None:
     few = np.zeros((9, 2))
     with pytest.raises(AnalysisError, match="longer runs"):
         two_sample_auc([few], [few])
-    with pytest.raises(AnalysisError, match="pairs of runs"):
+    with pytest.raises(AnalysisError, match="classifier is tested on"):
         two_sample_auc([np.zeros((40, 2))], [])

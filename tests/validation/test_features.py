@@ -1,4 +1,4 @@
-"""A portrait says what is exact, and does not know the experts' names."""
+"""A trace_features says what is exact, and does not know the experts' names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from moetraffic.validation import features as module
 from moetraffic.validation.features import (
     SERIES,
     autocorrelation,
+    count_features,
     hot_overlap,
     layer_coupling,
-    of_counts,
-    portrait,
+    trace_features,
 )
 
 
 def test_even_counts_have_the_exact_figures() -> None:
-    run = of_counts(np.full((3, 2, 4, 4), 8))
+    run = count_features(np.full((3, 2, 4, 4), 8))
     exact = {
         "entropy": 1.0,
         "max over mean": 1.0,
@@ -48,8 +48,8 @@ def test_experts_have_no_names(simulated: Callable[..., np.ndarray], seed: int) 
     order = np.arange(4)
     if seed % 2:
         order = np.array([1, 0, 3, 2])
-    one = of_counts(counts, width=2)
-    other = of_counts(counts[..., order], width=2)
+    one = count_features(counts, width=2)
+    other = count_features(counts[..., order], width=2)
     for name in SERIES:
         assert one.series[name] == pytest.approx(other.series[name])
     assert one.coupling == pytest.approx(other.coupling)
@@ -63,12 +63,12 @@ def test_dispersion_of_a_multinomial_is_one_and_of_a_dirichlet_more(
     simulated: Callable[..., np.ndarray],
 ) -> None:
     rng = np.random.default_rng(0)
-    plain = of_counts(rng.multinomial(200, [0.2] * 5, (400, 1, 8)))
+    plain = count_features(rng.multinomial(200, [0.2] * 5, (400, 1, 8)))
     assert np.exp(plain.series["row dispersion"]).mean() == pytest.approx(1, abs=0.05)
     # Dirichlet rows of concentration c: 1 + (N - 1)/(c + 1) times as much
     c, n = 19.0, 200
     rows = rng.dirichlet([c / 5] * 5, (400, 1, 8))
-    wide = np.exp(of_counts(rng.multinomial(n, rows)).series["row dispersion"])
+    wide = np.exp(count_features(rng.multinomial(n, rows)).series["row dispersion"])
     assert wide.mean() == pytest.approx(1 + (n - 1) / (c + 1), rel=0.1)
 
 
@@ -76,9 +76,9 @@ def test_coupling_of_rows_tells_alike_from_independent_layers() -> None:
     rng = np.random.default_rng(1)
     rows = rng.dirichlet([1.0] * 4, (300, 1, 6))
     same = rng.multinomial(2000, np.repeat(rows, 2, axis=1)[..., ::-1])
-    assert of_counts(same).coupling.mean() > 0.95
+    assert count_features(same).coupling.mean() > 0.95
     apart = rng.multinomial(2000, rng.dirichlet([1.0] * 4, (300, 2, 6)))
-    assert abs(of_counts(apart).coupling.mean()) < 0.05
+    assert abs(count_features(apart).coupling.mean()) < 0.05
 
 
 def test_autocorrelation_of_an_ar1_and_overlap_of_a_cycle() -> None:
@@ -105,16 +105,16 @@ def test_windows_of_a_long_run_change_nothing(
     simulated: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = simulated(5, iterations=23)
-    whole = of_counts(counts)
+    whole = count_features(counts)
     monkeypatch.setattr(module, "CELLS", 2 * 4 * 6 * 5)
-    parts = of_counts(counts)
+    parts = count_features(counts)
     assert (whole.load == parts.load).all()
     assert all((whole.series[n] == parts.series[n]).all() for n in SERIES)
 
 
 def test_of_a_captured_run(captured: Path) -> None:
     with Trace.open(captured) as trace:
-        run = portrait(trace)
+        run = trace_features(trace)
         assert run.shape == (4, 8)
         assert run.layers == trace.layers
         assert run.load.shape == (24, 2, 8)
@@ -131,11 +131,11 @@ def test_of_a_captured_run(captured: Path) -> None:
         line = max(off.sum(axis=0).max(), off.sum(axis=1).max())
         expected = off.sum() / (4 * line)
         assert run.series["line efficiency"][7, 1] == pytest.approx(expected)
-        assert len(portrait(trace, iterations=range(4, 9)).load) == 5
+        assert len(trace_features(trace, iterations=range(4, 9)).load) == 5
         with pytest.raises(AnalysisError, match="none of"):
-            portrait(trace, layers=[99])
+            trace_features(trace, layers=[99])
 
 
 def test_counts_of_another_shape_are_refused() -> None:
     with pytest.raises(AnalysisError, match=r"\[T, L, R, E\]"):
-        of_counts(np.ones((1, 2, 2, 2), int))
+        count_features(np.ones((1, 2, 2, 2), int))

@@ -16,8 +16,8 @@ from moetraffic.validation.two_samples import (
     maximum_mean_discrepancy,
     median_distance,
     outlier_p,
+    paired_p,
     swap_p,
-    twins_p,
 )
 
 SAMPLES = arrays(np.float64, st.integers(1, 12), elements=st.integers(-5, 5))
@@ -153,7 +153,7 @@ def twinned(runs: int, directions: int, away: float, cases: int) -> np.ndarray:
         between = [
             np.linalg.norm(each[:, None] - real, axis=-1) for each in (twin, real)
         ]
-        found.append(twins_p(*between))
+        found.append(paired_p(*between))
     return np.array(found)
 
 
@@ -169,7 +169,7 @@ def test_perfect_twins_are_rejected_at_most_at_the_level(
 def test_twins_of_another_kind_are_found_out() -> None:
     assert (twinned(5, 3, 8.0, 200) < 0.002).mean() > 0.9
     among = 1.0 - np.eye(4)
-    assert twins_p(np.full((4, 4), np.inf), among) == 0
-    assert twins_p(among, among) == 1
+    assert paired_p(np.full((4, 4), np.inf), among) == 0
+    assert paired_p(among, among) == 1
     with pytest.raises(AnalysisError, match="more pairs"):
-        twins_p(among[:3, :3], among[:3, :3])
+        paired_p(among[:3, :3], among[:3, :3])

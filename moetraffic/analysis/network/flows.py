@@ -1,9 +1,10 @@
-r"""Flow statistics: number of flows per NIC and distribution of bytes over flows.
+r"""Flow statistics: inter-host share, entropy over hosts, and flows of each NIC.
 
-A flow is a pair of ranks with bytes to send, hashed by a switch as one 5-tuple; each
-rank has its own NIC.  Training has few flows ("low flow entropy"), which differs
-from an uneven byte matrix: a ring of equal messages has one flow per NIC (flow entropy
-0) and a perfectly even matrix.
+A matrix is ``[..., R, R]`` bytes or token copies: row sends, column receives.  Its
+diagonal, rank-local traffic, is excluded.  A flow is a pair of ranks with bytes to
+send, hashed by a switch as one 5-tuple; each rank has its own NIC.  Training has few
+flows ("low flow entropy"), which differs from an uneven byte matrix: a ring of equal
+messages has one flow per NIC (flow entropy 0) and a perfectly even matrix.
 
 References
 ----------
@@ -13,57 +14,109 @@ SIGCOMM 2024: low entropy, few 5-tuples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import rel_entr
 
-from moetraffic.analysis.skew.measures import entropy, ratio
-from moetraffic.errors import AnalysisError
+from moetraffic.analysis.skew.measures import LN2, entropy, ratio, shares
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NicFlows:
-    """Number and entropy of the flows sent by each rank's NIC, arrays ``[..., R]``."""
+def inter_host_share(matrix: npt.ArrayLike, hosts: Int64) -> Float64:
+    """Compute the share of the traffic between ranks that leaves its host.
 
-    flows: Int64  # flows with bytes
-    flow_entropy: Float64  # bits, log2 of the flows; NaN without any
-    byte_entropy: Float64  # bits, of the flows' shares of bytes; NaN without any
+    Parameters
+    ----------
+    matrix
+        ``[..., R, R]`` bytes or token copies.
+    hosts
+        ``[R]`` host number of each rank.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        NaN where nothing is sent.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> share = inter_host_share(np.ones((16, 16)), np.arange(16) // 8)
+    >>> round(float(share), 6)
+    0.533333
+    """
+    array = np.asarray(matrix)
+    crosses, own = hosts[:, None] != hosts, np.eye(len(hosts), dtype=bool)
+    away, sent = (array.sum(axis=(-2, -1), where=part) for part in (crosses, ~own))
+    return ratio(away, sent)
 
 
-def nic_flows(matrix: npt.ArrayLike) -> NicFlows:
+def host_entropy(matrix: npt.ArrayLike, hosts: Int64) -> tuple[Float64, Float64]:
+    r"""Decompose the entropy of a matrix over hosts: :math:`H(pair) + H(cell | pair)`.
+
+    .. math:: H(cell | pair) = - \sum_{cell} p \log_2 (p / P_{pair(cell)})
+
+    Parameters
+    ----------
+    matrix
+        ``[..., R, R]`` counts or bytes.
+    hosts
+        ``[R]`` host number of each rank, from 0 on.
+
+    Returns
+    -------
+    tuple of float64 arrays ``[...]``
+        Bits of the matrix between hosts, and of a cell given its pair of hosts; NaN of
+        an empty matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pairs, within = host_entropy(np.ones((4, 4)), np.array([0, 0, 1, 1]))
+    >>> round(float(pairs), 6), round(float(within), 6)
+    (1.918296, 1.666667)
+    """
+    array = between = _without_diagonal(matrix)
+    order = np.argsort(hosts, kind="stable")
+    starts = np.flatnonzero(np.diff(hosts[order], prepend=-1))
+    for axis in (-2, -1):
+        between = np.add.reduceat(between.take(order, axis=axis), starts, axis=axis)
+    p = shares(array, axis=(-2, -1))
+    pair = shares(between, axis=(-2, -1)).reshape(between.shape)
+    of_cell = pair[..., hosts[:, None], hosts].reshape(p.shape)
+    within = np.maximum(-rel_entr(p, of_cell).sum(axis=-1) / LN2, 0.0)
+    return entropy(between, axis=(-2, -1)), within[()]
+
+
+def nic_flows(matrix: npt.ArrayLike) -> tuple[Int64, Float64, Float64]:
     """Count the flows of each NIC and compute their entropies.
 
     Parameters
     ----------
     matrix
-        ``[..., R, R]`` bytes; row sends.  Rank-local traffic is no flow.
+        ``[..., R, R]`` bytes.
 
-    Raises
-    ------
-    AnalysisError
-        If the matrix is not square or negative.
+    Returns
+    -------
+    tuple of arrays ``[..., R]``
+        Number of flows sent; bits: its logarithm, and entropy of the flows' shares of
+        the bytes, both NaN without any.
 
     Examples
     --------
     >>> import numpy as np
     >>> ring = np.roll(np.eye(4), 1, axis=1) * 1e6
-    >>> nic_flows(ring).flows.tolist()
+    >>> nic_flows(ring)[0].tolist()
     [1, 1, 1, 1]
     """
-    array = _between_ranks(matrix)
+    array = _without_diagonal(matrix)
     flows = np.asarray((array > 0).sum(axis=-1), np.int64)
     bits: Float64 = np.full(flows.shape, np.nan)
     np.log2(flows, out=bits, where=flows > 0)
-    return NicFlows(
-        flows=flows,
-        flow_entropy=bits,
-        byte_entropy=np.minimum(entropy(array, axis=-1), bits),
-    )
+    return flows, bits, np.minimum(entropy(array, axis=-1), bits)
 
 
 def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, Float64]:
@@ -72,7 +125,7 @@ def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, F
     Parameters
     ----------
     matrix
-        As in :func:`nic_flows`.
+        ``[..., R, R]`` bytes.
     share
         Of the number of flows, above 0 and at most 1; rounded down, but at least one.
 
@@ -81,23 +134,13 @@ def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, F
     tuple of float64 arrays ``[...]``
         Their share of the bytes, and of the number of flows; NaN without flows.
 
-    Raises
-    ------
-    AnalysisError
-        If the share is out of range, or the matrix is not square.
-
     Examples
     --------
     >>> bytes_, flows = largest_flows([[0, 3], [1, 0]], 0.5)
     >>> float(bytes_), float(flows)
     (0.75, 0.5)
     """
-    if not 0 < share <= 1:
-        raise AnalysisError(
-            f"the share of the largest flows is above 0 and at most 1, but is {share}: "
-            f"choose as 0.1 for a tenth"
-        )
-    array = _between_ranks(matrix)
+    array = _without_diagonal(matrix)
     sizes = -np.sort(-array.reshape(*array.shape[:-2], -1), axis=-1)
     number = np.asarray((sizes > 0).sum(axis=-1))
     taken = np.maximum(np.floor(number * share + 1e-9), number > 0)
@@ -106,13 +149,7 @@ def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, F
     return ratio(large, sizes.sum(axis=-1)), ratio(taken, number)
 
 
-def _between_ranks(matrix: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the matrix with a zero diagonal."""
+def _without_diagonal(matrix: npt.ArrayLike) -> npt.NDArray[Any]:
     array = np.asarray(matrix)
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
-        raise AnalysisError(
-            f"flows are of a matrix from ranks to ranks, but this is "
-            f"{list(array.shape)}: give bytes [..., R, R]"
-        )
     own = np.eye(array.shape[-1], dtype=bool)
     return np.where(own, array.dtype.type(0), array)

@@ -105,21 +105,15 @@ def hot_set(
             f"{experts_per_token} and {copy_size}: correct them"
         )
     steps, cells = x.shape
-    members, known = _members(x, k)
+    known: Bool = np.asarray(np.isfinite(x).all(axis=1) & (x > 0).any(axis=1))
+    members = hot_members(x, k) & known[:, None]
     reach = min(steps // 2, LONGEST_LAG) if max_lag is None else max_lag
     lags = np.arange(1, max(min(reach, steps - 1), 0) + 1)
-    overlap, jaccard = _overlaps(members, known, lags, k)
+    overlap, jaccard = retention(members, known, lags)
     shared = np.arange(max(0, 2 * k - cells), k + 1)
     chance = scipy.stats.hypergeom.pmf(shared, cells, k, k)
     random = k / cells
-    counted = counting_overlap(
-        x,
-        k=k,
-        experts_per_token=experts_per_token,
-        copy_size=copy_size,
-        draws=draws,
-        seed=seed,
-    )
+    counted = _counting_overlap(x / copy_size, k, experts_per_token, draws, seed)
     stays, cut_off = _stays(members, known)
     number = int(known.sum())
     return HotSet(
@@ -142,89 +136,59 @@ def hot_set(
     )
 
 
-def _members(x: Float64, k: int) -> tuple[Bool, Bool]:
-    """Compute membership in the hot set, ``[T, C]``, and steps with one, ``[T]``."""
-    known = np.zeros(len(x), dtype=bool)
-    members = np.zeros(x.shape, dtype=bool)
-    block = max(1, _CHUNK // x.shape[1])
-    for at in range(0, len(x), block):
-        part = x[at : at + block]
-        whole = np.isfinite(part).all(axis=1)
-        usable = whole & (np.where(np.isfinite(part), part, 0.0) > 0).any(axis=1)
-        known[at : at + block] = usable
-        members[at + np.flatnonzero(usable)] = _top(part[usable], k)
-    return members, known
-
-
-def _top(x: Float64, k: int) -> Bool:
+def hot_members(x: Float64 | Int64, k: int) -> Bool:
     """Mark the k largest values along the last axis, lower indices first in ties."""
     members = np.zeros(x.shape, dtype=bool)
-    if x.size:
-        order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
-        np.put_along_axis(members, order, True, axis=-1)
+    order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    np.put_along_axis(members, order, True, axis=-1)
     return members
 
 
-def _overlaps(
-    members: Bool, known: Bool, lags: Int64, k: int
-) -> tuple[Float64, Float64]:
-    """Compute mean overlap and Jaccard index of hot sets at each lag."""
-    found: Float64 = np.full((2, len(lags)), np.nan)
-    for place, lag in enumerate(lags.tolist()):
-        both = np.flatnonzero(known[lag:] & known[:-lag])
-        if not both.size:
-            continue
-        shared = np.empty(both.size)
-        block = max(1, _CHUNK // members.shape[1])
-        for at in range(0, both.size, block):
-            when = both[at : at + block]
-            shared[at : at + block] = (members[when] & members[when + lag]).sum(axis=1)
-        found[0, place] = shared.mean() / k
-        found[1, place] = (shared / (2 * k - shared)).mean()
-    return found[0], found[1]
-
-
-def counting_overlap(
-    values: npt.ArrayLike,
-    *,
-    k: int,
-    experts_per_token: int = 1,
-    copy_size: float = 1.0,
-    draws: int = 64,
-    seed: int = 0,
-) -> tuple[float, float]:
-    r"""Simulate the hot-set overlap and Jaccard index of a constant router.
-
-    The router is held at the mean shares of the run.  Each column's copies are drawn as
-    Binomial(N, p), N the mean number of tokens of a step and p the mean chance that a
-    token has a copy there, columns independent: that they add up is left out, which
-    ranks hardly feel.  The mean over the run has noise of its own, so that of a run of
-    few steps the overlap comes out a little large.
+def retention(members: Bool, known: Bool, lags: Int64) -> tuple[Float64, Float64]:
+    """Compute mean overlap and Jaccard index of hot sets a lag apart, ``[L]`` each.
 
     Parameters
     ----------
-    values, k, experts_per_token, copy_size, draws, seed
-        As in :func:`hot_set`.
-
-    Returns
-    -------
-    overlap, jaccard
-        Means over all pairs of draws; NaN where no step has
-        traffic.
+    members
+        ``[T, C]``, K of them True in each known step.
+    known
+        ``[T]``, whether a step has a hot set.
+    lags
+        ``[L]`` steps, from 1 on.
     """
-    x = np.asarray(values, dtype=np.float64)
-    total = x.sum(axis=1)  # NaN where one is
-    usable = np.isfinite(total) & (np.where(np.isfinite(total), total, 0.0) > 0)
+    k = members[known].sum() / max(1, known.sum())
+    found: Float64 = np.full((2, len(lags)), np.nan)
+    for place, lag in enumerate(lags.tolist()):
+        both = known[lag:] & known[:-lag]
+        if both.any():
+            shared = (members[lag:] & members[:-lag]).sum(axis=1)[both]
+            found[:, place] = shared.mean() / k, (shared / (2 * k - shared)).mean()
+    return found[0], found[1]
+
+
+def _counting_overlap(
+    copies: Float64, k: int, experts_per_token: int, draws: int, seed: int
+) -> tuple[float, float]:
+    """Simulate the hot-set overlap and Jaccard index of a constant router.
+
+    The router is held at the mean shares of the run.  Each column's copies are drawn as
+    Binomial(N, p), N the mean number of tokens of a step and p the mean probability
+    that a token has a copy there; that columns add up is left out, which hardly changes
+    ranks.  The mean has noise of its own: few steps bias the overlap upward.
+    """
+    total = copies.sum(axis=1)
+    usable = np.isfinite(total) & (total > 0)
     if not usable.any() or draws < 2:
         return float("nan"), float("nan")
-    mean = np.maximum(x.mean(axis=0, where=usable[:, None]), 0.0) / copy_size
+    mean = np.maximum(copies.mean(axis=0, where=usable[:, None]), 0.0)
     tokens = max(round(float(mean.sum()) / experts_per_token), 1)
     rng = np.random.default_rng(seed)
-    rows = max(2, min(draws, _CHUNK // x.shape[1]))
-    drawn = rng.binomial(tokens, np.minimum(mean / tokens, 1.0), (rows, x.shape[1]))
-    members = _top(drawn.astype(np.float64), k)
-    both = members.astype(np.float32)
-    shared = np.rint(both @ both.T)[np.triu_indices(rows, 1)].astype(np.float64)
+    rows = max(2, min(draws, _CHUNK // copies.shape[1]))
+    drawn = rng.binomial(
+        tokens, np.minimum(mean / tokens, 1.0), (rows, copies.shape[1])
+    )
+    members = hot_members(drawn, k).astype(np.float32)
+    shared = np.rint(members @ members.T)[np.triu_indices(rows, 1)].astype(np.float64)
     return float(shared.mean()) / k, float((shared / (2 * k - shared)).mean())
 
 
@@ -233,22 +197,11 @@ def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
 
     A step without a hot set cuts off the stays before and after it.
     """
-    lengths: list[Int64] = []
-    cut_off = 0
-    edges = np.diff(np.concatenate(([0], known.astype(np.int8), [0])))
-    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
-        columns = max(1, _CHUNK // (last - first))
-        for at in range(0, members.shape[1], columns):
-            part = members[first:last, at : at + columns].T.astype(np.int8)
-            zero = np.zeros((len(part), 1), np.int8)
-            change = np.diff(np.concatenate((zero, part, zero), axis=1), axis=1)
-            begin, end = np.nonzero(change == 1)[1], np.nonzero(change == -1)[1]
-            whole = (begin > 0) & (end < last - first)
-            lengths.append((end - begin)[whole])
-            cut_off += int((~whole).sum())
-    stays: Int64 = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    return stays.astype(np.int64), cut_off
+    change = np.diff(members.T.astype(np.int8), axis=1, prepend=0, append=0)
+    begin, end = np.nonzero(change == 1)[1], np.nonzero(change == -1)[1]
+    padded = np.concatenate(([False], known, [False]))  # step t at t + 1
+    complete = padded[begin] & padded[end + 1]
+    return (end - begin)[complete].astype(np.int64), int((~complete).sum())
 
 
 def _half_life(lags: Int64, overlap: Float64, random: float) -> float:

@@ -12,16 +12,19 @@ returns one value for each of the others.  Of a demand array ``[N, W, E]``
 the network.  Statistics of routing keep it, statistics of the network
 leave it out.
 
-A distribution whose cells are all zero, hold a NaN or are none at all has no shares:
-its result is NaN, without a warning; only :func:`sparsity` is known of zeros.  Values
-may be counts, bytes or shares, integer or float; all measures but :func:`entropy` with
-``bias_corrected`` are the same for ``c * values`` as for ``values``.  The
+A distribution without cells, whose cells are all zero or hold a NaN, has no shares: its
+measures are NaN, without a warning; only :func:`sparsity` is defined for zeros.  Values
+may be counts, bytes or shares, integer or float; their unit does not matter.  The
 significance of a value is assessed against the noise floor of a balanced router, in
 :mod:`moetraffic.analysis.noise.null_model`.  For many matrices of counts at once
 there is :mod:`moetraffic.analysis.skew.kernels`.
 """
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -119,90 +122,74 @@ def shares(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> 
     """
     laid = cells(values, axis=axis, diagonal=diagonal)
     total = laid.sum(axis=-1, keepdims=True)
-    known = (total > 0) & np.isfinite(total)
-    divided: Float64 = np.full_like(laid, np.nan)
-    np.divide(laid, total, out=divided, where=known)
-    return divided
+    return ratio(laid, np.where(np.isfinite(total), total, 0.0))
 
 
-def _distribution(values: npt.ArrayLike, axis: Axis, diagonal: bool) -> Float64:
-    """Compute shares, or a single NaN if there is no cell, so that every sum is NaN."""
-    p = shares(values, axis=axis, diagonal=diagonal)
-    nothing: Float64 = np.full((*p.shape[:-1], 1), np.nan)
-    return p if p.shape[-1] else nothing
+class Measure(Protocol):
+    """Skew measure of distributions: a value for each, of the axes left."""
+
+    def __call__(
+        self, values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
+    ) -> Float64:
+        """Measure the distributions of ``values``, with arguments of :func:`cells`."""
 
 
-def entropy(
-    values: npt.ArrayLike,
-    *,
-    axis: Axis = -1,
-    diagonal: bool = True,
-    bias_corrected: bool = False,
-) -> Float64:
+MEASURES: dict[str, Measure] = {}
+"""Skew measures by name."""
+
+PARAMETERS = """
+
+Parameters
+----------
+values, axis, diagonal
+    As in :func:`cells`.
+"""
+
+
+def measure(of_shares: Callable[[Float64], Float64]) -> Measure:
+    """Turn a function of shares ``[..., K]`` into a measure listed in MEASURES."""
+
+    def measured(
+        values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
+    ) -> Float64:
+        p = shares(values, axis=axis, diagonal=diagonal)
+        if not p.shape[-1]:  # a single NaN, so that every sum is NaN
+            p = np.full((*p.shape[:-1], 1), np.nan)
+        result: Float64 = of_shares(p)[()]
+        return result
+
+    measured.__name__ = measured.__qualname__ = of_shares.__name__
+    measured.__doc__ = f"{inspect.getdoc(of_shares)}{PARAMETERS}"
+    MEASURES[of_shares.__name__] = measured
+    return measured
+
+
+def _entropy(p: Float64) -> Float64:
+    # rounding may push the uniform distribution above its limit
+    bits: Float64 = np.minimum(entr(p).sum(axis=-1) / LN2, np.log2(p.shape[-1]))
+    return bits
+
+
+@measure
+def entropy(p: Float64) -> Float64:
     r"""Compute the Shannon entropy in bits, :math:`H = -\sum_i p_i \log_2 p_i`.
 
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-    bias_corrected
-        Add the Miller-Madow correction :math:`(m - 1) / (2 N \ln 2)`, with N the sum of
-        the values and m the number of cells above zero.  Only for *counts* of token
-        copies: bytes would make N too large and the correction vanish.  The corrected
-        value is not clipped, so it may pass :math:`\log_2 K`.
-
-    Returns
-    -------
-    float64 array
-        Bits, between 0 and :math:`\log_2 K`, of the axes that ``axis`` leaves.
-
-    References
-    ----------
-    G. A. Miller, Note on the bias of information estimates, in Information Theory in
-    Psychology II-B (1955), p. 95.
+    Between 0 and :math:`\log_2 K`.
 
     Examples
     --------
     >>> float(entropy([4, 4, 4, 4]))
     2.0
-    >>> round(float(entropy([4, 4, 4, 4], bias_corrected=True)), 6)
-    2.135253
     """
-    p = _distribution(values, axis, diagonal)
-    # rounding may push the uniform distribution above its limit
-    bits: Float64 = np.minimum(entr(p).sum(axis=-1) / LN2, np.log2(p.shape[-1]))
-    if bias_corrected:
-        counts = cells(values, axis=axis, diagonal=diagonal)
-        total = counts.sum(axis=-1)
-        seen = np.count_nonzero(counts, axis=-1)
-        known = np.isfinite(bits)
-        bits = bits + np.divide(
-            seen - 1.0, 2 * LN2 * total, out=np.full_like(bits, np.nan), where=known
-        )
-    result: Float64 = bits[()]
-    return result
+    return _entropy(p)
 
 
-def normalized_entropy(
-    values: npt.ArrayLike,
-    *,
-    axis: Axis = -1,
-    diagonal: bool = True,
-    bias_corrected: bool = False,
-) -> Float64:
+@measure
+def normalized_entropy(p: Float64) -> Float64:
     r"""Compute the entropy normalized by its maximum, :math:`H / \log_2 K`.
 
-    For a rank matrix without its diagonal K is ``R(R-1)``.
-
-    Parameters
-    ----------
-    values, axis, diagonal, bias_corrected
-        As in :func:`entropy`.
-
-    Returns
-    -------
-    float64 array
-        Between 0 (all in one cell) and 1 (even); NaN where there is a single cell.
+    Between 0 (all in one cell) and 1 (even); NaN where there is a single cell.  For a
+    rank matrix without its diagonal K is ``R(R-1)``.
 
     Examples
     --------
@@ -211,101 +198,64 @@ def normalized_entropy(
     >>> round(float(normalized_entropy(permutation, axis=(0, 1), diagonal=False)), 6)
     0.516586
     """
-    bits = entropy(values, axis=axis, diagonal=diagonal, bias_corrected=bias_corrected)
-    number = cells(values, axis=axis, diagonal=diagonal).shape[-1]
-    result: Float64 = bits / np.log2(number) if number > 1 else bits * np.nan
-    return result
+    number = p.shape[-1]
+    return _entropy(p) / (np.log2(number) if number > 1 else np.nan)
 
 
-def gini(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Float64:
+@measure
+def gini(p: Float64) -> Float64:
     r"""Gini coefficient, :math:`\sum_i (2i - K - 1) p_{(i)} / K`, shares ascending.
 
-    It is half the mean difference of two cells over their mean.
-
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between 0 (even) and ``1 - 1/K`` (all in one cell).
+    It is half the mean difference of two cells over their mean, between 0 (even) and
+    ``1 - 1/K`` (all in one cell).
 
     Examples
     --------
     >>> round(float(gini([1, 2, 3, 4])), 6)
     0.25
     """
-    p = np.sort(_distribution(values, axis, diagonal), axis=-1)
     number = p.shape[-1]
     weights = (2 * np.arange(1, number + 1) - number - 1) / number
-    result: Float64 = np.maximum((p * weights).sum(axis=-1), 0.0)[()]
-    return result
+    value: Float64 = np.maximum((np.sort(p, axis=-1) * weights).sum(axis=-1), 0.0)
+    return value
 
 
-def cv(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Float64:
+def _cv_squared(p: Float64) -> Float64:
+    number = p.shape[-1]
+    return np.asarray(number * ((p - 1.0 / number) ** 2).sum(axis=-1))
+
+
+@measure
+def cv(p: Float64) -> Float64:
     """Coefficient of variation: population standard deviation over mean.
 
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between 0 (even) and ``sqrt(K - 1)`` (all in one cell).
+    Between 0 (even) and ``sqrt(K - 1)`` (all in one cell).
 
     Examples
     --------
     >>> float(cv([1, 3]))
     0.5
     """
-    result: Float64 = np.sqrt(cv_squared(values, axis=axis, diagonal=diagonal))
-    return result
+    return np.sqrt(_cv_squared(p))
 
 
-def cv_squared(
-    values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
-) -> Float64:
+@measure
+def cv_squared(p: Float64) -> Float64:
     r"""Squared coefficient of variation, :math:`K \sum_i (p_i - 1/K)^2`.
 
-    Its expectation under a balanced gate is known exactly, unlike that of :func:`cv`.
-
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between 0 (even) and ``K - 1`` (all in one cell).
+    Its expectation under a balanced router is known exactly, unlike that of :func:`cv`.
 
     Examples
     --------
     >>> float(cv_squared([1, 3]))
     0.25
     """
-    p = _distribution(values, axis, diagonal)
-    number = p.shape[-1]
-    result: Float64 = (number * ((p - 1.0 / number) ** 2).sum(axis=-1))[()]
-    return result
+    return _cv_squared(p)
 
 
-def jain(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Float64:
-    """Jain's fairness index, ``1 / (1 + CV^2)``.
-
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between ``1/K`` (all in one cell) and 1 (even).
+@measure
+def jain(p: Float64) -> Float64:
+    """Jain's fairness index, ``1 / (1 + CV^2)``, between ``1/K`` and 1 (even).
 
     References
     ----------
@@ -316,51 +266,26 @@ def jain(values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True) -> Fl
     >>> round(float(jain([1, 2, 3, 4])), 6)
     0.833333
     """
-    result: Float64 = 1.0 / (1.0 + cv_squared(values, axis=axis, diagonal=diagonal))
-    return result
+    return 1.0 / (1.0 + _cv_squared(p))
 
 
-def max_over_mean(
-    values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
-) -> Float64:
-    """Compute the largest cell over the mean cell (MaxVio of arXiv 2408.15664 plus 1).
-
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between 1 (even) and K (all in one cell).
+@measure
+def max_over_mean(p: Float64) -> Float64:
+    """Compute the largest cell over the mean cell, between 1 (even) and K.
 
     Examples
     --------
     >>> float(max_over_mean([1, 2, 3, 4]))
     1.6
     """
-    p = _distribution(values, axis, diagonal)
-    result: Float64 = (p.shape[-1] * p.max(axis=-1))[()]
-    return result
+    return np.asarray(p.shape[-1] * p.max(axis=-1))
 
 
-def max_violation(
-    values: npt.ArrayLike, *, axis: Axis = -1, diagonal: bool = True
-) -> Float64:
+@measure
+def max_violation(p: Float64) -> Float64:
     """Compute MaxVio, the largest cell over the mean cell, minus 1.
 
     For expert loads it is the relative excess of the most loaded expert over the mean.
-
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
-    Returns
-    -------
-    float64 array
-        Between 0 (even) and ``K - 1`` (all in one cell).
 
     References
     ----------
@@ -372,8 +297,7 @@ def max_violation(
     >>> round(float(max_violation([1, 2, 3, 4])), 6)
     0.6
     """
-    result: Float64 = max_over_mean(values, axis=axis, diagonal=diagonal) - 1.0
-    return result
+    return np.asarray(p.shape[-1] * p.max(axis=-1) - 1.0)
 
 
 def sparsity(
@@ -389,8 +313,7 @@ def sparsity(
     Returns
     -------
     float64 array
-        Between 0 (every cell has something) and 1 (nothing anywhere); NaN where a cell
-        is not finite, or there is none.
+        Between 0 and 1; NaN where a cell is not finite, or there is none.
 
     Examples
     --------
@@ -398,14 +321,11 @@ def sparsity(
     0.5
     """
     laid = cells(values, axis=axis, diagonal=diagonal)
-    number = laid.shape[-1]
-    if not number:
-        nothing: Float64 = np.full(laid.shape[:-1], np.nan)[()]
-        return nothing
     known = np.isfinite(laid).all(axis=-1)
-    zeros = np.count_nonzero(laid == 0, axis=-1) / number
-    result: Float64 = np.where(known, zeros, np.nan)[()]
-    return result
+    return ratio((laid == 0).sum(axis=-1), np.where(known, laid.shape[-1], 0))
+
+
+MEASURES["sparsity"] = sparsity
 
 
 def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
@@ -423,15 +343,14 @@ def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
     return result
 
 
-MEASURES = {
-    "entropy": entropy,
-    "normalized_entropy": normalized_entropy,
-    "gini": gini,
-    "cv": cv,
-    "cv_squared": cv_squared,
-    "jain": jain,
-    "max_over_mean": max_over_mean,
-    "max_violation": max_violation,
-    "sparsity": sparsity,
-}
-"""Skew measures by name; each accepts ``axis`` and ``diagonal``."""
+def mean_of_known(values: npt.ArrayLike) -> Float64:
+    """Average the finite values along the last axis; NaN where there are none.
+
+    Examples
+    --------
+    >>> mean_of_known([[1, 3], [np.nan, 2]]).tolist()
+    [2.0, 2.0]
+    """
+    array = np.asarray(values, np.float64)
+    known = np.isfinite(array)
+    return ratio(np.where(known, array, 0.0).sum(axis=-1), known.sum(axis=-1))

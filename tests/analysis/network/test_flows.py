@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.network.flows import largest_flows, nic_flows
-from moetraffic.errors import AnalysisError
+from moetraffic.analysis.network.flows import inter_host_share, largest_flows, nic_flows
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def test_a_ring_has_one_flow_a_nic_though_its_bytes_are_even():
-    found = nic_flows(np.roll(np.eye(8, dtype=int), 1, axis=1) * 10**6)
-    assert found.flows.tolist() == [1] * 8
-    assert found.flow_entropy.tolist() == found.byte_entropy.tolist() == [0] * 8
+    ring = np.roll(np.eye(8, dtype=int), 1, axis=1) * 10**6
+    flows, flow_entropy, byte_entropy = nic_flows(ring)
+    assert flows.tolist() == [1] * 8
+    assert flow_entropy.tolist() == byte_entropy.tolist() == [0] * 8
 
 
 def test_a_uniform_all_to_all_has_a_flow_to_each_other_rank():
-    found = nic_flows(np.full((2, 16, 16), 3))
-    assert (found.flows == 15).all()
-    assert found.byte_entropy == pytest.approx(np.full((2, 16), np.log2(15)))
+    flows, _, byte_entropy = nic_flows(np.full((2, 16, 16), 3))
+    assert (flows == 15).all()
+    assert byte_entropy == pytest.approx(np.full((2, 16), np.log2(15)))
 
 
 def test_bytes_may_be_concentrated_where_flows_are_many():
     matrix = np.zeros((5, 5))
     matrix[0, 1:] = [97, 1, 1, 1]
-    found = nic_flows(matrix)
-    assert found.flow_entropy[0] == 2
+    _, flow_entropy, byte_entropy = nic_flows(matrix)
+    assert flow_entropy[0] == 2
     p = np.array([0.97, 0.01, 0.01, 0.01])
-    assert found.byte_entropy[0] == pytest.approx(-(p * np.log2(p)).sum())
-    assert np.isnan(found.flow_entropy[1:]).all()
-    assert np.isnan(found.byte_entropy[1:]).all()
+    assert byte_entropy[0] == pytest.approx(-(p * np.log2(p)).sum())
+    assert np.isnan(flow_entropy[1:]).all()
+    assert np.isnan(byte_entropy[1:]).all()
 
 
 def test_largest_flows_are_at_least_one():
@@ -45,15 +48,39 @@ def test_largest_flows_are_at_least_one():
 
 
 def test_edges_nothing_to_send_and_one_rank():
-    none = nic_flows(np.zeros((2, 3, 3)))
-    assert none.flows.sum() == 0
-    assert np.isnan(none.byte_entropy).all()
-    assert nic_flows([[7]]).flows.tolist() == [0]
+    flows, _, byte_entropy = nic_flows(np.zeros((2, 3, 3)))
+    assert flows.sum() == 0
+    assert np.isnan(byte_entropy).all()
+    assert nic_flows([[7]])[0].tolist() == [0]
     assert np.isnan(largest_flows([[7]])).all()
 
 
-def test_what_cannot_be_is_rejected():
-    with pytest.raises(AnalysisError, match="ranks to ranks"):
-        nic_flows([[0, 1]])
-    with pytest.raises(AnalysisError, match="tenth"):
-        largest_flows([[0, 1], [1, 0]], 0)
+@pytest.mark.parametrize(
+    ("ranks", "share"), [(16, 0.533333), (64, 0.888889), (1024, 0.993157)]
+)
+def test_of_a_uniform_matrix_r_minus_g_of_r_minus_1_leaves_the_host(ranks, share):
+    found = inter_host_share(np.ones((ranks, ranks), int), np.arange(ranks) // 8)
+    assert found == pytest.approx(share, abs=1e-6)
+    assert found == pytest.approx((ranks - 8) / (ranks - 1))
+
+
+@settings(max_examples=25)
+@given(
+    hnp.arrays(np.int64, (6, 6), elements=st.integers(0, 10**12)),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_the_inter_host_share_counts_pairs_of_other_hosts(matrix, hosts):
+    pairs = [(a, b) for a in range(6) for b in range(6) if a != b]
+    away = sum(int(matrix[a, b]) for a, b in pairs if hosts[a] != hosts[b])
+    sent = sum(int(matrix[a, b]) for a, b in pairs)
+    found = inter_host_share(matrix, np.array(hosts))
+    assert found == pytest.approx(away / sent if sent else np.nan, nan_ok=True)
+
+
+def test_edges_of_the_inter_host_share():
+    assert np.isnan(inter_host_share([[5]], np.zeros(1, int)))
+    assert inter_host_share(np.ones((4, 4)), np.zeros(4, int)) == 0
+    nothing = inter_host_share(np.zeros((2, 4, 4)), np.array([0, 0, 1, 1]))
+    assert np.isnan(nothing).all()
+    unknown = np.array([[np.nan, 1], [3, np.nan]])  # rank-local traffic does not count
+    assert inter_host_share(unknown, np.arange(2)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.network.tiers import tier_shares
+from moetraffic.analysis.network.flows import inter_host_share
 from moetraffic.analysis.noise.closed_forms import (
     inter_host_moments,
     mean_entropy,
@@ -61,7 +61,7 @@ def test_moments_of_sparsity(held, sources, diagonal):
 def test_moments_of_the_inter_host_share(ranks):
     model = NullModel(experts=8, k=2, ranks=ranks)
     drawn = model.draw(np.full(ranks, 80), draws=900, seed=8)
-    found = tier_shares(drawn, ranks // 2).inter_host
+    found = inter_host_share(drawn, np.arange(ranks) // (ranks // 2))
     mean, std = inter_host_moments(80, experts=8, k=2, ranks=ranks, hosts=2)
     z = (found - mean) / std
     assert abs(z.mean()) < 4.5 / 30

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.analysis.noise.null_model import NullModel
-from moetraffic.analysis.skew.hot_experts import counting_overlap, hot_set
+from moetraffic.analysis.skew.hot_experts import hot_set
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -56,9 +56,10 @@ def test_counting_alone_moves_an_even_or_a_skewed_hot_set(k, experts_per_token):
 
 def test_bytes_are_counted_in_copies():
     x = np.random.default_rng(1).multinomial(300, np.full(8, 1 / 8), 200)
-    in_copies = counting_overlap(x, k=2, seed=3)
-    assert counting_overlap(x * 4096, k=2, copy_size=4096, seed=3) == in_copies
-    assert counting_overlap(x * 4096, k=2, seed=3)[0] > 1.2 * in_copies[0]
+    in_copies = hot_set(x, k=2, seed=3).counting_overlap
+    in_bytes = hot_set(x * 4096, k=2, copy_size=4096, seed=3)
+    assert in_bytes.counting_overlap == in_copies
+    assert hot_set(x * 4096, k=2, seed=3).counting_overlap > 1.2 * in_copies
 
 
 def test_a_router_that_stays_is_told_from_counting():

@@ -144,26 +144,6 @@ def test_moving_copies_from_a_larger_cell_to_a_smaller_evens_out(values):
     assert measures.cv_squared(moved) <= measures.cv_squared(row) + 1e-9
 
 
-def test_miller_madow_takes_most_of_the_bias_away():
-    rng = np.random.default_rng(2)
-    p = 1 / np.arange(1, 17)
-    p /= p.sum()
-    drawn = rng.multinomial(200, p, size=4000)
-    truth = float(measures.entropy(p))
-    plain = measures.entropy(drawn).mean() - truth
-    corrected = measures.entropy(drawn, bias_corrected=True).mean() - truth
-    # the leading term of the bias is -(K - 1) / (2 N ln 2)
-    assert plain == pytest.approx(-15 / (400 * np.log(2)), rel=0.05)
-    assert abs(corrected) < 0.1 * abs(plain)
-
-
-def test_miller_madow_counts_the_cells_that_were_seen():
-    assert measures.entropy([4, 4, 0, 0], bias_corrected=True) == pytest.approx(
-        1 + 1 / (16 * np.log(2))
-    )
-    assert np.isnan(measures.entropy([0, 0], bias_corrected=True))
-
-
 def test_integers_of_any_width_do_not_overflow():
     assert measures.normalized_entropy(np.full(200, 255, np.uint8)) == 1
     assert measures.gini(np.full(8, 2**62, np.int64)) == pytest.approx(0, abs=1e-12)
