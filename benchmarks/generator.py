@@ -6,9 +6,9 @@ about a minute of one core::
 
     python benchmarks/generator.py capture --folder captures --seeds 0 1 2 3 4 5
 
-Then each generator is fitted to every seed and sampled at its length: a synthetic trace of each.
-Synthetic trace k is compared with all seeds but k, which it has not seen, beside seed k itself; the
-classifier learns to tell all pairs but one, and is tried on that one, at other times::
+Then each generator is fitted to every seed and sampled once from each fit.  Synthetic
+trace k is compared with all seeds but k, next to seed k itself; the classifier is
+trained on all pairs but one and tested on that one, at other times::
 
     python benchmarks/generator.py judge --folder captures -o generator.json
 
