@@ -20,23 +20,23 @@ as long as they fit into 64 bits.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import xlogy
 
 from moetraffic import machine_code
 from moetraffic.errors import AnalysisError
 
-from .measures import LN2, ratio
+from .measures import ratio
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-SLICE_BYTES = 1 << 21
+SLICE_BYTES = 1 << 24
 """Bytes of matrices, as int64, processed at a time."""
 
 BINS_A_CELL = 2
@@ -44,6 +44,9 @@ BINS_A_CELL = 2
 
 COMPILED_CELLS = 1 << 21
 """Minimum cells of a call for which numba import and compilation pay off."""
+
+THREADS = 2
+"""Threads that process slices; two cores already reach the bandwidth of memory."""
 
 EXACT = 2**31
 """Cells times largest count below which every sum here is an exact int64."""
@@ -172,26 +175,35 @@ def matrix_statistics(
     sums = np.zeros((3, number))
     sent = np.zeros((number, height), np.int64)
     received = np.zeros((number, width), np.int64)
+    of_sent, of_received = np.zeros(number), np.zeros(number)
     fast = stack.size >= COMPILED_CELLS and machine_code.available()
+    bins = min(BINS_A_CELL * cells, EXACT // max(cells, 1))
+    terms = _terms(np.arange(bins))
     size = max(1, SLICE_BYTES // max(8, 8 * height * width))
-    for first in range(0, number if cells else 0, size):
+
+    def sweep(first: int) -> None:
         part = slice(first, first + size)
         values = stack[part]
+        low = int(values.min())
         if not diagonal:
             values = values.copy()
             values[:, np.arange(height), np.arange(width)] = 0
-        _refuse(stack[part], values, cells)
         reach = int(values.max()) + 1
-        binned = reach <= min(BINS_A_CELL * cells, EXACT // cells)
-        if binned and fast:
-            terms = _terms(np.arange(reach))
+        _check_range(low, reach - 1, cells)
+        if reach <= bins and fast:
             out = whole[:, part], sums[:, part], sent[part], received[part]
             _compiled()(values, cells, terms, *out)
-            continue
-        sent[part] = values.sum(axis=2, dtype=np.int64)
-        received[part] = values.sum(axis=1, dtype=np.int64)
-        sweep = _by_value if binned else _by_sorting
-        whole[:, part], sums[:, part] = sweep(values, cells, reach)
+        else:
+            sent[part] = values.sum(axis=2, dtype=np.int64)
+            received[part] = values.sum(axis=1, dtype=np.int64)
+            way = _by_value if reach <= bins else _by_sorting
+            whole[:, part], sums[:, part] = way(values, cells, reach)
+        of_sent[part] = _terms(sent[part]).sum(axis=1)
+        of_received[part] = _terms(received[part]).sum(axis=1)
+
+    # numpy and the compiled loop release the interpreter's lock
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(sweep, range(0, number if cells else 0, size)))
     total = sent.sum(axis=1)
     return MatrixStatistics(
         cells=cells,
@@ -201,8 +213,8 @@ def matrix_statistics(
         sent=sent,
         received=received,
         entropy=_entropy(total, sums[1], cells),
-        source_entropy=_entropy(total, _terms(sent).sum(axis=1), height),
-        destination_entropy=_entropy(total, _terms(received).sum(axis=1), width),
+        source_entropy=_entropy(total, of_sent, height),
+        destination_entropy=_entropy(total, of_received, width),
         cv_squared=ratio(cells * sums[0] / np.maximum(total, 1), total),
         gini=ratio(sums[2], total.astype(np.float64) * cells),
     )
@@ -230,16 +242,16 @@ def _stack(counts: npt.ArrayLike, diagonal: bool) -> npt.NDArray[Any]:
     return stack.astype(np.int64) if stack.dtype.kind == "u" else stack
 
 
-def _refuse(given: npt.NDArray[Any], values: npt.NDArray[Any], cells: int) -> None:
+def _check_range(low: int, high: int, cells: int) -> None:
     """Reject negative counts, and counts whose sum may not fit into 64 bits."""
-    if given.min() < 0:
+    if low < 0:
         raise AnalysisError(
-            f"counts and bytes must not be negative, but the smallest is "
-            f"{given.min()}: remove markers of unknown values"
+            f"counts and bytes must not be negative, but the smallest is {low}: remove "
+            f"markers of unknown values"
         )
-    if (most := int(values.max())) > (2**63 - 1) // cells:
+    if high > (2**63 - 1) // cells:
         raise AnalysisError(
-            f"a matrix of {cells} cells up to {most} may exceed 64 bits in sum: count "
+            f"a matrix of {cells} cells up to {high} may exceed 64 bits in sum: count "
             f"in a larger unit"
         )
 
@@ -279,13 +291,15 @@ def _tally(
     columns = np.zeros(width, np.int64)
     one = np.uint32(1)
     for i in range(matrices):
-        bins[:] = 0
         columns[:] = 0
+        largest = counts[i, 0, 0]
         for a in range(height):
             row = 0
             for b in range(width):
-                row += counts[i, a, b]
-                columns[b] += counts[i, a, b]
+                n = counts[i, a, b]
+                row += n
+                largest = max(largest, n)
+                columns[b] += n
             sent[i, a] = row
             # a loop of its own, as only the other one becomes vector instructions;
             # an unsigned index needs no test for negative ones
@@ -293,18 +307,17 @@ def _tally(
                 bins[np.uint64(counts[i, a, b])] += one
         received[i] = columns
         bins[0] -= np.uint32(height * width - cells)
-        largest = squares = below = differences = 0
+        squares = below = differences = 0
         weighted = 0.0
-        for n in range(len(terms)):
+        for n in range(largest + 1):
             often: Any = np.int64(bins[n])
-            if often:
-                largest = n
-                squares += often * n * n
-                weighted += often * terms[n]
-                below += often
+            squares += often * n * n
+            weighted += often * terms[n]
+            below += often
             differences += below * (cells - below)
         total = columns.sum()
         whole[0, i], whole[1, i] = cells - np.int64(bins[0]), largest
+        bins[: largest + 1] = 0
         sums[0, i] = (cells * squares - total * total) / cells
         sums[1, i], sums[2, i] = weighted, differences
 
@@ -342,7 +355,7 @@ def _deviation(cells: int, squares: Int64, total: Int64) -> Float64:
 
 def _terms(counts: Int64) -> Float64:
     """Compute ``n log2 n`` of counts of any shape; 0 where n is 0."""
-    return np.asarray(xlogy(counts, counts) / LN2, np.float64)
+    return np.asarray(counts * np.log2(np.maximum(counts, 1)), np.float64)
 
 
 def _entropy(total: Int64, terms: Float64, classes: int) -> Float64:
