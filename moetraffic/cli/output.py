@@ -27,8 +27,8 @@ from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 if TYPE_CHECKING:
     from moetraffic.report.chart import Chart
 
-# a log or a pipe has no width of its own: tables keep theirs
-WIDTH = None if sys.stdout.isatty() else 120
+# a log or a pipe has no width of its own: rows stay whole, for grep
+WIDTH = None if sys.stdout.isatty() else 200
 console = Paper(width=WIDTH)
 
 
