@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .format_detection import FORMATS
-from .importers import ImportOptions, import_files, import_trace
+from .importer import ImportOptions
+from .importers import FORMATS, import_files, import_trace
 
 __all__ = ["FORMATS", "ImportOptions", "import_files", "import_trace"]

@@ -6,29 +6,12 @@ torch writes ``Float`` (c10's ScalarType) in the attributes of a collective, and
 
 from __future__ import annotations
 
-BYTES = {  # torch dtype: bytes of an element
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
+import re
 
+NUMBERED = re.compile(  # torch dtypes whose names contain their bits
+    r"(?:b?float16|float32|float64|float8_(?:e4m3fn|e5m2|e4m3fnuz|e5m2fnuz|e8m0fnu)"
+    r"|u?int(?:8|16|32|64)|complex64|complex128)"
+)
 NAMES = {
     "double": "float64",
     "float": "float32",
@@ -59,4 +42,7 @@ def element_type(name: str) -> tuple[str, int] | None:
         plain = plain[len("Tensor(") : -1]
     plain = plain.removeprefix("c10::").removeprefix("torch.").lower()
     plain = NAMES.get(plain, plain)
-    return (plain, BYTES[plain]) if plain in BYTES else None
+    if plain == "bool":
+        return plain, 1
+    bits = re.search(r"\d+", plain) if NUMBERED.fullmatch(plain) else None
+    return (plain, int(bits[0]) // 8) if bits else None

@@ -18,10 +18,9 @@ Ranks are world ranks.  A pair that is not listed sends nothing.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
 
 from .imported_call import ImportedCall, RankRecord
+from .importer import ImportedFiles, Importer, ImportOptions
 from .json_reader import (
     LARGEST,
     MOST_BYTES,
@@ -44,8 +44,8 @@ from .json_reader import (
 
 EXCHANGES = ("iteration", "layer", "phase", "source", "destination", "bytes")
 DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
-EITHER = ("micro_batch", "group")
-MORE = ("row_bytes", "dtype", "label", "direction")
+EITHER = {"micro_batch", "group"}
+MORE = {"row_bytes", "dtype", "label", "direction"}
 DROPPED = "dropped"
 DIRECTIONS = ("forward", "backward", "recompute")
 MOST_MEMBERS = 1 << 13
@@ -70,7 +70,7 @@ class ExchangeKey(NamedTuple):
     iteration: int
     micro_batch: int
     layer: int
-    stage: int  # routing, the phases, others
+    stage: int  # 0: routing; the phases; others
     phase: str
     direction: str
     label: str
@@ -79,60 +79,86 @@ class ExchangeKey(NamedTuple):
     row_bytes: int
 
 
-@dataclass(kw_only=True)
-class ExchangeTable:
-    """Rows of all imported CSV files, grouped by call."""
-
-    sent: dict[ExchangeKey, dict[tuple[int, int], int]] = field(default_factory=dict)
-    routed: dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]] = field(
-        default_factory=dict
-    )
+Calls = dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]]
+"""Of each call: bytes and 0 by source and destination, or tokens and dropped tokens
+(-1: unknown) by rank and expert."""
 
 
-def read(path: Path, into: ExchangeTable) -> None:
-    """Read the rows of a CSV file into an exchange table.
+def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
+    """Read the rows of all files as the calls of all ranks.
 
     Raises
     ------
-    UnreadableFile
-        If the columns or the values of a line are invalid.
+    TraceError
+        If columns or values are invalid, or a line names a rank outside its group.
     """
+    calls: Calls = {}
+    for file in files:
+        _add_rows(file, calls)
+    groups = {key.group: _group(key.group) for key in calls}
+    ranks = [r for group in groups.values() for r in group.ranks]
+    experts = [options.experts]
+    for key, pairs in calls.items():
+        ranks += [a for a, _ in pairs]
+        (ranks if key.stage else experts).extend(
+            b + bool(not key.stage) for _, b in pairs
+        )
+    world = max(options.ranks, max(ranks, default=-1) + 1)
+    if not world:
+        raise wrong(files[0], "it holds no line but the names of its columns")
+    records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
+    for key in sorted(calls):
+        group = groups[key.group]
+        if not group.ranks:
+            group = Group(kind=group.kind, ranks=tuple(range(world)))
+        for rank, call in zip(
+            group.ranks, _calls(key, group, calls[key], max(experts)), strict=True
+        ):
+            records[rank].calls.append(call)
+    iterations = sorted({key.iteration for key in calls})
+    for record in records:
+        record.steps += [(i, UNKNOWN_TIME, UNKNOWN_TIME) for i in iterations]
+    return ImportedFiles(records=records, world=world, experts=max(experts))
+
+
+def _add_rows(path: Path, into: Calls) -> None:
+    """Add the rows of a CSV file to the calls that they belong to."""
     try:
         rows = csv.reader(lines(path), strict=True)
         header = [name.strip() for name in next(rows, [])]
         demands = set(DEMANDS) <= set(header)
-        need = DEMANDS if demands else EXCHANGES
-        allowed = {*need, *EITHER, *((DROPPED,) if demands else MORE)}
-        odd = sorted(set(header) - allowed) or sorted(set(need) - set(header))
-        if odd or len(set(header)) < len(header):
+        need = set(DEMANDS if demands else EXCHANGES)
+        odd = set(header) - need - EITHER - ({DROPPED} if demands else MORE)
+        if odd or need - set(header) or len(set(header)) < len(header):
             raise wrong(
                 path,
                 f"its columns are {', '.join(header)[:200]}",
                 f"name them {','.join(EXCHANGES)} or {','.join(DEMANDS)}",
             )
         for row in rows:
+            if row and len(row) != len(header):
+                raise wrong(
+                    path, f"line {rows.line_num} has more or fewer values than columns"
+                )
             if row:
-                told = dict(zip(header, (c.strip() for c in row), strict=False))
-                told["columns"] = str(len(row) == len(header))
-                _add(path, rows.line_num, told, demands, into)
+                cells = dict(zip(header, (c.strip() for c in row), strict=True))
+                _add_row(path, rows.line_num, cells, demands, into)
     except csv.Error as error:
         raise wrong(path, f"it is no CSV ({error})") from None
 
 
-def _add(
-    path: Path, line: int, told: dict[str, str], demands: bool, into: ExchangeTable
+def _add_row(
+    path: Path, line: int, cells: Mapping[str, str], demands: bool, into: Calls
 ) -> None:
     def count(name: str, least: int = 0, default: int | None = None) -> int:
-        text = told.get(name, "")
+        text = cells.get(name, "")
         found = default if not text else whole(text, least)
         if found is None or found > MOST.get(name, MOST_RANKS):
             raise wrong(path, f"line {line} has {text[:40]!r} for {name}")
         return found
 
-    if told["columns"] != "True":
-        raise wrong(path, f"line {line} has more or fewer values than columns")
-    phase = told.get("phase", "")
-    direction = told.get("direction", "") or (
+    phase = cells.get("phase", "")
+    direction = cells.get("direction", "") or (
         "backward" if "grad" in phase else "forward"
     )
     if (phase and phase not in PHASES) or direction not in DIRECTIONS:
@@ -141,136 +167,78 @@ def _add(
             f"line {line} has phase {phase[:40]!r} and direction {direction[:40]!r}",
             f"a phase is one of {', '.join(PHASES)}, or empty",
         )
-    stage = 0 if demands else 1 + (PHASES.index(phase) if phase else len(PHASES))
-    place = ExchangeKey(
+    key = ExchangeKey(
         iteration=count("iteration"),
         micro_batch=count("micro_batch", 0, 0),
         layer=count("layer", -1),
-        stage=stage,
+        stage=0 if demands else 1 + ([*PHASES, ""].index(phase)),
         phase=phase,
         direction=direction,
-        label=words(told.get("label")),
-        group=told.get("group", ""),
-        dtype=words(told.get("dtype"), 20),
+        label=words(cells.get("label")),
+        group=cells.get("group", ""),
+        dtype=words(cells.get("dtype"), 20),
         row_bytes=count("row_bytes", 0, 0),
     )
-    values: dict[tuple[int, int], Any]
     if demands:
-        values = into.routed.setdefault(place, {})
         pair = (count("rank"), count("expert"))
-        value: Any = (count("tokens"), count(DROPPED, 0, -1))
+        value = (count("tokens"), count(DROPPED, 0, -1))
         most = (MOST_MEMBERS, MOST_EXPERTS)
     else:
-        values = into.sent.setdefault(place, {})
-        pair, value = (count("source"), count("destination")), count("bytes")
+        pair, value = (count("source"), count("destination")), (count("bytes"), 0)
         most = (MOST_MEMBERS, MOST_MEMBERS)
     if pair[0] >= most[0] or pair[1] >= most[1]:
         raise wrong(path, f"line {line} has {pair}, which is beyond {most}")
+    values = into.setdefault(key, {})
     if pair in values:
-        raise wrong(path, f"line {line} tells {pair} of the same call again")
+        raise wrong(path, f"line {line} has {pair} of the same call again")
     values[pair] = value
 
 
-def world_of(table: ExchangeTable) -> int:
-    """Return the number of ranks: one more than the largest rank in the table."""
-    ranks = [r for pairs in table.sent.values() for pair in pairs for r in pair]
-    ranks += [r for pairs in table.routed.values() for r, _ in pairs]
-    ranks += [r for p in (*table.sent, *table.routed) for r in _members(p.group)[1]]
-    return max(ranks, default=-1) + 1
-
-
-def records(
-    table: ExchangeTable, world: int, source: str, experts: int = 0
-) -> list[RankRecord]:
-    """Convert an exchange table to the calls of all ranks.
-
-    Raises
-    ------
-    TraceError
-        If a line names a rank outside its group.
-    """
-    found = [RankRecord(rank=rank, source=source) for rank in range(world)]
-    for place in sorted([*table.sent, *table.routed]):
-        kind, ranks = _members(place.group)
-        everyone = tuple(range(world))
-        group = Group(kind=kind or "ep", ranks=ranks or everyone)
-        if place in table.sent:
-            calls = _exchange(place, group, table.sent[place])
-        else:
-            calls = _routing(place, group, table.routed[place], experts)
-        for rank, call in zip(group.ranks, calls, strict=True):
-            found[rank].calls.append(call)
-    iterations = sorted({p.iteration for p in (*table.sent, *table.routed)})
-    for record in found:
-        record.steps += [(i, UNKNOWN_TIME, UNKNOWN_TIME) for i in iterations]
-    return found
-
-
-def _call(place: ExchangeKey, group: Group, operation: str) -> ImportedCall:
-    return ImportedCall(
-        operation=operation,
-        group=group,
-        dtype=place.dtype,
-        row_bytes=place.row_bytes,
-        phase=place.phase,
-        layer=place.layer,
-        label=place.label,
-        direction=place.direction,
-        iteration=place.iteration,
-    )
-
-
-def _exchange(
-    place: ExchangeKey, group: Group, pairs: dict[tuple[int, int], int]
-) -> Iterator[ImportedCall]:
-    matrix = np.zeros((len(group.ranks),) * 2, np.int64)
-    for (source, destination), sent in pairs.items():
-        matrix[_member(group, source), _member(group, destination)] = sent
-    for member in range(len(group.ranks)):
-        call = _call(place, group, ALL_TO_ALL)
-        call.sent, call.received = matrix[member], matrix[:, member]
-        yield call
-
-
-def _routing(
-    place: ExchangeKey,
+def _calls(
+    key: ExchangeKey,
     group: Group,
-    pairs: dict[tuple[int, int], tuple[int, int]],
+    pairs: Mapping[tuple[int, int], tuple[int, int]],
     experts: int,
-) -> Iterator[ImportedCall]:
-    demand = np.zeros((2, len(group.ranks), experts), np.int64)
-    for (rank, expert), told in pairs.items():
-        demand[:, _member(group, rank), expert] = told
-    if (demand[1] < 0).any():
-        demand[1] = -1
-    for member in range(len(group.ranks)):
-        call = _call(place, group, ROUTING)
-        call.sent, call.received = demand[0, member], demand[1, member]
-        yield call
-
-
-def experts_of(table: ExchangeTable) -> int:
-    """Return the number of experts: one more than the largest expert in the table."""
-    return max((e for p in table.routed.values() for _, e in p), default=-1) + 1
-
-
-def _member(group: Group, rank: int) -> int:
-    if rank not in group.ranks:
+) -> list[ImportedCall]:
+    """Build the call of each member of a group from the values of its pairs."""
+    members = {rank: member for member, rank in enumerate(group.ranks)}
+    if outside := {r for a, b in pairs for r in ((a, b) if key.stage else (a,))} - set(
+        members
+    ):
         raise TraceError(
-            f"an exchange is between the ranks of its group, but rank {rank} is not "
-            f"one of {list(group.ranks)[:20]}: change the column group"
+            f"an exchange is between the ranks of its group, but rank {min(outside)} "
+            f"is not one of {list(group.ranks)[:20]}: change the column group"
         )
-    return group.ranks.index(rank)
+    table = np.zeros(
+        (2, len(members), len(members) if key.stage else experts), np.int64
+    )
+    for (rank, other), value in pairs.items():
+        table[:, members[rank], members[other] if key.stage else other] = value
+    given, other_side = table
+    if key.stage:
+        other_side = given.T
+    elif (other_side < 0).any():
+        other_side[:] = -1
+    return [
+        ImportedCall(
+            operation=ALL_TO_ALL if key.stage else ROUTING,
+            group=group,
+            dtype=key.dtype,
+            row_bytes=key.row_bytes,
+            phase=key.phase,
+            layer=key.layer,
+            label=key.label,
+            direction=key.direction,
+            iteration=key.iteration,
+            sent=given[member],
+            received=other_side[member],
+        )
+        for member in members.values()
+    ]
 
 
-def _members(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse the kind and ranks of a group such as ``ep 0-3 8``.
-
-    Raises
-    ------
-    TraceError
-        If the text is not a valid group.
-    """
+def _group(text: str) -> Group:
+    """Parse a group such as ``ep 0-3 8``; without ranks it is of all ranks."""
     kind, ranks = "", list[int]()
     for part in text.split():
         first, _, last = part.partition("-")
@@ -278,13 +246,27 @@ def _members(text: str) -> tuple[str, tuple[int, ...]]:
         if begin is None and not kind and not ranks:
             kind = part[:20]
         elif begin is None or end is None or not begin <= end < MOST_MEMBERS:
-            ranks = [-1]
+            ranks = []
             break
         else:
             ranks += range(begin, end + 1)
-    if text and (not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)):
+    if text and (not ranks or len(set(ranks)) < len(ranks)):
         raise TraceError(
             f"a group is its kind and its ranks, such as 'ep 0-3', not {text[:40]!r}: "
             "change the column group"
         )
-    return kind, tuple(ranks)
+    return Group(kind=kind or "ep", ranks=tuple(ranks))
+
+
+def matches(beginning: str) -> bool:
+    """Return whether a file begins with a header that has a column iteration."""
+    header = beginning.partition("\n")[0].replace(" ", "")
+    return "iteration" in header.strip().split(",")
+
+
+IMPORTER = Importer(
+    name="csv",
+    what="iteration,layer,phase,source,destination,bytes",
+    matches=matches,
+    read=read,
+)

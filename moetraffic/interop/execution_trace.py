@@ -12,60 +12,57 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from moetraffic.trace.model import UNKNOWN_TIME, Group
+from moetraffic.trace.model import UNKNOWN_TIME
 
-from .autograd_direction import direction_and_link
 from .element_type import element_type
-from .imported_call import RankRecord
+from .imported_call import ImportedCall, RankRecord
+from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, opened, whole, wrong
 from .process_group import ProfileGroups
+from .profiled_function import (
+    ENGINE,
+    PARAMETERS,
+    STEP,
+    ProfiledFunction,
+    add_calls,
+    paired,
+)
 from .torch_collective import (
     C10D,
-    ENGINE,
-    OPERATORS,
-    PARAMETERS,
     RECORDED,
-    STEP,
-    C10dOperator,
     InputTensors,
-    RecordedCollective,
+    c10d_operator,
     call_of,
+    recorded_collective,
 )
 
 GROUPS = "## process_group:init ##"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+@dataclass(kw_only=True, slots=True, eq=False)
+class Node(ProfiledFunction):
     """Node of an execution trace, independent of the schema version."""
 
-    id: int
     parent: int
-    name: str
-    values: list[Any]
-    shapes: list[Any]
-    types: list[Any]
-    attributes: dict[str, Any]
+    values: Sequence[Any] = ()
+    shapes: Sequence[Any] = ()
+    types: Sequence[Any] = ()
 
     @property
-    def sequence(self) -> int:
-        """Autograd sequence number of the node, -1 for none."""
-        found = whole(self.attributes.get("seq_id"))
-        return -1 if found is None else found
-
-    @property
-    def backward(self) -> bool:
-        """Whether the node is a backward function or autograd's engine."""
-        return bool(whole(self.attributes.get("fw_tid"))) or self.name.startswith(
-            ENGINE
-        )
+    def name_at(self) -> int | None:
+        """Index of the input with the collective's name; releases differ."""
+        for at, value in enumerate(self.values):
+            text = at >= len(self.types) or str(self.types[at]).startswith("String")
+            if text and isinstance(value, str) and value in (*RECORDED, "wait"):
+                return at
+        return None
 
 
 @dataclass
@@ -73,11 +70,9 @@ class CollectedNodes:
     """Nodes of an execution trace that describe collectives and their context."""
 
     groups: Any = None
-    operators: dict[int, Node] = field(default_factory=dict)
-    parameters: dict[int, Node] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)  # others without arguments
+    calls: list[Node] = field(default_factory=list)  # also record_param_comms
     steps: dict[int, int] = field(default_factory=dict)  # id -> iteration
-    # nodes around the calls: id -> parent, sequence number, backward
-    around: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
 
 def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
@@ -96,48 +91,44 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
         If the file is not an execution trace, or its rank is unknown.
     """
     kept = CollectedNodes()
-    for one in _nodes(path):
-        _take(kept, one)
-    _walk_out(path, kept)
+    for value in _nodes(path):
+        _take(kept, value)
+    for node in kept.nodes.values():
+        node.outer = kept.nodes.get(node.parent)
     groups = ProfileGroups(kept.groups)
     told = _rank(kept, groups)
     rank = told if told is not None else rank
     if rank is None:
         raise wrong(
             path,
-            "neither a collective of all ranks nor its name tells of which rank it is",
+            "neither a collective of all ranks nor its name contains its rank",
             "name it like rank3.json",
         )
     record = RankRecord(rank=rank, source=path.name)
-    begins = sorted(kept.steps)
-    threads: dict[int, int] = {}
-    for operator, recorded in _together(kept):
-        call = call_of(
-            _operator(operator) if operator else None,
-            _recorded(recorded, groups) if recorded else None,
+
+    def build(operator: Any, recorded: Any) -> ImportedCall | None:
+        return call_of(
+            operator
+            and c10d_operator(
+                operator.name, operator.values, partial(_tensors, operator)
+            ),
+            recorded
+            and recorded_collective(
+                recorded.collective,
+                _attributes(recorded, groups),
+                groups,
+                _tensors(recorded, 0),
+            ),
             groups,
             record,
         )
-        node = operator or recorded
-        if call is None or node is None:
-            continue
-        thread = whole(node.attributes.get("tid")) or 0
-        call.thread = threads.setdefault(thread, len(threads))
-        call.direction, call.link = direction_and_link(_around(kept, node))
-        step = bisect_left(begins, node.id) - 1
-        if begins and step < 0:
-            record.left_out[f"{call.operation} before the first step"] += 1
-            continue
-        call.iteration = kept.steps[begins[step]] if begins else -1
-        record.add(call)
-    last = max((c.iteration for c in record.calls), default=-1)
-    # the last step marker begins a step without calls
-    ended = [kept.steps[s] for s in begins if kept.steps[s] <= last]
-    record.steps += [(number, UNKNOWN_TIME, UNKNOWN_TIME) for number in ended]
+
+    steps = {at: (n, UNKNOWN_TIME, UNKNOWN_TIME) for at, n in kept.steps.items()}
+    add_calls(record, paired(kept.calls), steps, build)
     return record, groups.world
 
 
-def _nodes(path: Path) -> Iterator[Node]:
+def _nodes(path: Path) -> Iterator[dict[str, Any]]:
     seen = False
     with opened(path) as text:
         for name, value in JsonStream(path, text).members("nodes"):
@@ -150,139 +141,58 @@ def _nodes(path: Path) -> Iterator[Node]:
                     )
             elif name == "nodes":
                 seen = True
-                node = _node(value)
-                if node is not None:
-                    yield node
+                if isinstance(value, dict):
+                    yield value
     if not seen:
         raise wrong(path, "it has no nodes", "say which format it is with --from")
 
 
-def _node(value: Any) -> Node | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    number, parent = (
-        whole(value.get("id")),
-        whole(value.get("ctrl_deps", value.get("parent"))),
-    )
-    if number is None:
-        return None
-    inputs = value.get("inputs")
-    if isinstance(inputs, dict):
-        told = [inputs.get(n) for n in ("values", "shapes", "types")]
-    else:
-        told = [inputs, value.get("input_shapes"), value.get("input_types")]
-    attrs = value.get("attrs")
-    attributes = value
+def _take(kept: CollectedNodes, value: dict[str, Any]) -> None:
+    """Store a node: whole if it describes a collective, else for its descendants."""
+    number, name = whole(value.get("id")), value.get("name")
+    if number is None or not isinstance(name, str):
+        return
+    attrs, told = value.get("attrs"), value
     if isinstance(attrs, list):
-        attributes = {
-            str(a["name"]): a.get("value")
-            for a in attrs
-            if isinstance(a, dict) and "name" in a
-        }
-    values, shapes, types = [t if isinstance(t, list) else [] for t in told]
-    return Node(
-        id=number,
+        named = [a for a in attrs if isinstance(a, dict) and "name" in a]
+        told = {str(a["name"]): a.get("value") for a in named}
+    parent = whole(value.get("ctrl_deps", value.get("parent")))
+    sequence = whole(told.get("seq_id"))
+    node = Node(
+        at=number,
+        name=name,
         parent=-1 if parent is None else parent,
-        name=value["name"],
-        values=values,
-        shapes=shapes,
-        types=types,
-        attributes=attributes,
+        sequence=-1 if sequence is None else sequence,
+        backward=bool(whole(told.get("fw_tid"))) or name.startswith(ENGINE),
     )
-
-
-def _take(kept: CollectedNodes, node: Node) -> None:
-    step = STEP.fullmatch(node.name)
-    if step:
-        kept.steps[node.id] = int(step[1])
-    elif node.name == GROUPS and node.values and isinstance(node.values[0], str):
+    kept.nodes[number] = node
+    if step := STEP.fullmatch(name):
+        kept.steps[number] = int(step[1])
+    if name not in (GROUPS, PARAMETERS) and not name.startswith(C10D):
+        return
+    inputs = value.get("inputs")
+    parts = [inputs, value.get("input_shapes"), value.get("input_types")]
+    if isinstance(inputs, dict):
+        parts = [inputs.get(part) for part in ("values", "shapes", "types")]
+    node.values, node.shapes, node.types = (
+        part if isinstance(part, list) else [] for part in parts
+    )
+    if name == GROUPS:
         try:
             kept.groups = json.loads(node.values[0])
-        except (ValueError, RecursionError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             kept.groups = None  # unreadable: groups stay unknown
-    elif node.name.startswith(C10D):
-        kept.operators[node.id] = node
-    elif node.name == PARAMETERS:
-        kept.parameters[node.id] = node
-
-
-def _walk_out(path: Path, kept: CollectedNodes) -> None:
-    """Collect the ancestors of the call nodes.
-
-    Ancestors are written after their descendants, so one pass over the file finds all
-    of them; if a tool has sorted the nodes, each level takes another pass.
-    """
-    calls = {**kept.operators, **kept.parameters}
-    wanted = {node.parent for node in calls.values()} - calls.keys()
-    while wanted:
-        found = 0
-        for node in _nodes(path):
-            if node.id in wanted:
-                wanted.discard(node.id)
-                kept.around[node.id] = (node.parent, node.sequence, node.backward)
-                if node.parent not in kept.around and node.parent not in calls:
-                    wanted.add(node.parent)
-                found += 1
-        if not found:
-            return
-
-
-def _around(kept: CollectedNodes, node: Node) -> list[tuple[int, bool]]:
-    """Return sequence number and direction of enclosing functions, innermost first."""
-    found: list[tuple[int, bool]] = []
-    at = node.parent
-    while at in kept.around and len(found) < 1000:
-        at, sequence, backward = kept.around[at]
-        found.append((sequence, backward))
-    return found
-
-
-def _together(kept: CollectedNodes) -> Iterator[tuple[Node | None, Node | None]]:
-    """Pair operators with the record_param_comms inside them, in call order."""
-    inner: dict[int, Node] = {}
-    alone: dict[int, Node] = {}
-    for number in sorted(kept.parameters):
-        node = kept.parameters[number]
-        if _name(node) not in RECORDED:
-            continue
-        owner = node.parent
-        for _ in range(1000):
-            if owner in kept.operators or owner not in kept.around:
-                break
-            owner = kept.around[owner][0]
-        if owner in kept.operators:
-            inner.setdefault(owner, node)
-        elif node.parent not in kept.parameters:
-            alone[number] = node
-    for number in sorted([*kept.operators, *alone]):
-        operator = kept.operators.get(number)
-        if operator is None:
-            yield None, alone[number]
-        elif operator.parent not in kept.operators:
-            yield operator, inner.get(number)
+        return
+    node.arguments, node.thread = told, whole(told.get("tid")) or 0
+    kept.calls.append(node)
+    if name == PARAMETERS:
+        collective, at = told.get("collective_name"), node.name_at
+        if not isinstance(collective, str):
+            collective = "" if at is None else node.values[at]
+        node.collective = collective
 
 
 # ---- conversion of nodes --------------------------------------------------------
-
-
-def _operator(node: Node) -> C10dOperator:
-    """Parse a c10d operator node: output and input tensors, group, split sizes."""
-    name = node.name.removeprefix(C10D)
-    operation, source = OPERATORS.get(name, ("", -1))
-    splits = name == "alltoall_base_"
-    peer = node.values[2] if len(node.values) > 2 else None
-    return C10dOperator(
-        name=name,
-        input=_tensors(node, source),
-        output=_tensors(node, 0) if source == 1 else None,
-        output_rows=integers(node.values[3]) if splits and _has(node, 3) else None,
-        input_rows=integers(node.values[4]) if splits and _has(node, 4) else None,
-        peer=whole(peer) if operation == "send_recv" else None,
-    )
-
-
-def _has(node: Node, at: int) -> bool:
-    return at < len(node.values)
 
 
 def _tensors(node: Node, at: int) -> InputTensors | None:
@@ -321,84 +231,45 @@ def _flat_tensors(
         )
 
 
-def _name(node: Node) -> str:
-    """Return the collective name of a record_param_comms: an attribute or an input."""
-    told = node.attributes.get("collective_name")
-    if isinstance(told, str):
-        return told
-    at = _name_at(node)
-    return "" if at is None else node.values[at]
+def _attributes(node: Node, groups: ProfileGroups) -> dict[str, Any]:
+    """Return the attributes of a record_param_comms, which early schemas lack.
 
-
-def _name_at(node: Node) -> int | None:
-    """Return the index of the input with the collective's name; releases differ."""
-    for at, value in enumerate(node.values):
-        text = at >= len(node.types) or str(node.types[at]).startswith("String")
-        if text and isinstance(value, str) and (value in RECORDED or value == "wait"):
-            return at
-    return None
-
-
-def _recorded(node: Node, groups: ProfileGroups) -> RecordedCollective:
-    """Parse a record_param_comms: its attributes (schema 1.0.3 on) or its inputs.
-
-    Inputs are ``[tensors,] sequence, group, rank, name, input splits, output splits,
-    first rank, stride, group size`` in most releases.
+    Its inputs are ``[tensors,] sequence, group, rank, name, input splits, output
+    splits, first rank, stride, group size`` in most releases.
     """
-    told, at = node.attributes, _name_at(node)
-    tensors, size = _tensors(node, 0), 0
-    dtype, size = element_type(str(told.get("dtype", ""))) or ("", 0)
-    if not size and tensors:
-        dtype, size = tensors.dtype, tensors.element_bytes
-    input_rows = integers(told.get("in_split_size"))
-    output_rows = integers(told.get("out_split_size"))
-    if at is not None and not (input_rows or output_rows):
-        input_rows = integers(node.values[at + 1]) if _has(node, at + 1) else None
-        output_rows = integers(node.values[at + 2]) if _has(node, at + 2) else None
-    elements = whole(told.get("in_msg_nelems"))
-    if elements is None and tensors:
-        elements = tensors.elements
-    return RecordedCollective(
-        name=_name(node),
-        group=_group(node, at, groups),
-        dtype=dtype,
-        element_bytes=size,
-        input_elements=elements,
-        output_elements=whole(told.get("out_msg_nelems")),
-        input_rows=input_rows,
-        output_rows=output_rows,
-    )
-
-
-def _group(node: Node, at: int | None, groups: ProfileGroups) -> Group | None:
-    """Find a node's process group by name, size or rank range."""
-    told = node.attributes
-    described = str(told.get("pg_desc", ""))
-    if isinstance(told.get("pg_name"), str):
-        named = groups.named(told["pg_name"])
-        if named is not None:
-            return named
-    for value in node.values[: at or 0]:
+    found, at, values = dict(node.arguments), node.name_at, node.values
+    if at is None:
+        return found
+    if integers(found.get("in_split_size")) is None:
+        names = ("in_split_size", "out_split_size")
+        found |= zip(names, values[at + 1 : at + 3], strict=False)
+    sizes = [whole(v, 1) for v in values[at + 3 :] if not isinstance(v, bool)]
+    if whole(found.get("pg_size"), 1) is None and sizes:
+        found["pg_size"] = sizes[-1]
+    for value in values[:at] if "pg_name" not in found else ():
         for one in value if isinstance(value, list) and len(value) == 2 else [value]:
-            named = groups.named(str(one)) if isinstance(one, str | int) else None
-            if named is not None and (isinstance(one, str) or one > 1 << 16):
-                return named
-    size = whole(told.get("pg_size"), 1)
-    if size is None and at is not None:
-        sizes = [whole(v, 1) for v in node.values[at + 3 :] if not isinstance(v, bool)]
-        size = sizes[-1] if sizes else None
-    first = whole(told.get("global_rank_start"))
-    stride = whole(told.get("global_rank_stride"), 1)
-    return groups.from_range(size, first, stride, described)
+            # smaller numbers may be the sequence number or the rank
+            known = isinstance(one, str) or (isinstance(one, int) and one > 1 << 16)
+            if known and groups.named(str(one)):
+                return {**found, "pg_name": str(one)}
+    return found
 
 
 def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
     """Infer the rank of the file from a record_param_comms of the world group."""
-    for node in kept.parameters.values():
-        at = _name_at(node)
-        group = _group(node, at, groups) if at else None
+    for node in kept.calls:
+        at = node.name_at if node.name == PARAMETERS else None
+        group = groups.described(_attributes(node, groups)) if at else None
         if at and group and group.ranks == tuple(range(groups.world)):
             found = whole(node.values[at - 1])
             if found is not None and found < groups.world:
                 return found
     return None
+
+
+IMPORTER = Importer(
+    name="execution-trace",
+    what="torch's ExecutionTraceObserver",
+    matches=json_with(['"schema"', '"nodes"']),
+    read=partial(rank_by_rank, read),
+)

@@ -1,29 +1,19 @@
-"""Import the files of other tools into a trace."""
+"""Registry of import formats, format detection, and the import functions."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from moetraffic import __version__
 from moetraffic.errors import TraceError
-from moetraffic.trace import Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Meta, Trace
 from moetraffic.trace.merge.merging import Merged, merge_segments
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    ROUTING,
-    UNKNOWN_TIME,
-    Group,
-    Meta,
-    Presence,
-)
+from moetraffic.trace.model import Presence
 from moetraffic.trace.panel import take
 
 from . import (
@@ -34,35 +24,96 @@ from . import (
     nccl_inspector,
     traffic_matrix,
 )
-from .format_detection import choose
-from .imported_call import ImportedCall, Placed, RankRecord, segments
-from .json_reader import MOST_RANKS, words, wrong
+from .imported_call import RankRecord, segments
+from .importer import ImportedFiles, Importer, ImportOptions
+from .json_reader import MOST_RANKS, opened, words
 
-RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!\d)", re.I)
-LAST_NUMBER = re.compile(r"(?:^|[_\-.])(\d{1,7})$")
+IMPORTERS: dict[str, Importer] = {
+    one.name: one
+    for one in (
+        kineto.IMPORTER,
+        execution_trace.IMPORTER,
+        megatron_router_trace.IMPORTER,
+        nccl_inspector.IMPORTER,
+        traffic_matrix.IMPORTER,
+        exchange_table.IMPORTER,
+    )
+}
+"""The formats by name, in the order in which they are tried on a file."""
+
+FORMATS = {name: one.what for name, one in IMPORTERS.items()}
+"""Descriptions of the formats by name."""
+
+BEGINNING = 1 << 16  # characters
+MOST_FILES = 100_000
 MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """Properties of the run that the files do not contain; 0 and "" are unknown."""
+def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
+    """List the files to import, and detect their common format.
 
-    ranks: int = 0
-    experts: int = 0
-    ep: int = 0
-    unit: str = "KiB"
+    Parameters
+    ----------
+    paths
+        Files, or folders of them.
+    format
+        One of FORMATS, or "" to detect it.
+
+    Raises
+    ------
+    TraceError
+        If there are no files, or files of several formats.
+    """
+    if format and format not in FORMATS:
+        raise TraceError(
+            f"a format is one of {', '.join(FORMATS)}, not {format[:40]!r}: change "
+            "--from"
+        )
+    files: list[Path] = []
+    found: set[str] = set()
+    for path in paths:
+        inside = sorted(f for f in path.rglob("*") if f.is_file())
+        if len(inside) > MOST_FILES:
+            raise TraceError(
+                f"{path} holds {len(inside)} files, more than {MOST_FILES}: name them"
+            )
+        named = [f for f in inside if not f.name.startswith(".")]
+        for file in named if path.is_dir() else [path]:
+            # files of other formats in a folder are ignored
+            told = format if format and not path.is_dir() else detect(file)
+            if told and (not format or told == format):
+                files.append(file)
+                found.add(told)
+            elif not path.is_dir():
+                raise TraceError(
+                    f"{path.name} begins like none of the formats "
+                    f"{', '.join(FORMATS)}: name its format with --from"
+                )
+    if not files:
+        what = f" of format {format}" if format else " of a known format"
+        raise TraceError(
+            f"there is no file{what} in {', '.join(map(str, paths))[:200]}: the "
+            f"formats are {', '.join(FORMATS)}"
+        )
+    if len(found) > 1:
+        raise TraceError(
+            f"files of one format are imported at a time, but these are of "
+            f"{' and '.join(sorted(found))}: choose with --from"
+        )
+    return found.pop(), list(dict.fromkeys(files))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedFiles:
-    """Combined content of all imported files."""
+def detect(path: Path) -> str:
+    """Detect the format of a file; "" if it is unknown.
 
-    records: list[RankRecord]
-    world: int
-    placed: Placed | None = None
-    experts: int = 0
-    k: int = 0
-    remarks: tuple[str, ...] = ()
+    Raises
+    ------
+    UnreadableFile
+        If the file cannot be read.
+    """
+    with opened(path) as text:
+        beginning = text.read(BEGINNING).lstrip()
+    return next((n for n, one in IMPORTERS.items() if one.matches(beginning)), "")
 
 
 def import_files(
@@ -79,7 +130,7 @@ def import_files(
     paths
         Files, or folders of them.
     format
-        A name of :data:`.format_detection.FORMATS`; detected if empty.
+        One of :data:`FORMATS`; detected if empty.
     options
         Properties of the run that the files do not contain.
     keep
@@ -102,7 +153,7 @@ def import_files(
     options = options or ImportOptions()
     format, files = choose(paths, format)
     names = words(", ".join(f.name for f in files), 1000)
-    read = READERS[format](files, options)
+    read = IMPORTERS[format].read(files, options)
     world = _world(read, options)
     meta = Meta(
         origin="imported",
@@ -125,7 +176,7 @@ def import_files(
         )
     if not any(r.calls for r in read.records):
         raise TraceError(
-            f"{meta.source[:200]} tells of no collective that can be taken over: "
+            f"{meta.source[:200]} has no collective that can be imported: "
             + (_left_out(read.records) or "it was written without communication")
         )
     merged = merge_segments(
@@ -168,8 +219,7 @@ def import_trace(
     paths
         Files of all ranks of one run, or folders of them.
     format
-        One of "profiler", "execution-trace", "megatron", "nccl-inspector", "matrix" and
-        "csv"; detected if empty.
+        One of :data:`FORMATS`; detected if empty.
     options
         Properties of the run that the files do not contain.
     keep
@@ -234,168 +284,5 @@ def _recovered(merged: Merged, here: set[int]) -> list[str]:
                 f"received{but}"
             )
     if unsized:
-        said.append(f"of {unsized} calls the files do not tell all bytes")
+        said.append(f"{unsized} calls have unknown byte counts")
     return said
-
-
-# ---- formats --------------------------------------------------------------------
-
-
-def rank_in_name(path: Path) -> int | None:
-    """Parse the rank from a file name: ``rank3``, or a number at its end.
-
-    >>> rank_in_name(Path("et_rank_3.json.gz")), rank_in_name(Path("trace.json"))
-    (3, None)
-    """
-    stem = path.name
-    while "." in stem and stem.rpartition(".")[2].lower() in (
-        *("json", "jsonl", "gz", "et", "trace", "pt", "log", "txt"),
-    ):
-        stem = stem.rpartition(".")[0]
-    found = RANK.findall(stem) or LAST_NUMBER.findall(stem)
-    return int(found[-1]) if found else None
-
-
-def _rank_by_rank(
-    reader: Callable[[Path, int | None], tuple[RankRecord, int]],
-    files: Sequence[Path],
-    options: ImportOptions,
-) -> ImportedFiles:
-    """Read files that each hold one rank, and check that they are of one run."""
-    read = [reader(file, rank_in_name(file)) for file in files]
-    worlds = {world: record.source for record, world in read if world}
-    if len(worlds) > 1:
-        (few, one), (many, other) = sorted(worlds.items())[:2]
-        raise TraceError(
-            f"files of one run are imported together, but {one} is of {few} ranks and "
-            f"{other} of {many}: leave one of them out"
-        )
-    records = [record for record, _ in read]
-    for rank in {r.rank for r in records}:
-        mine = [r for r in records if r.rank == rank]
-        spans = sorted(
-            (min(i), max(i)) for r in mine if (i := [step for step, _, _ in r.steps])
-        )
-        apart = all(a[1] < b[0] for a, b in pairwise(spans))
-        if len(mine) > 1 and (len(spans) < len(mine) or not apart):
-            raise TraceError(
-                f"a rank has one file, or one for each of several steps, but "
-                f"{mine[0].source} and {mine[1].source} are both of rank {rank}: "
-                "leave one of them out"
-            )
-    return ImportedFiles(records=records, world=max(worlds, default=0))
-
-
-def _megatron(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    every = [megatron_router_trace.read(f, rank_in_name(f)) for f in files]
-    if len({d.rank for d in every}) < len(every):
-        raise TraceError(
-            "a rank has one router trace, but two of these files are of one rank: "
-            "import one run at a time"
-        )
-    seen = megatron_router_trace.experts_of(every)
-    experts, remarks = options.experts or seen, []
-    if options.experts and options.experts < seen:
-        raise TraceError(
-            f"the files choose expert {seen - 1}, but --experts is {options.experts}: "
-            "raise it"
-        )
-    if not options.experts:
-        remarks.append(
-            f"the files do not say how many experts there are, {seen} were chosen from"
-        )
-    world = max(options.ranks, max(d.rank for d in every) + 1)
-    ep = options.ep or world
-    if world % ep or (options.ep and experts % ep):
-        raise TraceError(
-            f"experts lie on ep ranks in equal parts, but ep is {ep}, with {world} "
-            f"ranks and {experts} experts: change --ep, --experts or --ranks"
-        )
-    kind = "ep" if options.ep else "world"
-    groups = [
-        Group(kind=kind, ranks=tuple(range(first, first + ep)))
-        for first in range(0, world, ep)
-    ]
-    records = megatron_router_trace.records(every, experts, groups)
-    layers = {c.layer for r in records for c in r.calls}
-    placed = {
-        (layer, g): [g.ranks[e * ep // experts] for e in range(experts)]
-        for g in groups
-        for layer in layers
-    }
-    topk = {k for d in every for k in d.topk}
-    return ImportedFiles(
-        records=records,
-        world=world,
-        placed=placed if options.ep else None,
-        experts=experts,
-        k=topk.pop() if len(topk) == 1 else 0,
-        remarks=tuple(remarks),
-    )
-
-
-def _nccl_inspector(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    every = nccl_inspector.Operations()
-    for file in files:
-        nccl_inspector.read(file, every)
-    if not every.seen:
-        raise wrong(files[0], "it holds no operation")
-    try:
-        records, world = nccl_inspector.records(every)
-    except ValueError as error:
-        raise TraceError(str(error)) from None
-    remark = "NCCL Inspector leaves out messages below 8192 bytes unless told to"
-    return ImportedFiles(records=records, world=world, remarks=(remark,))
-
-
-def _traffic_matrix(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    if options.unit not in traffic_matrix.UNITS:
-        raise TraceError(
-            f"a unit is one of {', '.join(traffic_matrix.UNITS)}, not "
-            f"{options.unit[:40]!r}: change --unit"
-        )
-    matrices = [m for f in files for m in traffic_matrix.read(f, options.unit)]
-    world = len(matrices[0])
-    if any(len(m) != world for m in matrices):
-        raise TraceError(
-            "matrices of one run have one size, but these differ: import each by itself"
-        )
-    group = Group(kind="world", ranks=tuple(range(world)))
-    records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
-    for iteration, matrix in enumerate(matrices):
-        for rank, record in enumerate(records):
-            record.steps.append((iteration, UNKNOWN_TIME, UNKNOWN_TIME))
-            record.calls.append(
-                ImportedCall(
-                    operation=ALL_TO_ALL,
-                    group=group,
-                    row_bytes=0,
-                    sent=matrix[rank],
-                    received=matrix[:, rank],
-                    iteration=iteration,
-                )
-            )
-    return ImportedFiles(records=records, world=world)
-
-
-def _exchange_table(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    table = exchange_table.ExchangeTable()
-    for file in files:
-        exchange_table.read(file, table)
-    world = max(options.ranks, exchange_table.world_of(table))
-    experts = max(options.experts, exchange_table.experts_of(table))
-    if not world:
-        raise wrong(files[0], "it holds no line but the names of its columns")
-    source = files[0].name
-    records = exchange_table.records(table, world, source, experts)
-    return ImportedFiles(records=records, world=world, experts=experts)
-
-
-READERS: dict[str, Callable[[Sequence[Path], ImportOptions], ImportedFiles]] = {
-    "profiler": partial(_rank_by_rank, kineto.read),
-    "execution-trace": partial(_rank_by_rank, execution_trace.read),
-    "megatron": _megatron,
-    "nccl-inspector": _nccl_inspector,
-    "matrix": _traffic_matrix,
-    "csv": _exchange_table,
-}

@@ -8,47 +8,71 @@ of more than 30 entries are truncated in ``record_param_comms``, omitted in oper
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .autograd_direction import SLACK, UNNUMBERED, Functions, direction_and_link
 from .element_type import element_type
 from .imported_call import ImportedCall, RankRecord
+from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, number, opened, whole, words, wrong
 from .process_group import ProfileGroups
+from .profiled_function import (
+    ENGINE,
+    PARAMETERS,
+    STEP,
+    ProfiledFunction,
+    add_calls,
+    paired,
+)
 from .torch_collective import (
     C10D,
-    ENGINE,
-    OPERATORS,
-    PARAMETERS,
-    RECORDED,
-    STEP,
     C10dOperator,
     InputTensors,
     RecordedCollective,
-    TruncatedList,
+    c10d_operator,
     call_of,
+    recorded_collective,
     width_of,
 )
 
 GLOO = "gloo:"
 TENSOR_LIST = "TensorList"
+SLACK = 2  # ns: tolerance for rounding of floating-point microseconds
+ATTRIBUTES = {  # of a record_param_comms: name in an execution trace, and here
+    "dtype": "dtype",
+    "in_msg_nelems": "In msg nelems",
+    "out_msg_nelems": "Out msg nelems",
+    "in_split_size": "In split size",
+    "out_split_size": "Out split size",
+    "seq": "Seq",
+    "src_rank": "Src Rank",
+    "dst_rank": "Dst Rank",
+    "pg_name": "Process Group Name",
+    "pg_desc": "Process Group Description",
+    "pg_size": "Group size",
+    "pg_ranks": "Process Group Ranks",
+    "global_rank_start": "Global rank start",
+    "global_rank_stride": "Global rank stride",
+}
 
 
-@dataclass(slots=True)
-class ProfileRow:
-    """Profiler event that is related to a collective."""
+@dataclass(kw_only=True, slots=True, eq=False)
+class ProfileEvent(ProfiledFunction):
+    """Profiler event that is related to a collective; ``at`` and ``end`` in ns."""
 
-    thread: int
-    start: int  # ns
     end: int
-    name: str
-    args: dict[str, Any]
+
+    @property
+    def number(self) -> int:
+        """Number that torch gave the recorded function, -1 for none."""
+        found = whole(self.arguments.get("Record function id"))
+        return -1 if found is None else found
 
 
 @dataclass
@@ -60,11 +84,10 @@ class Profile:
     world: int = 0
     host: str = ""
     base_ns: int = 0
-    operators: list[ProfileRow] = field(default_factory=list)
-    parameters: list[ProfileRow] = field(default_factory=list)
-    gloo: list[ProfileRow] = field(default_factory=list)
-    steps: list[tuple[int, int, int]] = field(default_factory=list)
-    functions: Functions = field(default_factory=Functions)
+    calls: list[ProfileEvent] = field(default_factory=list)  # also record_param_comms
+    functions: list[ProfileEvent] = field(default_factory=list)  # of autograd
+    gloo: list[ProfileEvent] = field(default_factory=list)
+    steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, end
     kernels: dict[int, tuple[int, int]] = field(default_factory=dict)  # External id
     threads: dict[Any, int] = field(default_factory=dict)
 
@@ -89,43 +112,41 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     if rank is None:
         raise wrong(
             path,
-            "neither its distributedInfo nor its name tells of which rank it is",
+            "neither its distributedInfo nor its name contains its rank",
             "name it like rank3.json",
         )
     groups = ProfileGroups(profile.groups, profile.world)
     record = RankRecord(rank=rank, source=path.name, node=profile.host)
-    steps = sorted(profile.steps, key=lambda s: s[1])
-    begins = [start for _, start, _ in steps]
-    threads: dict[int, int] = {}
-    events = _gloo_events(profile)
-    owners = _gloo_owners(profile, events, groups, rank)
-    for operator, recorded in _together(profile):
-        own = events.get(_number(operator)) if operator else None
+    operators = [event for event in profile.calls if event.name != PARAMETERS]
+    events = _gloo_events(operators, profile.gloo)
+    owners = _gloo_owners(operators, events, groups, rank)
+    base = profile.base_ns
+
+    def build(operator: Any, recorded: Any) -> ImportedCall | None:
+        own = events.get(operator.number) if operator else None
         call = call_of(
             _operator(operator, own) if operator else None,
-            _recorded(recorded, groups, rank) if recorded else None,
+            _recorded(recorded, groups) if recorded else None,
             groups,
             record,
             owners.get(own.thread) if own else None,
         )
-        row = operator or recorded
-        if call is None or row is None:
-            continue
-        call.issue = row.start + profile.base_ns
-        call.thread = threads.setdefault(row.thread, len(threads))
-        around = profile.functions.around(row.thread, row.start, row.end)
-        call.direction, call.link = direction_and_link(around)
-        at = bisect_right(begins, row.start) - 1
-        if begins and at < 0:
-            record.left_out[f"{call.operation} before the first step"] += 1
-            continue
-        call.iteration = steps[at][0] if begins else -1
-        _times(call, profile, [recorded, operator], own)
-        record.add(call)
-    last = max((c.iteration for c in record.calls), default=-1)
-    # the last step marker begins a step without calls
-    for iteration, start, end in [s for s in steps if s[0] <= last]:
-        record.steps.append((iteration, start + profile.base_ns, end + profile.base_ns))
+        if call is None:
+            return None
+        call.issue = (operator or recorded).at + base
+        ids = [whole(e.arguments.get("External id")) for e in (recorded, operator) if e]
+        spans = [profile.kernels[i] for i in ids if i in profile.kernels]
+        spans += [(own.at, own.end)] if own else []
+        if spans:
+            call.start, call.end = (time + base for time in spans[0])
+        return call
+
+    _nest([*profile.calls, *profile.functions])
+    steps = {
+        begin: (iteration, begin + base, end + base)
+        for begin, (iteration, end) in profile.steps.items()
+    }
+    add_calls(record, paired(profile.calls), steps, build)
     return record, groups.world
 
 
@@ -171,62 +192,42 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
     if category in ("gpu_user_annotation", "gpu_memcpy", "gpu_memset"):
         return
     thread = profile.threads.setdefault(str(event.get("tid")), len(profile.threads))
-    step = STEP.fullmatch(name)
-    if step:
-        profile.steps.append((int(step[1]), begin, end))
+    one = ProfileEvent(at=begin, end=end, thread=thread, name=name, arguments=args)
+    if step := STEP.fullmatch(name):
+        profile.steps[begin] = int(step[1]), end
     elif name == PARAMETERS:
-        profile.parameters.append(ProfileRow(thread, begin, end, name, args))
+        one.collective = str(args.get("Collective name"))
+        profile.calls.append(one)
     elif name.startswith(C10D):
-        profile.operators.append(ProfileRow(thread, begin, end, name, args))
+        profile.calls.append(one)
     elif name.startswith(GLOO):
-        profile.gloo.append(ProfileRow(thread, begin, end, name, args))
+        profile.gloo.append(one)
     elif not name.startswith("_c10d_functional::"):  # shares the next one's number
-        number_of = whole(args.get("Sequence number"))
-        if number_of is not None or name.startswith(ENGINE):
-            back = bool(whole(args.get("Fwd thread id"))) or name.startswith(ENGINE)
-            told = UNNUMBERED if number_of is None else number_of
-            profile.functions.add(thread, begin, end, told, back)
+        sequence, engine = whole(args.get("Sequence number")), name.startswith(ENGINE)
+        if sequence is not None or engine:
+            one.sequence = -1 if sequence is None else sequence
+            one.backward = engine or bool(whole(args.get("Fwd thread id")))
+            one.arguments = {}
+            profile.functions.append(one)
 
 
-def _together(
-    profile: Profile,
-) -> Iterator[tuple[ProfileRow | None, ProfileRow | None]]:
-    """Pair operators with the record_param_comms inside them, in call order."""
-    rows = sorted(
-        [*profile.operators, *profile.parameters],
-        key=lambda r: (r.thread, r.start, r.name == PARAMETERS, -r.end),
-    )
-    found: list[tuple[ProfileRow | None, ProfileRow | None]] = []
-    outer: ProfileRow | None = None
-    inner: ProfileRow | None = None
-    for row in rows:
-        inside = (
-            outer is not None
-            and row.thread == outer.thread
-            and row.end <= outer.end + SLACK
-        )
-        if inside:
-            # the first of several: others are implementation details of a backend
-            if row.name == PARAMETERS and inner is None and _counts(row):
-                inner = row
-                found[-1] = (outer if outer is not inner else None, inner)
-            continue
-        if row.name == PARAMETERS:
-            if _counts(row):
-                found.append((None, row))
-            continue
-        outer, inner = row, None
-        found.append((row, None))
-    found.sort(key=lambda pair: (pair[0] or pair[1]).start)  # type: ignore[union-attr]
-    yield from found
+def _nest(events: Iterable[ProfileEvent]) -> None:
+    """Set the innermost enclosing event of each event on its thread."""
+
+    def begin(event: ProfileEvent) -> tuple[int, int, bool, int]:
+        return event.thread, event.at, event.name == PARAMETERS, -event.end
+
+    around: list[ProfileEvent] = []
+    for event in sorted(events, key=begin):
+        while around and (
+            around[-1].thread != event.thread or event.end > around[-1].end + SLACK
+        ):
+            around.pop()
+        event.outer = around[-1] if around else None
+        around.append(event)
 
 
-def _counts(row: ProfileRow) -> bool:
-    """Return whether a record_param_comms is a collective, not a wait or a setup."""
-    return str(row.args.get("Collective name")) in RECORDED
-
-
-def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
+def _operator(event: ProfileEvent, own: ProfileEvent | None) -> C10dOperator:
     """Parse input shapes, types and values of a c10d operator's profiler event.
 
     Parameters
@@ -234,14 +235,12 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
     own
         Gloo's event of the operator, the only source of the type of listed tensors.
     """
-    name = row.name.removeprefix(C10D)
-    shapes = row.args.get("Input Dims")
-    types = row.args.get("Input type")
-    values = row.args.get("Concrete Inputs")
+    shapes = event.arguments.get("Input Dims")
+    types = event.arguments.get("Input type")
+    values = event.arguments.get("Concrete Inputs")
     if not (isinstance(shapes, list) and isinstance(types, list)):
-        return C10dOperator(name=name)  # recorded without shapes
-    values = values if isinstance(values, list) else []
-    own_types = own.args.get("Input type") if own else None
+        return C10dOperator(name=event.name.removeprefix(C10D))  # no shapes recorded
+    own_types = own.arguments.get("Input type") if own else None
     gloo_type = own_types[0] if isinstance(own_types, list) and own_types else ""
 
     def tensors(at: int) -> InputTensors | None:
@@ -251,19 +250,8 @@ def _operator(row: ProfileRow, own: ProfileRow | None) -> C10dOperator:
         every = shapes[at] if listed else [shapes[at]]
         return _tensors(every, gloo_type if listed else types[at])
 
-    def rows(at: int) -> TruncatedList | None:
-        # an empty value is an omitted list of more than 30 numbers
-        return integers(values[at]) if at < len(values) else None
-
-    operation, source = OPERATORS.get(name, ("", -1))
-    splits = name == "alltoall_base_"
-    return C10dOperator(
-        name=name,
-        input=tensors(source),
-        output=tensors(0) if source == 1 else None,
-        output_rows=rows(3) if splits else None,
-        input_rows=rows(4) if splits else None,
-        peer=whole(values[2]) if operation == "send_recv" and len(values) > 2 else None,
+    return c10d_operator(
+        event.name, values if isinstance(values, list) else [], tensors
     )
 
 
@@ -278,91 +266,51 @@ def _tensors(every: Any, named: Any) -> InputTensors | None:
     return InputTensors(shapes=shapes, dtype=dtype, element_bytes=size)
 
 
-def _gloo_events(profile: Profile) -> dict[int, ProfileRow]:
+def _gloo_events(
+    operators: Iterable[ProfileEvent], gloo: Iterable[ProfileEvent]
+) -> dict[int, ProfileEvent]:
     """Match Gloo's profiler events to c10d operators by function number.
 
     torch numbers the functions that it records: the Gloo event of an operator has the
     first Gloo number after the operator's.
     """
-    operators = sorted(_number(row) for row in profile.operators)
-    found: dict[int, ProfileRow] = {}
-    for row in sorted(profile.gloo, key=_number):
-        at = bisect_left(operators, _number(row)) - 1
-        if at >= 0 and operators[at] >= 0:
-            found.setdefault(operators[at], row)
+    numbers = sorted(event.number for event in operators)
+    found: dict[int, ProfileEvent] = {}
+    for event in sorted(gloo, key=lambda e: e.number):
+        at = bisect_left(numbers, event.number) - 1
+        if at >= 0 and numbers[at] >= 0:
+            found.setdefault(numbers[at], event)
     return found
 
 
 def _gloo_owners(
-    profile: Profile, events: dict[int, ProfileRow], groups: ProfileGroups, rank: int
+    operators: Iterable[ProfileEvent],
+    events: dict[int, ProfileEvent],
+    groups: ProfileGroups,
+    rank: int,
 ) -> dict[int, Group]:
-    """Infer the process group of each Gloo worker thread.
-
-    Gloo threads belong to one process group each.
-    """
+    """Infer the process group of each Gloo worker thread, which has only one."""
     owners: dict[int, Group] = {}
     contested = set()
-    for row in profile.operators:
-        own = events.get(_number(row))
-        if own is None or own.thread == row.thread:
+    for event in operators:
+        own = events.get(event.number)
+        if own is None or own.thread == event.thread:
             continue
-        width = width_of(_operator(row, own))
-        group = groups.of_width(width, rank)
+        group = groups.of_width(width_of(_operator(event, own)), rank)
         if group is not None and owners.setdefault(own.thread, group) != group:
             contested.add(own.thread)
     return {thread: g for thread, g in owners.items() if thread not in contested}
 
 
-def _number(row: ProfileRow) -> int:
-    found = whole(row.args.get("Record function id"))
-    return -1 if found is None else found
-
-
-def _recorded(row: ProfileRow, groups: ProfileGroups, rank: int) -> RecordedCollective:
+def _recorded(event: ProfileEvent, groups: ProfileGroups) -> RecordedCollective:
     """Parse a record_param_comms with the arguments of torch's saveNcclMeta."""
-    args = row.args
-    dtype, size = element_type(str(args.get("dtype", ""))) or ("", 0)
-    sequence = whole(args.get("Seq"))
-    name = str(args.get("Collective name"))
-    told = args.get("Dst Rank" if name == "send" else "Src Rank")
-    return RecordedCollective(
-        name=name,
-        group=_group(args, groups),
-        dtype=dtype,
-        element_bytes=size,
-        input_elements=whole(args.get("In msg nelems")),
-        output_elements=whole(args.get("Out msg nelems")),
-        input_rows=integers(args.get("In split size")),
-        output_rows=integers(args.get("Out split size")),
-        sequence=-1 if sequence is None else sequence,
-        peer=whole(told),
-    )
+    told = {name: event.arguments.get(here) for name, here in ATTRIBUTES.items()}
+    return recorded_collective(event.collective, told, groups)
 
 
-def _group(args: dict[str, Any], groups: ProfileGroups) -> Group | None:
-    described = str(args.get("Process Group Description", ""))
-    size = whole(args.get("Group size"), 1)
-    ranks = integers(args.get("Process Group Ranks"))
-    if ranks and ranks[0] and not ranks[1] and len(set(ranks[0])) == len(ranks[0]):
-        return groups.group(ranks[0], described)
-    named = groups.named(str(args.get("Process Group Name", "")))
-    if named is not None and size in (None, len(named.ranks)):
-        return named
-    first = whole(args.get("Global rank start"))
-    stride = whole(args.get("Global rank stride"), 1)
-    return groups.from_range(size, first, stride, described)
-
-
-def _times(
-    call: ImportedCall,
-    profile: Profile,
-    rows: list[ProfileRow | None],
-    own: ProfileRow | None,
-) -> None:
-    """Set the start and end of a call from its GPU kernels or Gloo's event."""
-    known = [whole(row.args.get("External id")) for row in rows if row]
-    spans = [profile.kernels[k] for k in known if k in profile.kernels]
-    if own:
-        spans.append((own.start, own.end))
-    if spans:
-        call.start, call.end = (t + profile.base_ns for t in spans[0])
+IMPORTER = Importer(
+    name="profiler",
+    what="torch.profiler's export_chrome_trace",
+    matches=json_with(['"traceEvents"'], ['"schemaVersion"'], ['"ph"']),
+    read=partial(rank_by_rank, read),
+)

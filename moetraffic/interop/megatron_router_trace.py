@@ -9,15 +9,24 @@ contain neither the number of experts nor their placement.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moetraffic.errors import TraceError
 from moetraffic.trace.model import ROUTING, UNKNOWN_TIME, Group
 
 from .imported_call import ImportedCall, RankRecord
+from .importer import (
+    ImportedFiles,
+    Importer,
+    ImportOptions,
+    json_with,
+    rank_in_name,
+)
 from .json_reader import (
     MOST_ITERATIONS,
     MOST_LAYERS,
@@ -42,14 +51,62 @@ class Decisions:
     topk: set[int] = field(default_factory=set)
 
 
-def read(path: Path, rank: int | None) -> Decisions:
-    """Read the routing decisions of one rank from a router trace.
+def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
+    """Read the router traces of all ranks as routing calls.
+
+    Experts lie on ``options.ep`` ranks in equal parts; without it, the placement is
+    unknown.
 
     Raises
     ------
-    UnreadableFile
-        If a line is not a routing decision.
+    TraceError
+        If a line is not a routing decision, or the options do not fit the files.
     """
+    every = [_decisions(file, rank_in_name(file)) for file in files]
+    if len({d.rank for d in every}) < len(every):
+        raise TraceError(
+            "a rank has one router trace, but two of these files are of one rank: "
+            "import one run at a time"
+        )
+    seen = max((len(c) for d in every for *_, c in d.made), default=0)
+    experts = options.experts or seen
+    if experts < seen:
+        raise TraceError(
+            f"the files choose expert {seen - 1}, but --experts is {experts}: raise it"
+        )
+    remark = f"the number of experts is not in the files, {seen} were chosen from"
+    world = max(options.ranks, max(d.rank for d in every) + 1)
+    ep = options.ep or world
+    if world % ep or (options.ep and experts % ep):
+        raise TraceError(
+            f"experts lie on ep ranks in equal parts, but ep is {ep}, with {world} "
+            f"ranks and {experts} experts: change --ep, --experts or --ranks"
+        )
+    kind = "ep" if options.ep else "world"
+    groups = [
+        Group(kind=kind, ranks=tuple(range(first, first + ep)))
+        for first in range(0, world, ep)
+    ]
+    records = _records(every, experts, groups)
+    layers = {c.layer for r in records for c in r.calls}
+    placed = {
+        (layer, g): [g.ranks[e * ep // experts] for e in range(experts)]
+        for g in groups
+        for layer in layers
+    }
+    topk = {k for d in every for k in d.topk}
+    return ImportedFiles(
+        records=records,
+        world=world,
+        placed=placed if options.ep else None,
+        experts=experts,
+        k=topk.pop() if len(topk) == 1 else 0,
+        remarks=() if options.experts else (remark,),
+    )
+
+
+def _decisions(path: Path, rank: int | None) -> Decisions:
+    """Read the routing decisions of one rank from a router trace."""
     found: Decisions | None = None
     for number, line in enumerate(json_lines(path)):
         step, layer = whole(line.get("step")), whole(line.get("layer"))
@@ -60,7 +117,7 @@ def read(path: Path, rank: int | None) -> Decisions:
             or (layer is None or layer >= MOST_LAYERS)
             or (own is None or own >= MOST_RANKS)
         ):
-            raise wrong(path, f"record {number} tells no step, layer or rank")
+            raise wrong(path, f"record {number} has no valid step, layer or rank")
         if found is None:
             found = Decisions(rank=own, source=path.name)
         if own != found.rank:
@@ -93,29 +150,12 @@ def read(path: Path, rank: int | None) -> Decisions:
     return found
 
 
-def experts_of(every: list[Decisions]) -> int:
-    """Return the number of experts: one more than the largest chosen expert."""
-    return max((len(c) for d in every for *_, c in d.made), default=0)
-
-
-def records(
+def _records(
     every: list[Decisions], experts: int, groups: list[Group]
 ) -> list[RankRecord]:
-    """Convert the routing decisions of all ranks to routing calls.
+    """Convert the decisions of all ranks; each rank is in one of the groups.
 
-    Parameters
-    ----------
-    every
-        Decisions of each rank.
-    experts
-        Number of experts.
-    groups
-        Expert-parallel groups; each rank is in one.
-
-    Returns
-    -------
-    list of RankRecord
-        Multi-token prediction layers are numbered after the last decoder layer.
+    Multi-token prediction layers are numbered after the last decoder layer.
     """
     blocks = {(block, layer) for d in every for _, block, layer, _ in d.made}
     plain = [layer for (name, _), layer in blocks if name == "decoder"]
@@ -142,3 +182,11 @@ def records(
         record.steps += [(step, UNKNOWN_TIME, UNKNOWN_TIME) for step in steps]
         found.append(record)
     return found
+
+
+IMPORTER = Importer(
+    name="megatron",
+    what="Megatron-Core's router_trace_rank*.jsonl",
+    matches=json_with(['"top_indices"'], ['"num_tokens"', '"topk"']),
+    read=read,
+)

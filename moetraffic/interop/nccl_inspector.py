@@ -11,13 +11,16 @@ peer; by default, messages below 8192 bytes are not written.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moetraffic.errors import TraceError
 from moetraffic.trace.model import Group
 
 from .imported_call import ImportedCall, RankRecord
+from .importer import ImportedFiles, Importer, ImportOptions, json_with
 from .json_reader import MOST_RANKS, json_lines, whole, words, wrong
 
 OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
@@ -46,48 +49,26 @@ class Operations:
     source: dict[Process, str] = field(default_factory=dict)
 
 
-def read(path: Path, into: Operations) -> None:
-    """Read the operations of an NCCL Inspector file.
+def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
+    """Read the operations of all processes, whose ranks a common communicator defines.
 
     Raises
     ------
-    UnreadableFile
-        If an object was not written by NCCL Inspector.
+    TraceError
+        If an object was not written by NCCL Inspector, or no communicator contains all
+        processes, so that their ranks are unknown.
     """
-    for number, told in enumerate(json_lines(path)):
-        header, about = told.get("header"), told.get("metadata")
-        if not (isinstance(header, dict) and isinstance(about, dict)):
-            raise wrong(path, f"object {number} has no header or no metadata")
-        rank, size = whole(header.get("rank")), whole(header.get("n_ranks"), 1)
-        process = (words(about.get("hostname")), whole(about.get("pid")) or 0)
-        name = words(header.get("id"))
-        if rank is None or size is None or rank >= size or size > MOST_RANKS:
-            raise wrong(path, f"object {number} is of rank {rank} of {size}")
-        other = into.members[name].setdefault(rank, process)
-        if other != process or into.sizes.setdefault(name, size) != size:
-            raise wrong(
-                path,
-                f"communicator {name} has two ranks {rank}",
-                "import the files of one run",
-            )
-        into.seen[process].append((name, rank, told))
-        into.source.setdefault(process, path.name)
-
-
-def records(every: Operations) -> tuple[list[RankRecord], int]:
-    """Convert the operations to per-rank records, and count the ranks.
-
-    Raises
-    ------
-    ValueError
-        If no communicator contains all processes, so that their ranks are unknown.
-    """
+    every = Operations()
+    for file in files:
+        _operations(file, every)
+    if not every.seen:
+        raise wrong(files[0], "it holds no operation")
     largest = max(every.sizes, key=lambda c: every.sizes[c])
     world = every.sizes[largest]
     rank_of = {p: rank for rank, p in every.members[largest].items()}
     if any(p not in rank_of for p in every.seen):
-        raise ValueError(
-            "ranks are told by a communicator of all processes, but the largest has "
+        raise TraceError(
+            "a communicator of all processes defines their ranks, but the largest has "
             f"{len(rank_of)} of {len(every.seen)}: import the processes of one run"
         )
     groups = {}
@@ -110,7 +91,30 @@ def records(every: Operations) -> tuple[list[RankRecord], int]:
                 record.add(call)
         record.calls.sort(key=lambda c: (c.issue, c.start))
         found.append(record)
-    return found, world
+    remark = "NCCL Inspector leaves out messages below 8192 bytes by default"
+    return ImportedFiles(records=found, world=world, remarks=(remark,))
+
+
+def _operations(path: Path, into: Operations) -> None:
+    """Read the operations of an NCCL Inspector file."""
+    for number, told in enumerate(json_lines(path)):
+        header, about = told.get("header"), told.get("metadata")
+        if not (isinstance(header, dict) and isinstance(about, dict)):
+            raise wrong(path, f"object {number} has no header or no metadata")
+        rank, size = whole(header.get("rank")), whole(header.get("n_ranks"), 1)
+        process = (words(about.get("hostname")), whole(about.get("pid")) or 0)
+        name = words(header.get("id"))
+        if rank is None or size is None or rank >= size or size > MOST_RANKS:
+            raise wrong(path, f"object {number} is of rank {rank} of {size}")
+        other = into.members[name].setdefault(rank, process)
+        if other != process or into.sizes.setdefault(name, size) != size:
+            raise wrong(
+                path,
+                f"communicator {name} has two ranks {rank}",
+                "import the files of one run",
+            )
+        into.seen[process].append((name, rank, told))
+        into.source.setdefault(process, path.name)
 
 
 def _call(
@@ -127,16 +131,14 @@ def _call(
         return None
     name = words(perf.get(kind), 50)
     if group is None:
-        record.left_out[f"{name} of a communicator whose ranks are not all told"] += 1
+        record.left_out[f"{name} of a communicator whose ranks are not all known"] += 1
         return None
     size = whole(perf.get(f"{kind}_msg_size_bytes"))
     call = ImportedCall(operation="send_recv", group=group, row_bytes=0)
     call.volume = -1 if size is None else size
     if kind == "coll":
         if name not in OPERATIONS:
-            record.left_out[
-                f"{name}, of which the sizes to each rank are not told"
-            ] += 1
+            record.left_out[f"{name}, of which the sizes to each rank are unknown"] += 1
             return None
         call.operation, parted = OPERATIONS[name]
         if parted and size is not None:
@@ -146,7 +148,7 @@ def _call(
     else:
         peer = whole(perf.get("p2p_peer"))
         if peer is None or peer >= len(group.ranks) or name not in ("Send", "Recv"):
-            record.left_out[f"{name} of which the peer is not told"] += 1
+            record.left_out[f"{name} of which the peer is unknown"] += 1
             return None
         call.peers = (rank, peer) if name == "Send" else (peer, rank)
     _times(call, perf, kind, told["metadata"])
@@ -169,3 +171,11 @@ def _times(
     known = [t for t in (*starts, *ends) if t is not None]
     if known and len(known) == 2 * len(kernels) and max(known) < 1 << 52:
         call.start, call.end = min(known) * 1000, max(known) * 1000
+
+
+IMPORTER = Importer(
+    name="nccl-inspector",
+    what="NCCL Inspector's JSON",
+    matches=json_with(['"header"', '"n_ranks"']),
+    read=read,
+)

@@ -8,8 +8,7 @@ an execution trace.  There, an empty list of ranks means all ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moetraffic.errors import TraceError
@@ -26,14 +25,6 @@ KINDS = {  # Megatron-Core's descriptions
     "CONTEXT_PARALLEL_GROUP": "cp",
 }
 MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMesh
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedGroup:
-    """Process group with its names in a profile or execution trace."""
-
-    names: frozenset[str]
-    group: Group
 
 
 class ProfileGroups:
@@ -56,10 +47,10 @@ class ProfileGroups:
         self.world = world or max((n or 0 for n in everyone), default=0)
         if self.world > MOST_RANKS:
             raise TraceError(
-                f"a run has at most {MOST_RANKS} ranks, but a file tells of "
+                f"a run has at most {MOST_RANKS} ranks, but a file has "
                 f"{self.world}: take a whole copy of it"
             )
-        self._named: list[NamedGroup] = []
+        self._named: list[tuple[set[str], Group]] = []
         for entry in entries:
             ranks = _ranks(entry)
             size = whole(entry.get("group_size", entry.get("pg_size")), 1)
@@ -67,23 +58,19 @@ class ProfileGroups:
                 if size is not None and self.world and size != self.world:
                     continue  # the ranks of a proper subgroup are unknown
                 ranks = tuple(range(self.world))
+            names = {
+                str(entry[key])
+                for key in ("pg_name", "pg_id", "backend_id", "uid")
+                if key in entry
+            }
             if ranks:
-                self._named.append(
-                    NamedGroup(
-                        names=frozenset(
-                            str(entry[n])
-                            for n in ("pg_name", "pg_id", "backend_id", "uid")
-                            if n in entry
-                        ),
-                        group=self.group(ranks, str(entry.get("pg_desc", ""))),
-                    )
-                )
+                group = self.group(ranks, str(entry.get("pg_desc", "")))
+                self._named.append((names, group))
 
     def group(self, ranks: Sequence[int], described: str = "") -> Group:
         """Create the process group of the given ranks, with the described kind."""
         kind = KINDS.get(described, "")
-        mesh = MESH.fullmatch(described)
-        if mesh:
+        if mesh := MESH.fullmatch(described):
             kind = mesh[1]
         if not kind:
             everyone = self.world and tuple(ranks) == tuple(range(self.world))
@@ -92,18 +79,33 @@ class ProfileGroups:
 
     def named(self, name: str) -> Group | None:
         """Look up a process group by name."""
-        return next((n.group for n in self._named if name in n.names), None)
+        return next((group for names, group in self._named if name in names), None)
 
-    def from_range(
-        self, size: int | None, first: int | None, stride: int | None, described: str
-    ) -> Group | None:
-        """Return the world group of this size, or the group of a strided rank range."""
+    def described(self, told: Mapping[str, Any]) -> Group | None:
+        """Find the group of a ``record_param_comms`` by ranks, name, size or range.
+
+        Parameters
+        ----------
+        told
+            ``pg_ranks``, ``pg_name``, ``pg_size``, ``pg_desc``, ``global_rank_start``
+            and ``global_rank_stride``, as far as the file has them.
+        """
+        kind = str(told.get("pg_desc", ""))
+        size = whole(told.get("pg_size"), 1)
+        ranks, cut = integers(told.get("pg_ranks")) or ([], True)
+        if ranks and not cut and len(set(ranks)) == len(ranks):
+            return self.group(ranks, kind)
+        named = self.named(str(told.get("pg_name", "")))
+        if named is not None and size in (None, len(named.ranks)):
+            return named
         if size is not None and size == self.world:
-            return self.group(range(size), described)
+            return self.group(range(size), kind)
+        first = whole(told.get("global_rank_start"))
+        stride = whole(told.get("global_rank_stride"), 1)
         if first is None or stride is None or not size or not self.world:
             return None
-        ranks = range(first, first + stride * size, stride)
-        return self.group(ranks, described) if ranks[-1] < self.world else None
+        strided = range(first, first + stride * size, stride)
+        return self.group(strided, kind) if strided[-1] < self.world else None
 
     def of_width(self, width: int, rank: int) -> Group | None:
         """Return the only group of this size that contains a rank; 0 matches any size.
@@ -111,14 +113,11 @@ class ProfileGroups:
         None if there is no such group, or more than one.
         """
         fits = {
-            n.group.ranks: n.group
-            for n in self._named
-            if rank in n.group.ranks and width in (0, len(n.group.ranks))
+            group.ranks: group
+            for _, group in self._named
+            if rank in group.ranks and width in (0, len(group.ranks))
         }
         return next(iter(fits.values())) if len(fits) == 1 else None
-
-    def __bool__(self) -> bool:
-        return bool(self._named)
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:

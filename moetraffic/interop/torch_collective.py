@@ -8,20 +8,19 @@ rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from moetraffic.trace.model import ALL_TO_ALL, Group
 
+from .element_type import element_type
 from .imported_call import ImportedCall, RankRecord
+from .json_reader import integers, whole
 from .process_group import ProfileGroups
 
-STEP = re.compile(r"ProfilerStep#(\d{1,12})")
 C10D = "c10d::"
-PARAMETERS = "record_param_comms"
-ENGINE = "autograd::engine::evaluate_function"
 
 OPERATORS = {  # c10d operator: (operation, index of this rank's input)
     "alltoall_base_": (ALL_TO_ALL, 1),
@@ -77,9 +76,7 @@ RECORDED = {  # names in record_param_comms
     "recv": "send_recv",
 }
 
-TruncatedList = tuple[
-    list[int], bool
-]  # numbers of a list, and whether its end was cut off
+TruncatedList = tuple[list[int], bool]  # and whether the end was cut off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +121,72 @@ class RecordedCollective:
     peer: int | None = None
 
 
+def c10d_operator(
+    name: str, values: Sequence[Any], tensors: Callable[[int], InputTensors | None]
+) -> C10dOperator:
+    """Parse the arguments of a c10d operator.
+
+    Parameters
+    ----------
+    name
+        Name, with or without ``c10d::``.
+    values
+        Values of its inputs; an empty text stands for an omitted list.
+    tensors
+        Returns the tensors of the n-th input, None if they are unknown.
+    """
+    name = name.removeprefix(C10D)
+    operation, source = OPERATORS.get(name, ("", -1))
+    splits = name == "alltoall_base_"
+    sends = operation == "send_recv" and len(values) > 2
+    return C10dOperator(
+        name=name,
+        input=tensors(source),
+        output=tensors(0) if source == 1 else None,
+        output_rows=integers(values[3]) if splits and len(values) > 3 else None,
+        input_rows=integers(values[4]) if splits and len(values) > 4 else None,
+        peer=whole(values[2]) if sends else None,
+    )
+
+
+def recorded_collective(
+    name: str,
+    told: Mapping[str, Any],
+    groups: ProfileGroups,
+    tensors: InputTensors | None = None,
+) -> RecordedCollective:
+    """Parse a ``record_param_comms`` with the attributes of an execution trace.
+
+    Parameters
+    ----------
+    name
+        Name of the collective.
+    told
+        ``dtype``, ``in_msg_nelems``, ``in_split_size``, ``pg_name`` and the like; also
+        ``pg_ranks``, ``seq``, ``src_rank`` and ``dst_rank``, which only profiles have.
+    groups
+        Process groups of the file.
+    tensors
+        Input, for files without ``dtype`` and ``in_msg_nelems``.
+    """
+    dtype, size = element_type(str(told.get("dtype", ""))) or ("", 0)
+    if not size and tensors:
+        dtype, size = tensors.dtype, tensors.element_bytes
+    elements, sequence = whole(told.get("in_msg_nelems")), whole(told.get("seq"))
+    return RecordedCollective(
+        name=name,
+        group=groups.described(told),
+        dtype=dtype,
+        element_bytes=size,
+        input_elements=tensors.elements if elements is None and tensors else elements,
+        output_elements=whole(told.get("out_msg_nelems")),
+        input_rows=integers(told.get("in_split_size")),
+        output_rows=integers(told.get("out_split_size")),
+        sequence=-1 if sequence is None else sequence,
+        peer=whole(told.get("dst_rank" if name == "send" else "src_rank")),
+    )
+
+
 def call_of(
     operator: C10dOperator | None,
     recorded: RecordedCollective | None,
@@ -152,7 +215,7 @@ def call_of(
         group = groups.of_width(width_of(operator), record.rank)
     group = group or known
     if group is None or record.rank not in group.ranks:
-        record.left_out[f"{operation} on a group that the file does not tell"] += 1
+        record.left_out[f"{operation} on a group that is not in the file"] += 1
         return None
     call = ImportedCall(operation=operation, group=group)
     told = (operator.input or operator.output) if operator else None
@@ -216,7 +279,7 @@ def _message(
         peer = recorded.peer
     width, me = len(call.group.ranks), call.group.ranks.index(record.rank)
     if peer is None or not 0 <= peer < width:
-        record.left_out["send_recv of which the file does not tell the peer"] += 1
+        record.left_out["send_recv with an unknown peer"] += 1
         return None
     call.peers = (me, peer) if name == "send" else (peer, me)
     call.sequence = -1
@@ -258,9 +321,8 @@ def _exchange(
         setattr(call, side, [*parts, *[-1] * (width - len(parts))])
 
 
-Side = tuple[
-    "TruncatedList | None", "int | None"
-]  # rows to or from each member, total elements
+Side = tuple[TruncatedList | None, int | None]
+"""Rows to or from each member, and total elements."""
 
 
 def _sides(

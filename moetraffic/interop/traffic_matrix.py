@@ -9,11 +9,16 @@ a letter after the number (``512K``, ``2M``).  Here blank lines separate matrice
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moetraffic.trace.model import Int64
+import numpy as np
 
+from moetraffic.errors import TraceError
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Int64
+
+from .imported_call import ImportedCall, RankRecord
+from .importer import ImportedFiles, Importer, ImportOptions
 from .json_reader import MOST_BYTES, lines, wrong
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -22,30 +27,47 @@ CELL = re.compile(r"(\d{1,18})(?:\.(\d*))?(?:[eE]\+?(\d{1,2}))?([BKMG]?)")
 MOST_RANKS = 1 << 13
 
 
-def read(path: Path, unit: str) -> list[Int64]:
-    """Read the traffic matrices of a text file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    unit
-        Unit of numbers without a letter, a key of UNITS.
-
-    Returns
-    -------
-    list of ndarray
-        ``[W, W]`` int64 bytes each; row sends, column receives.
+def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
+    """Read each traffic matrix as one iteration with one all-to-all.
 
     Raises
     ------
-    UnreadableFile
-        If they are not square matrices of equal size.
+    TraceError
+        If there is no such unit, or a file has no square matrices of equal size.
     """
-    import numpy as np
+    if options.unit not in UNITS:
+        raise TraceError(
+            f"a unit is one of {', '.join(UNITS)}, not "
+            f"{options.unit[:40]!r}: change --unit"
+        )
+    matrices = [m for f in files for m in _matrices(f, UNITS[options.unit])]
+    world = len(matrices[0])
+    if any(len(m) != world for m in matrices):
+        raise TraceError(
+            "matrices of one run have one size, but these differ: import each by itself"
+        )
+    group = Group(kind="world", ranks=tuple(range(world)))
+    records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
+    for iteration, matrix in enumerate(matrices):
+        for rank, record in enumerate(records):
+            record.steps.append((iteration, UNKNOWN_TIME, UNKNOWN_TIME))
+            record.calls.append(
+                ImportedCall(
+                    operation=ALL_TO_ALL,
+                    group=group,
+                    row_bytes=0,
+                    sent=matrix[rank],
+                    received=matrix[:, rank],
+                    iteration=iteration,
+                )
+            )
+    return ImportedFiles(records=records, world=world)
 
+
+def _matrices(path: Path, unit: int) -> list[Int64]:
+    """Read the matrices of a file, ``[W, W]`` int64 bytes each; row sends."""
     found = []
-    for rows in _blocks(path, UNITS[unit]):
+    for rows in _blocks(path, unit):
         if any(len(row) != len(rows) for row in rows):
             short = next(n for n, row in enumerate(rows) if len(row) != len(rows))
             raise wrong(
@@ -95,3 +117,19 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
     if value > MOST_BYTES:
         raise wrong(path, f"line {line} has {cell[:40]!r}, which is too many bytes")
     return value
+
+
+def matches(beginning: str) -> bool:
+    """Return whether a file begins with a row of numbers or a comment."""
+    first = beginning.partition("\n")[0].replace(" ", "")
+    numbers = first.partition("#")[0].replace(",", "").strip()
+    known = numbers and set(numbers) <= set("0123456789.KMGBe+\t")
+    return bool(known) or beginning.startswith("#")
+
+
+IMPORTER = Importer(
+    name="matrix",
+    what="a traffic matrix as text, such as nccl-tests' alltoallv reads",
+    matches=matches,
+    read=read,
+)

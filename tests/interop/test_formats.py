@@ -16,7 +16,7 @@ from moetraffic.errors import TraceError
 from moetraffic.interop import FORMATS, ImportOptions, import_files
 from moetraffic.interop.export import ExportOptions as What
 from moetraffic.interop.export import export_trace
-from moetraffic.interop.format_detection import detect
+from moetraffic.interop.importers import detect
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 
 # ---- Megatron-Core's router traces ------------------------------------------------
@@ -62,7 +62,9 @@ def test_router_traces_give_demand_and_matrices(tmp_path: Path) -> None:
 
 def test_what_router_traces_do_not_tell_is_said(tmp_path: Path) -> None:
     _, merged = import_files(routed(tmp_path))
-    assert "do not say how many experts there are, 4 were chosen" in merged.missing[0]
+    assert (
+        "the number of experts is not in the files, 4 were chosen" in merged.missing[0]
+    )
     assert not len(merged.trace.placements)
     with pytest.raises(TraceError, match="choose expert 3, but --experts is 3"):
         import_files(routed(tmp_path), options=ImportOptions(experts=3))
@@ -77,7 +79,7 @@ def test_what_router_traces_do_not_tell_is_said(tmp_path: Path) -> None:
         (decision(0, 1, 0, [[0, -1]]), "outside 0 to 65535"),
         (decision(0, 1, 3, [[0, 1]]), "is of rank 3, not 0"),
         (decision(0, 1, 0, [["a", 1]]), "its top_indices the shape"),
-        ('{"step": 0}\n', "tells no step, layer or rank"),
+        ('{"step": 0}\n', "has no valid step, layer or rank"),
         ("[1]\n", "which is no object"),
         (decision(0, 1, 0, [[0, 1]])[:-20], "it is no JSON"),
     ],

@@ -73,7 +73,7 @@ def check_exporter(
             )
         for file in files if exporter.folder else ():
             assert re.fullmatch(exporter.files, file.name), (
-                f"{file.name} is not named as the format says, {exporter.files}"
+                f"a file is named as {exporter.files}, not {file.name}"
             )
         made.append([f.read_bytes() for f in files])
     assert made[0] == made[1], "the same trace and options give the same bytes"

@@ -53,7 +53,7 @@ NAMES = {
 }
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 UNEVEN = "all-gathers and reduce-scatters of uneven parts are made even, as the largest"
-ROOT = "calls with a root, which a trace does not tell, have the group's first rank"
+ROOT = "calls with a root, which is not in a trace, have the group's first rank"
 UNKNOWN = "messages whose ends are not known are left out"
 
 

@@ -109,7 +109,7 @@ class Image:
             compression_opts=1,
         )
         sums = np.zeros(panel.shape[0], "<u4")
-        for cut in made.iter_chunks():
+        for cut in made.iter_chunks() if panel.shape[0] else ():
             rows_cut, *corner = cut
             if not any(c.start for c in corner):
                 rows = np.asarray(panel.read(rows_cut.start, rows_cut.stop), kind)
