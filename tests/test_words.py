@@ -87,7 +87,6 @@ SHRINKING: frozenset[str] = frozenset(
     {
         "moetraffic/analysis/comparison.py",
         "moetraffic/analysis/conclusion.py",
-        "moetraffic/analysis/forecast/correction.py",
         "moetraffic/analysis/network/packets.py",
         "moetraffic/analysis/rhythm/source_statistics.py",
         "moetraffic/cli/app.py",

@@ -17,6 +17,8 @@ import scipy
 
 from moetraffic.errors import AnalysisError
 
+from .bounds import longest_run
+
 Float64 = npt.NDArray[np.float64]
 
 NAN = float("nan")
@@ -51,10 +53,7 @@ class Persistence:
 
 
 def fit_memory(
-    series: npt.ArrayLike,
-    *,
-    noise_share: float | None = None,
-    confidence: float = 0.95,
+    series: npt.ArrayLike, *, noise_share: float | None = None
 ) -> Persistence:
     r"""Fit an AR(1) plus white noise to shares, by the debiased Whittle likelihood.
 
@@ -73,19 +72,17 @@ def fit_memory(
         evenly chosen; cells that never vary are left out.
     noise_share
         1 - a where it is known, as from the number of tokens; None: fitted.
-    confidence
-        Of the intervals.
 
     Returns
     -------
     Persistence
-        NaN where fewer than 16 steps are known, or where nothing tells the series from
-        white noise: then there may be no memory, or too much noise to see it.
+        With 95% intervals; NaN where fewer than 16 steps are known, or where the series
+        is indistinguishable from white noise.
 
     Raises
     ------
     AnalysisError
-        If the noise share is not in [0, 1), or the confidence not between 0 and 1.
+        If the noise share is not in [0, 1).
 
     References
     ----------
@@ -104,12 +101,7 @@ def fit_memory(
     """
     if noise_share is not None and not 0 <= noise_share < 1:
         raise AnalysisError(
-            f"a share of noise is from 0 to below 1, but is {noise_share}: where all "
-            f"is noise there is no memory to fit"
-        )
-    if not 0 < confidence < 1:
-        raise AnalysisError(
-            f"a confidence is between 0 and 1, but is {confidence}: 0.95 is usual"
+            f"a noise share is from 0 to below 1, but is {noise_share}: correct it"
         )
     x = _usable(np.asarray(series, np.float64))
     if len(x) < 16 or not x.shape[1]:
@@ -117,15 +109,15 @@ def fit_memory(
         return Persistence(steps=len(x), reason=why)
     power, weight, owner = _periodogram(x)
     likelihood = _Likelihood(power, weight, owner, len(x), x.shape[1])
-    # Step 1: what the series are worth together, which asks for a first estimate.
+    # Step 1: the effective number of series, which requires a first estimate.
     worth = 1.0
     if x.shape[1] > 1:
-        rough = _maximum(likelihood, 1.0, noise_share, confidence, zooms=2)
+        rough = _maximum(likelihood, 1.0, noise_share, zooms=2)
         worth = _worth(x, rough[0], 1 - rough[1])
     # Step 2: the maximum, and the intervals.
-    found = _maximum(likelihood, worth / x.shape[1], noise_share, confidence)
+    found = _maximum(likelihood, worth / x.shape[1], noise_share)
     phi, noise, phi_range, noise_range, rise = found
-    if rise < float(scipy.stats.chi2.ppf(confidence, 1)) / 2:
+    if rise < _drop():
         why = "indistinguishable from white noise"
         return Persistence(steps=len(x), reason=why, series=worth)
     half_life = float(np.log(0.5) / np.log(phi)) if 0 < phi < 1 else NAN
@@ -143,19 +135,20 @@ def fit_memory(
     )
 
 
+def _drop() -> float:
+    """Compute the drop of the log-likelihood at the ends of a 95% interval."""
+    return float(scipy.stats.chi2.ppf(0.95, 1)) / 2
+
+
 def _usable(x: Float64) -> Float64:
     """Select the longest run of known steps of varying cells, standardized."""
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     some = np.unique(np.linspace(0, max(x.shape[1] - 1, 0), min(x.shape[1], 1024)))
     x = x[:, some.astype(np.int64)]
-    known = np.isfinite(x).any(axis=0)
-    x = x[:, known]
-    whole = np.isfinite(x).all(axis=1) if x.shape[1] else np.zeros(len(x), bool)
-    gaps = np.flatnonzero(np.concatenate(([True], ~whole, [True])))
-    if len(gaps) < 2:
-        return x[:0]
-    longest = int(np.argmax(np.diff(gaps)))
-    x = x[gaps[longest] : gaps[longest + 1] - 1]
+    x = x[:, np.isfinite(x).any(axis=0)]
+    whole = np.isfinite(x).all(axis=1) & (x.shape[1] > 0)
+    first, last = longest_run(np.asarray(whole))
+    x = x[first:last]
     if not len(x):
         return x
     apart = x - x.mean(axis=0)
@@ -226,11 +219,10 @@ def _maximum(
     likelihood: _Likelihood,
     share: float,
     noise: float | None,
-    confidence: float,
     zooms: int = ZOOMS,
 ) -> tuple[float, float, Range, Range, float]:
     """Maximize the likelihood: phi, noise, intervals, gain over white noise."""
-    drop = float(scipy.stats.chi2.ppf(confidence, 1)) / 2
+    drop = _drop()
     # phi near 1 needs a finer grid: by the logarithm of (1 + phi)/(1 - phi).  And a, by
     # the logarithm of the noise over what is new in p in a step: of a slow series that
     # ratio is known long before phi and a are, which would make a narrow ridge.
@@ -302,12 +294,10 @@ def _worth(x: Float64, phi: float, a: float) -> float:
     ``(1 + 2 sum rho_l^2)/n``, which is subtracted.
     """
     steps, cells = x.shape
-    if cells == 1:
-        return 1.0
     r = x.T @ x / steps
     squares = float((r**2).sum()) - cells
     by_chance = (1 + 2 * a**2 * phi**2 / max(1 - phi**2, 1e-3)) / steps
     real = max(squares - cells * (cells - 1) * min(by_chance, 1.0), 0.0)
     # shares that add up to one have at least the correlation that this brings
-    real = max(real, cells / (cells - 1)) if cells > 1 else real
+    real = max(real, cells / (cells - 1))
     return float(cells**2 / (cells + real))

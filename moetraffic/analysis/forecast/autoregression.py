@@ -12,19 +12,14 @@ Internal arrays are ``[C, T]``, series first, so that each series is contiguous.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import AnalysisError
-
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-CRITERIA = ("bic", "aic")
-"""Information criteria for the order; "aic" is corrected for short series (AICc)."""
 
 JITTER = 1e-10
 """Relative ridge on the diagonal of the moments, for constant series."""
@@ -113,8 +108,7 @@ def moments(
                 at = max_order - 1 - lag
                 design[:, 1 + lag] = part[:, at : at + rows]
             design[:, -1] = part[:, reach : reach + rows]
-            whole = np.isfinite(part).all()
-            if not whole:
+            if not np.isfinite(part).all():
                 usable = np.isfinite(design).all(axis=1, keepdims=True)
                 design = np.where(usable, design, 0.0)
             products[stretch] += design @ design.transpose(0, 2, 1)
@@ -133,28 +127,18 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     found
         Of the training part; its stretches are added up.
     criterion
-        One of :data:`CRITERIA`.
+        "bic", or "aic", corrected for short series (AICc).
 
     Returns
     -------
     int64 array ``[C]``
         0 ... P; 0 where there are too few equations, or nothing varies.
 
-    Raises
-    ------
-    AnalysisError
-        If the criterion is not known.
-
     References
     ----------
     G. Schwarz, Ann. Stat. 6 (1978) 461; C. M. Hurvich and C.-L. Tsai, Biometrika 76
     (1989) 297.
     """
-    if criterion not in CRITERIA:
-        raise AnalysisError(
-            f"an order is chosen by one of {', '.join(CRITERIA)}, not {criterion!r}: "
-            f"choose one of them"
-        )
     total = found.products.sum(axis=0)
     count = total[:, 0, 0]
     factor = np.linalg.cholesky(_jittered(total))
@@ -164,11 +148,9 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     residual = np.maximum(residual, 1e-9 * count[:, None] + 1e-300)
     p = np.arange(found.max_order + 1)
     n = np.maximum(count, 1)[:, None]
-    if criterion == "bic":
-        penalty = (p + 1) * np.log(n)
-    else:
-        free = np.maximum(n - p - 2, 1e-9)
-        penalty = 2 * (p + 1) * n / free
+    penalty = (p + 1) * np.log(n)
+    if criterion == "aic":
+        penalty = 2 * (p + 1) * n / np.maximum(n - p - 2, 1e-9)
     cost = n * np.log(residual / n) + penalty
     cost = np.where(count[:, None] > 2 * (p + 2), cost, np.inf)
     cost[:, 0] = np.where(np.isfinite(cost[:, 0]), cost[:, 0], 0.0)
@@ -198,27 +180,10 @@ def solve(
         equation.  Where a root of a stable fit would lie outside the unit circle, all
         are scaled until the largest lies on it, and the mean is kept.
     """
-    wide, lags = found.max_order + 2, found.max_order
-    flat = found.products.reshape(len(found.products), -1)
-    total = (np.asarray(window, np.float64) @ flat).reshape(
-        -1, len(found.mean), wide, wide
-    )
-    chosen = np.broadcast_to(np.asarray(order, np.int64), total.shape[1:2])
-    used = np.concatenate(
-        (np.ones((len(chosen), 1), bool), np.arange(lags) < chosen[:, None]), axis=1
-    )
-    count = total[..., 0, 0]
-    jittered = _jittered(total)
-    left = np.where(used[:, :, None] & used[:, None, :], jittered[..., :-1, :-1], 0.0)
-    corner = np.arange(lags + 1)
-    left[..., corner, corner] += np.where(used, 0.0, 1.0)
-    right = np.where(used, total[..., :-1, -1], 0.0)
-    solved = np.linalg.solve(left, right[..., None])[..., 0]
-    constant, weights = solved[..., 0], solved[..., 1:]
-    if found.horizon == 1 and stable:
-        # the mean of the window: what a model that had to be scaled falls back to
-        level = total[..., 0, -1] / np.maximum(count, 1)
-        constant, weights = _stable(constant, weights, level)
+    chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
+    used = np.arange(found.max_order + 1) <= chosen[:, None]  # constant and lags
+    fits = [_solved(found, part, used, stable) for part in np.asarray(window)]
+    constant, weights, count = (np.stack(each) for each in zip(*fits, strict=True))
     constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
     return Autoregression(
         constant=np.where(count > 0, constant, np.nan),
@@ -227,6 +192,27 @@ def solve(
         rows=np.rint(count).astype(np.int64),
         horizon=found.horizon,
     )
+
+
+def _solved(
+    found: Moments, window: Float64, used: npt.NDArray[np.bool_], stable: bool
+) -> tuple[Float64, Float64, Float64]:
+    """Solve one window: constants ``[C]``, weights ``[C, P]`` and equations ``[C]``."""
+    total = np.tensordot(window, found.products, axes=1)
+    count = total[:, 0, 0]
+    left = np.where(
+        used[:, :, None] & used[:, None, :], _jittered(total)[:, :-1, :-1], 0.0
+    )
+    corner = np.arange(used.shape[1])
+    left[:, corner, corner] += np.where(used, 0.0, 1.0)
+    right = np.where(used, total[:, :-1, -1], 0.0)
+    solved = np.linalg.solve(left, right[..., None])[..., 0]
+    constant, weights = solved[:, 0], solved[:, 1:]
+    if found.horizon == 1 and stable:
+        # the mean of the window: what a model that had to be scaled falls back to
+        level = total[:, 0, -1] / np.maximum(count, 1)
+        constant, weights = _stable(constant, weights, level)
+    return constant, weights, count
 
 
 def ahead(model: Autoregression, horizon: int) -> Autoregression:
@@ -244,11 +230,6 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     Autoregression
         With the first row of the h-th power of the companion matrix for weights.
 
-    Raises
-    ------
-    AnalysisError
-        If the model is not one of one step.
-
     Examples
     --------
     >>> halves = 8.0 / 2.0 ** np.arange(8)
@@ -256,14 +237,9 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     >>> ahead(fit, 3).weights.round(6).tolist()
     [[[0.125]]]
     """
-    if model.horizon != 1 or horizon < 1:
-        raise AnalysisError(
-            f"a model of one step is taken h >= 1 steps ahead, but the model is of "
-            f"{model.horizon} and h is {horizon}: fit with horizon=1"
-        )
     lags = model.weights.shape[-1]
     if horizon == 1 or not lags:
-        return Autoregression(**(vars(model) | {"horizon": horizon}))
+        return replace(model, horizon=horizon)
     known = np.isfinite(model.constant)
     step = np.zeros((*model.constant.shape, lags + 1, lags + 1))
     step[..., 0, 0] = 1.0
@@ -272,11 +248,10 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     below = np.arange(lags - 1)
     step[..., below + 2, below + 1] = 1.0
     power = np.linalg.matrix_power(step, horizon)
-    return Autoregression(
+    return replace(
+        model,
         constant=np.where(known, power[..., 1, 0], np.nan),
         weights=power[..., 1, 1:],
-        order=model.order,
-        rows=model.rows,
         horizon=horizon,
     )
 

@@ -2,8 +2,7 @@ r"""Predictability bounds: lower bounds on the error of any forecaster.
 
 :func:`spectral_flatness` is the least error of a linear forecast one step ahead;
 :mod:`moetraffic.analysis.forecast.entropy_rate` bounds the predictability of symbols,
-which :func:`hot_symbols`, :func:`pair_symbols` and :func:`level_symbols` derive from
-traffic.
+which :func:`hot_symbols` and :func:`level_symbols` derive from traffic.
 
 Series are ``[T, C]``, time first.  Bounds are estimated from one run, with
 standard error ``error``; a transient in the run affects them.
@@ -20,6 +19,7 @@ from scipy.special import digamma, polygamma
 
 from moetraffic.errors import AnalysisError
 
+from .accuracy import mean_of_known
 from .entropy_rate import EntropyRate, entropy_rate
 
 Float64 = npt.NDArray[np.float64]
@@ -30,8 +30,6 @@ SHORTEST = 16
 
 HALF_WIDTH = 2
 """Half width, in frequencies, of the periodogram's moving average."""
-
-_CHUNK = 8_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +61,10 @@ def spectral_flatness(series: npt.ArrayLike) -> Flatness:
     of its neighbors.  And the quotient of two uncertain means is too large by its
     variance.
 
-    The mean over simulations, over the truth, for T = 30, 60, 100, 300, 1,000: white
-    noise .98, .99, .99, 1.00, 1.00; AR(1) with .5: 1.05, 1.02, 1.01, 1.00, 1.00; with
-    .9: 2.3, 1.5, 1.3, 1.06, 1.00.  What is left is no error of the formula: in a short
-    stretch of a slow series, most of its variance is not seen.  One run of T = 1,000
-    still errs by 14% at .9, as ``error`` says; the interval covers the truth in 93% of
-    runs then, but in 67% of those of T = 60.
+    The mean over simulations, over the true value, for T = 30, 60, 100, 300, 1,000:
+    white noise .98, .99, .99, 1.00, 1.00; AR(1) with .5: 1.05, 1.02, 1.01, 1.00, 1.00;
+    with .9: 2.3, 1.5, 1.3, 1.06, 1.00: a short stretch of a slow series does not show
+    most of its variance.
 
     Parameters
     ----------
@@ -95,14 +91,12 @@ def spectral_flatness(series: npt.ArrayLike) -> Flatness:
     outer = x.shape[1:]
     flat = x.reshape(len(x), int(np.prod(outer)))
     found: Float64 = np.full((3, flat.shape[1]), np.nan)
-    begin, end = _stretches(np.isfinite(flat))
-    for first, last in sorted(set(zip(begin.tolist(), end.tolist(), strict=True))):
-        if last - first < SHORTEST:
-            continue
-        alike = np.flatnonzero((begin == first) & (end == last))
-        width = max(1, _CHUNK // (last - first))
-        for some in np.array_split(alike, -(-len(alike) // width)):
-            found[:, some] = _flatness(flat[first:last, some])
+    runs = np.array([longest_run(column) for column in np.isfinite(flat).T], np.int64)
+    runs = runs.reshape(-1, 2)
+    for first, last in np.unique(runs, axis=0).tolist():
+        if last - first >= SHORTEST:
+            same = (runs == (first, last)).all(axis=1)
+            found[:, same] = _flatness(flat[first:last, same])
     nmse, error, variance = (row.reshape(outer)[()] for row in found)
     return Flatness(
         nmse=nmse,
@@ -110,23 +104,18 @@ def spectral_flatness(series: npt.ArrayLike) -> Flatness:
         low=nmse * np.exp(-1.96 * error),
         high=np.minimum(nmse * np.exp(1.96 * error), np.maximum(nmse, 1.0)),
         variance=variance,
-        steps=(end - begin).reshape(outer)[()],
+        steps=(runs[:, 1] - runs[:, 0]).reshape(outer)[()],
     )
 
 
-def _stretches(known: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Find begin and end of the first longest run of True in each column."""
-    steps, columns = known.shape
-    begin, end = np.zeros(columns, np.int64), np.full(columns, steps, np.int64)
-    for column in np.flatnonzero(~known.all(axis=0)):
-        edge = np.diff(np.concatenate(([0], known[:, column].astype(np.int8), [0])))
-        starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
-        if not len(starts):
-            end[column] = 0
-            continue
-        longest = int(np.argmax(ends - starts))
-        begin[column], end[column] = starts[longest], ends[longest]
-    return begin, end
+def longest_run(known: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Find the first longest run of True: its begin, and the index after its end."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False]))))
+    begin, end = edges[::2], edges[1::2]
+    if not len(begin):
+        return 0, 0
+    longest = int(np.argmax(end - begin))
+    return int(begin[longest]), int(end[longest])
 
 
 def _flatness(x: Float64) -> Float64:
@@ -162,64 +151,36 @@ def _flatness(x: Float64) -> Float64:
     return result
 
 
-def hot_symbols(loads: npt.ArrayLike) -> Int64:
-    """Compute the index of the largest load of each step, the first in ties.
+def hot_symbols(loads: npt.ArrayLike, *, top: int = 1) -> Int64:
+    """Encode the indices of the largest loads of each step, the first in ties.
 
     Parameters
     ----------
     loads
         ``[T, E]``.  Steps with a NaN or without any load are left out.
+    top
+        Number of loads, in order: two are ``first * E + second``.
 
     Returns
     -------
     int64 array ``[at most T]``
+        Empty for fewer than ``top`` experts.
 
     Examples
     --------
     >>> hot_symbols([[1, 2, 0], [0, 0, 0], [5, 5, 1]]).tolist()
     [1, 0]
-    """
-    first: Int64 = _ranked(loads, 1)[:, 0]
-    return first
-
-
-def pair_symbols(loads: npt.ArrayLike) -> Int64:
-    """Encode the two largest loads of each step, in order, as ``first * E + second``.
-
-    Parameters
-    ----------
-    loads
-        As in :func:`hot_symbols`.
-
-    Returns
-    -------
-    int64 array ``[at most T]``
-        Empty for fewer than two experts.
-
-    Examples
-    --------
-    >>> pair_symbols([[1, 2, 0], [5, 5, 1]]).tolist()
+    >>> hot_symbols([[1, 2, 0], [5, 5, 1]], top=2).tolist()
     [3, 1]
     """
     values = np.asarray(loads, np.float64)
-    if values.ndim == 2 and values.shape[1] < 2:
+    experts = values.shape[1]
+    if experts < top:
         return np.zeros(0, np.int64)
-    ranked = _ranked(values, 2)
-    pair: Int64 = ranked[:, 0] * values.shape[1] + ranked[:, 1]
-    return pair
-
-
-def _ranked(loads: npt.ArrayLike, top: int) -> Int64:
-    values = np.asarray(loads, np.float64)
-    if values.ndim != 2 or values.shape[1] < 1:
-        raise AnalysisError(
-            f"the hottest is one of the loads [T, E], but the array has shape "
-            f"{values.shape}: give a row a step and a column an expert"
-        )
     whole = np.isfinite(values).all(axis=1)
     used = values[whole & (np.where(np.isfinite(values), values, 0) > 0).any(axis=1)]
-    order: Int64 = np.argsort(-used, axis=1, kind="stable")[:, :top].astype(np.int64)
-    return order
+    order = np.argsort(-used, axis=1, kind="stable")[:, :top]
+    return np.asarray(order @ experts ** np.arange(top)[::-1], np.int64)
 
 
 def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
@@ -230,7 +191,7 @@ def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
     series
         ``[T]``; NaN are left out.
     levels
-        How many.  A value that makes up more than a level's share stays in one level,
+        At least 2.  A value that makes up more than a level's share stays in one level,
         so that fewer may occur.
 
     Returns
@@ -238,22 +199,12 @@ def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
     int64 array ``[at most T]``
         0 the lowest.
 
-    Raises
-    ------
-    AnalysisError
-        If there are fewer than two levels, or the series has more than one axis.
-
     Examples
     --------
     >>> level_symbols([1, 9, 2, 8, 3, 7, 4, 6], levels=2).tolist()
     [0, 1, 0, 1, 0, 1, 0, 1]
     """
     x = np.asarray(series, np.float64)
-    if levels < 2 or x.ndim != 1:
-        raise AnalysisError(
-            f"a series [T] has two levels or more, but shape {x.shape} and {levels} "
-            f"levels were given: give one series and at least 2 levels"
-        )
     x = x[np.isfinite(x)]
     if not x.size:
         return np.zeros(0, np.int64)
@@ -277,21 +228,17 @@ class PredictabilityBounds:
     about: Mapping[str, str]  # how the symbols were made, in words
 
 
-def limits(series: npt.ArrayLike, *, levels: int = 4) -> PredictabilityBounds:
+def limits(series: npt.ArrayLike) -> PredictabilityBounds:
     """Bounds on the error of forecasts of loads or cells one step ahead.
 
     Parameters
     ----------
     series
         ``[T, C]``: loads of experts, cells of a matrix, or shares of these.
-    levels
-        Of the quantized series, see :func:`level_symbols`; it is the series with the
-        largest mean, so that all is about what weighs most.
 
     Returns
     -------
     PredictabilityBounds
-        Deterministic: nothing is drawn.
 
     Raises
     ------
@@ -313,30 +260,26 @@ def limits(series: npt.ArrayLike, *, levels: int = 4) -> PredictabilityBounds:
         )
     flatness = spectral_flatness(x)
     usable = np.isfinite(flatness.nmse) & (flatness.variance > 0)
-    weight = np.where(usable, flatness.variance, 0.0)
     pooled = error = float("nan")
     if usable.any():
-        part = weight * np.where(usable, flatness.nmse, 0.0)
-        pooled = float(part.sum() / weight.sum())
-        doubt = part * np.where(usable, flatness.error, 0.0)
+        part = (flatness.variance * flatness.nmse)[usable]
+        pooled = float(part.sum() / flatness.variance[usable].sum())
         if part.sum() > 0:
+            doubt = part * flatness.error[usable]
             error = float(np.sqrt((doubt**2).sum()) / part.sum())
     rates: dict[str, EntropyRate] = {}
     about: dict[str, str] = {}
     if x.shape[1] > 1:
         rates["hottest"] = entropy_rate(hot_symbols(x))
         about["hottest"] = f"which of {x.shape[1]} is largest in each step"
-        rates["hottest_two"] = entropy_rate(pair_symbols(x))
+        rates["hottest_two"] = entropy_rate(hot_symbols(x, top=2))
         about["hottest_two"] = "which is largest and which second, in this order"
     if x.size and np.isfinite(x).any():
-        known = np.isfinite(x)
-        sums = np.where(known, x, 0.0).sum(axis=0)
-        means = np.where(known.any(axis=0), sums / np.maximum(known.sum(axis=0), 1), 0)
-        heaviest = int(np.argmax(means))
-        rates["levels"] = entropy_rate(level_symbols(x[:, heaviest], levels=levels))
+        largest = int(np.argmax(np.nan_to_num([mean_of_known(one) for one in x.T])))
+        rates["levels"] = entropy_rate(level_symbols(x[:, largest]))
         about["levels"] = (
-            f"level of series {heaviest}, the one with the largest mean, among "
-            f"{levels} quantiles of its own"
+            f"level of series {largest}, the one with the largest mean, among "
+            "4 quantiles of its own"
         )
     return PredictabilityBounds(
         flatness=flatness,

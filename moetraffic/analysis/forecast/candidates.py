@@ -7,8 +7,10 @@ results are shared between settings.  Gaps are filled with the last value before
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +31,10 @@ from .origins import Split
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+Named = TypeVar("Named")
 
 FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")
 """Forecasters, simplest first, which breaks ties."""
-
-FLAT = ("persistence", "window_mean", "ema")
-"""Forecasters whose forecast is the same at every horizon."""
 
 ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Candidate weights of the newest value of the exponential moving average."""
@@ -42,8 +42,15 @@ ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 CYCLES = (1, 2, 4, 8)
 """Candidate numbers of periods averaged by the seasonal forecaster."""
 
+EARLY = 1 - 1e-9
+"""Maximum error ratio at which a later candidate replaces an earlier one."""
+
 PROMINENCE = 0.1
 """Minimum rise of the autocorrelation after its minimum for a candidate period."""
+
+
+MEMORY = 8192
+"""Minimum number of steps before a refit that it is fitted on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,26 +112,26 @@ def candidates(
             for cycles in CYCLES
             if cycles * period <= known
         ]
-    lags = fitting_order(known, max_order)
-    if lags:
-        for criterion in ("bic", "aic"):
-            found.append(
-                Candidate(
-                    family="ar",
-                    setting=f"order by {criterion.upper()}, iterated",
-                    criterion=criterion,
-                )
+    if fitting_order(known, max_order):
+        found += [
+            Candidate(family="ar", setting=f"order {order}", **options)
+            for order, options in (
+                ("by BIC, iterated", {"criterion": "bic"}),
+                ("by AIC, iterated", {"criterion": "aic"}),
+                ("by BIC, direct", {"criterion": "bic", "direct": True}),
+                ("1, iterated", {"size": 1}),
             )
-        found.append(
-            Candidate(
-                family="ar",
-                setting="order by BIC, direct",
-                criterion="bic",
-                direct=True,
-            )
-        )
-        found.append(Candidate(family="ar", setting="order 1, iterated", size=1))
+        ]
     return tuple(found)
+
+
+def best_of(errors: Mapping[Named, float]) -> Named:
+    """Return the first name whose error no later one undercuts beyond rounding."""
+    best = next(iter(errors))
+    for name, error in errors.items():
+        if error < errors[best] * EARLY:
+            best = name
+    return best
 
 
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
@@ -172,27 +179,30 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
 
 
 class SeriesBlock:
-    """Block of series with intermediate results shared by the forecasters.
+    """Series with intermediate results shared by the forecasters.
 
     Parameters
     ----------
     series
-        ``[C, T]`` float64, not finite where not known.
+        ``[T, C]``, not finite where not known.
     split
         Of the series.
     max_order
         Of the autoregressions.
-    memory
-        Steps before a refit that it is fitted on, at least.
+
+    Attributes
+    ----------
+    series
+        ``[C, T]`` float64, NaN where not known.
     """
 
     def __init__(
-        self, series: Float64, split: Split, *, max_order: int = 8, memory: int = 8192
+        self, series: npt.NDArray[np.generic], split: Split, *, max_order: int = 8
     ) -> None:
-        self.series = np.where(np.isfinite(series), series, np.nan)
+        values = np.ascontiguousarray(series.T, np.float64)
+        self.series = np.where(np.isfinite(values), values, np.nan)
         self.split = split
         self.lags = fitting_order(split.train_end, max_order)
-        self.memory = memory
         self._models: dict[tuple[str, int, int, bool], Autoregression] = {}
         self._levels: dict[float, Float64] = {}
 
@@ -303,19 +313,14 @@ class SeriesBlock:
         direct = candidate.direct and horizon > 1
         key = (candidate.criterion, candidate.size, horizon, direct)
         if key not in self._models:
+            if direct or horizon == 1:
+                fitted = self._moments(horizon) if direct else self._step_moments
+                model = solve(fitted, self._order(candidate), self._window)
+            else:
+                model = ahead(self._model(replace(candidate, direct=False), 1), horizon)
             if direct:
-                model = solve(
-                    self._moments(horizon), self._order(candidate), self._window
-                )
                 few = model.rows < 5 * (model.order + 1)
                 model.constant[few] = np.nan  # persistence takes over
-            elif horizon > 1:
-                one = (candidate.criterion, candidate.size, 1, False)
-                if one not in self._models:
-                    self._model(candidate, 1)
-                model = ahead(self._models[one], horizon)
-            else:
-                model = solve(self._step_moments, self._order(candidate), self._window)
             self._models[key] = model
         return self._models[key]
 
@@ -329,21 +334,16 @@ class SeriesBlock:
         """Choose AR orders ``[C]`` by each criterion from the training part."""
         whole = self._step_moments
         training = self._borders[1:] <= self.split.train_end
-        part = Moments(
-            products=whole.products[training],
-            mean=whole.mean,
-            scale=whole.scale,
-            horizon=1,
-        )
+        part = replace(whole, products=whole.products[training])
         return {name: order_of(part, criterion=name) for name in ("bic", "aic")}
 
     @cached_property
     def _borders(self) -> Int64:
         """Borders ``[S + 1]`` of the stretches whose moments make up the fits."""
         train, every = self.split.train_end, self.split.refit_every
-        if self.split.steps <= self.memory:  # no fit ever forgets
+        if self.split.steps <= MEMORY:  # no fit ever forgets
             return np.concatenate(([0], self.split.refits()))
-        before = train - np.arange(0, min(train, self.memory) + every, every)[::-1]
+        before = train - np.arange(0, min(train, MEMORY) + every, every)[::-1]
         return np.concatenate((np.maximum(before, 0)[:-1], self.split.refits()))
 
     @cached_property
@@ -351,7 +351,7 @@ class SeriesBlock:
         """Select the stretches that each refit is fitted on, ``[R, S]``."""
         refit = self.split.refits()[:, None]
         begin, end = self._borders[:-1], self._borders[1:]
-        used = (end <= refit) & (end > refit - self.memory) & (end > begin)
+        used = (end <= refit) & (end > refit - MEMORY) & (end > begin)
         return used.astype(np.float64)
 
     @cached_property
@@ -366,3 +366,55 @@ class SeriesBlock:
             horizon=horizon,
             known_until=self.split.train_end,
         )
+
+
+def tune(
+    block: SeriesBlock,
+    tried: Sequence[Candidate],
+    horizons: Sequence[int],
+    *,
+    scale: npt.ArrayLike = 1.0,
+) -> dict[int, dict[Candidate, float]]:
+    """Choose the best setting of each forecaster on the validation part.
+
+    Parameters
+    ----------
+    block
+        C series.
+    tried
+        Forecasters and settings, the simplest first: of two equally good, the first is
+        taken.
+    horizons
+        Iterations ahead; settings are chosen separately for each.
+    scale
+        ``[C]`` what errors are multiplied by.
+
+    Returns
+    -------
+    dict of int to dict
+        By horizon: the best setting of each family and its mean squared error, the best
+        family first.
+    """
+    square = np.broadcast_to(np.square(scale), len(block.series))
+    errors: dict[int, dict[Candidate, float]] = {h: {} for h in horizons}
+    targets = {h: block.series[:, block.split.validation(h) + h] for h in horizons}
+    for candidate in tried:
+        for h in horizons:
+            origins = block.split.validation(h)
+            known = np.isfinite(targets[h]) & np.isfinite(block.held[:, origins])
+            miss = block.forecast(candidate, origins, h) - targets[h]
+            miss = np.where(known, miss, 0.0)
+            total = float((np.einsum("cn,cn->c", miss, miss) * square).sum())
+            values = int(known.sum())
+            errors[h][candidate] = total / values if values else float("nan")
+    return {h: _ranked(found) for h, found in errors.items()}
+
+
+def _ranked(errors: Mapping[Candidate, float]) -> dict[Candidate, float]:
+    """Rank the families of forecasters, each with its best setting."""
+    families: dict[str, dict[Candidate, float]] = {}
+    for candidate, error in errors.items():
+        families.setdefault(candidate.family, {})[candidate] = error
+    best = {name: errors[name] for name in map(best_of, families.values())}
+    first = best_of(best)
+    return {first: best[first], **best}

@@ -11,10 +11,14 @@ estimated rate it is an estimate, not a bound.
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy
+from scipy.special import entr
 
 from moetraffic.errors import AnalysisError
 
@@ -22,6 +26,9 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 NAN = float("nan")
+
+MAX_ORDER = 3
+"""Largest order of the Markov chain that is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +52,13 @@ class EntropyRate:
     frequent: float = NAN  # share of the most common symbol
 
 
-def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
+def entropy_rate(symbols: npt.ArrayLike) -> EntropyRate:
     """Estimate the entropy rate and predictability of a symbol sequence.
 
     Parameters
     ----------
     symbols
         ``[n]`` integers, in time order.
-    max_order
-        Largest order of the Markov chain that is tried.
 
     Returns
     -------
@@ -70,12 +75,17 @@ def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
     >>> found.order, found.markov, round(found.lz, 2), found.achieved
     (1, 0.0, 0.04, 0.998)
     """
-    codes, count = _codes(symbols)
-    if not codes.size:
+    array = np.asarray(symbols)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise AnalysisError(
+            f"symbols are one sequence of integers, but have shape {array.shape} and "
+            f"type {array.dtype}: give one integer a step"
+        )
+    if not array.size:
         return EntropyRate()
-    order = markov_order(codes, max_order=max_order)
-    lz = lempel_ziv_rate(codes)
-    markov = markov_rate(codes, order=order)
+    distinct, codes = np.unique(array, return_inverse=True)
+    count, order = len(distinct), markov_order(codes)
+    lz, markov = lempel_ziv_rate(codes), markov_rate(codes, order=order)
     return EntropyRate(
         steps=codes.size,
         symbols=count,
@@ -83,14 +93,14 @@ def entropy_rate(symbols: npt.ArrayLike, *, max_order: int = 3) -> EntropyRate:
         lz=lz,
         markov=markov,
         order=order,
-        lz_guess=float(fano_limit(lz, count)),
-        markov_guess=float(fano_limit(markov, count)),
+        lz_guess=fano_limit(lz, count),
+        markov_guess=fano_limit(markov, count),
         achieved=guessed_share(codes, order=order),
         frequent=float(np.bincount(codes).max()) / codes.size,
     )
 
 
-def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
+def lempel_ziv_rate(codes: Int64) -> float:
     r"""Estimate the Lempel-Ziv entropy rate, :math:`n \log_2 n / \sum_i L_i`.
 
     :math:`L_i` is the length of the shortest string that starts at i and does not occur
@@ -104,7 +114,7 @@ def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
 
     Parameters
     ----------
-    symbols
+    codes
         ``[n]`` integers.
 
     Returns
@@ -119,27 +129,24 @@ def lempel_ziv_rate(symbols: npt.ArrayLike) -> float:
 
     Examples
     --------
-    >>> lempel_ziv_rate([0, 0, 0, 0])  # L = 1, 2, 3, 2
+    >>> lempel_ziv_rate(np.zeros(4, int))  # L = 1, 2, 3, 2
     1.0
     """
-    codes, _ = _codes(symbols)
     n = len(codes)
-    if n < 2:
-        return float("nan")
-    return n * float(np.log2(n)) / int(new_lengths(codes).sum())
+    return n * float(np.log2(n)) / sum(new_lengths(codes)) if n > 1 else NAN
 
 
-def new_lengths(symbols: npt.ArrayLike) -> Int64:
+def new_lengths(codes: Int64) -> list[int]:
     """Compute the length of the shortest new substring at each position.
 
     Parameters
     ----------
-    symbols
+    codes
         ``[n]`` integers.
 
     Returns
     -------
-    int64 array ``[n]``
+    list of int
         L of :func:`lempel_ziv_rate`: from 1 to n - i + 1.
 
     References
@@ -149,10 +156,9 @@ def new_lengths(symbols: npt.ArrayLike) -> Int64:
 
     Examples
     --------
-    >>> new_lengths([0, 1, 0, 1, 1]).tolist()
+    >>> new_lengths(np.array([0, 1, 0, 1, 1]))
     [1, 1, 3, 2, 2]
     """
-    codes, _ = _codes(symbols)
     text = codes.tolist()
     n = len(text)
     # A state is a set of strings that end at the same places: the longest has `size`
@@ -200,10 +206,10 @@ def new_lengths(symbols: npt.ArrayLike) -> Int64:
                 at = link[at]
             if not length:
                 at = 0
-    return np.array(lengths, np.int64)
+    return lengths
 
 
-def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -> float:
+def markov_rate(codes: Int64, *, order: int) -> float:
     r"""Estimate the entropy rate of a Markov chain from transition counts.
 
     :math:`-\sum_{c,x} \frac{n_{cx}}{N} \log_2 \frac{n_{cx}}{n_c}` over contexts c of
@@ -213,22 +219,16 @@ def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -
 
     Parameters
     ----------
-    symbols
-        ``[n]`` integers.
+    codes
+        ``[n]`` integers from 0.
     order
         Symbols of a context; 0: the entropy of single symbols.
-    corrected
-        False leaves the correction out.
 
     Returns
     -------
     float
-        Bits a step, at most :math:`\log_2 N` of the symbols; NaN without a transition.
-
-    Raises
-    ------
-    AnalysisError
-        If the order is negative.
+        Bits a step, at most :math:`\log_2` of the number of symbols; NaN without a
+        transition.
 
     References
     ----------
@@ -236,32 +236,28 @@ def markov_rate(symbols: npt.ArrayLike, *, order: int, corrected: bool = True) -
 
     Examples
     --------
-    >>> markov_rate([0, 1, 1, 0, 1, 1, 0], order=2)
+    >>> markov_rate(np.array([0, 1, 1, 0, 1, 1, 0]), order=2)
     0.0
     """
-    codes, count = _codes(symbols)
-    contexts, transitions = _counts(codes, count, order)
-    if not transitions.size:
-        return float("nan")
+    contexts, transitions = _counts(codes, order)
     n = int(transitions.sum())
+    if not n:
+        return NAN
     bits = (_bits(contexts) - _bits(transitions)) / n
-    if corrected:
-        bits += (len(transitions) - len(contexts)) / (2 * n * np.log(2))
-    return float(np.clip(bits, 0.0, np.log2(count)))
+    bits += (len(transitions) - len(contexts)) / (2 * n * np.log(2))
+    return float(np.clip(bits, 0.0, np.log2(len(np.unique(codes)))))
 
 
-def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
-    r"""Choose the order of the Markov chain by BIC.
+def markov_order(codes: Int64) -> int:
+    r"""Choose the order of the Markov chain by BIC, at most :data:`MAX_ORDER`.
 
     The least of :math:`-2 \ln L + d_m \ln N`, all orders scored on the same n -
-    max_order symbols; :math:`d_m` is (contexts that occur) times (symbols - 1).
+    MAX_ORDER symbols; :math:`d_m` is (contexts that occur) times (symbols - 1).
 
     Parameters
     ----------
-    symbols
-        ``[n]`` integers.
-    max_order
-        Largest order that is tried.
+    codes
+        ``[n]`` integers from 0.
 
     Returns
     -------
@@ -272,10 +268,10 @@ def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
     ----------
     R. W. Katz, Technometrics 23 (1981) 243: the estimator is consistent, AIC's is not.
     """
-    codes, count = _codes(symbols)
+    count = len(np.unique(codes))
     best, least = 0, np.inf
-    for order in range(min(max_order, max(len(codes) - 2, 0)) + 1):
-        contexts, transitions = _counts(codes[max_order - order :], count, order)
+    for order in range(min(MAX_ORDER, max(len(codes) - 2, 0)) + 1):
+        contexts, transitions = _counts(codes[MAX_ORDER - order :], order)
         n = int(transitions.sum())
         if n < 1:
             break
@@ -286,66 +282,46 @@ def markov_order(symbols: npt.ArrayLike, *, max_order: int = 3) -> int:
     return best
 
 
-def guessed_share(symbols: npt.ArrayLike, *, order: int) -> float:
+def guessed_share(codes: Int64, *, order: int) -> float:
     """Compute the hit rate of an adaptive Markov predictor on a symbol sequence.
 
-    Nothing of a step is used to guess it: where its context is new, the commonest
-    symbol so far is guessed, and the first step is never told.
+    Only earlier steps are used: where a context is new, the most common symbol so far
+    is predicted, and the first step is always a miss.
 
     Parameters
     ----------
-    symbols
-        ``[n]`` integers.
+    codes
+        ``[n]`` integers from 0, at least one.
     order
         Symbols of a context.
 
     Returns
     -------
     float
-        NaN without symbols.
 
     Examples
     --------
-    >>> guessed_share([0, 1, 0, 1, 0, 1, 0, 1], order=1)
+    >>> guessed_share(np.array([0, 1, 0, 1, 0, 1, 0, 1]), order=1)
     0.75
     """
-    codes, count = _codes(symbols)
-    if not codes.size:
-        return float("nan")
     context = np.full(codes.size, -1, np.int64)
-    context[order:] = _contexts(codes, count, order)[: codes.size - order]
-    followers: dict[int, dict[int, int]] = {}
+    context[order:] = _contexts(codes, order)[: codes.size - order]
+    followers: defaultdict[int, Counter[int]] = defaultdict(Counter)
     leader: dict[int, int] = {}
-    told = 0
+    hits = 0
     for where, symbol in zip(context.tolist(), codes.tolist(), strict=True):
-        told += leader.get(where, leader.get(-2, -1)) == symbol
-        for place in (where, -2):  # -2: whatever came before
-            seen = followers.setdefault(place, {})
-            seen[symbol] = seen.get(symbol, 0) + 1
-            if seen[symbol] > seen.get(leader.get(place, -1), 0):
+        hits += leader.get(where, leader.get(-2, -1)) == symbol
+        for place in (where, -2):  # -2: any context
+            seen = followers[place]
+            seen[symbol] += 1
+            if seen[symbol] > seen[leader.get(place, -1)]:
                 leader[place] = symbol
-    return told / codes.size
+    return hits / codes.size
 
 
-def _codes(symbols: npt.ArrayLike) -> tuple[Int64, int]:
-    """Encode the symbols as 0 ... N - 1, and return N."""
-    array = np.asarray(symbols)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
-        raise AnalysisError(
-            f"symbols are one sequence of integers, but have shape {array.shape} and "
-            f"type {array.dtype}: give one integer a step"
-        )
-    distinct, codes = np.unique(array, return_inverse=True)
-    return codes.astype(np.int64), len(distinct)
-
-
-def _contexts(codes: Int64, count: int, order: int) -> Int64:
+def _contexts(codes: Int64, order: int) -> Int64:
     """Number the context of ``order`` symbols at each position, ``[n-order+1]``."""
-    if order < 0:
-        raise AnalysisError(
-            f"the order of a chain is 0 or more, but is {order}: give how many symbols "
-            f"a context has"
-        )
+    count = int(codes.max(initial=0)) + 1
     number = np.zeros(max(len(codes) - order + 1, 0), np.int64)
     for place in range(order):
         number = number * count + codes[place : place + len(number)]
@@ -353,43 +329,38 @@ def _contexts(codes: Int64, count: int, order: int) -> Int64:
     return number
 
 
-def _counts(codes: Int64, count: int, order: int) -> tuple[Int64, Int64]:
+def _counts(codes: Int64, order: int) -> tuple[Int64, Int64]:
     """Count the occurrences of each context and each transition."""
-    context = _contexts(codes, count, order)[:-1]
-    transition = context * max(count, 1) + codes[order:]
-    _, followed = np.unique(context, return_counts=True)
-    _, occurs = np.unique(transition, return_counts=True)
-    return followed, occurs
+    context = _contexts(codes, order)[:-1]
+    transition = context * (int(codes.max(initial=0)) + 1) + codes[order:]
+    return tuple(
+        np.unique(each, return_counts=True)[1] for each in (context, transition)
+    )
 
 
 def _bits(counts: Int64) -> float:
     """Compute the sum of n log2 n over counts."""
-    return float((counts * np.log2(counts)).sum()) if counts.size else 0.0
+    return float((counts * np.log2(counts)).sum())
 
 
-def fano_limit(rate: npt.ArrayLike, symbols: npt.ArrayLike) -> Float64:
+def fano_limit(rate: float, symbols: int) -> float:
     r"""Compute the maximum predictability at an entropy rate by Fano's inequality.
 
-    Solves :math:`S = H_b(P) + (1-P) \log_2(N-1)` for P between 1/N and 1, by halving to
-    the last digit.  For the true S no predictor tells more; it is tight only where all
-    wrong symbols are equally likely and all steps equally hard, else above the optimum.
+    Solves :math:`S = H_b(P) + (1-P) \log_2(N-1)` for P between 1/N and 1.  For the true
+    S no predictor has more hits; it is tight only where all wrong symbols are equally
+    likely and all steps equally hard, else above the optimum.
 
     Parameters
     ----------
     rate
-        S, bits a step, any shape.
+        S, bits a step.
     symbols
-        N, of how many symbols; same shape or one number.
+        N >= 1, of how many symbols.
 
     Returns
     -------
-    float64 array
+    float
         P; 1/N where S is :math:`\log_2 N` or more, NaN where S is.
-
-    Raises
-    ------
-    AnalysisError
-        If N is below 1.
 
     References
     ----------
@@ -398,33 +369,14 @@ def fano_limit(rate: npt.ArrayLike, symbols: npt.ArrayLike) -> Float64:
 
     Examples
     --------
-    >>> fano_limit([0.468996, 0.572069], 2).round(6).tolist()
-    [0.9, 0.864598]
+    >>> round(fano_limit(0.468996, 2), 6), round(fano_limit(0.572069, 2), 6)
+    (0.9, 0.864598)
     """
-    bits, number = np.broadcast_arrays(
-        np.asarray(rate, np.float64), np.asarray(symbols, np.float64)
-    )
-    if not (number >= 1).all():
-        raise AnalysisError(
-            f"there is at least one symbol, but the least number given is "
-            f"{float(number.min())}: count "
-            f"the distinct symbols"
-        )
-    low = 1 / number
-    high = np.ones_like(low)
-    wrong = np.log2(np.maximum(number - 1, 1))
-    for _ in range(60):
-        middle = (low + high) / 2
-        above = _binary_bits(middle) + (1 - middle) * wrong > bits
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    share = np.where(bits <= 0, 1.0, (low + high) / 2)
-    share = np.where(bits >= np.log2(number), 1 / number, share)
-    result: Float64 = np.where(np.isnan(bits), np.nan, share)[()]
-    return result
+    if not 0 < rate < math.log2(symbols):
+        return NAN if math.isnan(rate) else 1.0 if rate <= 0 else 1 / symbols
 
+    def excess(p: float) -> float:
+        bits = float(entr(p) + entr(1 - p)) / math.log(2)
+        return bits + (1 - p) * math.log2(symbols - 1) - rate
 
-def _binary_bits(p: Float64) -> Float64:
-    q = 1 - p
-    logs = p * np.log2(np.where(p > 0, p, 1.0)) + q * np.log2(np.where(q > 0, q, 1.0))
-    bits: Float64 = -logs
-    return bits
+    return float(scipy.optimize.brentq(excess, 1 / symbols, 1.0, xtol=1e-15))

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.noise.oracle import oracle_bounds
 from moetraffic.errors import AnalysisError
 
-from .candidates import FAMILIES, candidates, find_period
-from .judging import Counts, HorizonScores, Judge, nothing_known
+from .accuracy import TOLERANCES
+from .candidates import SeriesBlock, candidates, find_period, tune
+from .judging import HorizonScores, judge, nothing_known
 from .origins import Split, split
-from .tuning import block_of, slices, tune
-from .usefulness import TOLERANCES, Verdict, lead_s
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from .usefulness import Verdict
 
 HORIZONS = (1, 10, 100, 1000)
 """Default forecast horizons, iterations."""
@@ -60,24 +59,17 @@ def forecast(
     weights: npt.ArrayLike | None = None,
     of: str = "load",
     period: int | None = None,
-    hot: int | None = None,
-    tolerances: Sequence[float] = TOLERANCES,
-    families: Sequence[str] = FAMILIES,
     max_order: int = 8,
-    parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
-    refit_every: int | None = None,
-    max_origins: int = 2048,
     iteration_s: float = float("nan"),
     known_s: float = 0.0,
     transfer_s: float = 0.0,
-    keep: bool = False,
 ) -> Forecasts:
     """Tune forecasters on series and score the best ones on a test part.
 
     Step 1: every forecaster with every setting forecasts the validation part; at each
     horizon the setting of least squared error of bytes is kept of each forecaster, and
-    the best of these is named.  Step 2: these are judged on the test part, at rolling
-    origins, refitted as the split says.  Nothing of the test part is used to choose.
+    the best of these is named.  Step 2: these are scored on the test part, at rolling
+    origins, refitted every eighth of it.  Nothing of the test part is used to choose.
 
     Parameters
     ----------
@@ -98,20 +90,11 @@ def forecast(
         What the cells are, in words.
     period
         Of the seasonal forecaster, in iterations; None: sought in the training part.
-    hot
-        K of the hot cells; None: an eighth of them.
-    tolerances
-        Relative errors, in (0, 1), for the shares within.
-    families
-        Which of :data:`FAMILIES`; persistence is always there.
     max_order
         Of the autoregressions.
-    parts, refit_every, max_origins
-        As in :func:`split`; wide series are thinned further, to two million forecasts.
     iteration_s, known_s, transfer_s
-        As in :func:`lead_s`.
-    keep
-        True returns the forecasts of the best too.
+        Seconds: length of an iteration; when in it the series are known, and when the
+        transfer starts.
 
     Returns
     -------
@@ -120,7 +103,7 @@ def forecast(
     Raises
     ------
     AnalysisError
-        If a horizon, a family, a tolerance or a shape is none.
+        If a horizon is below 1 or a shape does not fit.
 
     Examples
     --------
@@ -131,92 +114,64 @@ def forecast(
     """
     x = np.asarray(series)
     x = x.reshape(len(x), int(np.prod(x.shape[1:]))) if x.ndim else x
-    _check(x, horizons, tolerances, families, hot)
+    if x.ndim != 2:
+        raise AnalysisError(
+            f"a series has time for its first axis, but its shape is {x.shape}: give "
+            f"[T, C]"
+        )
+    if any(h < 1 for h in horizons):
+        raise AnalysisError(
+            f"horizons are 1 or more iterations, but they are {list(horizons)}: "
+            "correct them"
+        )
     steps, cells = x.shape
     scale = np.broadcast_to(
         np.asarray(1.0 if weights is None else weights, np.float64), (cells,)
     )
-    counts = None
+    counted = None
     if tokens is not None:
-        counts = Counts(tokens=np.asarray(tokens), k=k, experts=experts, held=held)
-        if counts.tokens.shape not in ((), (steps,), (steps, cells)):
+        counted = np.asarray(tokens)
+        if counted.shape not in ((), (steps,), (steps, cells)):
             raise AnalysisError(
                 f"tokens are one number, [T] or [T, C], but their shape is "
-                f"{counts.tokens.shape} of series {x.shape}: give one for each step"
+                f"{counted.shape} of series {x.shape}: give one for each step"
             )
-    cut = split(
-        steps,
-        parts=parts,
-        refit_every=refit_every,
-        max_origins=min(max_origins, max(64, JUDGED // max(cells, 1))),
-    )
-    if period is None and "seasonal" in families:
+        counted = counted[:, None] if counted.ndim == 1 else counted
+        counted = np.broadcast_to(counted, x.shape)
+    cut = split(steps, max_origins=min(2048, max(64, JUDGED // max(cells, 1))))
+    if period is None:
         period = find_period(x, cut)
-    tried = [
-        c
-        for c in candidates(cut, period=period, max_order=max_order)
-        if c.family in (*families, FAMILIES[0])
-    ]
+    tried = candidates(cut, period=period, max_order=max_order)
+    hot = max(1, round(cells / 8))
     usable = [h for h in horizons if cells and not cut.too_short(h)]
-    blocks = slices(cut, cells, max_order)
-    single = len(blocks) == 1 and bool(usable)
-    whole = block_of(x, blocks[0], cut, max_order) if single else None
-    chosen = tune(x, scale, cut, tried, usable, max_order=max_order, whole=whole)
-    judged = {
-        h: Judge(h, cut, chosen[h], cells, tuple(tolerances), keep) for h in usable
-    }
-    for part in blocks if usable else ():
-        block = whole or block_of(x, part, cut, max_order)
-        for judge in judged.values():
-            judge.add(block, part, scale[part], counts)
-    amount = hot if hot is not None else max(1, round(cells / 8))
-    done = []
-    for h in horizons:
-        if h in judged:
-            seconds = lead_s(
-                h, iteration_s=iteration_s, known_s=known_s, transfer_s=transfer_s
-            )
-            done.append(judged[h].finish(of, amount, seconds))
-        else:
-            why = cut.too_short(h) if cells else "there are no cells"
-            done.append(nothing_known(of, h, why, tuple(tolerances)))
+    block = SeriesBlock(x if usable else x[:0], cut, max_order=max_order)
+    chosen = tune(block, tried, usable, scale=scale)
+    bounds = partial(
+        oracle_bounds, k=k, experts=experts, held=held, tolerances=TOLERANCES
+    )
+    done = [
+        judge(
+            block,
+            h,
+            chosen[h],
+            of=of,
+            scale=scale,
+            hot=hot,
+            lead_s=h * iteration_s + (transfer_s - known_s),
+            tokens=counted,
+            bounds=bounds,
+        )
+        if h in chosen
+        else nothing_known(of, h, cut.too_short(h) if cells else "there are no cells")
+        for h in horizons
+    ]
     return Forecasts(
         of=of,
         steps=steps,
         cells=cells,
         split=cut,
         period=period,
-        hot=amount,
-        random_recall=min(amount / cells, 1.0) if cells else float("nan"),
+        hot=hot,
+        random_recall=min(hot / cells, 1.0) if cells else float("nan"),
         horizons=tuple(done),
     )
-
-
-def _check(
-    x: npt.NDArray[np.generic],
-    horizons: Sequence[int],
-    tolerances: Sequence[float],
-    families: Sequence[str],
-    hot: int | None,
-) -> None:
-    if x.ndim != 2:
-        raise AnalysisError(
-            f"a series has time for its first axis, but its shape is {x.shape}: give "
-            f"[T, C]"
-        )
-    if any(h < 1 for h in horizons) or not all(0 < t < 1 for t in tolerances):
-        raise AnalysisError(
-            f"horizons are 1 or more and tolerances between 0 and 1, but they are "
-            f"{list(horizons)} and {list(tolerances)}: 0.1 is a tolerance of 10 percent"
-        )
-    unknown = sorted(set(families) - set(FAMILIES))
-    if unknown:
-        raise AnalysisError(
-            f"forecasters are {', '.join(FAMILIES)}, but {', '.join(unknown)} was "
-            f"asked for: choose among these"
-        )
-    if hot is not None and not 1 <= hot <= max(x.shape[1], 1):
-        raise AnalysisError(
-            f"hot cells are 1 to {x.shape[1]} of all, but hot is {hot}: choose among "
-            f"these"
-        )

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from moetraffic.errors import AnalysisError
-
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -43,9 +41,8 @@ class Split:
 
     def refits(self) -> Int64:
         """Steps ``[R]`` after which a fit is made, from what is before: increasing."""
-        late = self.steps
         validation = np.arange(self.train_end, self.validation_end, self.refit_every)
-        test = np.arange(self.validation_end, late, self.refit_every)
+        test = np.arange(self.validation_end, self.steps, self.refit_every)
         return np.concatenate((validation, test)).astype(np.int64)
 
     def too_short(self, horizon: int) -> str:
@@ -65,34 +62,20 @@ class Split:
         return np.arange(max(begin - 1, 0), end - horizon, self.stride, dtype=np.int64)
 
 
-def split(
-    steps: int,
-    *,
-    parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
-    max_origins: int = 2048,
-    refit_every: int | None = None,
-) -> Split:
-    """Split a series into training, validation and test parts.
+def split(steps: int, *, max_origins: int = 2048) -> Split:
+    """Split a series into 50% training, 25% validation and 25% test.
 
     Parameters
     ----------
     steps
         T.
-    parts
-        Shares of training, validation and test; they add up to 1.
     max_origins
-        Of a part: more are thinned to every second, third ...
-    refit_every
-        Steps between refits; None: an eighth of the test part.
+        Of a part, at least 1: more are thinned to every second, third ...
 
     Returns
     -------
     Split
-
-    Raises
-    ------
-    AnalysisError
-        If the shares do not add up to 1, one is not above 0, or a number is below 1.
+        With refits every eighth of the test part.
 
     Examples
     --------
@@ -100,27 +83,15 @@ def split(
     >>> found.train_end, found.validation_end, found.test(10).tolist()
     (30, 45, [44, 45, 46, 47, 48, 49])
     """
-    if min(parts) <= 0 or abs(sum(parts) - 1) > 1e-9:
-        raise AnalysisError(
-            f"training, validation and test are shares above 0 that add up to 1, but "
-            f"are {parts}: give three such, as 0.5, 0.25, 0.25"
-        )
-    if max_origins < 1 or (refit_every is not None and refit_every < 1):
-        raise AnalysisError(
-            f"there is at least one origin and one step between refits, but "
-            f"max_origins is {max_origins} and refit_every {refit_every}: choose 1 or "
-            f"more"
-        )
-    train = round(steps * parts[0])
-    validation = train + round(steps * parts[1])
+    train = round(steps * 0.5)
+    validation = train + round(steps * 0.25)
     longest = max(validation - train, steps - validation)
-    every = max(1, -(-(steps - validation) // 8))
     return Split(
         steps=steps,
         train_end=train,
         validation_end=validation,
         stride=max(1, -(-longest // max_origins)),
-        refit_every=every if refit_every is None else refit_every,
+        refit_every=max(1, -(-(steps - validation) // 8)),
     )
 
 
@@ -128,11 +99,11 @@ def split(
 class Ratio:
     """Estimate of ``1 - sum a / sum b`` over origins, with a confidence interval."""
 
-    value: float
-    error: float  # standard error; NaN with too few blocks
-    low: float  # 95 % interval
-    high: float
-    blocks: int  # stretches of origins that were left out one after the other
+    value: float = float("nan")
+    error: float = float("nan")  # standard error; NaN with too few blocks
+    low: float = float("nan")  # 95 % interval
+    high: float = float("nan")
+    blocks: int = 0  # stretches of origins that were left out one after the other
 
 
 def gain(
@@ -169,25 +140,20 @@ def gain(
     >>> found.value, found.low, found.high, found.blocks
     (0.5, 0.5, 0.5, 9)
     """
-    unknown = float("nan")
     whole, base = float(error.sum()), float(reference.sum())
     if not base > 0:
-        return Ratio(value=unknown, error=unknown, low=unknown, high=unknown, blocks=0)
+        return Ratio()
     value = 1 - whole / base
-    # blocks as long as errors stay alike, but no more than a fifth of the time
+    # blocks as long as errors stay correlated, but no more than a fifth of the time
     span = max(horizon / stride, len(error) / 20, len(error) ** (1 / 3))
     blocks = int(len(error) / span) if len(error) else 0
-    edges = np.linspace(0, len(error), blocks + 1).astype(np.int64)[:-1]
     if blocks < FEWEST:
-        return Ratio(
-            value=value, error=unknown, low=unknown, high=unknown, blocks=blocks
-        )
+        return Ratio(value=value, blocks=blocks)
+    edges = np.linspace(0, len(error), blocks + 1).astype(np.int64)[:-1]
     above = whole - np.add.reduceat(error, edges)
     below = base - np.add.reduceat(reference, edges)
     if not (below > 0).all():  # all error in one stretch: nothing to compare without it
-        return Ratio(
-            value=value, error=unknown, low=unknown, high=unknown, blocks=blocks
-        )
+        return Ratio(value=value, blocks=blocks)
     left = 1 - above / below
     spread = float(np.sqrt((blocks - 1) / blocks * ((left - left.mean()) ** 2).sum()))
     reach = float(scipy.stats.t.ppf(0.975, blocks - 1)) * spread

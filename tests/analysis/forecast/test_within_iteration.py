@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic.analysis.forecast.correction import PAST
 from moetraffic.analysis.forecast.usefulness import sentence
-from moetraffic.analysis.forecast.within_iteration import identities, within_iteration
+from moetraffic.analysis.forecast.within_iteration import (
+    PAST,
+    identities,
+    within_iteration,
+)
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
