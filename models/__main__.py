@@ -113,7 +113,7 @@ class StopSignal:
         return bool(self.caught)
 
     @contextmanager
-    def told_to(self, recorder: Recorder | VirtualRecorder | None) -> Iterator[None]:
+    def noted_in(self, recorder: Recorder | VirtualRecorder | None) -> Iterator[None]:
         """Record in the trace whether a signal ended the training in this context."""
         try:
             yield
@@ -137,70 +137,56 @@ def _workload(rank_env: RankEnvironment | None) -> Workload:
 
 
 def _run(workload: Workload, stop: StopSignal) -> None:
-    if workload.training.virtual:
-        heartbeat.send("ready")
-        with (
-            _virtual_recorder(workload) as shards,
-            stop.told_to(shards),
-            _watch(workload) as steady,
-        ):
-            train_virtually(
-                workload, shards, _tell_step, stop=lambda: stop() or steady()
-            )
-        return
-    groups = connect(workload.layout, timeout=TIMEOUT)
+    groups = None
+    if not workload.training.virtual:
+        groups = connect(workload.layout, timeout=TIMEOUT)
     heartbeat.send("ready")
-    with _recorder(workload, groups) as recorder, stop.told_to(recorder):
-        train(workload, recorder, _tell_step, groups=groups, stop=stop)
+    with _recorder(workload, groups) as recorder, stop.noted_in(recorder):
+        if groups is not None:
+            train(workload, recorder, _send_step, groups=groups, stop=stop)
+            return
+        with _watch(workload) as steady:
+            train_virtually(
+                workload, recorder, _send_step, stop=lambda: stop() or steady()
+            )
 
 
 def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
     """Create the criterion that ends training once the expert load is stationary."""
     if not workload.training.until_steady:
         return nullcontext(lambda: False)
-    from .stop_criterion import (
-        SteadyLoad,  # scipy's statistics: 3 s that others need not
-    )
+    # scipy's statistics: 3 s that others need not
+    from .stop_criterion import SteadyLoad
 
     return SteadyLoad()
 
 
-def _tell_step(iteration: int, loss: float) -> None:
+def _send_step(iteration: int, loss: float) -> None:
     heartbeat.send(
         "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
     )
 
 
 def _recorder(
-    workload: Workload, groups: ParallelGroups
-) -> AbstractContextManager[Recorder | None]:
+    workload: Workload, groups: ParallelGroups | None
+) -> AbstractContextManager[Recorder | VirtualRecorder | None]:
+    """Create the recorder of this rank; without groups, of all virtual ranks."""
     path = os.environ.get(CAPTURE, "")
     if not path:
         return nullcontext()
-    from moetraffic.capture import (
-        Recorder,
-    )  # imports HDF5, which is not needed above
+    # imports HDF5, which is not needed above
+    from moetraffic.capture import Recorder, VirtualRecorder
 
+    force = os.environ.get(FORCE, "") == "1"
+    if groups is None:
+        return VirtualRecorder(path, workload=workload, force=force)
     placement = groups.placement(workload.model.experts)
     return Recorder(
         path,
         workload=workload,
         groups=groups.by_kind(),
         placement=dict.fromkeys(workload.model.moe_layers, placement),
-        force=os.environ.get(FORCE, "") == "1",
-    )
-
-
-def _virtual_recorder(
-    workload: Workload,
-) -> AbstractContextManager[VirtualRecorder | None]:
-    path = os.environ.get(CAPTURE, "")
-    if not path:
-        return nullcontext()
-    from moetraffic.capture import VirtualRecorder
-
-    return VirtualRecorder(
-        path, workload=workload, force=os.environ.get(FORCE, "") == "1"
+        force=force,
     )
 
 

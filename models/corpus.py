@@ -1,4 +1,10 @@
-"""Byte-level text corpus from which training batches are sampled."""
+"""Byte-level text corpus, and the batches of each training objective sampled from it.
+
+A decoder predicts the token that follows.  An encoder and a decoder read a passage and
+write what follows it: the prefix language model of T5 (Raffel et al., arXiv 1910.10683,
+section 3.2.1), whose lengths are those of its span corruption.  An encoder alone fills
+in what was masked (Devlin et al., arXiv 1810.04805, section 3.1).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moetraffic.patterns import text
+from moetraffic.patterns import ModelShape, Training
+from moetraffic.patterns import text as texts
 
+from .gpt import IGNORED
 from .random_streams import Stream, generator
+
+MASKED = 0.15
+"""Share of the tokens that an encoder must fill in."""
+HIDDEN, WRONG = 0.8, 0.1
+"""Shares of these that are replaced by the mask, and by any token; others stay."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +72,91 @@ def load(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Corpus
     LayoutError
         If the text cannot be used.
     """
-    found = text.read(where, sequence=sequence, vocabulary=vocabulary)
+    found = texts.read(where, sequence=sequence, vocabulary=vocabulary)
     return Corpus(
         text=torch.frombuffer(found.data, dtype=torch.uint8), source=found.source
     )
+
+
+def text(shape: ModelShape, plan: Training) -> Corpus:
+    """Load the corpus of a training plan, validated against the model shape."""
+    return load(
+        plan.corpus,
+        sequence=shape.window,
+        vocabulary=shape.vocabulary - int(shape.masked),
+    )
+
+
+def batch(
+    corpus: Corpus,
+    shape: ModelShape,
+    *,
+    sequences: int,
+    seed: int,
+    iteration: int,
+    micro_batch: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    """Sample tokens and targets, determined by the last four arguments.
+
+    Parameters
+    ----------
+    corpus
+        The text.
+    shape
+        Its stacks decide the objective, ``sequence`` and ``target_sequence`` the
+        lengths S and S'.
+    sequences, seed, iteration, micro_batch, rank
+        As of :meth:`Corpus.batch`.
+
+    Returns
+    -------
+    tokens, targets
+        int64: ``[B, S]`` each; with two stacks ``[B, S + S']`` and ``[B, S']``.  A
+        target that counts for nothing is ``IGNORED``.
+    """
+    tokens, targets = corpus.batch(
+        sequences=sequences,
+        length=shape.window,
+        seed=seed,
+        iteration=iteration,
+        micro_batch=micro_batch,
+        rank=rank,
+    )
+    if shape.two_stacks:
+        return tokens, targets[:, shape.sequence :]
+    if shape.masked:
+        draws = generator(Stream.MASK, seed, iteration, micro_batch, rank)
+        return masked(tokens, shape.vocabulary, draws)
+    return tokens, targets
+
+
+def masked(
+    tokens: Tensor, vocabulary: int, draws: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mask an equal number of tokens in each sequence, at least one.
+
+    Parameters
+    ----------
+    tokens
+        ``[B, S]`` int64 below ``vocabulary - 1``, which is the mask.
+    vocabulary
+        Size of the vocabulary.
+    draws
+        Decides which.
+
+    Returns
+    -------
+    tokens, targets
+        ``[B, S]`` int64; a target is ``IGNORED`` where nothing was chosen.
+    """
+    chance = torch.rand(tokens.shape, generator=draws)
+    count = max(1, round(MASKED * tokens.shape[1]))
+    place = chance.topk(count, dim=1).indices  # [B, count]
+    right = tokens.gather(1, place)
+    kind = torch.rand(place.shape, generator=draws)
+    wrong = torch.randint(vocabulary - 1, place.shape, generator=draws)
+    shown = torch.where(kind < HIDDEN, vocabulary - 1, right)
+    shown = torch.where((kind >= HIDDEN) & (kind < HIDDEN + WRONG), wrong, shown)
+    targets = torch.full_like(tokens, IGNORED).scatter(1, place, right)
+    return tokens.scatter(1, place, shown), targets

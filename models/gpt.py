@@ -7,8 +7,6 @@ has dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -181,7 +179,7 @@ class GPT(nn.Module):
         return self.norm_embedding(x) if shape.norm_place == "post" else x
 
     def run(
-        self, x: Tensor, *, ids: Tensor | None = None
+        self, x: Tensor, stack: slice = slice(None), **inputs: Tensor | None
     ) -> tuple[Tensor, list[Routing]]:
         """Apply this rank's transformer blocks of one stack.
 
@@ -189,15 +187,27 @@ class GPT(nn.Module):
         ----------
         x
             ``[B, S, h]`` token vectors.
-        ids
-            ``[B, S]`` int64 token ids, for routers that go by them.
+        stack
+            Which blocks; by default all.
+        inputs
+            Further inputs of :meth:`~.TransformerBlock.forward`.
 
         Returns
         -------
         Tensor, list of Routing
             Token vectors, and each MoE layer's routing.
         """
-        return self._through(list(self.blocks.values()), x, ids=ids)
+        routings = []
+        with self._precision(x.device):
+            for block in list(self.blocks.values())[stack]:
+                if self.recompute and torch.is_grad_enabled():
+                    again = partial(block, **inputs)
+                    x, routing = checkpoint(again, x, use_reentrant=False)
+                else:
+                    x, routing = block(x, **inputs)
+                if routing is not None:
+                    routings.append(routing)
+        return x, routings
 
     def head(self, x: Tensor) -> Tensor:
         """Compute ``[B, S, V]`` logits of ``[B, S, h]`` vectors (last stage only)."""
@@ -256,49 +266,27 @@ class GPT(nn.Module):
         )
 
     def _both_stacks(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        shape, blocks = self.shape, list(self.blocks.values())
-        read = tokens[:, : shape.sequence]
-        written = tokens[:, shape.sequence :]
+        shape, between = self.shape, self.shape.encoder_layers
+        read, written = tokens[:, : shape.sequence], tokens[:, shape.sequence :]
         bias, causal = None, None
         if shape.positions == "relative":
             bias = self.relative_encoder(read.shape[1])
             causal = self.relative(written.shape[1])
-        memory, before = self._through(
-            blocks[: shape.encoder_layers], self.embed(read), ids=read, bias=bias
-        )
+        memory, before = self.run(self.embed(read), slice(between), ids=read, bias=bias)
         if shape.norm_place == "pre":
             memory = self.norm_encoder(memory)
-        x, after = self._through(
-            blocks[shape.encoder_layers :],
+        x, after = self.run(
             self.embed(written),
+            slice(between, None),
             ids=written,
             memory=memory,
             bias=causal,
         )
         return x, before + after
 
-    def _through(
-        self, blocks: list[nn.Module], x: Tensor, **more: Tensor | None
-    ) -> tuple[Tensor, list[Routing]]:
-        routings = []
-        with self._precision(x.device):
-            for block in blocks:
-                if self.recompute and torch.is_grad_enabled():
-                    again = partial(block, **more)
-                    x, routing = checkpoint(again, x, use_reentrant=False)
-                else:
-                    x, routing = block(x, **more)
-                if routing is not None:
-                    routings.append(routing)
-        return x, routings
-
-    @contextmanager
-    def _precision(self, device: torch.device) -> Iterator[None]:
-        if self.precision is None:
-            yield
-            return
-        with torch.autocast(device.type, dtype=self.precision):
-            yield
+    def _precision(self, device: torch.device) -> torch.autocast:
+        lower = self.precision is not None
+        return torch.autocast(device.type, dtype=self.precision, enabled=lower)
 
 
 def _draw(parameter: Tensor, std: float, generator: torch.Generator) -> None:

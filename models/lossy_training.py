@@ -1,9 +1,7 @@
 """Worker process of ``moetraffic tolerance``: train on a simulated lossy network.
 
-``python -m moetraffic.models.lossy_training`` serves ``moetraffic tolerance``.
-
-Its standard input has a workload as JSON a line.  Each is trained virtually, and a line
-of JSON on standard output tells how it ended.
+``python -m moetraffic.models.lossy_training`` reads a workload as JSON from each line
+of its standard input, trains it virtually, and prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import torch
 from moetraffic.errors import MoetrafficError
 from moetraffic.patterns import Workload
 
-from .objective import text
 from .virtual_training import VirtualTraining
 
 EVALUATIONS = 32
@@ -34,9 +31,8 @@ def run(workload: Workload) -> dict[str, float]:
         ``crossed`` and ``lost``, elements that should have crossed the network at the
         site, and those that did not arrive.
     """
-    plan, shape = workload.training, workload.model
-    training = VirtualTraining(workload, text(shape, plan))
-    for iteration in range(plan.iterations):
+    training = VirtualTraining(workload)
+    for iteration in range(workload.training.iterations):
         losses = training.iterate(iteration)
         if not math.isfinite(sum(losses)):
             break  # training has diverged
@@ -50,15 +46,13 @@ def run(workload: Workload) -> dict[str, float]:
 
 def main() -> int:
     """Train every workload read from standard input; return the exit code."""
-    torch.set_num_threads(
-        1
-    )  # as many programs run beside each other as there are cores
+    torch.set_num_threads(1)  # one worker process per core
     for line in sys.stdin:
         try:
-            told: dict[str, object] = dict(run(Workload.from_json(line)))
+            result: dict[str, float | str] = {**run(Workload.from_json(line))}
         except MoetrafficError as error:
-            told = {"error": str(error)}
-        print(json.dumps(told), flush=True)
+            result = {"error": str(error)}
+        print(json.dumps(result), flush=True)
     return 0
 
 

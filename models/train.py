@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +21,8 @@ from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
 
-from .corpus import Corpus
+from .corpus import Corpus, batch, text
 from .gpt import GPT, Losses
-from .objective import batch, text
 from .random_streams import Stream, seed_of
 
 if TYPE_CHECKING:
@@ -35,12 +35,15 @@ DTYPES = {
 }
 """Element types of parameters and precision; routers compute in float32 at least."""
 
+Loss = TypeVar("Loss", float, list[float])
+"""Cross-entropy of an iteration, nats a token; a list with virtual ranks."""
+
 
 class StepRecorder(Protocol):
-    """Interface of the recorder that the training loop reports its steps to."""
+    """Interface of the recorder that a training loop reports its steps to."""
 
-    def step(self, *, loss: float, tokens: int) -> None:
-        """Record the end of a training step."""
+    def step(self, *, loss: Any, tokens: int) -> None:
+        """Record the end of a training step, with a loss for each virtual rank."""
         ...
 
 
@@ -87,52 +90,47 @@ def train(
         If the layout is not the ranks there are, or the corpus, device or dtype
         cannot be used.
     """
-    shape, plan = workload.model, workload.training
     groups = groups or connect(workload.layout)
-    corpus = corpus or text(shape, plan)
     threads = torch.get_num_threads()
-    if plan.device == "cpu":
+    if workload.training.device == "cpu":
         # ranks share the cores, and sums must not depend on how many threads there are
         torch.set_num_threads(1)
     try:
+        return _RankTraining(workload, groups, corpus).run(recorder, on_step, stop)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class TrainingLoop(Generic[Loss]):
+    """Training state of a process: model, optimizer and gradients.
+
+    Parameters
+    ----------
+    workload
+        What to train.
+    groups
+        The process groups.
+    corpus
+        The text; None reads ``workload.training.corpus``.
+    """
+
+    def __init__(
+        self, workload: Workload, groups: ParallelGroups, corpus: Corpus | None
+    ) -> None:
+        shape, gating, plan = workload.model, workload.gating, workload.training
+        layout = groups.layout
+        self.workload, self.groups = workload, groups
+        self.corpus = corpus or text(shape, plan)
+        self.tokens = plan.micro_batch * plan.accumulation * shape.window
         model = GPT(
             shape,
-            workload.gating,
+            gating,
             group=groups.ep,
             seed=plan.seed,
             layers=groups.layers(shape.layers),
             recompute=plan.recompute,
             precision=DTYPES.get(plan.precision),
         )
-        loop = _Loop(workload, model, groups, corpus)
-        losses = []
-        for iteration in range(plan.iterations):
-            losses.append(loop.iterate(iteration))
-            if recorder is not None:
-                recorder.step(loss=losses[-1], tokens=loop.tokens)
-            if on_step is not None:
-                on_step(iteration, losses[-1])
-            if stop is not None and stop():
-                break
-        return losses
-    finally:
-        torch.set_num_threads(threads)
-
-
-class _Loop:
-    """Training state of one rank: model, optimizer and gradients."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        model: GPT,
-        groups: ParallelGroups,
-        corpus: Corpus,
-    ) -> None:
-        plan, layout = workload.training, workload.layout
-        self.workload, self.model, self.groups = workload, model, groups
-        self.corpus = corpus
-        self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
         # what a layout does not need is not imported: fairscale's optimizers and
         # torch's pipelines load the compiler, 5 s of every rank's start
         sliced: list[nn.Parameter] = []
@@ -140,9 +138,9 @@ class _Loop:
             from moetraffic.models.parallelism.tensor import split
 
             sliced = split(model, groups)
-        model, self.device = placed(model, plan)
+        self.model, self.device = _placed(model, plan)
         for mixture in model.mixtures:
-            mixture.balance_over(workload.gating.balance_scope, groups.dp)
+            mixture.balance_scope, mixture.replicas = gating.balance_scope, groups.dp
         shares = ParameterSets.of(model, groups, sliced)
         self.updates: ParameterUpdate
         if layout.zero:
@@ -151,21 +149,35 @@ class _Loop:
             self.updates = updates(model, shares, groups, plan)
         else:
             self.updates = ReplicatedUpdate(model, shares, groups, plan)
-        self.pipeline: Pipeline | None = None
-        if layout.pp > 1:
-            from moetraffic.models.parallelism.pipeline import Pipeline
 
-            self.pipeline = Pipeline(model, workload, groups)
+    def run(
+        self,
+        recorder: StepRecorder | None,
+        on_step: Callable[[int, float], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> list[Loss]:
+        """Run all iterations; parameters are those of :func:`train`."""
+        losses = []
+        for iteration in range(self.workload.training.iterations):
+            loss = self.iterate(iteration)
+            losses.append(loss)
+            if recorder is not None:
+                recorder.step(loss=loss, tokens=self.tokens)
+            if on_step is not None:
+                on_step(iteration, float(np.mean(loss)))
+            if stop is not None and stop():
+                break
+        return losses
 
-    def iterate(self, iteration: int) -> float:
-        """Run one optimizer step; return this rank's cross-entropy."""
+    def iterate(self, iteration: int) -> Loss:
+        """Run one optimizer step; return the cross-entropy."""
         plan = self.workload.training
         # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
         torch.manual_seed(
             seed_of(Stream.NOISE, plan.seed, iteration, self.groups.dp_rank)
         )
         self.updates.begin()
-        loss = self._forward_and_backward(iteration)
+        loss = self.passes(iteration)
         self.updates.reduce()
         # Step 2: one factor for the whole model, then the parameters move.
         if plan.clip > 0:
@@ -175,28 +187,56 @@ class _Loop:
         adapt(self.model.mixtures, self.groups.dp)
         return loss
 
-    def _forward_and_backward(self, iteration: int) -> float:
-        micro_batches = range(self.workload.training.accumulation)
-        if self.pipeline is not None:
-            return self.pipeline.run([self._batch(iteration, m) for m in micro_batches])
-        loss = sum(self._micro_batch(iteration, m) for m in micro_batches)
-        return loss / len(micro_batches)
+    def passes(self, iteration: int) -> Loss:
+        """Run all micro-batches forward and backward; return the cross-entropy."""
+        raise NotImplementedError
 
-    def _batch(self, iteration: int, micro_batch: int) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, iteration: int, micro_batch: int, ranks: Iterable[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Sample the tokens and targets of data-parallel ranks, one after another."""
         plan = self.workload.training
-        tokens, targets = batch(
-            self.corpus,
-            self.workload.model,
-            sequences=plan.micro_batch,
-            seed=plan.seed,
-            iteration=iteration,
-            micro_batch=micro_batch,
-            rank=self.groups.dp_rank,
-        )
+        drawn = [
+            batch(
+                self.corpus,
+                self.workload.model,
+                sequences=plan.micro_batch,
+                seed=plan.seed,
+                iteration=iteration,
+                micro_batch=micro_batch,
+                rank=rank,
+            )
+            for rank in ranks
+        ]
+        tokens, targets = (torch.cat(part) for part in zip(*drawn, strict=True))
         return tokens.to(self.device), targets.to(self.device)
 
-    def _micro_batch(self, iteration: int, micro_batch: int) -> float:
-        tokens, targets = self._batch(iteration, micro_batch)
+
+class _RankTraining(TrainingLoop[float]):
+    """Training of one rank's share."""
+
+    def __init__(
+        self, workload: Workload, groups: ParallelGroups, corpus: Corpus | None
+    ) -> None:
+        super().__init__(workload, groups, corpus)
+        self.pipeline: Pipeline | None = None
+        if groups.layout.pp > 1:
+            from moetraffic.models.parallelism.pipeline import Pipeline
+
+            self.pipeline = Pipeline(self.model, workload, groups)
+
+    def passes(self, iteration: int) -> float:
+        """Run all micro-batches forward and backward; return their mean loss."""
+        count = self.workload.training.accumulation
+        batches = (
+            self.batch(iteration, number, [self.groups.dp_rank])
+            for number in range(count)
+        )
+        if self.pipeline is not None:
+            return self.pipeline.run(list(batches))
+        return sum(self._micro_batch(*drawn) for drawn in batches) / count
+
+    def _micro_batch(self, tokens: Tensor, targets: Tensor) -> float:
         with self.updates.micro_batch():
             losses: Losses = self.updates.module(tokens, targets)
             total = losses.total(self.workload.gating)
@@ -205,37 +245,22 @@ class _Loop:
         return float(losses.cross_entropy.detach())
 
 
-def placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
-    """Move a model to the device and dtype of the training plan.
-
-    Raises
-    ------
-    LayoutError
-        If this machine or torch has no such device or dtype.
-    """
-    device = _device(plan)
-    return model.to(device, _dtype(plan)), device
-
-
-def _device(plan: Training) -> torch.device:
+def _placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
+    """Move a model to the device and dtype of the training plan."""
     if plan.device not in ("cpu", "cuda"):
         raise LayoutError(
             f"the device is cpu or cuda, not {plan.device!r}: see --device"
         )
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if plan.device == "cuda" and not torch.cuda.is_available():
         raise LayoutError(
             "device cuda needs a CUDA GPU and a torch built for it, but torch "
             f"{torch.__version__} sees none: use --device cpu"
         )
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _dtype(plan: Training) -> torch.dtype:
-    found = DTYPES.get(plan.dtype)
-    if found is None:
+    if plan.dtype not in DTYPES:
         raise LayoutError(
             f"the dtype is one of {', '.join(DTYPES)}, not {plan.dtype!r}: see --dtype"
         )
-    return found
+    device = torch.device(plan.device)
+    if plan.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return model.to(device, DTYPES[plan.dtype]), device

@@ -7,8 +7,7 @@ gradient's terms are added is the one difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,44 +15,27 @@ from torch.nn import functional as F
 
 from moetraffic.gating import Routing
 from moetraffic.models.layers.lossy_network import LossyNetwork
-from moetraffic.models.layers.moe import Shards, adapt
-from moetraffic.models.parallelism.gradients import (
-    ParameterSets,
-    ReplicatedUpdate,
-    clip,
-)
+from moetraffic.models.layers.moe import Shards
+from moetraffic.models.parallelism.gradients import ReplicatedUpdate
 from moetraffic.models.parallelism.groups import connect
-from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .corpus import Corpus
-from .gpt import GPT, IGNORED
-from .objective import batch, text
-from .random_streams import Stream, seed_of
-from .train import DTYPES, placed
+from .gpt import IGNORED
+from .train import StepRecorder, TrainingLoop
 
 PASS_TOKENS = 16_384
 """A forward pass takes the shards of as many ranks as have this many tokens together,
 of one rank at least: memory stays bounded however many ranks there are."""
 
 
-GRADIENT_SYNC = "gradient_sync"
-
 EVALUATION = 1 << 31
 """Stands for the iteration in the key of batches that are never trained on."""
 
 
-class ShardRecorder(Protocol):
-    """Interface of the recorder that virtual training reports its steps to."""
-
-    def step(self, *, loss: Sequence[float], tokens: int) -> None:
-        """Record the end of a training step, with a loss for each rank."""
-        ...
-
-
 def train_virtually(
     workload: Workload,
-    recorder: ShardRecorder | None = None,
+    recorder: StepRecorder | None = None,
     on_step: Callable[[int, float], None] | None = None,
     *,
     corpus: Corpus | None = None,
@@ -85,64 +67,33 @@ def train_virtually(
     LayoutError
         If the corpus, device or dtype cannot be used.
     """
-    shape, plan = workload.model, workload.training
-    corpus = corpus or text(shape, plan)
-    loop = VirtualTraining(workload, corpus)
-    losses = []
-    for iteration in range(plan.iterations):
-        losses.append(loop.iterate(iteration))
-        if recorder is not None:
-            recorder.step(loss=losses[-1], tokens=loop.tokens)
-        if on_step is not None:
-            on_step(iteration, sum(losses[-1]) / len(losses[-1]))
-        if stop is not None and stop():
-            break
-    return losses
+    return VirtualTraining(workload, corpus).run(recorder, on_step, stop)
 
 
-class VirtualTraining:
+class VirtualTraining(TrainingLoop[list[float]]):
     """Training state of all virtual ranks: model, optimizer and lossy network."""
 
-    def __init__(self, workload: Workload, corpus: Corpus) -> None:
-        plan = workload.training
-        self.workload, self.corpus = workload, corpus
+    updates: ReplicatedUpdate
+
+    def __init__(self, workload: Workload, corpus: Corpus | None = None) -> None:
+        super().__init__(workload, connect(ParallelLayout()), corpus)
         self.ranks = workload.layout.world
-        self.tokens = plan.micro_batch * plan.accumulation * workload.model.window
-        self.alone = connect(ParallelLayout())
         groups = workload.layout.groups("ep")
         member = {r: at for group in groups for at, r in enumerate(group)}
         self.members = tuple(member[rank] for rank in range(self.ranks))
-        lossy = workload.dropping.share > 0
-        self.network = LossyNetwork(workload.dropping, plan.seed) if lossy else None
-        model = GPT(
-            workload.model,
-            workload.gating,
-            seed=plan.seed,
-            recompute=plan.recompute,
-            precision=DTYPES.get(plan.precision),
-        )
-        self.model, self.device = placed(model, plan)
-        for mixture in self.model.mixtures:
-            mixture.balance_over(workload.gating.balance_scope, None)
-        shares = ParameterSets.of(self.model, self.alone)
-        self.updates = ReplicatedUpdate(self.model, shares, self.alone, plan)
+        lossy, seed = workload.dropping.share > 0, workload.training.seed
+        self.network = LossyNetwork(workload.dropping, seed) if lossy else None
 
-    def iterate(self, iteration: int) -> list[float]:
-        """Run one optimizer step; return each rank's cross-entropy."""
-        plan = self.workload.training
-        torch.manual_seed(seed_of(Stream.NOISE, plan.seed, iteration, 0))
-        self.updates.begin()
-        if self.network is not None:
-            self.network.iteration = iteration
-        if self.network is not None and self.network.dropping.site == GRADIENT_SYNC:
-            losses = self._rank_by_rank(iteration, self.network)
+    def passes(self, iteration: int) -> list[float]:
+        """Run the passes of all ranks; return each rank's mean cross-entropy."""
+        network = self.network
+        if network is not None:
+            network.iteration = iteration
+        if network is not None and network.dropping.site == "gradient_sync":
+            losses = self._rank_by_rank(iteration, network)
         else:
             losses = self._together(iteration)
-        if plan.clip > 0:
-            clip(self.updates, self.alone, plan.clip)
-        self.updates.step(learning_rate(plan, iteration))
-        adapt(self.model.mixtures, None)
-        mean: list[float] = (losses / plan.accumulation).tolist()
+        mean: list[float] = (losses / self.workload.training.accumulation).tolist()
         return mean
 
     @torch.no_grad()
@@ -212,21 +163,8 @@ class VirtualTraining:
 
     def _entropy(self, iteration: int, shards: Shards) -> tuple[Tensor, list[Routing]]:
         """Compute cross-entropies ``[n]`` of ranks' shards and the layers' routings."""
-        plan = self.workload.training
-        drawn = [
-            batch(
-                self.corpus,
-                self.workload.model,
-                sequences=plan.micro_batch,
-                seed=plan.seed,
-                iteration=iteration,
-                micro_batch=shards.slot,
-                rank=rank,
-            )
-            for rank in range(shards.first, shards.first + shards.count)
-        ]
-        tokens = torch.cat([t for t, _ in drawn]).to(self.device)
-        targets = torch.cat([t for _, t in drawn]).to(self.device)
+        ranks = range(shards.first, shards.first + shards.count)
+        tokens, targets = self.batch(iteration, shards.slot, ranks)
         for mixture in self.model.mixtures:
             mixture.shards, mixture.network = shards, self.network
         if self.network is not None:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from fairscale.nn import MOELayer
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from moetraffic.capture import routing as report_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import FairscaleTop2Router, Routing
 
-from .feedforward import LocalExperts
 from .moe import MixtureOfExperts
 
 
@@ -58,12 +56,9 @@ class FairscaleMixture(MixtureOfExperts):
         router: nn.Module,
         *,
         experts: int,
-        hidden: int,
-        width: int,
         dispatch: str,
-        layer: int,
         group: dist.ProcessGroup | None = None,
-        **more: Any,
+        **sizes: Any,
     ) -> None:
         if not isinstance(router, FairscaleTop2Router) or dispatch != "padded":
             raise LayoutError(
@@ -77,16 +72,9 @@ class FairscaleMixture(MixtureOfExperts):
                 "is none: start ranks, one at least, or use --router fairscale-top2"
             )
         super().__init__(
-            router,
-            experts=experts,
-            hidden=hidden,
-            width=width,
-            dispatch=dispatch,
-            layer=layer,
-            group=group,
-            **more,
+            router, experts=experts, dispatch=dispatch, group=group, **sizes
         )
-        self._call: _Call | None = None
+        self.call = _Call(self.layer)  # state of the current forward pass
         mine = experts // self.ranks
         # parameters belong to this module: what MOELayer holds only refers to it
         self.fairscale = MOELayer(
@@ -98,7 +86,7 @@ class FairscaleMixture(MixtureOfExperts):
 
         A token both of whose copies were dropped gets zeros.
         """
-        call = self._call = _Call(self.layer)
+        call = self.call = _Call(self.layer)
         x_th = x.reshape(-1, x.shape[-1]).float()
         try:
             # what follows dispatch_grad on the way back: nothing is sent any more
@@ -107,21 +95,10 @@ class FairscaleMixture(MixtureOfExperts):
             y_t1h = _mark(y_t1h, lambda: call.enter("combine_grad"))
         finally:
             call.leave()
-            self._call = None
             self.fairscale.l_aux = None
         sequences = len(x) if x.dim() > 2 else 1
         (routing,) = self._balanced([cast("Routing", call.routing)], sequences)
         return y_t1h.view(x.shape).to(x.dtype), routing
-
-    @property
-    def call(self) -> _Call:
-        """State of the current forward pass."""
-        if self._call is None:
-            raise LayoutError(
-                "parts of a FairscaleMixture run within its forward pass only: call "
-                "the layer itself"
-            )
-        return self._call
 
 
 class _Call:
@@ -179,14 +156,10 @@ class _Expert(nn.Module):
         x_ah = _mark(x, lambda: call.enter("dispatch_grad")).reshape(-1, x.shape[-1])
         counts = [0] * (owner.experts_all // owner.ranks)
         counts[self.index] = len(x_ah)
-        y_ah = experts.ragged(x_ah.to(_dtype(experts)), counts)
+        y_ah = experts.ragged(x_ah.to(next(experts.parameters()).dtype), counts)
         y = _mark(y_ah.to(x.dtype).view_as(x), call.leave)
         call.enter("combine")
         return y
-
-
-def _dtype(experts: LocalExperts) -> torch.dtype:
-    return next(experts.parameters()).dtype
 
 
 def _mark(x: Tensor, on_backward: Callable[[], None]) -> Tensor:
@@ -194,18 +167,7 @@ def _mark(x: Tensor, on_backward: Callable[[], None]) -> Tensor:
 
     The gradient's thread, which is the one that sends, runs it.
     """
-    apply = cast("Callable[..., Tensor]", _Mark.apply)
-    return apply(x, on_backward)
-
-
-class _Mark(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, on_backward: Callable[[], None]) -> Tensor:
-        ctx.on_backward = on_backward
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        ctx.on_backward()
-        return gradient, None
+    if x.requires_grad:
+        x = x.view_as(x)
+        x.register_hook(lambda _: on_backward())  # type: ignore[no-untyped-call]
+    return x

@@ -23,7 +23,7 @@ from moetraffic.gating import Adaptive, Router, Routing, balance_counts, balance
 
 from .feedforward import LocalExperts
 from .lossy_network import LossyNetwork
-from .token_exchange import exchange, exchange_counts
+from .token_exchange import exchange
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class MixtureOfExperts(nn.Module):
         self.group = group
         self.shards: Shards | None = None  # of several ranks, in virtual parallelism
         self.network: LossyNetwork | None = None  # loses data between shards
-        self.balance_scope = "micro_batch"
-        self.replicas: dist.ProcessGroup | None = None
+        self.balance_scope = "micro_batch"  # or "sequence", or "global": of all ranks
+        self.replicas: dist.ProcessGroup | None = None  # data-parallel group
         # load passed to adaptive routers after the step; not part of the model's state
-        self._load = torch.zeros(experts, dtype=torch.int64)
+        self.load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
         self.experts = LocalExperts(
             experts // self.ranks, hidden, width, activation=activation, gated=gated
@@ -108,23 +108,6 @@ class MixtureOfExperts(nn.Module):
         """Global index of this rank's first expert."""
         rank = 0 if self.group is None else dist.get_rank(self.group)
         return rank * (self.experts_all // self.ranks)
-
-    def balance_over(self, scope: str, replicas: dist.ProcessGroup | None) -> None:
-        """Set the scope of the balance loss.
-
-        Parameters
-        ----------
-        scope
-            ``"micro_batch"``, ``"sequence"``, or ``"global"``: of all ranks.
-        replicas
-            The data-parallel group; None: this rank is the only one.
-        """
-        self.balance_scope, self.replicas = scope, replicas
-
-    def take_load(self) -> Tensor:
-        """Return and reset the token copies per expert, ``[E]`` int64."""
-        load, self._load = self._load, torch.zeros_like(self._load)
-        return load
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """Compute the weighted sum of the experts' outputs, and the routing.
@@ -144,14 +127,24 @@ class MixtureOfExperts(nn.Module):
         sequences = len(x) if x.dim() > 2 else 1
         if self.shards is not None:
             routing = self._route_shards(x_th, ids_t, sequences, self.shards)
-            # what is dropped is dropped by shard: slots would compute the same
-            return self._ragged(x_th, routing).view_as(x), routing
-        routing = cast("Router", self.router)(x_th, ids=ids_t)
-        routing = self._balanced([routing], sequences)[0]
-        drops = None if self.dispatch == "dropless" else routing.dropped()
-        report_routing(self.layer, routing.demand(), drops, self.group)
-        through = self._padded if self.dispatch == "padded" else self._ragged
-        return through(x_th, routing).view_as(x), routing
+        else:
+            routing = cast("Router", self.router)(x_th, ids=ids_t)
+            routing = self._balanced([routing], sequences)[0]
+            drops = None if self.dispatch == "dropless" else routing.dropped()
+            report_routing(self.layer, routing.demand(), drops, self.group)
+        # Step 1: the kept copies, by expert and then by token.
+        kept_n = routing.kept.nonzero().squeeze(1)
+        order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
+        token_n, weight_n = routing.token[order_n], routing.weight[order_n]
+        rows_nh = x_th.index_select(0, token_n)
+        # Step 2: to the experts' ranks, their work, and back.
+        if self.dispatch == "padded" and self.shards is None:
+            done_nh = self._padded(rows_nh, routing, order_n)
+        else:  # what is dropped is dropped by shard: slots would compute the same
+            done_nh = self._ragged(rows_nh, routing, order_n)
+        # Step 3: each token sums its copies.
+        done_nh = (done_nh * weight_n.unsqueeze(1)).to(x_th.dtype)
+        return torch.zeros_like(x_th).index_add(0, token_n, done_nh).view_as(x), routing
 
     def _balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
         """Set the balance loss of this layer's scope, and count the expert load.
@@ -166,7 +159,7 @@ class MixtureOfExperts(nn.Module):
         # a recomputed forward pass has been counted already
         if torch._C._current_graph_task_id() == -1:
             demand = torch.stack([r.demand() for r in routings]).sum(0)
-            self._load = self._load.to(demand.device) + demand
+            self.load = self.load.to(demand.device) + demand
         if self.balance_scope == "micro_batch":
             return routings
         counts = None
@@ -212,24 +205,15 @@ class MixtureOfExperts(nn.Module):
         )
         return Routing.joined(routings)
 
-    def _ragged(self, x_th: Tensor, routing: Routing) -> Tensor:
+    def _ragged(self, rows_nh: Tensor, routing: Routing, order_n: Tensor) -> Tensor:
         """Exchange the kept copies, with variable split sizes."""
-        # Step 1: the kept copies, by expert and then by token.
-        kept_n = routing.kept.nonzero().squeeze(1)
-        order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
-        token_n = routing.token[order_n]
         counts_e = routing.load()
-        rows_nh = self._carried(
-            x_th.index_select(0, token_n), "dispatch", routing, order_n
-        )
-        # Step 2: to the experts' ranks, their work, and back.
+        rows_nh = self._carried(rows_nh, "dispatch", routing, order_n)
         if self.group is None or self.ranks == 1:
             done_nh = self.experts.ragged(rows_nh, counts_e.tolist())
         else:
             done_nh = self._remote(rows_nh, counts_e, self.group)
-        done_nh = self._carried(done_nh, "combine", routing, order_n)
-        # Step 3: each token sums its copies.
-        return _weighted_sum(x_th, done_nh, token_n, routing.weight[order_n])
+        return self._carried(done_nh, "combine", routing, order_n)
 
     def _carried(
         self, rows_nh: Tensor, phase: str, routing: Routing, order_n: Tensor
@@ -254,7 +238,11 @@ class MixtureOfExperts(nn.Module):
     def _remote(
         self, rows_nh: Tensor, counts_e: Tensor, group: dist.ProcessGroup
     ) -> Tensor:
-        arriving_wl = exchange_counts(counts_e, group=group, layer=self.layer)
+        """Send rows to the experts' ranks, apply the experts and send them back."""
+        arriving_wl = torch.empty_like(counts_e)
+        with at(layer=self.layer, label="count_exchange"):
+            dist.all_to_all_single(arriving_wl, counts_e, group=group)
+        arriving_wl = arriving_wl.view(self.ranks, -1)
         send = counts_e.view(self.ranks, -1).sum(1).tolist()
         receive = arriving_wl.sum(1).tolist()
         rows_ah = exchange(
@@ -278,48 +266,34 @@ class MixtureOfExperts(nn.Module):
             phase="combine",
         )
 
-    def _padded(self, x_th: Tensor, routing: Routing) -> Tensor:
+    def _padded(self, rows_nh: Tensor, routing: Routing, order_n: Tensor) -> Tensor:
         """Exchange ``[E, C, h]`` buffers padded with zeros, with equal split sizes."""
         if routing.capacity is None:
             raise LayoutError(
                 "a padded dispatch needs a capacity, but the router gives none: set "
                 "--capacity-factor or use --dispatch dropless"
             )
-        # Step 1: a kept copy's slot is its expert's first slot plus its place there.
-        kept_n = routing.kept.nonzero().squeeze(1)
-        order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
-        token_n, expert_n = routing.token[order_n], routing.expert[order_n]
-        counts_e = routing.load()
+        # a kept copy's slot is its expert's first slot plus its place there
+        expert_n, counts_e = routing.expert[order_n], routing.load()
         begin_e = counts_e.cumsum(0) - counts_e
-        place_n = torch.arange(len(order_n), device=x_th.device) - begin_e[expert_n]
+        place_n = torch.arange(len(order_n), device=order_n.device) - begin_e[expert_n]
         slot_n = expert_n * routing.capacity + place_n
-        hidden = x_th.shape[1]
-        slots = x_th.new_zeros(self.experts_all * routing.capacity, hidden)
-        slots = slots.index_copy(0, slot_n, x_th.index_select(0, token_n))
-        # Step 2: to the experts' ranks, their work, and back.
-        layer, group = self.layer, self.group
-        if group is not None and self.ranks > 1:
-            slots = exchange(
-                slots, None, None, group=group, layer=layer, phase="dispatch"
-            )
-        local = self.experts_all // self.ranks
+        hidden, local = rows_nh.shape[1], self.experts_all // self.ranks
+        slots = rows_nh.new_zeros(self.experts_all * routing.capacity, hidden)
+        slots = self._even(slots.index_copy(0, slot_n, rows_nh), "dispatch")
         x_wlch = slots.view(self.ranks, local, routing.capacity, hidden)
         x_lwch = x_wlch.transpose(0, 1).reshape(local, -1, hidden)
         done_lwch = self.experts.batched(x_lwch)
         done_wlch = done_lwch.view(local, self.ranks, -1, hidden).transpose(0, 1)
-        done = done_wlch.reshape(-1, hidden)
-        if group is not None and self.ranks > 1:
-            done = exchange(done, None, None, group=group, layer=layer, phase="combine")
-        # Step 3: each token sums its copies.
-        done_nh = done.index_select(0, slot_n)
-        return _weighted_sum(x_th, done_nh, token_n, routing.weight[order_n])
+        done = self._even(done_wlch.reshape(-1, hidden), "combine")
+        return done.index_select(0, slot_n)
 
-
-def _weighted_sum(
-    x_th: Tensor, done_nh: Tensor, token_n: Tensor, weight_n: Tensor
-) -> Tensor:
-    weighted_nh = (done_nh * weight_n.unsqueeze(1)).to(x_th.dtype)
-    return torch.zeros_like(x_th).index_add(0, token_n, weighted_nh)
+    def _even(self, slots: Tensor, phase: str) -> Tensor:
+        """Exchange as many rows with each rank, if there are several."""
+        if self.group is None or self.ranks == 1:
+            return slots
+        layer, group = self.layer, self.group
+        return exchange(slots, None, None, group=group, layer=layer, phase=phase)
 
 
 def adapt(
@@ -332,16 +306,15 @@ def adapt(
     mixtures
         This rank's MoE layers.
     replicas
-        The data-parallel group, over which loads are summed; None: nobody else.
+        The data-parallel group, over which loads are summed; None: one process.
     """
     adaptive = [m for m in mixtures if isinstance(m.router, Adaptive)]
     if not adaptive:
         return
-    loads = torch.stack([m.take_load() for m in adaptive])  # [layers, E]
+    loads = torch.stack([m.load for m in adaptive])  # [layers, E]
     if replicas is not None and replicas.size() > 1:
         with at(label="router_load"):
             dist.all_reduce(loads, group=replicas)
     for mixture, load in zip(adaptive, loads, strict=True):
-        router = mixture.router
-        assert isinstance(router, Adaptive)
-        router.after_step(load)
+        mixture.load = torch.zeros_like(load)
+        cast("Adaptive", mixture.router).after_step(load)

@@ -1,8 +1,4 @@
-"""Differentiable all-to-all of token vectors between expert-parallel ranks.
-
-Its backward pass is the all-to-all the other way round: what a rank had received in
-the forward pass, it sends back as a gradient.
-"""
+"""Differentiable all-to-all of token vectors between expert-parallel ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +23,8 @@ def exchange(
 ) -> Tensor:
     """Exchange rows with all ranks of a group by a differentiable all-to-all.
 
-    The forward call stands at ``phase``, the backward call at ``phase + "_grad"``.
+    Its backward pass is the reverse all-to-all.  The forward call is annotated with
+    ``phase``, the backward call with ``phase + "_grad"``.
 
     Parameters
     ----------
@@ -49,29 +46,6 @@ def exchange(
     """
     apply = cast("Callable[..., Tensor]", _Exchange.apply)
     return apply(rows, send, receive, group, layer, phase)
-
-
-def exchange_counts(counts: Tensor, *, group: dist.ProcessGroup, layer: int) -> Tensor:
-    """Exchange the number of rows per expert before the dispatch.
-
-    Parameters
-    ----------
-    counts
-        ``[E]`` int64, rows that this rank has for each expert, global order.
-    group
-        The expert-parallel group, of W ranks.
-    layer
-        Global layer index, for recording.
-
-    Returns
-    -------
-    Tensor
-        ``[W, E/W]`` int64, rows from each rank for each expert of this rank.
-    """
-    received = torch.empty_like(counts)
-    with at(layer=layer, label="count_exchange"):
-        dist.all_to_all_single(received, counts, group=group)
-    return received.view(group.size(), -1)
 
 
 class _Exchange(torch.autograd.Function):

@@ -42,7 +42,7 @@ class TransformerBlock(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        h, decodes = shape.hidden, layer >= shape.encoder_layers
+        decodes = layer >= shape.encoder_layers
         self.layer, self.post = layer, shape.norm_place == "post"
         self.norm_1 = norm(shape)
         self.attention: Attention | LatentAttention
@@ -56,16 +56,16 @@ class TransformerBlock(nn.Module):
             self.cross = Attention(shape, cross=True)
         self.norm_2 = norm(shape)
         self.mlp: FeedForward | MixtureOfExperts
-        self.shares = self.weighs = False
-        if layer in shape.moe_layers:
-            self.mlp = _mixture(shape, gating, layer, group, seed)
-            self.shares, self.weighs = shape.shared_ffn > 0, shape.shared_gate
-        else:
+        self.shared: FeedForward | None = None  # shared experts
+        self.shared_gate: nn.Linear | None = None
+        if layer not in shape.moe_layers:
             self.mlp = _feedforward(shape, shape.ffn_width)
-        if self.shares:
+            return
+        self.mlp = _mixture(shape, gating, layer, group, seed)
+        if shape.shared_ffn:
             self.shared = _feedforward(shape, shape.shared_ffn)
-        if self.shares and self.weighs:
-            self.shared_gate = nn.Linear(h, 1, bias=False)
+            if shape.shared_gate:
+                self.shared_gate = nn.Linear(shape.hidden, 1, bias=False)
 
     def forward(
         self,
@@ -110,9 +110,9 @@ class TransformerBlock(nn.Module):
             # rows travel in the precision that they are multiplied in
             x = x.to(torch.get_autocast_dtype(x.device.type))
         y, routing = self.mlp(x, ids)
-        if self.shares:
+        if self.shared is not None:
             shared = self.shared(x)
-            if self.weighs:
+            if self.shared_gate is not None:
                 shared = torch.sigmoid(self.shared_gate(x)) * shared
             y = y + shared
         return y, routing

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -56,36 +56,44 @@ class ParameterSets:
         return [*self.replicated, *self.split]
 
 
-class Optimizer(Protocol):
-    """Interface of an optimizer with an explicit learning rate."""
+class ParameterUpdate:
+    """Gradient reduction and parameter update of a step.
 
-    def step(self, rate: float) -> None:
-        """Update the parameters with a given learning rate."""
-        ...
+    By itself that of gradients which the backward pass has averaged over the copies of
+    each parameter.
+    """
 
+    sharded = False  # whether ranks hold gradients that others do not
 
-class ParameterUpdate(Protocol):
-    """Interface of gradient reduction and parameter update of a step."""
-
-    module: nn.Module  # what computes the losses
-    shares: ParameterSets  # the parameters as they are now
-    sharded: bool  # whether ranks hold gradients that others do not
+    def __init__(
+        self,
+        module: nn.Module,
+        shares: ParameterSets,
+        groups: ParallelGroups,
+        optimizer: AdamW,
+    ) -> None:
+        self.module = module  # computes the losses
+        self.shares, self.groups = shares, groups
+        self.optimizer = optimizer
 
     def begin(self) -> None:
         """Set all gradients to zero."""
-        ...
+        for p in (*self.shares.dense, *self.shares.experts):
+            p.grad = None
 
     def micro_batch(self) -> AbstractContextManager[None]:
-        """Context of a micro-batch's forward and backward pass."""
-        ...
+        """Return the context of a micro-batch's forward and backward pass."""
+        return nullcontext()
 
     def reduce(self) -> None:
         """Reduce the gradients after the last micro-batch."""
-        ...
+        # from a mean over the copies of an expert to a mean over all replicas
+        for gradient in _gradients(self.shares.experts):
+            gradient /= self.groups.layout.ep
 
     def step(self, rate: float) -> None:
         """Update the parameters with a given learning rate."""
-        ...
+        self.optimizer.step(rate)
 
 
 class GradientBucket:
@@ -113,61 +121,51 @@ class GradientBucket:
         self.flat.zero_()
 
 
-class ReplicatedUpdate:
-    """Parameter update with replicated gradients and optimizer states (no ZeRO)."""
+class ReplicatedUpdate(ParameterUpdate):
+    """Parameter update with replicated gradients.
 
-    sharded = False
+    Parameters
+    ----------
+    optimizer
+        None: an optimizer with replicated states (no ZeRO).
+    """
 
     def __init__(
-        self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
+        self,
+        model: nn.Module,
+        shares: ParameterSets,
+        groups: ParallelGroups,
+        plan: Training,
+        optimizer: AdamW | None = None,
     ) -> None:
-        self.module: nn.Module = model
-        self.shares, self.groups = shares, groups
+        every = [*shares.dense, *shares.experts]
+        optimizer = optimizer or AdamW(every, weight_decay=plan.weight_decay)
+        super().__init__(model, shares, groups, optimizer)
         self.dense = GradientBucket(shares.dense)
         self.experts = GradientBucket(shares.experts)
-        self.optimizer = self.make_optimizer(plan)
-
-    def make_optimizer(self, plan: Training) -> Optimizer:
-        """Create the AdamW optimizer of this rank's parameters."""
-        parameters = [*self.shares.dense, *self.shares.experts]
-        return AdamW(parameters, weight_decay=plan.weight_decay)
 
     def begin(self) -> None:
         """Set all gradients to zero."""
         self.dense.zero()
         self.experts.zero()
 
-    def micro_batch(self) -> AbstractContextManager[None]:
-        """Accumulate gradients without communication."""
-        return nullcontext()
-
     def reduce(self) -> None:
         """All-reduce dense gradients over dp and expert gradients over edp."""
-        layout = self.groups.layout
+        groups, layout = self.groups, self.groups.layout
         if layout.dp > 1:
             with at(label="gradient_sync"):
-                dist.all_reduce(self.dense.flat, group=self.groups.dp)
+                dist.all_reduce(self.dense.flat, group=groups.dp)
         if layout.edp > 1 and len(self.experts.flat):
             with at(label="expert_gradient_sync"):
-                dist.all_reduce(self.experts.flat, group=self.groups.edp)
+                dist.all_reduce(self.experts.flat, group=groups.edp)
         self.dense.flat /= layout.dp
         self.experts.flat /= layout.dp
-        synchronize_tied(self.shares, self.groups)
-
-    def step(self, rate: float) -> None:
-        """Update the parameters with a given learning rate."""
-        self.optimizer.step(rate)
-
-
-def synchronize_tied(shares: ParameterSets, groups: ParallelGroups) -> None:
-    """Sum the gradients of the tied embedding on the first and last pipeline stage.
-
-    The first stage looks tokens up in it and the last one makes logits of it, as in
-    Megatron-LM (``allreduce_word_embedding_grads`` of its finalize_model_grads.py).
-    """
-    if shares.tied is not None and shares.tied.grad is not None:
-        with at(label="embedding_sync"):
-            dist.all_reduce(shares.tied.grad, group=groups.embedding)
+        tied = self.shares.tied
+        if tied is not None and tied.grad is not None:
+            # the first stage looks tokens up in it, the last makes logits of it: as
+            # Megatron-LM's allreduce_word_embedding_grads (finalize_model_grads.py)
+            with at(label="embedding_sync"):
+                dist.all_reduce(tied.grad, group=groups.embedding)
 
 
 def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:

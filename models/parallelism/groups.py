@@ -12,9 +12,6 @@ import torch.distributed as dist
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 
-KINDS = ("dp", "ep", "edp", "tp", "pp", "embedding")
-"""Kinds of process groups beside the world."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParallelGroups:
@@ -40,7 +37,8 @@ class ParallelGroups:
 
     def by_kind(self) -> Mapping[str, dist.ProcessGroup | None]:
         """The process groups by kind, as a recorder expects them."""
-        return {kind: getattr(self, kind) for kind in ("world", *KINDS)}
+        kinds = ("world", "dp", "ep", "edp", "tp", "pp", "embedding")
+        return {kind: getattr(self, kind) for kind in kinds}
 
     def layers(self, layers: int) -> range:
         """Compute the global layer indices of this rank's pipeline stage."""
@@ -84,8 +82,15 @@ def connect(
     def place(kind: str) -> int:
         return next(r for r in layout.groups(kind) if rank in r).index(rank)
 
+    make = cast(
+        "Callable[..., tuple[dist.ProcessGroup | None, object]]",
+        dist.new_subgroups_by_enumeration,
+    )
+
     def group(kind: str, wanted: bool = True) -> dist.ProcessGroup | None:
-        return _subgroup(layout, kind, timeout) if wanted else None
+        # also a group of one rank, or of all: a recorder tells kinds by the group
+        ranks = [list(group) for group in layout.groups(kind)]
+        return make(ranks, timeout=timeout)[0] if wanted else None
 
     return ParallelGroups(
         layout=layout,
@@ -100,16 +105,3 @@ def connect(
         pp=group("pp", layout.pp > 1),
         embedding=group("embedding", layout.pp > 1),
     )
-
-
-def _subgroup(
-    layout: ParallelLayout, kind: str, timeout: timedelta | None
-) -> dist.ProcessGroup | None:
-    # Also a group of one rank, or of all: who records tells kinds apart by the group.
-    ranks = [list(group) for group in layout.groups(kind)]
-    make = cast(
-        "Callable[..., tuple[dist.ProcessGroup | None, object]]",
-        dist.new_subgroups_by_enumeration,
-    )
-    mine, _ = make(ranks, timeout=timeout)
-    return mine

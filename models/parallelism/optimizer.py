@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import cos, pi
 
 import torch
@@ -33,48 +34,52 @@ class AdamW:
         Share of a matrix that a step at learning rate 1 would take away.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], *, weight_decay: float) -> None:
-        matrices = [p for p in parameters if p.dim() > 1]
-        vectors = [p for p in parameters if p.dim() == 1]
-        self._parts = [(_States(matrices), weight_decay), (_States(vectors), 0.0)]
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, weight_decay: float
+    ) -> None:
+        self._parts = []
+        for part, decay in decaying(parameters, weight_decay):
+            means = [torch.zeros_like(local(p)) for p in part]  # of the gradient
+            squares = [torch.zeros_like(m) for m in means]  # of its square
+            # float32 whatever the parameter is: torch counts steps so
+            steps = [torch.zeros((), device=p.device) for p in part]
+            self._parts.append((part, means, squares, steps, decay))
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters with a given learning rate."""
-        for states, weight_decay in self._parts:
+        for parameters, means, squares, steps, decay in self._parts:
             adamw(
-                [local(p) for p in states.parameters],
-                [local(p.grad) for p in states.parameters if p.grad is not None],
-                states.means,
-                states.squares,
+                [local(p) for p in parameters],
+                [local(p.grad) for p in parameters if p.grad is not None],
+                means,
+                squares,
                 [],
-                states.steps,
+                steps,
                 fused=True,
                 amsgrad=False,
                 beta1=BETA_1,
                 beta2=BETA_2,
                 lr=rate,
-                weight_decay=weight_decay,
+                weight_decay=decay,
                 eps=EPSILON,
                 maximize=False,
             )
+
+
+def decaying(
+    parameters: Sequence[nn.Parameter], weight_decay: float
+) -> tuple[tuple[list[nn.Parameter], float], ...]:
+    """Divide parameters into matrices, which decay, and vectors, which do not."""
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() == 1]
+    return (matrices, weight_decay), (vectors, 0.0)
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, or the tensor itself if not sharded."""
     found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
-
-
-class _States:
-    """Parameters and their Adam states."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.means = [torch.zeros_like(local(p)) for p in parameters]  # of the gradient
-        self.squares = [torch.zeros_like(m) for m in self.means]  # of its square
-        # float32 whatever the parameter is: torch counts steps so
-        self.steps = [torch.zeros((), device=p.device) for p in parameters]
 
 
 def learning_rate(plan: Training, iteration: int) -> float:

@@ -15,7 +15,7 @@ Rajbhandari et al., "ZeRO", arXiv 1910.02054, sections 5 and 7.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from moetraffic.patterns import Training
 
 from .gradients import GradientBucket, ParameterSets, ParameterUpdate, ReplicatedUpdate
 from .groups import ParallelGroups
-from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, local
+from .optimizer import BETA_1, BETA_2, EPSILON, AdamW, decaying
 
 LABEL = "zero"
 
@@ -38,13 +38,16 @@ LABEL = "zero"
 def updates(
     model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
 ) -> ParameterUpdate:
-    """Create the parameter update of the layout's ZeRO stage."""
-    stages: tuple[Callable[..., ParameterUpdate], ...]
-    stages = (ReplicatedUpdate, ShardedStates, ShardedGradients, ShardedParameters)
-    return stages[groups.layout.zero](model, shares, groups, plan)
+    """Create the parameter update of the layout's ZeRO stage, 1 to 3."""
+    if groups.layout.zero == 3:
+        return ShardedParameters(model, shares, groups, plan)
+    optimizer = ShardedOptimizer(shares, groups, plan)
+    if groups.layout.zero == 2:
+        return ShardedGradients(model, shares, groups, optimizer)
+    return ReplicatedUpdate(model, shares, groups, plan, optimizer)
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(AdamW):
     """Optimizer whose states are sharded over the replicas of each parameter."""
 
     def __init__(
@@ -55,17 +58,17 @@ class ShardedOptimizer:
         self.alone: list[nn.Parameter] = []  # of which there is one copy
         for parameters, group, copies in (
             (shares.dense, groups.dp, layout.dp),
-            (list(shares.experts), groups.edp, layout.edp),
+            (shares.experts, groups.edp, layout.edp),
         ):
             if copies > 1 and parameters:
                 self.sharded.append(_owner(parameters, group, plan))
             else:
                 self.alone += parameters
-        self.optimizer = AdamW(self.alone, weight_decay=plan.weight_decay)
+        super().__init__(self.alone, weight_decay=plan.weight_decay)
 
     def step(self, rate: float) -> None:
         """Update this rank's shard of the parameters, and broadcast it."""
-        self.optimizer.step(rate)
+        super().step(rate)
         with at(label=LABEL):
             for owner in self.sharded:
                 for part in owner.param_groups:
@@ -73,15 +76,7 @@ class ShardedOptimizer:
                 owner.step()
 
 
-class ShardedStates(ReplicatedUpdate):
-    """ZeRO stage 1: all-reduced gradients, sharded optimizer states."""
-
-    def make_optimizer(self, plan: Training) -> ShardedOptimizer:
-        """Create the optimizer with sharded states."""
-        return ShardedOptimizer(self.shares, self.groups, plan)
-
-
-class ShardedGradients:
+class ShardedGradients(ParameterUpdate):
     """ZeRO stage 2: gradients are reduced to their owners in each micro-batch.
 
     fairscale would wait for the last micro-batch and hold all gradients until then.
@@ -90,17 +85,19 @@ class ShardedGradients:
     sharded = True
 
     def __init__(
-        self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
+        self,
+        model: GPT,
+        shares: ParameterSets,
+        groups: ParallelGroups,
+        optimizer: ShardedOptimizer,
     ) -> None:
         from fairscale.nn.data_parallel import ShardedDataParallel
 
-        self.module: nn.Module = model
-        self.shares, self.groups = shares, groups
-        self.optimizer = ShardedOptimizer(shares, groups, plan)
-        self.alone = GradientBucket(self.optimizer.alone)
+        super().__init__(model, shares, groups, optimizer)
+        self.alone = GradientBucket(optimizer.alone)
         self.reducers: list[Any] = []
         self.owned: dict[nn.Parameter, Tensor] = {}
-        for owner in self.optimizer.sharded:
+        for owner in optimizer.sharded:
             for part in owner.partition_parameters()[owner.rank]:
                 self.owned |= {p: torch.zeros_like(p) for p in part["params"]}
             # each wraps the one before, and takes the parameters of its owner alone
@@ -138,18 +135,14 @@ class ShardedGradients:
                 p.grad = gradient
             else:
                 p.grad.copy_(gradient)  # a view of the reducer's bucket stays one
-        _share_out(self.shares.experts, self.groups)
-
-    def step(self, rate: float) -> None:
-        """Update this rank's shard of the parameters, and broadcast it."""
-        self.optimizer.step(rate)
+        super().reduce()
 
     def _forget(self) -> None:
         for reducer in self.reducers:
             reducer.zero_grad(set_to_none=True)
 
 
-class ShardedParameters:
+class ShardedParameters(ParameterUpdate):
     """ZeRO stage 3: sharded parameters, gradients and optimizer states.
 
     A block's parameters are gathered for its forward pass and again for its backward
@@ -163,8 +156,6 @@ class ShardedParameters:
         self, model: GPT, shares: ParameterSets, groups: ParallelGroups, plan: Training
     ) -> None:
         layout = groups.layout
-        self.module: nn.Module = model
-        self.groups = groups
         slices = {id(p) for p in shares.split}
         sliced = [name for name, p in model.named_parameters() if id(p) in slices]
         experts = [m.experts for m in model.mixtures]
@@ -178,28 +169,15 @@ class ShardedParameters:
             _shard(model, groups.dp, besides=alone)
         # the parameters are others now, under the same names
         named = dict(model.named_parameters())
-        self.shares = ParameterSets.of(model, groups, [named[name] for name in sliced])
-        self.parameters = list(named.values())
-        self.optimizer = AdamW(self.parameters, weight_decay=plan.weight_decay)
-
-    def begin(self) -> None:
-        """Set all gradients to zero."""
-        for p in self.parameters:
-            p.grad = None
+        shares = ParameterSets.of(model, groups, [named[name] for name in sliced])
+        optimizer = AdamW(list(named.values()), weight_decay=plan.weight_decay)
+        super().__init__(model, shares, groups, optimizer)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
         """Annotate the all-gathers and reduce-scatters of the micro-batch."""
         with at(label=LABEL), _quietly():
             yield
-
-    def reduce(self) -> None:
-        """Rescale expert gradients; FSDP has already reduced all gradients."""
-        _share_out(self.shares.experts, self.groups)
-
-    def step(self, rate: float) -> None:
-        """Update this rank's shards."""
-        self.optimizer.step(rate)
 
 
 def _owner(
@@ -208,9 +186,7 @@ def _owner(
     """fairscale's OSS over torch's AdamW, numerically equal to stage 0."""
     from fairscale.optim import OSS
 
-    matrices = [p for p in parameters if p.dim() > 1]
-    vectors = [p for p in parameters if p.dim() == 1]
-    parts = [(matrices, plan.weight_decay), (vectors, 0.0)]
+    parts = decaying(parameters, plan.weight_decay)
     with _quietly():
         return OSS(
             [{"params": p, "weight_decay": decay} for p, decay in parts if p],
@@ -255,11 +231,3 @@ def _quietly() -> Iterator[None]:
         # a routing's weights are views; nobody changes them in place
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         yield
-
-
-def _share_out(experts: Sequence[nn.Parameter], groups: ParallelGroups) -> None:
-    """Rescale expert gradients from a mean over copies to a mean over all replicas."""
-    for p in experts:
-        if p.grad is not None:
-            gradient = local(p.grad)
-            gradient /= groups.layout.ep

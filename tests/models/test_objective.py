@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from moetraffic.models import Corpus
+from moetraffic.models.corpus import batch, masked
 from moetraffic.models.gpt import IGNORED
-from moetraffic.models.objective import batch, masked
 from moetraffic.patterns import ModelShape
 
 TEXT = Corpus(text=torch.arange(200, dtype=torch.uint8), source="numbers")

@@ -10,7 +10,7 @@ import torch
 
 from moetraffic.gating import ROUTERS
 from moetraffic.models import GPT, Corpus, train
-from moetraffic.models.objective import text
+from moetraffic.models.corpus import text
 from moetraffic.patterns import (
     PRESETS,
     Gating,
