@@ -100,7 +100,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/cli/workload.py",
         "moetraffic/generate/state_trial.py",
         "moetraffic/patterns/workload.py",
-        "moetraffic/studies/gpt350m.py",
         "moetraffic/trace/iterations.py",
         "replay/__main__.py",
         "replay/scale/rank_map.py",

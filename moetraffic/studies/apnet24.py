@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-import numpy as np
-
 from moetraffic.data import published
 from moetraffic.patterns.layout import ParallelLayout
 from moetraffic.patterns.presets import preset
@@ -27,7 +25,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.tables import Table
 
-from .study import Study
+from .study import Study, rounded
 
 LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 """(p, t, d) whose matrices the study shows."""
@@ -99,7 +97,7 @@ def _groups() -> Table:
     return Table(
         title="Groups of (p, t, d) = (4, 2, 4) on 32 GPUs",
         columns=("kind", "published", "ours", "groups in all", "same"),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
@@ -140,7 +138,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
     return Table(
         title=f"Stripes of (p, t, d) = {sizes}: {layout.world} GPUs, GPT-3B",
         columns=("traffic", "from t, d, p", "ours", "same", "pairs", "GB sent a GPU"),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
@@ -205,16 +203,14 @@ def _estimates() -> Table:
                 *(found.compute, found.tp, found.pp, found.dp, found.bubble),
                 *(found.iteration, found.bubble_share, found.comm_share),
             )
-            rows.append(
-                (name, None, speed / 1e9, *(round(float(one), 4) for one in numbers))
-            )
+            rows.append((name, None, speed / 1e9, *rounded(numbers, 4)))
     return Table(
         title="The four configurations (published: bars without numbers)",
         columns=(
             *("configuration", "published", "C GB/s", "T_comp", "T_TP", "T_PP"),
             *("T_DP", "T_bubble", "T_iter", "R_bubble", "R_comm"),
         ),
-        rows=tuple(rows),
+        rows=rows,
         unit="s",
     )
 
@@ -224,18 +220,16 @@ def _bubbles() -> Table:
     rows = []
     for name, config, peak, share in _configurations():
         p, m = float(config.pp), float(config.micro_batches)
-        told = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
-        found = estimate(config, told, conventions=APNET24)
+        system = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
+        found = estimate(config, system, conventions=APNET24)
         without = float(found.bubble / (found.iteration - found.dp))
         formula = (p - 1) / (p - 1 + m)
         rows.append(
             (
                 name,
-                round(formula, 6),
-                round(without, 6),
+                *rounded((formula, without), 6),
                 round(without / formula - 1, 9),
-                round(float(found.bubble_share), 6),
-                round(float(found.bubble_of_ideal), 6),
+                *rounded((found.bubble_share, found.bubble_of_ideal), 6),
             )
         )
     return Table(
@@ -244,7 +238,7 @@ def _bubbles() -> Table:
             *("configuration", "(p-1)/(p-1+m)", "ours without T_DP", "error"),
             *("ours with T_DP", "(p-1)/m, SC'21"),
         ),
-        rows=tuple(rows),
+        rows=rows,
         unit="share",
     )
 
@@ -252,35 +246,30 @@ def _bubbles() -> Table:
 def _conventions() -> Table:
     """Compare the iteration time under different published model conventions."""
     name, config, peak, share = next(_configurations())
-    told = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
+    system = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
     choices = {
-        "as the study (8 N tokens, N/(pt) reduced)": (config, APNET24),
-        "N reduced by each rank": (
-            config,
-            Conventions(flops="parameters", reduced="whole"),
+        "as the study (8 N tokens, N/(pt) reduced)": APNET24,
+        "N reduced by each rank": Conventions(flops="parameters", reduced="whole"),
+        "FLOP by layers (SC'21)": Conventions(),
+        "bubble without communication (SC'21)": Conventions(
+            flops="parameters", bubble="compute"
         ),
-        "FLOP by layers (SC'21)": (config, Conventions()),
-        "bubble without communication (SC'21)": (
-            config,
-            Conventions(flops="parameters", bubble="compute"),
-        ),
-        "vocabulary-parallel ends counted": (
-            config,
-            Conventions(flops="parameters", ends="counted"),
+        "vocabulary-parallel ends counted": Conventions(
+            flops="parameters", ends="counted"
         ),
     }
     rows = []
-    base = float(estimate(config, told, conventions=APNET24).iteration)
-    for what, (one, chosen) in choices.items():
-        found = estimate(one, told, conventions=chosen)
-        numbers = np.array([found.iteration, found.comm_share, found.waiting_share])
-        change = round(float(found.iteration) / base - 1, 4)
-        rows.append((what, *(round(float(v), 4) for v in numbers), change))
+    base = float(estimate(config, system, conventions=APNET24).iteration)
+    for what, conventions in choices.items():
+        found = estimate(config, system, conventions=conventions)
+        change = float(found.iteration) / base - 1
+        shares = found.comm_share, found.waiting_share
+        rows.append((what, *rounded((found.iteration, *shares, change), 4)))
     return Table(
         title=f"Conventions: {name} at {BANDWIDTHS[1] / 1e9:g} GB/s",
         columns=(
             *("convention", "T_iter s", "R_comm"),
             *("R_comm, bubble counted", "change of T_iter"),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )

@@ -31,7 +31,7 @@ from scipy.optimize import least_squares
 from moetraffic.data import published
 from moetraffic.tables import Table
 
-from .study import Study
+from .study import Study, compared
 
 Float64 = npt.NDArray[np.float64]
 
@@ -72,9 +72,7 @@ Chooses = Callable[[Cell], bool]
 CELL_SETS: dict[str, Chooses] = {
     "strong and weak, > 2 GPUs": lambda c: c.scaling != "larger_batch" and c.gpus > 2,
     "the same, <4,16> once": lambda c: (
-        c.gpus > 2
-        and c.scaling != "larger_batch"
-        and (c.scaling, c.gpus) != ("weak", 4)
+        c.gpus > 2 and c.scaling != "larger_batch" and _place(c)[1:3] != ("weak", 4)
     ),
     "and <8,96>": lambda c: c.gpus > 2 and c.batch <= 96,
     "every cell > 2 GPUs": lambda c: c.gpus > 2,
@@ -118,13 +116,8 @@ def speedup(protocol: str) -> Float64:
     """
     main = [c for c in cells() if CELL_SETS[MAIN](c)]
     base = {_place(c): c.fraction for c in main if c.protocol == "RDMA"}
-    return np.array(
-        [
-            (1 - base[_place(c)]) / (1 - c.fraction)
-            for c in main
-            if c.protocol == protocol
-        ]
-    )
+    mine = [c for c in main if c.protocol == protocol]
+    return np.array([(1 - base[_place(c)]) / (1 - c.fraction) for c in mine])
 
 
 def _place(cell: Cell) -> tuple[str, str, int, int]:
@@ -162,23 +155,6 @@ class Wire:
         return np.asarray(self.k * 2 * (n - 1) / n * (n / 4) ** self.gamma)
 
 
-def fraction(of: Sequence[Cell], wire: Wire, *, affine: bool = True) -> Float64:
-    """Predict the communication fractions of cells, ``[n]``.
-
-    Parameters
-    ----------
-    of
-        Cells of any workloads, each calibrated on its own 2-rank cells.
-    wire
-        Of the cells' protocol.
-    affine
-        Compute has a part that does not grow with the batch; without it (tried, and
-        much worse) it is proportional to the samples.
-    """
-    x = wire.time([c.gpus for c in of])
-    return np.asarray(x / (x + _compute(of, affine)), np.float64)
-
-
 def _compute(of: Sequence[Cell], affine: bool) -> Float64:
     """Compute of each cell in units of its workload's all-reduce of 2 GPUs."""
     samples = np.array([c.samples for c in of])
@@ -189,6 +165,12 @@ def _compute(of: Sequence[Cell], affine: bool) -> Float64:
     return np.asarray(samples * (part[:, 1] + part[:, 0] * (1 / 8 + 1 / 4) / 2))
 
 
+def _fractions(of: Sequence[Cell], wire: Wire, compute: Float64) -> Float64:
+    """Predict the communication fractions of cells, ``[n]``."""
+    x = wire.time([c.gpus for c in of])
+    return np.asarray(x / (x + compute), np.float64)
+
+
 def fitted(of: Sequence[Cell], *, falling: bool, affine: bool = True) -> Wire:
     """Fit the constants of a protocol to the fractions of its cells by least squares.
 
@@ -197,51 +179,52 @@ def fitted(of: Sequence[Cell], *, falling: bool, affine: bool = True) -> Wire:
     of
         Cells of one protocol that have a fraction.
     falling
-        Whether gamma is fitted too, or 0.
+        Whether gamma is fitted too, for protocols of :data:`FALLING`; otherwise 0.
     affine
-        As :func:`fraction` has it.
+        Whether compute has a part that does not grow with the batch; without it (much
+        worse) it is proportional to the samples.
     """
     seen = np.array([c.fraction for c in of])
-    gpus = np.array([c.gpus for c in of])
     compute = _compute(of, affine)
+    falls = falling and of[0].protocol in FALLING
 
     def made(constants: Float64) -> Wire:
-        gamma = float(constants[1]) if falling else 0.0
+        gamma = float(constants[1]) if falls else 0.0
         return Wire(k=float(np.exp(constants[0])), gamma=gamma)
 
     def off(constants: Float64) -> Float64:
-        x = made(constants).time(gpus)
-        return np.asarray(x / (x + compute) - seen, np.float64)
+        return np.asarray(_fractions(of, made(constants), compute) - seen)
 
-    return made(least_squares(off, [1.0, 0.0][: 1 + falling]).x)
+    return made(least_squares(off, [1.0, 0.0][: 1 + falls]).x)
 
 
 def left_out(
-    chosen: Chooses, *, falling: bool, affine: bool = True
+    chosen: Chooses,
+    *,
+    falling: bool,
+    affine: bool = True,
+    predicted: Chooses | None = None,
 ) -> tuple[tuple[Cell, float], ...]:
     """Predict each cell with a network fitted to the other workloads.
 
     Parameters
     ----------
     chosen
-        Cells that are fitted and predicted.
-    falling
-        Whether the bandwidth of :data:`FALLING` falls with ranks.
-    affine
-        As :func:`fraction` has it.
+        Cells that are fitted.
+    falling, affine
+        As of :func:`fitted`.
+    predicted
+        Cells that are predicted; None: those that are fitted.
     """
-    found = []
-    every = [c for c in cells() if chosen(c) and not c.oom]
+    predicted, found = predicted or chosen, []
     for protocol in PROTOCOLS:
-        mine = [c for c in every if c.protocol == protocol]
+        mine = [c for c in cells() if c.protocol == protocol and not c.oom]
         for workload in workloads():
-            others = [c for c in mine if c.workload != workload]
-            own = [c for c in mine if c.workload == workload]
-            wire = fitted(
-                others, falling=falling and protocol in FALLING, affine=affine
-            )
-            predicted = fraction(own, wire, affine=affine)
-            found += list(zip(own, predicted.tolist(), strict=True))
+            others = [c for c in mine if c.workload != workload and chosen(c)]
+            own = [c for c in mine if c.workload == workload and predicted(c)]
+            wire = fitted(others, falling=falling, affine=affine)
+            values = _fractions(own, wire, _compute(own, affine))
+            found += list(zip(own, values.tolist(), strict=True))
     return tuple(found)
 
 
@@ -254,7 +237,7 @@ def copied(chosen: Chooses) -> Float64:
             for a in every
             for b in every
             if a.workload != b.workload
-            and (a.protocol, a.scaling, a.name) == (b.protocol, b.scaling, b.name)
+            and (a.protocol, *_place(a)[1:]) == (b.protocol, *_place(b)[1:])
         ]
     )
 
@@ -308,106 +291,71 @@ def reproduce() -> Study:
 def _speedups() -> Table:
     said = published("ucmerced_protocols")
     rows = []
-    for protocol, key in (
-        ("IPoIB", "RDMA_speedup_over_IPoIB_iteration_time_avg"),
-        ("TCP/IP", "RDMA_speedup_over_TCP_iteration_time_avg"),
-    ):
-        each, told = speedup(protocol), said.value(key)
-        ours = float(each.mean())
-        rows.append(
-            (
-                protocol,
-                told,
-                ours,
-                ours / told - 1,
-                float(each.min()),
-                float(each.max()),
-                len(each),
-            )
-        )
+    for protocol, key in (("IPoIB", "IPoIB"), ("TCP/IP", "TCP")):
+        each = speedup(protocol)
+        claim = said.value(f"RDMA_speedup_over_{key}_iteration_time_avg")
+        ends = float(each.min()), float(each.max())
+        rows.append((protocol, *compared(claim, each.mean()), *ends, len(each)))
     return Table(
         title="How many times longer an iteration takes than by RDMA",
         columns=("over", "published", "ours", "error", "least", "most", "cells"),
-        rows=tuple(rows),
+        rows=rows,
         unit="x",
     )
 
 
 def _summary() -> Table:
-    rows: list[tuple[object, ...]] = []
+    rows = []
     for name, chosen in CELL_SETS.items():
+        errors = {}
         for model, falling, affine in (
             ("pure ring", False, True),
             ("IPoIB, TCP/IP fall with ranks", True, True),
             ("the same, compute proportional", True, False),
         ):
             found = left_out(chosen, falling=falling, affine=affine)
-            off = np.array([ours - cell.fraction for cell, ours in found])
-            rows.append(_errors(name, model, off, len(found)))
-        off = copied(chosen)
-        rows.append(_errors(name, "another workload's cell copied", off, len(off)))
+            errors[model] = np.array([ours - cell.fraction for cell, ours in found])
+        errors["another workload's cell copied"] = copied(chosen)
+        for model, off in errors.items():
+            away = np.abs(off)
+            rows.append((name, model, len(off), float(away.mean()), float(away.max())))
     return Table(
         title="Communication fraction, leaving a workload out: how wrong",
         columns=("cells", "model", "predictions", "mean absolute error", "worst"),
-        rows=tuple(rows),
+        rows=rows,
         unit="fraction of iteration time",
     )
 
 
-def _errors(name: str, model: str, off: Float64, count: int) -> tuple[object, ...]:
-    away = np.abs(off)
-    return name, model, count, float(away.mean()), float(away.max())
-
-
 def _cells() -> Table:
-    ring = dict(left_out(CELL_SETS[MAIN], falling=False))
-    falls = dict(left_out(CELL_SETS[MAIN], falling=True))
+    # the network of a larger batch is that of the strong and weak scaling
+    network, every = CELL_SETS[MAIN], CELL_SETS["every cell > 2 GPUs"]
+    ring = dict(left_out(network, falling=False, predicted=every))
+    falls = dict(left_out(network, falling=True, predicted=every))
     rows: list[tuple[object, ...]] = []
-    for cell in cells():
-        if cell.gpus <= 2:
-            continue
-        one = ring.get(cell)
-        two = falls.get(cell)
-        if not cell.oom and one is None:  # a larger batch: the network of the others
-            one, two = (_outside(cell, falling=fall) for fall in (False, True))
+    for cell in filter(every, cells()):
         head = cell.workload, cell.protocol, cell.scaling, cell.name
-        if cell.oom or one is None or two is None:
+        if cell.oom:
             rows.append((*head, "OOM", None, None, None, None))
-        else:
-            f = cell.fraction
-            rows.append((*head, f, one, one - f, two, two - f))
+            continue
+        f, one, two = cell.fraction, ring[cell], falls[cell]
+        rows.append((*head, f, one, one - f, two, two - f))
     return Table(
         title="Communication fraction, cell by cell, the workload left out",
         columns=(
             *("workload", "protocol", "scaling", "cell", "published"),
             *("ours, ring", "error", "ours, falling", "error "),
         ),
-        rows=tuple(rows),
+        rows=rows,
         unit="fraction of iteration time",
     )
 
 
-def _outside(cell: Cell, *, falling: bool) -> float:
-    """Predict a cell outside the fitted set, from the other workloads in the set."""
-    others = [
-        c
-        for c in cells()
-        if CELL_SETS[MAIN](c)
-        and (c.protocol, c.workload != cell.workload) == (cell.protocol, True)
-    ]
-    wire = fitted(others, falling=falling and cell.protocol in FALLING)
-    return float(fraction([cell], wire)[0])
-
-
 def _calibrations() -> Table:
-    rows = []
-    for workload in workloads():
-        constant, slope = calibration(workload)
-        rows.append((workload, constant, slope))
     return Table(
         title="Compute of each workload, from its own 2-rank cells",
         columns=("workload", "constant", "a sample"),
-        rows=tuple(rows),
+        rows=[(workload, *calibration(workload)) for workload in workloads()],
         unit="all-reduces of 2 GPUs",
     )
 
@@ -415,27 +363,19 @@ def _calibrations() -> Table:
 def _utilization() -> Table:
     """Tabulate link rates of the protocols relative to that of RDMA."""
     said = published("ucmerced_protocols")
-    told = {
-        "RDMA": said.value("RDMA_max_interconnect_utilization"),
-        "IPoIB": said.value("IPoIB_max_interconnect_utilization"),
-        "TCP/IP": said.value("TCP_max_interconnect_utilization"),
-    }
-    main = [c for c in cells() if CELL_SETS[MAIN](c)]
     rows = []
-    base: Wire | None = None
+    rdma = 0.0  # k and rate of RDMA, multiplied
     for protocol in PROTOCOLS:
-        mine = [c for c in main if c.protocol == protocol]
-        wire = fitted(mine, falling=protocol in FALLING)
-        base = base or wire
-        ours = told["RDMA"] * base.k / wire.k
-        link = said.value(f"{protocol}_link")
+        mine = [c for c in cells() if CELL_SETS[MAIN](c) and c.protocol == protocol]
+        wire = fitted(mine, falling=True)
+        name = protocol.removesuffix("/IP")
+        claim = said.value(f"{name}_max_interconnect_utilization")
+        rdma = rdma or claim * wire.k
         rows.append(
             (
                 protocol,
-                link,
-                told[protocol],
-                ours,
-                ours / told[protocol] - 1,
+                said.value(f"{protocol}_link"),
+                *compared(claim, rdma / wire.k),
                 wire.k,
                 wire.gamma,
                 "given" if protocol == "RDMA" else "predicted",
@@ -447,6 +387,6 @@ def _utilization() -> Table:
             *("protocol", "link", "published", "ours", "error", "k", "gamma"),
             "RDMA's is",
         ),
-        rows=tuple(rows),
+        rows=rows,
         unit="Gbps",
     )

@@ -66,28 +66,17 @@ def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
 def memory_table(cells: tuple[Cell, ...]) -> tuple[Table, str]:
     """Compare estimated memory with the runs published as out of memory."""
     chosen = [c for c in cells if c.scaling == "larger_batch" and c.protocol == "RDMA"]
-    rows: list[tuple[object, ...]] = []
-    for cell in chosen:
-        rows.append(
-            (
-                cell.workload,
-                cell.name,
-                "OOM" if cell.oom else "ran",
-                needed_bytes(cell.workload, cell.samples, scores=True) / 1e9,
-                needed_bytes(cell.workload, cell.samples, scores=False) / 1e9,
-            )
-        )
+    needed = [
+        [needed_bytes(c.workload, c.samples, scores=kept) / 1e9 for c in chosen]
+        for kept in (True, False)
+    ]
     said = []
-    for scores, name in ((True, "that keeps its scores"), (False, "that does not")):
-        ran, not_ran = (
-            [
-                needed_bytes(c.workload, c.samples, scores=scores) / 1e9
-                for c in chosen
-                if c.oom is oom
-            ]
-            for oom in (False, True)
-        )
-        low, high = max(ran), min(not_ran)
+    for sizes, name in zip(
+        needed, ("that keeps its scores", "that does not"), strict=True
+    ):
+        pairs = list(zip(chosen, sizes, strict=True))
+        low = max(size for cell, size in pairs if not cell.oom)
+        high = min(size for cell, size in pairs if cell.oom)
         said.append(
             f"with an attention {name} the largest run that ran needs {low:.0f} GB and "
             f"the smallest that did not {high:.0f} GB"
@@ -96,7 +85,10 @@ def memory_table(cells: tuple[Cell, ...]) -> tuple[Table, str]:
     table = Table(
         title="The larger batches: what a GPU would have to hold",
         columns=("workload", "cell", "published", "scores kept", "scores not kept"),
-        rows=tuple(rows),
+        rows=[
+            (cell.workload, cell.name, "OOM" if cell.oom else "ran", kept, not_kept)
+            for cell, kept, not_kept in zip(chosen, *needed, strict=True)
+        ],
         unit="GB",
     )
     return table, (

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from moetraffic.data import published
 from moetraffic.patterns.time_model import (
     Architecture,
+    Calibration,
     Configuration,
     NodeLinks,
     System,
@@ -27,11 +28,10 @@ from moetraffic.patterns.time_model import (
     estimate,
     half_splits,
     operations,
-    sensitivity,
 )
 from moetraffic.tables import Table
 
-from .study import Study
+from .study import Study, compared, rounded
 
 Float64 = npt.NDArray[np.float64]
 
@@ -96,11 +96,9 @@ def reproduce() -> Study:
         title="Megatron-LM on up to 3072 A100s",
         source="Narayanan et al., SC'21 (arXiv 2104.04473), table 1",
         tables=(
-            _iterations(config, times, column),
+            _iterations(config, times, column, fit),
             _splits(config, times),
             _sizes(config, column),
-            _breakdown(config, fit.system, column),
-            _sensitivities(config, fit.system, column),
         ),
         not_reproducible=(
             "the iteration times themselves, because the table prints FLOP/s a GPU: "
@@ -123,25 +121,23 @@ def reproduce() -> Study:
 
 
 def _iterations(
-    config: Configuration, times: Float64, column: dict[str, Float64]
+    config: Configuration, times: Float64, column: dict[str, Float64], fit: Calibration
 ) -> Table:
     splits = half_splits(config, times, system(), FITTED)
-    fit = calibrate(config, times, system(), FITTED)
-    held: list[list[float]] = [[] for _ in times]
-    for unseen, errors in zip(_others(len(times)), splits.errors, strict=True):
-        for row, error in zip(unseen, errors, strict=True):
-            held[row].append(float(error))
+    # the held-out rows of each split, in its order
+    every = set(range(len(times)))
+    fits = combinations(range(len(times)), len(times) // 2)
+    unseen = np.array([sorted(every - set(rows)) for rows in fits])
     rows = []
     for at, time in enumerate(times):
-        middle = float(np.median(held[at]))
+        middle = np.median(splits.errors[unseen == at])
         rows.append(
             (
                 f"{column['params_B'][at]:g}B on {column['gpus'][at]:g}",
-                round(float(time), 3),
-                round(float(fit.predicted[at]), 3),
-                round(float(fit.residuals[at]), 4),
-                round(float(time) * (1 + middle), 3),
-                round(middle, 4),
+                *rounded((time, fit.predicted[at]), 3),
+                *rounded((fit.residuals[at],), 4),
+                *rounded((time * (1 + middle),), 3),
+                *rounded((middle,), 4),
             )
         )
     return Table(
@@ -150,41 +146,29 @@ def _iterations(
             *("model", "published", "ours, fitted", "error"),
             *("ours, held out", "its error"),
         ),
-        rows=tuple(rows),
+        rows=rows,
         unit="s",
     )
 
 
-def _others(number: int) -> list[list[int]]:
-    """List the held-out rows of each split, in the order of :func:`half_splits`."""
-    every = set(range(number))
-    return [sorted(every - set(h)) for h in combinations(range(number), number // 2)]
-
-
 def _splits(config: Configuration, times: Float64) -> Table:
     rows = []
-    for unknowns in (
-        FITTED[:1],
-        FITTED[:2],
-        (FITTED[0], FITTED[2]),
-        FITTED,
-    ):
+    for unknowns in (FITTED[:1], FITTED[:2], FITTED[::2], FITTED):
         found = half_splits(config, times, system(), unknowns)
+        ninth = np.quantile(np.abs(found.errors), 0.9)
         words = (name.removesuffix("_s").replace("_", " ") for name in unknowns)
         rows.append(
             (
                 ", ".join(words),
                 found.splits,
-                round(found.median, 4),
-                round(float(np.quantile(np.abs(found.errors), 0.9)), 4),
-                round(found.worst, 4),
+                *rounded((found.median, ninth, found.worst), 4),
                 found.median <= TARGET,
             )
         )
     return Table(
         title="Error of the half that was not fitted, over all splits",
         columns=("fitted", "splits", "median", "90%", "worst", f"median <= {TARGET}"),
-        rows=tuple(rows),
+        rows=rows,
         unit="relative",
     )
 
@@ -194,26 +178,16 @@ def _sizes(config: Configuration, column: dict[str, Float64]) -> Table:
     work = operations(config).all * config.micro_batches * config.world
     flops = work / (column["iter_time_s_derived"] * column["gpus"]) / 1e12
     needed = estimate(config, system()).memory.total / 1e9
-    rows = tuple(
-        (
-            f"{said:g}B",
-            float(said),
-            round(float(ours) / 1e9, 2),
-            round(float(ours / 1e9 / said) - 1, 4),
-            float(told),
-            round(float(rate), 2),
-            round(float(rate / told) - 1, 5),
-            round(float(bytes_gb), 1),
+    rows = []
+    for at, size in enumerate(column["params_B"]):
+        rows.append(
+            (
+                f"{size:g}B",
+                *compared(float(size), config.model.parameters[at] / 1e9, 2, 4),
+                *compared(float(column["tflops_per_gpu"][at]), flops[at], 2, 5),
+                *rounded((needed[at],), 1),
+            )
         )
-        for said, ours, told, rate, bytes_gb in zip(
-            column["params_B"],
-            config.model.parameters,
-            column["tflops_per_gpu"],
-            flops,
-            needed,
-            strict=True,
-        )
-    )
     return Table(
         title="Parameters (equation 2), FLOP (equation 3), memory of the first stage",
         columns=(
@@ -222,49 +196,4 @@ def _sizes(config: Configuration, column: dict[str, Float64]) -> Table:
             *("its error", "memory GB of 80"),
         ),
         rows=rows,
-    )
-
-
-def _breakdown(
-    config: Configuration, fitted: System, column: dict[str, Float64]
-) -> Table:
-    found = estimate(config, fitted)
-    terms = (
-        *(found.compute, found.tp, found.pp, found.dp, found.bubble, found.overhead),
-        *(found.optimizer, found.iteration, found.comm_share, found.bubble_share),
-        found.bubble_of_ideal,
-    )
-    return Table(
-        title="Our terms, fitted to all rows (nothing published)",
-        columns=(
-            *("model", "T_comp", "T_TP", "T_PP", "T_DP", "T_bubble", "overhead"),
-            *("optimizer", "T_iter", "R_comm", "R_bubble of T_iter", "(p-1)/(v m)"),
-        ),
-        rows=tuple(
-            (f"{size:g}B", *(round(float(term[at]), 4) for term in terms))
-            for at, size in enumerate(column["params_B"])
-        ),
-        unit="s",
-    )
-
-
-def _sensitivities(
-    config: Configuration, fitted: System, column: dict[str, Float64]
-) -> Table:
-    found = sensitivity(config, fitted)
-    rows = [
-        (name, *(round(float(v), 3) for v in np.quantile(values, (0, 0.5, 1))))
-        for name, values in found.elasticities.items()
-    ]
-    rows += [
-        (
-            f"{name} (change of T_iter)",
-            *(round(float(v), 3) for v in np.quantile(values, (0, 0.5, 1))),
-        )
-        for name, values in found.conventions.items()
-    ]
-    return Table(
-        title="What T_iter depends on: percent a percent of each input",
-        columns=("input", "least", "median", "most of the ten"),
-        rows=tuple(rows),
     )

@@ -24,11 +24,10 @@ from moetraffic.patterns.time_model import (
     estimate,
     implied_share,
     projected_speedup,
-    zero_stages,
 )
 from moetraffic.tables import Table
 
-from .study import Study
+from .study import Study, compared, rounded
 
 PEAK = 312e12  # A100, bf16, dense (NVIDIA's datasheet)
 BITS = 8
@@ -71,7 +70,6 @@ def reproduce() -> Study:
             _throughput(),
             _projection(),
             _systems(),
-            _stages(),
             _model_parallel(),
         ),
         not_reproducible=(
@@ -130,18 +128,11 @@ def _communication() -> Table:
     for gpus in (16, 32, 64):
         for how, time in (("ring", ring_s), ("hierarchical", hierarchical_s)):
             ours = time(LOW, gpus, GIGA) / time(HIGH, gpus, GIGA)
-            rows.append(
-                (
-                    f"{gpus} GPUs, {how}",
-                    said,
-                    round(ours, 2),
-                    round(ours / said - 1, 4),
-                )
-            )
+            rows.append((f"{gpus} GPUs, {how}", *compared(said, ours, 2, 4)))
     return Table(
         title=f"Data parallelism's communication, {LOW} over {HIGH}",
         columns=("all-reduce", "published", "ours", "error"),
-        rows=tuple(rows),
+        rows=rows,
         unit="x",
     )
 
@@ -150,35 +141,20 @@ def _throughput() -> Table:
     growth = _claim("comm_time_increase_low_bw_system_DP")
     said = _claim("throughput_reduction_low_bw_system_DP") / 100
     share = implied_share(1 / (1 - said), growth)
-    rows: list[tuple[object, ...]] = [
-        (
-            "R_comm on the fast system that both claims imply",
-            None,
-            round(share, 4),
-            None,
-        ),
-        (
-            "R_comm on the slow one",
-            None,
-            round(growth * share / (1 - share + growth * share), 4),
-            None,
-        ),
+    slow = growth * share / (1 - share + growth * share)
+    values: list[tuple[str, float | None, float]] = [
+        ("R_comm on the fast system that both claims imply", None, share),
+        ("R_comm on the slow one", None, slow),
     ]
     for name, time in (("ring", ring_s), ("hierarchical", hierarchical_s)):
         grown = time(LOW, 64, GIGA) / time(HIGH, 64, GIGA)
         ours = 1 - float(projected_speedup(1 - share, share, 1 / grown))
-        rows.append(
-            (
-                f"throughput reduction from that share, {name} of 64 GPUs",
-                said,
-                round(ours, 4),
-                round(ours / said - 1, 4),
-            )
-        )
+        what = f"throughput reduction from that share, {name} of 64 GPUs"
+        values.append((what, said, ours))
     return Table(
         title="Throughput lost on the slow system",
         columns=("what", "published", "ours", "error"),
-        rows=tuple(rows),
+        rows=[(what, *compared(said, ours, 4, 4)) for what, said, ours in values],
         unit="share",
     )
 
@@ -212,7 +188,7 @@ def _projection() -> Table:
             *("system", "published MSE", "MSE against our model", "below"),
             *("projected", "our model"),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
@@ -248,51 +224,14 @@ def _systems() -> Table:
             ),
             "NVLinks of 25 GB/s, GB/s between two GPUs": (
                 float(told["p2p_GBps"]),
-                (100.0 if "peer" in told["nvlinks_per_gpu"] else 300.0),
+                100.0 if "peer" in told["nvlinks_per_gpu"] else 300.0,
             ),
         }
-        rows += [
-            (name, what, said, ours, round(ours / said - 1, 4))
-            for what, (said, ours) in pairs.items()
-        ]
+        rows += [(name, what, *compared(*pair, 9, 4)) for what, pair in pairs.items()]
     return Table(
         title="Consistency of table 4, and comparison with datasheets",
         columns=("system", "what", "published", "ours", "difference"),
-        rows=tuple(rows),
-    )
-
-
-def _stages() -> Table:
-    """Tabulate communication and memory of ZeRO stages 0 to 3 on 16 GPUs."""
-    rows = []
-    for name in (LOW, HIGH):
-        config = Configuration(
-            model=Architecture.of(preset("gpt-1.3b").model),
-            dp=16,
-            micro_batch=4,
-            global_batch=16 * 4 * 4,
-            recompute="full",
-        )
-        found = zero_stages(config, system(name))
-        rows += [
-            (
-                f"{name}, ZeRO {stage}",
-                round(float(found.wire["dp"][stage]) / GIGA, 2),
-                round(float(found.wire["dp"][stage] / found.wire["dp"][0]), 3),
-                round(float(found.dp[stage]), 3),
-                round(float(found.comm_share[stage]), 3),
-                round(float(found.memory.total[stage]) / GIGA, 1),
-                bool(found.fits[stage]),
-            )
-            for stage in range(4)
-        ]
-    return Table(
-        title="ZeRO on 16 GPUs (1.3B, 4 micro-batches; nothing published)",
-        columns=(
-            *("system", "GB sent a GPU", "over stage 0", "T_DP s", "R_comm"),
-            *("memory GB", "fits"),
-        ),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
@@ -325,11 +264,8 @@ def _model_parallel() -> Table:
                 (
                     name,
                     what,
-                    round(float(found.iteration), 2),
-                    round(float(found.tp), 2),
-                    round(float(found.dp), 3),
-                    round(float(found.comm_share), 3),
-                    round(float(found.bubble_share), 3),
+                    *rounded((found.iteration, found.tp), 2),
+                    *rounded((found.dp, found.comm_share, found.bubble_share), 3),
                 )
             )
     return Table(
@@ -338,5 +274,5 @@ def _model_parallel() -> Table:
             *("system", "layout", "T_iter s", "T_TP s", "T_DP s", "R_comm"),
             "R_bubble",
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
