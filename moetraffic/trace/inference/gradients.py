@@ -39,50 +39,41 @@ class Reading:
         for call, of in self._gradients:
             call.phase = GRADIENT.get(of.phase, "")
             call.label, call.unit = of.label, of.unit
-
-    @property
-    def passes(self) -> list[Pass]:
-        """Forward passes that contain MoE layers."""
-        return [p for p in self.forward.passes if p.units]
+        self.passes = [p for p in self.forward.passes if p.units]  # with MoE layers
+        self.units = {u for p in self.passes for u in p.units}
 
     def _read(self) -> None:
-        last = ""
-        routed_again = False
+        last = ""  # direction of the previous all-to-all of the pass
+        recomputed = False  # a recomputed pass waits for its forward pass
         for at, token in enumerate(self.program.word):
+            # counts have no gradient: they are recomputed
             again = token.direction == "recompute" or (
-                # counts have no gradient: they are recomputed
                 token.direction == "backward" and token.counts
             )
             if token.kind == BETWEEN:
                 self.forward.pause()
                 self._leave()
                 last = ""
-                continue
-            if token.kind == ROUTER:
-                (self._again if token.direction != "forward" else self.forward).routing(
-                    token
-                )
-                continue
-            if again:
+            elif token.kind == ROUTER:
+                ours = token.direction == "forward"
+                (self.forward if ours else self._again).routed = token.layer
+            elif again or token.direction == "backward":
                 if last == "forward":
                     self._pause()
-                self.calls[at] = self._again.read(at)
-                last, routed_again = "recompute", True
-                continue
-            if token.direction == "backward":
-                if last == "forward":
-                    self._pause()
-                if routed_again:
+                last = "recompute" if again else "backward"
+                if again:
+                    self.calls[at] = self._again.read(at)
+                elif recomputed:
                     self._settle()
-                    routed_again = False
-                self._gradient(at)
-                last = "backward"
-                continue
-            if last not in ("", "forward"):
-                self._leave()
-            self.calls[at] = self.forward.read(at)
-            last = "forward"
-        if routed_again:
+                recomputed = again
+                if not again:
+                    self._gradient(at)
+            else:
+                if last not in ("", "forward"):
+                    self._leave()
+                self.calls[at] = self.forward.read(at)
+                last = "forward"
+        if recomputed:
             self._settle()
         self.forward.finish()
 
@@ -122,7 +113,7 @@ class Reading:
                 self._take_out(found)
             return found
         waiting = [p for p in self.forward.passes if p.stack and p is not self._active]
-        for one in ([self._active] if self._active else []) + waiting:
+        for one in [self._active, *waiting] if self._active else waiting:
             found = self._top_match(one, at)
             if found is not None:
                 one.stack.remove(found)
@@ -162,25 +153,18 @@ class Reading:
         # a combine whose result is not needed is not recomputed
         self._again.open = []
         self._again.finish()
-        fresh = Forward(self.program, self._experts)
-        fresh.calls = self._again.calls
-        self._again = fresh
+        self._again = Forward(self.program, self._experts)
 
     def _due(self, units: list[Unit]) -> Pass | None:
         """Return the forward pass that the given recomputed layers belong to."""
-        waiting = [p for p in self.forward.passes if p.stack and p.units]
         active = self._active
         if active is not None and any(c.phase == "combine" for c in active.stack):
             return active
-        waiting = [p for p in waiting if p is not self._active]
+        waiting = [
+            p for p in self.forward.passes if p.stack and p.units and p is not active
+        ]
         for one in waiting:
-            last = one.units[-1]
-            if units and self._equal(last.dispatch, units[-1].dispatch):
+            last = one.units[-1].dispatch
+            if units and self.program.equal(last, units[-1].dispatch):
                 return one
         return waiting[0] if waiting else None
-
-    def _equal(self, one: int, other: int) -> bool:
-        program = self.program
-        return program.proportional(one, other) and bool(
-            (program.sent[:, one] == program.sent[:, other]).all()
-        )

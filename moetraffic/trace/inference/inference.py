@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from moetraffic.trace.model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
-from moetraffic.trace.segments.calls import Calls, gather_calls, is_exchange
 from moetraffic.trace.segments.record import Record
 
+from .calls import Calls, gather_calls
 from .markers import (
     hide_evaluations,
     infer_kinds,
@@ -29,7 +29,8 @@ from .markers import (
     with_inferred_steps,
 )
 from .names import Naming, find_names
-from .numbering import Numbered, number_steps
+from .numbering import number_steps
+from .period import NumberedSteps
 
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
@@ -56,20 +57,23 @@ def infer_schedule(record: Record) -> Record:
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
         return infer_kinds(record)
     every = [gather_calls(record, rank) for rank in record.ranks]
-    numbered: Mapping[int, Numbered] | None = None
+    numbered: Mapping[int, NumberedSteps] | None = None
     if not marked or steps_bare(record):
         numbered = number_steps(every)
     if marked and (numbered is None or not hide_evaluations(record, numbered)):
         numbered = None
-    remarks: list[str] = []
-    inferred = numbered is not None
+    inferred, remarks = numbered is not None, []
     if numbered is not None:
-        remarks.append(_steps_found(numbered))
-    elif marked:
-        numbered = {c.rank: _as_numbered(c.table["iteration"]) for c in every}
+        remarks = [_steps_found(numbered)]
     else:
-        remarks.append("steps could not be inferred from the order of the calls")
-        numbered = {c.rank: _as_numbered(np.zeros(len(c.table))) for c in every}
+        # without markers, all calls form one step
+        steps = [np.where(marked, c.table["iteration"], 0) for c in every]
+        numbered = {
+            c.rank: NumberedSteps(step=step.astype(np.int64), kinds=(), whole=())
+            for c, step in zip(every, steps, strict=True)
+        }
+        if not marked:
+            remarks = ["steps could not be inferred from the order of the calls"]
     meta = record.meta
     routed = any(s.operation == ROUTING for s in record.sites)
     mixture = bool(meta.experts or meta.workload or routed)
@@ -92,12 +96,7 @@ def _unbound(site: Site) -> bool:
     return site.operation == ROUTING and site.label == ROUTER
 
 
-def _as_numbered(steps: Any) -> Numbered:
-    """Wrap step numbers that the program marked, with kinds unspecified."""
-    return Numbered(step=steps.astype(np.int64), kinds=(), whole=())
-
-
-def _steps_found(numbered: Mapping[int, Numbered]) -> str:
+def _steps_found(numbered: Mapping[int, NumberedSteps]) -> str:
     kinds = max((n.kinds for n in numbered.values()), key=len)
     counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
     return f"steps inferred from the period of the calls: {', '.join(counts)}"
@@ -109,7 +108,7 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
     kinds: dict[str, None] = {}
     for calls in every:
         mine = naming.of_call[calls.rank]
-        bare = is_exchange(calls) & calls.where([_unnamed(s) for s in calls.sites])
+        bare = calls.exchange & calls.where([_unnamed(s) for s in calls.sites])
         named += int((mine[bare] >= 0).sum())
         left += int((mine[bare] < 0).sum())
         for number in np.unique(mine[mine >= 0]).tolist():

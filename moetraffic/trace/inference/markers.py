@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Bool
-from moetraffic.trace.segments.calls import Calls
 from moetraffic.trace.segments.record import RANK_STEP, Record
 
-from .numbering import Numbered
+from .calls import Calls
+from .period import NumberedSteps
 
 MOST = 0.5  # minimum share of steps with a backward for classifying the others
 
@@ -42,7 +42,7 @@ def steps_bare(record: Record) -> bool:
     )
 
 
-def hide_evaluations(record: Record, numbered: Mapping[int, Numbered]) -> bool:
+def hide_evaluations(record: Record, numbered: Mapping[int, NumberedSteps]) -> bool:
     """Return whether the marked steps contain unmarked, inferred evaluations.
 
     An optimizer marks the steps that it takes: an evaluation in between is recorded as
@@ -82,7 +82,7 @@ def infer_kinds(record: Record) -> Record:
 
 
 def with_inferred_steps(
-    record: Record, every: Sequence[Calls], numbered: Mapping[int, Numbered]
+    record: Record, every: Sequence[Calls], numbered: Mapping[int, NumberedSteps]
 ) -> Record:
     """Assign inferred step numbers to calls, and list the complete steps."""
     events, rows = record.events.copy(), []

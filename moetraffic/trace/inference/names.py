@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.trace.model import Int64
-from moetraffic.trace.segments.calls import Calls, is_between_stages, is_exchange
 
+from .calls import Calls
 from .gradients import Reading
-from .numbering import Numbered, Shared
-from .phases import ForwardCall, Unit, experts_sorts
+from .numbering import Shared
+from .period import NumberedSteps
+from .phases import experts_sorts
 from .programs import EXCHANGE, gather_programs
 
 Name = tuple[str, int, str]  # phase, layer, label
+Depth = tuple[int, int]  # MoE layers of a forward pass, and of earlier stages
 UNNAMED: Name = ("", -1, "")
 
 
@@ -30,7 +32,7 @@ class Naming:
 
 
 def find_names(
-    every: Sequence[Calls], numbered: Mapping[int, Numbered], *, mixture: bool
+    every: Sequence[Calls], numbered: Mapping[int, NumberedSteps], *, mixture: bool
 ) -> Naming:
     """Infer phase, layer and label of the all-to-alls of all ranks.
 
@@ -53,12 +55,12 @@ def find_names(
     of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
     for reading in readings:
         program = reading.program
-        by_depth: dict[_Depth | None, Int64] = {}
+        by_depth: dict[Depth | None, Int64] = {}
         for rank, place in zip(program.rank.tolist(), program.place, strict=True):
             depth = layers.get(rank)
             if depth not in by_depth:
-                word = range(len(program.word))
-                numbers = [_number(names, reading, at, depth) for at in word]
+                found = [_name(reading, at, depth) for at in range(len(program.word))]
+                numbers = [names.setdefault(n, len(names)) if n else -1 for n in found]
                 by_depth[depth] = np.array(numbers, np.int64)
             of_call[rank][place] = by_depth[depth]
     if unlike := _agree(every, of_call):
@@ -69,96 +71,59 @@ def find_names(
     return Naming(names=tuple(names), of_call=of_call, remarks=tuple(remarks))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Depth:
-    """MoE layers of a rank's forward passes, where no hook reports layer indices."""
+def _name(reading: Reading, at: int, depth: Depth | None) -> Name | None:
+    """Return a call's inferred name, None where it keeps its annotation.
 
-    count: int  # MoE layers in a forward pass
-    offset: int  # MoE layers of the preceding pipeline stages
-
-
-def _number(
-    names: dict[Name, int], reading: Reading, at: int, depth: _Depth | None
-) -> int:
-    """Return the index of a call's inferred name, -1 where it keeps its annotation."""
-    token = reading.program.word[at]
-    if token.kind != EXCHANGE or token.phase or at not in reading.calls:
-        return -1
-    call = reading.calls[at]
-    if call.unit is None:
-        return -1
-    layer = _layer(call, reading, depth)
+    ``depth`` is None where hooks report all layer indices.
+    """
+    token, call = reading.program.word[at], reading.calls.get(at)
+    if token.kind != EXCHANGE or token.phase or call is None or call.unit is None:
+        return None
+    unit = call.unit
+    if unit.layer < 0 and unit.again is not None:
+        unit = unit.again
+    layer = unit.layer
+    if layer < 0 and depth and unit in reading.units and not reading.interleaved:
+        layer = depth[1] + unit.place % depth[0]
     if layer < 0:
-        return -1
+        return None
     if token.layer >= 0:
         layer = token.layer
-    name = (call.phase, layer, token.label or call.label)
-    return names.setdefault(name, len(names))
-
-
-def _layer(call: ForwardCall, reading: Reading, depth: _Depth | None) -> int:
-    unit: Unit | None = call.unit
-    seen = set()
-    while unit is not None and id(unit) not in seen:
-        seen.add(id(unit))
-        if unit.layer >= 0:
-            return unit.layer
-        if unit.again is None:
-            break
-        unit = unit.again
-    if unit is None or unit.place < 0 or unit not in _units_of_passes(reading):
-        return -1
-    if depth is None or reading.interleaved:
-        return -1
-    return depth.offset + unit.place % depth.count
-
-
-def _units_of_passes(reading: Reading) -> set[Unit]:
-    found = reading.__dict__.get("units")
-    if found is None:
-        found = {u for p in reading.passes for u in p.units}
-        reading.__dict__["units"] = found
-    return found
+    return (call.phase, layer, token.label or call.label)
 
 
 def _layers(
     every: Sequence[Calls], readings: Sequence[Reading]
-) -> tuple[dict[int, _Depth], list[str]]:
+) -> tuple[dict[int, Depth], list[str]]:
     """Infer the MoE layers per pass and layer offset of each rank, with remarks."""
+    if all(u.layer >= 0 for r in readings for u in r.units):
+        return {}, []
     # lengths of passes in steps with a backward, without one, and truncated
     trained, other, cut = ({c.rank: Counter[int]() for c in every} for _ in range(3))
-    unknown = False
     last = dict.fromkeys(trained, 0)
     for reading in readings:
-        program = reading.program
-        for rank, step in zip(
-            program.rank.tolist(), program.step.tolist(), strict=True
-        ):
+        steps = zip(reading.program.rank, reading.program.step, strict=True)
+        for rank, step in steps:
             last[rank] = max(last[rank], step)
     for reading in readings:
         program = reading.program
         backward = any(t.direction == "backward" for t in program.word)
-        ends = np.array([last[r] for r in program.rank.tolist()])
-        early = program.step < ends
-        for one in reading.passes:
-            unknown |= any(u.layer < 0 for u in one.units)
-            for kind, mask in ((trained if backward else other, early), (cut, ~early)):
-                for rank in np.unique(program.rank[mask]).tolist():
-                    kind[rank][len(one.units)] += 1
-    if not unknown:
-        return {}, []
+        early = program.step < [last[r] for r in program.rank]
+        for kind, mask in ((trained if backward else other, early), (cut, ~early)):
+            for rank in np.unique(program.rank[mask]).tolist():
+                kind[rank].update(len(one.units) for one in reading.passes)
     remarks = []
     if any(r.interleaved for r in readings):
         remarks.append(
             "layers are unknown where a pass begins before another has ended, unless a "
             "router reports its layer"
         )
+    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
     counts = {}
-    for rank in trained:
+    for rank, mine in lengths.items():
         # layers of a pass: the shortest, if the others are multiples of it
-        lengths = trained[rank] or other[rank] or cut[rank]
-        least = min(lengths, default=0)
-        counts[rank] = least if all(n % least == 0 for n in lengths) else 0
+        least = min(mine, default=0)
+        counts[rank] = least if all(n % least == 0 for n in mine) else 0
     before = _stage_before(every)
     if before is None:
         return {}, [
@@ -174,8 +139,8 @@ def _layers(
             offset += counts[at]
             at = before.get(at)
         if count:
-            found[rank] = _Depth(count=count, offset=offset)
-        elif trained[rank] or other[rank] or cut[rank]:
+            found[rank] = (count, offset)
+        elif lengths[rank]:
             remarks.append(
                 f"layers of rank {rank} are unknown: its passes differ in length"
             )
@@ -186,7 +151,7 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
     """Return each rank's preceding pipeline stage rank; None if cyclic."""
     before: dict[int, int] = {}
     for calls in every:
-        between = np.flatnonzero(is_between_stages(calls))
+        between = np.flatnonzero(calls.between_stages)
         if not len(between):
             continue
         # the first transfer of a rank sends activations on, or receives them
@@ -214,7 +179,7 @@ def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
     names, conflicts = Shared(), Shared()
     differ = 0
     for calls in every:
-        mine = np.where(is_exchange(calls), of_call[calls.rank], -1)
+        mine = np.where(calls.exchange, of_call[calls.rank], -1)
         before = names.values(calls)
         wrong = (before >= 0) & (mine >= 0) & (before != mine)
         differ += int(wrong.sum())
@@ -222,7 +187,7 @@ def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:
         conflicts.add(calls, np.where(wrong, 1, -1))
     for calls in every:
         mine = of_call[calls.rank]
-        bare = is_exchange(calls) & calls.where(
+        bare = calls.exchange & calls.where(
             [not s.phase and not s.label for s in calls.sites]
         )
         theirs = names.values(calls)

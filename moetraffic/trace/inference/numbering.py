@@ -9,36 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from moetraffic.trace.model import Int64
-from moetraffic.trace.segments.calls import (
-    Calls,
-    is_backward,
-    is_between_stages,
-    is_exchange,
-    is_routing,
-    symbols,
-)
 
-from .period import InferredSteps, Traits, find_steps
+from .calls import Calls
+from .period import NumberedSteps, find_steps
 
 Members = tuple[int, ...]
 MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
 
 
-@dataclass(frozen=True, kw_only=True)
-class Numbered:
-    """Step number of each of a rank's calls, and kind of each step."""
-
-    step: Int64  # [n], from 0, non-decreasing
-    kinds: tuple[str, ...]
-    whole: tuple[bool, ...]
-
-
-def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
+def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
     """Infer step numbers of all ranks' calls, equal on all members of a collective.
 
     Parameters
@@ -52,24 +36,23 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
         By rank; None where no rank's calls determine its steps, or ranks that share no
         collective disagree.
     """
-    found = {c.rank: find_steps(traits(c)) for c in every}
+    found = {c.rank: find_steps(c) for c in every}
     own = {rank: steps for rank, steps in found.items() if steps is not None}
     if not own:
         return None
     kinds = _agreed([s.kinds for s in own.values()])
-    numbered: dict[int, Numbered] = {}
+    numbered: dict[int, NumberedSteps] = {}
     shared = Shared()
     waiting = {c.rank: c for c in every}
     for calls in every:
         steps = own.get(calls.rank)
         if steps is None or not _same(steps.kinds, kinds):
             continue
-        step = _step_of(steps, len(calls.table))
         theirs = shared.values(calls)
-        if ((theirs >= 0) & (theirs != step)).any():
+        if ((theirs >= 0) & (theirs != steps.step)).any():
             continue
-        numbered[calls.rank] = Numbered(step=step, kinds=steps.kinds, whole=steps.whole)
-        shared.add(calls, step)
+        numbered[calls.rank] = steps
+        shared.add(calls, steps.step)
         del waiting[calls.rank]
     while waiting:
         taken = [(c, _taken(c, shared)) for c in waiting.values()]
@@ -79,27 +62,12 @@ def number_steps(every: Sequence[Calls]) -> dict[int, Numbered] | None:
         for calls, step in known:
             last = int(step.max(initial=0)) + 1
             of_other = max(numbered.values(), key=lambda n: len(n.kinds))
-            numbered[calls.rank] = Numbered(
+            numbered[calls.rank] = NumberedSteps(
                 step=step, kinds=of_other.kinds[:last], whole=of_other.whole[:last]
             )
             shared.add(calls, step)
             del waiting[calls.rank]
     return _with_common_kinds(numbered)
-
-
-def traits(calls: Calls) -> Traits:
-    """Collect the attributes of calls that the search for the step period uses."""
-    exchange, routing = is_exchange(calls), is_routing(calls)
-    layered = calls.where([s.layer >= 0 for s in calls.sites])
-    return Traits(
-        symbol=symbols(calls),
-        backward=is_backward(calls),
-        exchange=exchange,
-        between=is_between_stages(calls),
-        reduces=calls.where([s.operation == "all_reduce" for s in calls.sites]),
-        group=np.array([s.group for s in calls.sites], np.int64)[calls.table["site"]],
-        distinct=layered | ~(exchange | routing),
-    )
 
 
 def _agreed(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -114,10 +82,6 @@ def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
         return a[:-1] == b[:-1]
     short = min(len(a), len(b)) - 1
     return short > 0 and a[:short] == b[:short]
-
-
-def _step_of(steps: InferredSteps, count: int) -> Int64:
-    return np.searchsorted(steps.begins, np.arange(count), side="right") - 1
 
 
 class Shared:
@@ -163,7 +127,7 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
         World ranks; ``[m]`` indices of the calls; ``[m]`` keys, equal on all members.
     """
     by_members: dict[Members, list[int]] = {}
-    for site, members in enumerate(calls.ranks_of_group):
+    for site, members in enumerate(calls.groups[s.group].ranks for s in calls.sites):
         by_members.setdefault(members, []).append(site)
     counted = calls.table["sequence"] >= 0
     for members, sites in by_members.items():
@@ -191,7 +155,7 @@ def _taken(calls: Calls, shared: Shared) -> Int64 | None:
     return np.asarray(np.minimum(latest, taken.max()), np.int64)
 
 
-def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
+def _with_common_kinds(numbered: dict[int, NumberedSteps]) -> dict[int, NumberedSteps]:
     """Replace the kind of each step by the kind that most ranks inferred."""
     length = max(len(n.kinds) for n in numbered.values())
     kinds = []
@@ -199,6 +163,6 @@ def _with_common_kinds(numbered: dict[int, Numbered]) -> dict[int, Numbered]:
         votes = Counter(n.kinds[at] for n in numbered.values() if at < len(n.kinds))
         kinds.append(max(sorted(votes), key=lambda k: (votes[k], k == "train")))
     return {
-        rank: Numbered(step=n.step, kinds=tuple(kinds[: len(n.kinds)]), whole=n.whole)
+        rank: replace(n, kinds=tuple(kinds[: len(n.kinds)]))
         for rank, n in numbered.items()
     }

@@ -17,48 +17,49 @@ import numpy as np
 
 from moetraffic.trace.model import Bool, Int64
 
+from .calls import Calls
+
 AT_LEAST = 0.95  # share of the calls that must repeat after a period
+
+Word = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferredSteps:
-    """Inferred steps of one rank, in order; the first begins with the record."""
+class NumberedSteps:
+    """Step number of each of a rank's calls, and the kind of each step."""
 
-    begins: tuple[int, ...]  # index of each step's first call
+    step: Int64  # [n], from 0, non-decreasing
     kinds: tuple[str, ...]
     whole: tuple[bool, ...]  # whether the record contains the whole step
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Attributes of each call of a rank, ``[n]``, from which steps are inferred."""
+@dataclass
+class _Step:
+    """Inferred step of one rank."""
 
-    symbol: Int64  # the same for calls of the same kind
-    backward: Bool
-    exchange: Bool  # all-to-alls
-    between: Bool  # sends and receives
-    reduces: Bool  # all_reduce
-    group: Int64
-    distinct: Bool  # calls that do not merely repeat with every layer
+    begin: int  # index of its first call
+    kind: str = "train"
+    whole: bool = True
 
 
-def find_steps(traits: Traits) -> InferredSteps | None:
-    """Infer the steps of a rank from its calls; None where they are inconclusive.
-
-    Parameters
-    ----------
-    traits
-        Of its calls, in order.
-    """
-    blocks = _blocks(traits.backward)
-    if len(blocks) < 2:
-        repeated = _repeated(traits)
-        if repeated is not None:
-            return repeated
-        if len(blocks) == 1 and traits.exchange.any():
-            return InferredSteps(begins=(0,), kinds=("train",), whole=(True,))
+def find_steps(calls: Calls) -> NumberedSteps | None:
+    """Infer the steps of a rank from its calls; None where they are inconclusive."""
+    blocks = _blocks(calls.backward)
+    if len(blocks) > 1:
+        found = _Blocks(calls, blocks).steps()
+    else:
+        found = _repeated(calls)
+        if not found and len(blocks) == 1 and calls.exchange.any():
+            found = [_Step(0)]
+    if not found:
         return None
-    return _Blocks(traits, blocks).steps()
+    begins = [s.begin for s in found]
+    every = np.arange(len(calls.table))
+    return NumberedSteps(
+        step=np.searchsorted(begins, every, side="right") - 1,
+        kinds=tuple(s.kind for s in found),
+        whole=tuple(s.whole for s in found),
+    )
 
 
 def _blocks(backward: Bool) -> list[tuple[int, int, int]]:
@@ -71,16 +72,14 @@ def _blocks(backward: Bool) -> list[tuple[int, int, int]]:
     return [(edges[2 * k], edges[2 * k + 1], edges[2 * k + 2]) for k in range(count)]
 
 
-Word = tuple[int, ...]
-
-
 class _Blocks:
     """Forward-backward blocks of a rank, and the forward pass that they share."""
 
-    def __init__(self, traits: Traits, blocks: list[tuple[int, int, int]]) -> None:
-        self.traits, self.blocks = traits, blocks
-        self.piped = bool(traits.between.any())
-        kept = ~traits.between
+    def __init__(self, calls: Calls, blocks: list[tuple[int, int, int]]) -> None:
+        self.calls, self.blocks = calls, blocks
+        self.reduces = calls.where([s.operation == "all_reduce" for s in calls.sites])
+        self.piped = bool(calls.between_stages.any())
+        kept = ~calls.between_stages
         self.position = [np.flatnonzero(kept[a:b]) + a for a, b, _ in blocks]
         self.forward = [self._word(p) for p in self.position]
         self.backward = [
@@ -89,8 +88,7 @@ class _Blocks:
         last = blocks[-1][2]
         self.tail_at = np.flatnonzero(kept[last:]) + last
         self.tail = self._word(self.tail_at)
-        exchanges = set(np.unique(traits.symbol[traits.exchange]).tolist())
-        self.exchanges = exchanges
+        self.exchanges = set(np.unique(calls.kind[calls.exchange]).tolist())
         self.cut_short = self._begins_within()
         self.pass_ = self._pass()
         self.of_pass = set(self.pass_)
@@ -100,7 +98,7 @@ class _Blocks:
         ]
 
     def _word(self, positions: Int64) -> Word:
-        return tuple(self.traits.symbol[positions].tolist())
+        return tuple(self.calls.kind[positions].tolist())
 
     def _exchanged(self, word: Iterable[int]) -> int:
         return sum(s in self.exchanges for s in word)
@@ -125,48 +123,33 @@ class _Blocks:
             found = found[len(found) - _common_end(found, word) :]
         return found
 
-    def steps(self) -> InferredSteps:
+    def steps(self) -> list[_Step]:
+        """Return the steps in order; the first begins with the record."""
         leads = self._leads()
         lead = self._usual_lead(leads)
-        ends = {k: self._end_of_step(self.before[k], lead) for k in leads if k}
+        evaluated = {k: self._evaluated(k, lead) for k in leads}
+        ends = {k: self._end_of_step(k, evaluated[k], lead) for k in leads if k}
         usual = _usual(ends.values())
-        begins, kinds, whole = [0], ["train"], [not self.cut_short]
-        first = self._evaluated(self.before[0], lead) if not self.cut_short else 0
-        if first is not None and self._is_evaluation(self.before[0][first:], lead):
-            # an evaluation before the first step
-            kinds[0] = "evaluation"
-            begins.append(self._at(0, len(self.before[0]) - len(lead)))
-            kinds.append("train")
-            whole.append(True)
-        sizes = np.diff([*leads, len(self.blocks)])
-        blocks = Counter(sizes.tolist()[:-1] or sizes.tolist()).most_common(1)[0][0]
-        for lead_block, size in zip(leads, sizes.tolist(), strict=True):
-            if lead_block:
-                ended = len(ends[lead_block])
-                if self._skipped(ends[lead_block], usual):
-                    kinds[-1] = "skipped"
-                begins.append(self._at(lead_block, ended))
-                kinds.append("train")
-                whole.append(True)
-                rest = self.before[lead_block][ended:]
-                if self._is_evaluation(rest, lead):
-                    kinds[-1] = "evaluation"
-                    begins.append(
-                        self._at(lead_block, len(self.before[lead_block]) - len(lead))
-                    )
-                    kinds.append("train")
-                    whole.append(True)
+        sizes = np.diff([*leads, len(self.blocks)]).tolist()
+        blocks = Counter(sizes[:-1] or sizes).most_common(1)[0][0]
+        found = [_Step(0, whole=not self.cut_short)]
+        for block, size in zip(leads, sizes, strict=True):
+            if block:
+                if self._skipped(ends[block], usual):
+                    found[-1].kind = "skipped"
+                found.append(_Step(self._at(block, len(ends[block]))))
+            if evaluated[block] is not None:
+                # an evaluation precedes the step
+                found[-1].kind = "evaluation"
+                begin = self._at(block, len(self.before[block]) - len(lead))
+                found.append(_Step(begin))
             if size > blocks and size % blocks == 0 and not self.piped and usual:
                 # steps without synchronization were skipped
-                for k in range(lead_block + blocks, lead_block + size, blocks):
-                    kinds[-1] = "skipped"
-                    begins.append(self.blocks[k][0])
-                    kinds.append("train")
-                    whole.append(True)
-        self._add_tail(begins, kinds, whole, usual, short=sizes[-1] < blocks)
-        return InferredSteps(
-            begins=tuple(begins), kinds=tuple(kinds), whole=tuple(whole)
-        )
+                for k in range(block + blocks, block + size, blocks):
+                    found[-1].kind = "skipped"
+                    found.append(_Step(self.blocks[k][0]))
+        self._add_tail(found, usual, short=sizes[-1] < blocks)
+        return found
 
     def _leads(self) -> list[int]:
         """Return the index of the first forward-backward block of each step."""
@@ -188,10 +171,10 @@ class _Blocks:
 
     def _reduced_at_end(self) -> bool:
         """Return whether reductions occur only after the last block: a single step."""
-        traits, last = self.traits, self.blocks[-1][2]
+        last = self.blocks[-1][2]
         end = set(self.tail) - self.of_pass
-        reduced = set(np.unique(traits.symbol[last:][traits.reduces[last:]]).tolist())
-        return bool(end & reduced) and not traits.reduces[:last].any()
+        after = self.calls.kind[last:][self.reduces[last:]]
+        return bool(end & set(after.tolist())) and not self.reduces[:last].any()
 
     def _synchronized(self) -> list[int]:
         """Return the blocks after a backward with extra synchronization calls."""
@@ -207,10 +190,11 @@ class _Blocks:
 
         Reductions on groups that also reduce in the forward are of tensor parallelism.
         """
-        traits = self.traits
-        in_pass = np.isin(traits.symbol, self.pass_) & ~traits.backward
-        theirs = np.unique(traits.group[in_pass & traits.reduces])
-        mine = traits.reduces & traits.backward & ~np.isin(traits.group, theirs)
+        calls = self.calls
+        group = np.array([s.group for s in calls.sites], np.int64)[calls.table["site"]]
+        in_pass = np.isin(calls.kind, self.pass_) & ~calls.backward
+        theirs = np.unique(group[in_pass & self.reduces])
+        mine = self.reduces & calls.backward & ~np.isin(group, theirs)
         return all(mine[b:c].any() for _, b, c in self.blocks)
 
     def _period(self) -> list[int]:
@@ -230,21 +214,21 @@ class _Blocks:
         rest = [_after_end(self.before[k], self.of_pass) for k in leads]
         return _usual(rest)
 
-    def _end_of_step(self, before: Word, lead: Word) -> Word:
+    def _end_of_step(self, block: int, evaluated: int | None, lead: Word) -> Word:
         """Return the calls before a block's forward pass that end the previous step."""
-        at = self._evaluated(before, lead)
-        return before[: len(before) - len(lead)] if at is None else before[:at]
+        before = self.before[block]
+        return before[: len(before) - len(lead) if evaluated is None else evaluated]
 
-    def _evaluated(self, before: Word, lead: Word) -> int | None:
+    def _evaluated(self, block: int, lead: Word) -> int | None:
         """Return the index where an evaluation's passes begin; None if none do."""
-        end = len(before) - len(lead)
-        for at in range(end):
-            if before[at] in self.of_pass and self._is_evaluation(before[at:], lead):
-                return at
-        return None
+        before = self.before[block]
+        calls = before[: len(before) - len(lead)]
+        starts = [at for at, kind in enumerate(calls) if kind in self.of_pass]
+        if not block and self.cut_short:
+            starts = [0]
+        return next((at for at in starts if self._is_evaluation(calls[at:])), None)
 
-    def _is_evaluation(self, calls: Word, lead: Word) -> bool:
-        calls = calls[: len(calls) - len(lead)] if lead else calls
+    def _is_evaluation(self, calls: Word) -> bool:
         mine = self._exchanged(calls)
         if mine:
             own = self._exchanged(self.pass_)
@@ -267,15 +251,7 @@ class _Blocks:
             return self.blocks[block][0]
         return int(self.position[block][count - 1]) + 1
 
-    def _add_tail(
-        self,
-        begins: list[int],
-        kinds: list[str],
-        whole: list[bool],
-        usual: Word,
-        *,
-        short: bool,
-    ) -> None:
+    def _add_tail(self, found: list[_Step], usual: Word, *, short: bool) -> None:
         """Append the steps formed by the calls after the last backward pass."""
         at = next(
             (n for n, s in enumerate(self.tail) if s in self.of_pass and self.pass_),
@@ -285,25 +261,21 @@ class _Blocks:
         if rest and not self._exchanged(rest) and not _contains(rest, self.pass_):
             end, rest = self.tail, ()
         if (usual and not end) or (not usual and short):
-            whole[-1] = False  # the record ends before the step does
+            found[-1].whole = False  # the record ends before the step does
             return
         if len(end) < len(usual):
             if rest and self._skipped(end, usual):
-                kinds[-1] = "skipped"
+                found[-1].kind = "skipped"
             else:
-                whole[-1] = False
+                found[-1].whole = False
         elif not usual:
-            whole[-1] = self.backward[-1] in self.backward[:-1]
+            found[-1].whole = self.backward[-1] in self.backward[:-1]
         if rest:
-            count = len(end)
-            begins.append(
-                int(self.tail_at[count - 1]) + 1 if count else self.blocks[-1][2]
-            )
+            begin = int(self.tail_at[len(end) - 1]) + 1 if end else self.blocks[-1][2]
             own = self._exchanged(self.pass_)
-            done = self._exchanged(rest)
-            passed = not self.piped and (done % own == 0 if own else True)
-            kinds.append("evaluation" if passed else "train")
-            whole.append(passed)
+            passed = not self.piped and (not own or self._exchanged(rest) % own == 0)
+            kind = "evaluation" if passed else "train"
+            found.append(_Step(begin, kind=kind, whole=passed))
 
 
 def _usual(words: Iterable[Word]) -> Word:
@@ -336,9 +308,12 @@ def _contains(word: Word, part: Word) -> bool:
     )
 
 
-def _repeated(traits: Traits) -> InferredSteps | None:
+def _repeated(calls: Calls) -> list[_Step]:
     """Infer the steps of a forward-only program as the shortest period of its calls."""
-    word = traits.symbol
+    word = calls.kind
+    layered = calls.where([s.layer >= 0 for s in calls.sites])
+    # calls that do not merely repeat with every layer
+    distinct = layered | ~(calls.exchange | calls.routing)
     numbers, counts = np.unique(word, return_counts=True)
     gaps = set()
     for number in numbers[counts > 1]:
@@ -348,22 +323,16 @@ def _repeated(traits: Traits) -> InferredSteps | None:
         if len(word) < 3 * period or same.mean() < AT_LEAST:
             continue
         first = int(np.argmax(same))
-        if not traits.distinct[first : first + period].any():
-            return None  # the period may be one layer
+        if not distinct[first : first + period].any():
+            return []  # the period may be one layer
         # steps begin relative to a call that occurs once, so that extra calls do not
         # shift them
         unit = word[first : first + period]
         once = next((u for u in unit.tolist() if (unit == u).sum() == 1), None)
-        if once is None:
-            begins = list(range(first, len(word), period))
-        else:
-            ahead = int(np.argmax(unit == once))
-            begins = [int(p) - ahead for p in np.flatnonzero(word == once)]
-        begins = [0, *(b for b in begins[1:] if b > 0)]
-        done = len(word) - begins[-1] >= period
-        return InferredSteps(
-            begins=tuple(begins),
-            kinds=("train",) * len(begins),
-            whole=(True,) * (len(begins) - 1) + (done,),
-        )
-    return None
+        begins = np.arange(first, len(word), period)
+        if once is not None:
+            begins = np.flatnonzero(word == once) - int(np.argmax(unit == once))
+        found = [_Step(0), *(_Step(b) for b in begins[1:].tolist() if b > 0)]
+        found[-1].whole = len(word) - found[-1].begin >= period
+        return found
+    return []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .programs import BYTES_OF, EXCHANGE, ROUTER, CallSequence, Token
+from .programs import BYTES_OF, EXCHANGE, ROUTER, CallSequence
 
 COUNTS = "count_exchange"
 PROBABILITIES = "probabilities"
@@ -29,7 +29,6 @@ class Unit:
 
     layer: int = -1  # where a hook or a router reported it
     place: int = -1  # index within its pass
-    passed: Pass | None = None
     dispatch: int = -1  # call index of its first dispatch
     again: Unit | None = None  # the unit that this one recomputes
 
@@ -40,7 +39,6 @@ class Pass:
 
     units: list[Unit] = field(default_factory=list)
     stack: list[ForwardCall] = field(default_factory=list)  # gradient pending
-    checked: bool = False  # a backward of it was seen
 
 
 @dataclass(eq=False)
@@ -113,13 +111,11 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
     one_size = len(set().union(*every.values())) == 1 and len(every) <= 2
     if every and one_size and (mixture or min(rows, default=1) > 1):
         return Experts(sorts=frozenset(every), armed=False)
-    why = ""
-    if every:
-        why = (
-            "all all-to-alls send equal parts and no routing or count exchange was "
-            "recorded: expert and sequence parallelism cannot be distinguished"
-        )
-    return Experts(sorts=frozenset(), armed=False, why_not=why)
+    why = (
+        "all all-to-alls send equal parts and no routing or count exchange was "
+        "recorded: expert and sequence parallelism cannot be distinguished"
+    )
+    return Experts(sorts=frozenset(), armed=False, why_not=why if every else "")
 
 
 class Forward:
@@ -142,11 +138,7 @@ class Forward:
         self._closed: ForwardCall | None = None  # the last combine
         self._unit: Unit | None = None
         self._pass: Pass | None = None
-        self._routed: int | None = None  # layer of a routing without a dispatch yet
-
-    def routing(self, token: Token) -> None:
-        """Record that a routing occurred, and its layer."""
-        self._routed = token.layer
+        self.routed: int | None = None  # layer of a routing without a dispatch yet
 
     def pause(self) -> None:
         """End the current forward pass, unless a dispatch has no combine yet."""
@@ -181,11 +173,11 @@ class Forward:
         self.open = []
         for call in self.waiting:
             call.label = self.program.word[call.at].label
+        used = {call.unit for call in self.calls.values()}
         for one in self.passes:
-            used = {id(c.unit) for c in self.calls.values() if c.unit is not None}
-            one.units = [u for u in one.units if id(u) in used]
+            one.units = [unit for unit in one.units if unit in used]
             for place, unit in enumerate(one.units):
-                unit.place, unit.passed = place, one
+                unit.place = place
 
     def _undo_counts(self, group: int) -> None:
         """Discard inferred count exchanges that no dispatch of their group followed."""
@@ -210,13 +202,14 @@ class Forward:
             return False
         program = self.program
         if program.even[at] and program.even[main]:
-            small = program.bytes_of(at) * SMALL <= program.bytes_of(main)
-            return small and self._rows(at) == self._rows(main)
+            if program.bytes_of(at) * SMALL > program.bytes_of(main):
+                return False
+            rows = [
+                program.bytes_of(n) / max(1, program.word[n].row_bytes)
+                for n in (at, main)
+            ]
+            return rows[0] == rows[1]
         return program.proportional(main, at) or program.turned(main, at)
-
-    def _rows(self, at: int) -> float:
-        """Return the number of rows of a call, summed over all steps."""
-        return self.program.bytes_of(at) / max(1, self.program.word[at].row_bytes)
 
     def _place(self, call: ForwardCall) -> None:
         """Classify an expert exchange as dispatch, combine or auxiliary exchange."""
@@ -253,7 +246,7 @@ class Forward:
         ):
             self._accompany(call, last)
             return
-        if self.experts.armed and self._routed is None and not self.waiting:
+        if self.experts.armed and self.routed is None and not self.waiting:
             return  # no routing or counts before it: it belongs to attention
         self._dispatch(call)
 
@@ -264,9 +257,9 @@ class Forward:
         unit, token = self._unit, self.program.word[call.at]
         if token.layer >= 0:
             unit.layer = token.layer
-        elif self._routed is not None and unit.layer < 0:
-            unit.layer = self._routed
-        self._routed = None
+        elif self.routed is not None and unit.layer < 0:
+            unit.layer = self.routed
+        self.routed = None
         call.phase, call.unit = "dispatch", unit
         for one in self.waiting:
             if self.program.word[one.at].group == token.group:

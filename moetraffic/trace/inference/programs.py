@@ -12,18 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64
-from moetraffic.trace.segments.calls import (
-    FEW,
-    Calls,
-    is_between_stages,
-    is_exchange,
-    is_routing,
-)
 
-from .numbering import Numbered
+from .calls import FEW, Calls, UInt64
+from .period import NumberedSteps
 
 EXCHANGE, BETWEEN, ROUTER = "exchange", "between", "router"
 INTEGERS = frozenset({"int64", "int32", "int16", "uint64", "uint32", "uint16"})
@@ -63,35 +56,26 @@ class CallSequence:
     rank: Int64  # [N] of each step
     step: Int64  # [N]
     place: tuple[Int64, ...]  # N times [n]: the rank's call of each token
-    sent: npt.NDArray[np.uint64]  # [N, n] fingerprints of the bytes sent
-    received: npt.NDArray[np.uint64]  # [N, n]
-    sent_share: npt.NDArray[np.uint64]  # [N, n] fingerprints of their proportions
-    received_share: npt.NDArray[np.uint64]  # [N, n]
+    volume: UInt64  # [N, n, 2] fingerprints of the bytes sent and received
+    share: UInt64  # [N, n, 2] fingerprints of their proportions
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
     partner: Int64  # [n] forward call of a backward one, by link; -1: unknown
 
     def turned(self, one: int, other: int) -> bool:
         """Return whether ``other`` has the reversed splits of ``one``, in all steps."""
-        same = (
-            (self.sent_share[:, one] == self.received_share[:, other])
-            & (self.received_share[:, one] == self.sent_share[:, other])
-        ).all()
+        same = (self.share[:, one] == self.share[:, other, ::-1]).all()
         if same and self.word[one].dtype == self.word[other].dtype:
-            same = (
-                (self.sent[:, one] == self.received[:, other])
-                & (self.received[:, one] == self.sent[:, other])
-            ).all()
+            same = (self.volume[:, one] == self.volume[:, other, ::-1]).all()
         return bool(same)
 
     def proportional(self, one: int, other: int) -> bool:
         """Return whether the splits of two calls are proportional in all steps."""
-        return bool(
-            (
-                (self.sent_share[:, one] == self.sent_share[:, other])
-                & (self.received_share[:, one] == self.received_share[:, other])
-            ).all()
-        )
+        return bool((self.share[:, one] == self.share[:, other]).all())
+
+    def equal(self, one: int, other: int) -> bool:
+        """Return whether the splits of two calls are equal in all steps."""
+        return bool((self.volume[:, one] == self.volume[:, other]).all())
 
     def bytes_of(self, token: int) -> int:
         """Return the bytes of a call, summed over all steps."""
@@ -99,21 +83,19 @@ class CallSequence:
 
 
 def gather_programs(
-    every: Sequence[Calls], numbered: Mapping[int, Numbered]
+    every: Sequence[Calls], numbered: Mapping[int, NumberedSteps]
 ) -> list[CallSequence]:
     """Collect the distinct call sequences of all ranks' steps, most frequent first."""
     tokens: dict[Token, int] = {}
     found: dict[bytes, list[tuple[Calls, int, Int64]]] = {}
     for calls in every:
         number, kept = _tokens(calls, tokens)
-        steps = numbered[calls.rank].step[kept]
-        if not len(steps):
+        if not len(kept):
             continue
-        edges = np.flatnonzero(np.diff(steps)) + 1
-        for places in np.split(kept, edges):
-            step = int(numbered[calls.rank].step[places[0]])
+        steps = numbered[calls.rank].step
+        for places in np.split(kept, np.flatnonzero(np.diff(steps[kept])) + 1):
             word = number[places].astype(np.int32).tobytes()
-            found.setdefault(word, []).append((calls, step, places))
+            found.setdefault(word, []).append((calls, int(steps[places[0]]), places))
     names = list(tokens)
     programs = [
         _program(tuple(names[t] for t in np.frombuffer(word, np.int32)), steps)
@@ -124,8 +106,7 @@ def gather_programs(
 
 def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
     """Return the token number of each call, and the indices of calls that have one."""
-    exchange, between = is_exchange(calls), is_between_stages(calls)
-    kept = np.flatnonzero(exchange | between | is_routing(calls))
+    kept = np.flatnonzero(calls.exchange | calls.between_stages | calls.routing)
     groups: dict[int, int] = {}
     sizes: dict[tuple[object, ...], set[int]] = {}
     for site in calls.sites:
@@ -157,20 +138,15 @@ def _tokens(calls: Calls, tokens: dict[Token, int]) -> tuple[Int64, Int64]:
 def _program(
     word: tuple[Token, ...], steps: Sequence[tuple[Calls, int, Int64]]
 ) -> CallSequence:
-    def column(name: str, of: str) -> npt.NDArray[np.uint64]:
-        return np.stack([getattr(c, name)[of][p] for c, _, p in steps])
-
-    size = np.stack([c.size[p] for c, _, p in steps])
+    """Join the attributes of all steps with one call sequence."""
     return CallSequence(
         word=word,
         rank=np.array([c.rank for c, _, _ in steps]),
         step=np.array([s for _, s, _ in steps]),
         place=tuple(p for _, _, p in steps),
-        sent=column("volume", "sent"),
-        received=column("volume", "received"),
-        sent_share=column("share", "sent"),
-        received_share=column("share", "received"),
-        size=size,
+        volume=np.stack([c.volume[p] for c, _, p in steps]),
+        share=np.stack([c.share[p] for c, _, p in steps]),
+        size=np.stack([c.size[p] for c, _, p in steps]),
         even=np.asarray(np.stack([c.even[p] for c, _, p in steps]).all(axis=0), bool),
         partner=_partners(word, steps),
     )

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Group, Int64, Site
+from moetraffic.trace.segments.record import Record
 
-from .record import Record
+UInt64 = npt.NDArray[np.uint64]
 
 FEW = 8  # up to this number, row sizes distinguish kinds of calls
 CHUNK = 1 << 22  # values processed at a time
-FINGERPRINT = np.dtype([("sent", "<u8"), ("received", "<u8")])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class Calls:
     sites: tuple[Site, ...]  # that the rank used; ``group`` indexes ``groups``
     table: npt.NDArray[Any]  # [n] RANK_EVENT, ``site`` indexes ``sites``
     place: Int64  # [n] index of each call into the record's events
-    volume: npt.NDArray[Any]  # [n] FINGERPRINT of the bytes sent and received
-    share: npt.NDArray[Any]  # [n] FINGERPRINT of their proportions
+    volume: UInt64  # [n, 2] fingerprints of the bytes sent and received
+    share: UInt64  # [n, 2] fingerprints of their proportions
     size: Int64  # [n] bytes sent and received, all-to-alls only
     even: Bool  # [n] equal bytes to and from all members, all-to-alls only
 
@@ -41,10 +42,43 @@ class Calls:
         by_site = np.array([bool(w) for w in wanted], bool)
         return np.asarray(by_site[self.table["site"]], bool)
 
-    @property
-    def ranks_of_group(self) -> list[tuple[int, ...]]:
-        """World ranks of each site's group."""
-        return [self.groups[s.group].ranks for s in self.sites]
+    @cached_property
+    def exchange(self) -> Bool:
+        """Mask of the all-to-alls, ``[n]``."""
+        return self.where([s.operation == ALL_TO_ALL for s in self.sites])
+
+    @cached_property
+    def between_stages(self) -> Bool:
+        """Mask of the sends and receives, ``[n]``."""
+        return self.where([s.peers != (-1, -1) for s in self.sites])
+
+    @cached_property
+    def backward(self) -> Bool:
+        """Mask of the backward and recomputed calls, ``[n]``."""
+        return self.where([s.direction != "forward" for s in self.sites])
+
+    @cached_property
+    def routing(self) -> Bool:
+        """Mask of the routing decisions, ``[n]``."""
+        return self.where([s.operation == ROUTING for s in self.sites])
+
+    @cached_property
+    def kind(self) -> Int64:
+        """Number of the kind of each call, independent of its splits, ``[n]``.
+
+        Calls are of one kind if all attributes of their site are equal; row bytes are
+        ignored where one kind of call has many (a capacity that varies with the batch).
+        """
+        plain = [replace(s, row_bytes=0) for s in self.sites]
+        sizes: dict[Site, set[int]] = {}
+        for site, bare in zip(self.sites, plain, strict=True):
+            sizes.setdefault(bare, set()).add(site.row_bytes)
+        numbers: dict[Site, int] = {}
+        by_site = [
+            numbers.setdefault(site if len(sizes[bare]) <= FEW else bare, len(numbers))
+            for site, bare in zip(self.sites, plain, strict=True)
+        ]
+        return np.asarray(np.array(by_site, np.int64)[self.table["site"]], np.int64)
 
 
 def gather_calls(record: Record, rank: int) -> Calls:
@@ -54,7 +88,7 @@ def gather_calls(record: Record, rank: int) -> Calls:
     used, local = np.unique(table["site"], return_inverse=True)
     sites = tuple(record.sites[n] for n in used.tolist())
     table["site"] = local
-    volume, share = np.zeros((2, len(table)), FINGERPRINT)
+    volume, share = np.zeros((2, len(table), 2), np.uint64)
     size, even = np.zeros(len(table), np.int64), np.zeros(len(table), bool)
     exchanges = np.array([s.operation == ALL_TO_ALL for s in sites], bool)
     width = np.array([len(record.groups[s.group].ranks) for s in sites], np.int64)
@@ -67,9 +101,8 @@ def gather_calls(record: Record, rank: int) -> Calls:
             payload = table["payload"][here]
             swapped = table["transposed"][here] == 1
             for target, found in zip((volume, share), prints, strict=True):
-                sent, received = found["sent"][payload], found["received"][payload]
-                target["sent"][here] = np.where(swapped, received, sent)
-                target["received"][here] = np.where(swapped, sent, received)
+                target[here] = found[payload]
+                target[here[swapped]] = found[payload[swapped], ::-1]
             size[here], even[here] = sizes[payload], evens[payload]
     return Calls(
         rank=rank,
@@ -84,7 +117,7 @@ def gather_calls(record: Record, rank: int) -> Calls:
     )
 
 
-def _fingerprints(rows: Int64) -> tuple[Any, Any, Int64, Bool]:
+def _fingerprints(rows: Int64) -> tuple[UInt64, UInt64, Int64, Bool]:
     """Compute fingerprints, totals and evenness of splits ``[m, 2, W]``.
 
     A fingerprint is the scalar product with fixed random odd numbers modulo 2^64:
@@ -94,7 +127,7 @@ def _fingerprints(rows: Int64) -> tuple[Any, Any, Int64, Bool]:
     weights = np.random.default_rng(width).integers(
         0, np.iinfo(np.uint64).max, width, np.uint64, endpoint=True
     ) | np.uint64(1)
-    volume, share = np.zeros((2, count), FINGERPRINT)
+    volume, share = np.zeros((2, count, 2), np.uint64)
     even = np.zeros(count, bool)
     step = max(1, CHUNK // (2 * width))
     for first in range(0, count, step):
@@ -103,45 +136,8 @@ def _fingerprints(rows: Int64) -> tuple[Any, Any, Int64, Bool]:
         divisor = np.gcd.reduce(numbers.reshape(len(numbers), -1), axis=1)
         scaled = numbers // np.maximum(divisor, 1)[:, None, None]
         for target, values in ((volume, numbers), (share, scaled)):
-            found = (values.astype(np.uint64) * weights).sum(axis=2, dtype=np.uint64)
-            target["sent"][part], target["received"][part] = found[:, 0], found[:, 1]
+            target[part] = (values.astype(np.uint64) * weights).sum(
+                axis=2, dtype=np.uint64
+            )
         even[part] = (numbers == numbers[:, :1, :1]).all(axis=(1, 2))
     return volume, share, rows.sum(axis=(1, 2)), even
-
-
-def symbols(calls: Calls) -> Int64:
-    """Number the kind of each call, independently of its splits, ``[n]``.
-
-    Calls are of one kind if all attributes of their site are equal; row bytes are
-    ignored where one kind of call has many (a capacity that varies with the batch).
-    """
-    plain = [replace(s, row_bytes=0) for s in calls.sites]
-    sizes: dict[Site, set[int]] = {}
-    for site, bare in zip(calls.sites, plain, strict=True):
-        sizes.setdefault(bare, set()).add(site.row_bytes)
-    numbers: dict[Site, int] = {}
-    by_site = [
-        numbers.setdefault(site if len(sizes[bare]) <= FEW else bare, len(numbers))
-        for site, bare in zip(calls.sites, plain, strict=True)
-    ]
-    return np.asarray(np.array(by_site, np.int64)[calls.table["site"]], np.int64)
-
-
-def is_exchange(calls: Calls) -> Bool:
-    """Return a mask of the calls that are all-to-alls, ``[n]``."""
-    return calls.where([s.operation == ALL_TO_ALL for s in calls.sites])
-
-
-def is_between_stages(calls: Calls) -> Bool:
-    """Return a mask of the calls that are sends and receives, ``[n]``."""
-    return calls.where([s.peers != (-1, -1) for s in calls.sites])
-
-
-def is_backward(calls: Calls) -> Bool:
-    """Return a mask of the backward and recomputed calls, ``[n]``."""
-    return calls.where([s.direction != "forward" for s in calls.sites])
-
-
-def is_routing(calls: Calls) -> Bool:
-    """Return a mask of the events that are routing decisions, ``[n]``."""
-    return calls.where([s.operation == ROUTING for s in calls.sites])
