@@ -19,10 +19,10 @@ import numpy as np
 
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged
+from moetraffic.trace.merge.shards import segment_of_shards
 from moetraffic.trace.model import Group, Int32
 from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
-from moetraffic.trace.segments.shards import ShardWindow, segment_of_shards
 from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
@@ -187,24 +187,20 @@ class VirtualRecorder(Recording):
         final: bool,
     ) -> Segment:
         experts = self._workload.model.experts
-        rows = [r for _, _, r in routed]
-        window = ShardWindow(
-            sites=sites,
-            site=np.array([s for s, _, _ in routed], np.int64),
-            iteration=np.array([i for _, i, _ in routed], np.int64),
-            rows=np.array(rows, np.int32).reshape(-1, 2, self._ranks, experts),
-        )
-        segment = segment_of_shards(
-            window,
+        rows = np.array([r for _, _, r in routed], np.int32)
+        return segment_of_shards(
+            sites,
+            np.array([s for s, _, _ in routed], np.int64),
+            np.array([i for _, i, _ in routed], np.int64),
+            rows.reshape(-1, 2, self._ranks, experts),
             index=index,
             final=final,
             node=socket.gethostname(),
             meta=self._meta,
-            groups=self._groups,
+            groups=tuple(self._groups),
             placements=self._placements,
             steps=np.concatenate(steps) if steps else np.zeros(0, STEP),
-            kinds=kinds,
+            kinds=tuple(kinds),
+            ended=self._ended if final else "",
+            window=0 if final else 2 * self._window_steps,
         )
-        if final:
-            return replace(segment, ended=self._ended)
-        return replace(segment, window=2 * self._window_steps)

@@ -1,114 +1,40 @@
-"""Validate the consistency of a trace's tables and panels, also in hostile files."""
+"""Consistency rules of groups, sites, placements and clocks, also in hostile files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import TraceError
-
 from .model import (
     ALL_TO_ALL,
     MOST_BYTES,
-    MOST_ITERATIONS,
     MOST_ROW_BYTES,
     MOST_SITES,
     ROUTING,
-    STEP_KINDS,
     Group,
-    Occurrences,
-    Program,
     Site,
-    Steps,
     WireForm,
 )
-from .panel import Panel
-from .rows import Rows
 
 MOST_EXPERTS = 1 << 20
 MOST_NS = 1 << 62  # sums of two times stay within int64
 
 
-def validate_tables(
-    name: str,
-    *,
-    world: int,
-    groups: Sequence[Group],
-    sites: Sequence[Site],
-    occurrences: Occurrences,
-    panels: Mapping[str, Panel],
-    steps: Steps,
-    programs: Sequence[Program],
-    placements: npt.NDArray[Any],
-    clocks: npt.NDArray[Any],
-) -> None:
-    """Check that the tables and panels of a trace are mutually consistent.
-
-    Raises
-    ------
-    TraceError
-        Naming the first rule that is violated.
-    """
-
-    def rules() -> Iterator[tuple[object, str]]:
-        """Yield whether each rule holds, and its text; later ones rely on earlier."""
-        yield _groups_valid(groups, world), "a group has distinct ranks of the world"
-        yield all(0 <= s.group < len(groups) for s in sites), "a site refers to a group"
-        which, when = occurrences.site, occurrences.iteration
-        yield (
-            not len(when) or 0 <= which.min() <= which.max() < len(sites),
-            "an occurrence refers to a site",
-        )
-        yield from _site_rules(sites, groups)
-        yield (
-            not len(when) or -1 <= when.min() <= when.max() < MOST_ITERATIONS,
-            f"iterations lie between -1 (unknown) and {MOST_ITERATIONS}",
-        )
-        later = (which[1:] == which[:-1]) & (when[1:] > when[:-1])
-        yield (
-            ((which[1:] > which[:-1]) | later).all(),
-            "occurrences are sorted by site and iteration",
-        )
-        yield (
-            placements_valid(placements, groups),
-            "each expert replica is placed once, on a member of its group",
-        )
-        yield (
-            (np.diff(steps.iteration) > 0).all(),
-            "the iterations of the steps increase",
-        )
-        yield (
-            all(
-                0 <= p.rank < world
-                and p.kind in STEP_KINDS
-                and all(0 <= s < len(sites) for s in p.sites)
-                for p in programs
-            ),
-            "a program lists the sites of one rank in one kind of step",
-        )
-        yield (
-            clocks_valid(clocks, world),
-            "a clock belongs to a rank and differs by less than a hundred years",
-        )
-        expected = Rows(groups, sites, occurrences).expected()
-        for panel, rows in expected.items():
-            there = panels.get(panel)
-            yield there and there.shape[0] == rows, f"{panel} has {rows} rows"
-        extra = sorted(panels.keys() - expected.keys())
-        yield not extra, f"a site refers to each panel, also to {', '.join(extra[:1])}"
-
-    for holds, rule in rules():
-        if not holds:
-            raise TraceError(
-                f"{name} is inconsistent: it violates the rule that {rule}: use an "
-                "intact copy, or capture again"
-            )
+def violated(rules: Iterable[tuple[object, str]]) -> str:
+    """Return the text of the first rule that does not hold; "" if all do."""
+    return next((text for holds, text in rules if not holds), "")
 
 
-def _groups_valid(groups: Sequence[Group], world: int) -> bool:
+def within(values: npt.NDArray[Any], least: int, end: int) -> bool:
+    """Check that all values lie in the half-open range [least, end)."""
+    return not len(values) or bool(least <= values.min() and values.max() < end)
+
+
+def groups_valid(groups: Sequence[Group], world: int) -> bool:
+    """Check that each group has distinct ranks of the world."""
     return all(
         g.ranks
         and len(set(g.ranks)) == len(g.ranks)
@@ -117,9 +43,10 @@ def _groups_valid(groups: Sequence[Group], world: int) -> bool:
     )
 
 
-def _site_rules(
+def site_rules(
     sites: Sequence[Site], groups: Sequence[Group]
 ) -> Iterator[tuple[bool, str]]:
+    """Yield whether each rule of call sites holds, and its text."""
     yield len(set(sites)) == len(sites) <= MOST_SITES, "no site occurs twice"
     yield (
         all(s.experts >= 0 and 0 <= s.row_bytes <= MOST_ROW_BYTES for s in sites),
@@ -153,27 +80,23 @@ def _site_rules(
 
 def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
     """Check that clock knots belong to ranks of the run, with times in range."""
-    return not len(clocks) or bool(
-        clocks["rank"].min() >= 0
-        and clocks["rank"].max() < world
-        and all(
-            clocks[name].min() > -MOST_NS and clocks[name].max() < MOST_NS
-            for name in ("local_ns", "offset_ns", "error_ns")
-        )
+    return within(clocks["rank"], 0, world) and all(
+        within(clocks[name], -MOST_NS + 1, MOST_NS)
+        for name in ("local_ns", "offset_ns", "error_ns")
     )
 
 
 def placements_valid(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
     """Check that each expert replica is placed once, on a member rank of its group."""
-    if not len(rows):
-        return True
-    if rows["group"].min() < 0 or rows["group"].max() >= len(groups):
-        return False
-    if rows["expert"].min() < 0 or rows["expert"].max() >= MOST_EXPERTS:
+    if not within(rows["group"], 0, len(groups)):
         return False
     used = np.unique(rows["group"]).tolist()
     members = [(g << 32) + r for g in used for r in groups[g].ranks]
     placed = rows["group"].astype(np.int64) * (1 << 32) + rows["rank"]
     rest = [n for n in rows.dtype.names or () if n != "rank"]
-    once = len(np.unique(rows[rest])) == len(rows)
-    return bool(np.isin(placed, members).all() and once and rows["replica"].min() >= 0)
+    return bool(
+        within(rows["expert"], 0, MOST_EXPERTS)
+        and np.isin(placed, members).all()
+        and len(np.unique(rows[rest])) == len(rows)
+        and (rows["replica"] >= 0).all()
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,11 +12,20 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
 
 from . import clock
-from .consistency import validate_tables
+from .consistency import (
+    clocks_valid,
+    groups_valid,
+    placements_valid,
+    site_rules,
+    violated,
+    within,
+)
 from .model import (
     CLOCK,
+    MOST_ITERATIONS,
     PLACEMENT,
     ROUTING,
+    STEP_KINDS,
     Bool,
     DroppedForm,
     Group,
@@ -28,9 +37,9 @@ from .model import (
     Program,
     Site,
     Steps,
+    sized,
 )
 from .panel import Panel, take
-from .reconciliation import sized
 from .rows import TIMES, Rows
 
 T = TypeVar("T", bound="TraceContents")
@@ -91,18 +100,56 @@ class TraceContents:
         self.clocks = np.zeros(0, CLOCK) if clocks is None else clocks
         self.container = container
         self.rows = Rows(self.groups, self.sites, occurrences)
-        validate_tables(
-            self.name,
-            world=meta.world,
-            groups=self.groups,
-            sites=self.sites,
-            occurrences=occurrences,
-            panels=self.panels,
-            steps=steps,
-            programs=self.programs,
-            placements=self.placements,
-            clocks=self.clocks,
+        if rule := violated(self._rules()):
+            raise TraceError(
+                f"{self.name} is inconsistent: it violates the rule that {rule}: use "
+                "an intact copy, or capture again"
+            )
+
+    def _rules(self) -> Iterator[tuple[object, str]]:
+        """Yield whether each rule holds, and its text; later ones rely on earlier."""
+        world, groups, sites = self.meta.world, self.groups, self.sites
+        which, when = self.occurrences.site, self.occurrences.iteration
+        yield groups_valid(groups, world), "a group has distinct ranks of the world"
+        yield all(0 <= s.group < len(groups) for s in sites), "a site refers to a group"
+        yield within(which, 0, len(sites)), "an occurrence refers to a site"
+        yield from site_rules(sites, groups)
+        yield (
+            within(when, -1, MOST_ITERATIONS),
+            f"iterations lie between -1 (unknown) and {MOST_ITERATIONS}",
         )
+        later = (which[1:] == which[:-1]) & (when[1:] > when[:-1])
+        yield (
+            ((which[1:] > which[:-1]) | later).all(),
+            "occurrences are sorted by site and iteration",
+        )
+        yield (
+            placements_valid(self.placements, groups),
+            "each expert replica is placed once, on a member of its group",
+        )
+        yield (
+            (np.diff(self.steps.iteration) > 0).all(),
+            "the iterations of the steps increase",
+        )
+        yield (
+            all(
+                0 <= p.rank < world
+                and p.kind in STEP_KINDS
+                and all(0 <= s < len(sites) for s in p.sites)
+                for p in self.programs
+            ),
+            "a program lists the sites of one rank in one kind of step",
+        )
+        yield (
+            clocks_valid(self.clocks, world),
+            "a clock belongs to a rank and differs by less than a hundred years",
+        )
+        expected = self.rows.expected()
+        for panel, rows in expected.items():
+            there = self.panels.get(panel)
+            yield there and there.shape[0] == rows, f"{panel} has {rows} rows"
+        extra = sorted(self.panels.keys() - expected.keys())
+        yield not extra, f"a site refers to each panel, also to {', '.join(extra[:1])}"
 
     def replaced(self: T, **parts: Any) -> T:
         """Copy the trace with some tables or panels replaced, by constructor parameter.
@@ -123,8 +170,7 @@ class TraceContents:
     @property
     def iterations(self) -> Int64:
         """Iteration numbers of the training steps, ``[n]`` int64, increasing."""
-        kinds = np.array([k == "train" for k in self.steps.kind], bool)
-        return np.asarray(self.steps.iteration[kinds], np.int64)
+        return self._iterations("train")
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -132,6 +178,10 @@ class TraceContents:
         return tuple(
             sorted({s.layer for s in self.sites if s.phase or s.operation == ROUTING})
         )
+
+    def _iterations(self, kind: str) -> Int64:
+        kinds = np.array([k == kind for k in self.steps.kind], bool)
+        return np.asarray(self.steps.iteration[kinds], np.int64)
 
     def size(self, occurrence: int) -> int:
         """Return the number of ranks W in the group of an occurrence."""
@@ -165,26 +215,24 @@ class TraceContents:
         ndarray
             ``[n]`` int64.
         """
-        want = {
+        asked = {
             "operation": operation,
             "phase": phase,
             "layer": layer,
             "direction": direction,
             "slot": slot,
             "group": group,
-        }
-        asked = {name: value for name, value in want.items() if value is not None}
+        }.items()
         fits = np.array(
-            [all(getattr(s, n) == v for n, v in asked.items()) for s in self.sites],
+            [all(v in (None, getattr(s, n)) for n, v in asked) for s in self.sites],
             bool,
         )
-        keep = fits[self.occurrences.site] if len(self.sites) else np.zeros(0, bool)
+        keep = fits[self.occurrences.site]
         when = self.occurrences.iteration
         if iterations is not None:
             keep &= (when >= iterations.start) & (when < iterations.stop)
         if kind is not None:
-            kinds = np.array([k == kind for k in self.steps.kind], bool)
-            keep &= np.isin(when, self.steps.iteration[kinds])
+            keep &= np.isin(when, self._iterations(kind))
         return np.flatnonzero(keep)
 
     # ---- panels by occurrence ---------------------------------------------------

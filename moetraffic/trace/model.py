@@ -65,6 +65,11 @@ class Presence(enum.IntEnum):
     UNSIZED = 3  # the member recorded the call, but not all of its bytes
 
 
+def sized(presence: npt.NDArray[np.uint8]) -> Bool:
+    """Return a mask of the members whose bytes are known, shaped as ``presence``."""
+    return np.isin(presence, (Presence.RECORDED, Presence.RECOVERED))
+
+
 class DroppedForm(enum.IntEnum):
     """Storage form of a routing site's dropped token copies."""
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from moetraffic.tables import ShownAsTables
 
 from . import labeled, matrix, placement, selection, wire
-from .arrays import arrays_as_trace
 from .contents import TraceContents
 from .file_format import load, save
 from .model import Int64, Meta, Steps, WireForm
 from .panel import ArrayPanel
+from .routed import arrays_as_trace
 from .rows import TIMES
 
 if TYPE_CHECKING:

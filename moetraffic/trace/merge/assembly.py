@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.model import Bool, Int32, Int64, Occurrences, Site
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    ROUTING,
+    Bool,
+    Group,
+    Int64,
+    Occurrences,
+    Site,
+)
 from moetraffic.trace.segments.record import Record, Table
 from moetraffic.trace.segments.segment import Segment
 
@@ -25,47 +32,45 @@ class Events:
     """Events of all ranks, sorted by occurrence and member rank."""
 
     table: Table  # [n] RANK_EVENT
+    groups: Sequence[Group]
     sites: tuple[Site, ...]
     occurrences: Occurrences
     segments: Sequence[Segment]
 
-    def of_site(self, site: int) -> slice:
-        """Return the slice of events that belong to a call site."""
-        first, last = np.searchsorted(self.table["site"], [site, site + 1])
-        return slice(int(first), int(last))
+    @cached_property
+    def width(self) -> Int64:
+        """Ranks W of the group of each call site."""
+        return np.array([len(self.groups[s.group].ranks) for s in self.sites], np.int64)
 
-    def sent_and_received(self, site: int, width: int) -> Int64:
-        """Return bytes sent and received per all-to-all event, ``[n, 2, W]``."""
-        mine = self.table[self.of_site(site)]
-        out = np.zeros((len(mine), 2, width), np.int64)
-        for number in np.unique(mine["segment"]):
-            here = mine["segment"] == number
-            out[here] = self.segments[number].splits[width][mine["payload"][here]]
-        swapped = mine["transposed"] == 1
-        out[swapped] = out[swapped][:, ::-1]
-        return out
+    def payload(self, number: int) -> Int64:
+        """Arrange the payload of a call site's events by occurrence and member.
 
-    def routed(self, site: int, experts: int) -> Int32:
-        """Return token copies routed and dropped per routing event, ``[n, 2, E]``."""
-        mine = self.table[self.of_site(site)]
-        out = np.zeros((len(mine), 2, experts), np.int32)
-        for number in np.unique(mine["segment"]):
-            here = mine["segment"] == number
-            out[here] = self.segments[number].demand[experts][mine["payload"][here]]
-        return out
-
-    def volumes(self, site: int) -> Int64:
-        """Return the buffer bytes of each event of another collective, ``[n]``."""
-        return np.asarray(self.table["payload"][self.of_site(site)], np.int64)
-
-    def by_member(self, site: int, width: int, values: npt.NDArray[Any]) -> Any:
-        """Arrange event values ``[n, ...]`` of a site as ``[occurrence, member, ...]``.
-
-        Values that were not recorded are zero; the presence panel marks them as absent.
+        Returns
+        -------
+        ndarray
+            ``[n, W, 2, W]`` int64 bytes sent to and received from each member; for a
+            routing ``[n, W, 2, E]`` token copies routed and dropped; for other
+            collectives ``[n, W]`` buffer bytes.  Values that were not recorded are 0;
+            the presence panel marks them as absent.
         """
-        mine = self.table[self.of_site(site)]
-        first, last = np.searchsorted(self.occurrences.site, [site, site + 1])
-        out = np.zeros((last - first, width, *values.shape[1:]), values.dtype)
+        site, width = self.sites[number], int(self.width[number])
+        first, last = np.searchsorted(self.table["site"], [number, number + 1])
+        mine = self.table[first:last]
+        values = mine["payload"]
+        panel, length = {
+            ROUTING: ("demand", site.experts),
+            ALL_TO_ALL: ("splits", width),
+        }.get(site.operation, ("", 0))
+        if panel:
+            values = np.zeros((len(mine), 2, length), np.int64)
+            for segment in np.unique(mine["segment"]):
+                here = mine["segment"] == segment
+                rows = getattr(self.segments[segment], panel)[length]
+                values[here] = rows[mine["payload"][here]]
+            swapped = mine["transposed"] == 1
+            values[swapped] = values[swapped][:, ::-1]
+        first, last = np.searchsorted(self.occurrences.site, [number, number + 1])
+        out = np.zeros((last - first, width, *values.shape[1:]), np.int64)
         out[mine["occurrence"] - first, mine["member"]] = values
         return out
 
@@ -100,13 +105,12 @@ def assemble_events(record: Record) -> Events:
     ]
     table["site"] = rank_of[site]
     table = table[np.lexsort((table["member"], table["iteration"], table["site"]))]
-    new = np.ones(len(table), bool)
-    new[1:] = (table["site"][1:] != table["site"][:-1]) | (
-        table["iteration"][1:] != table["iteration"][:-1]
-    )
+    pairs = table[["site", "iteration"]]
+    new = np.append(True, pairs[1:] != pairs[:-1])[: len(table)]
     table["occurrence"] = np.cumsum(new) - 1
     return Events(
         table=table,
+        groups=record.groups,
         sites=tuple(sites),
         occurrences=Occurrences(
             iteration=table["iteration"][new],

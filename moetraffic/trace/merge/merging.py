@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import CaptureError, TraceError
 from moetraffic.trace.hdf5.durable import SEGMENTS, remove_folder
@@ -29,7 +30,6 @@ from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
-    Group,
     Int64,
     Meta,
     Presence,
@@ -38,6 +38,7 @@ from moetraffic.trace.model import (
     Steps,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
+from moetraffic.trace.rows import TIMES
 from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import (
     PATTERN,
@@ -118,30 +119,30 @@ def merge_segments(
             "merge: the capture ended before its first step"
         )
     _validate_presence(segments, name)
-    meta = segments[0].meta
+    virtual = segments[0].shards > 0
+    record = gather_record(segments)
+    if not virtual:
+        record = infer_schedule(record)
+    ended, seen = (
+        _last(table["rank"], table["iteration"])
+        for table in (record.steps, record.events)
+    )
+    gaps = _gaps(segments, 1 if virtual else record.meta.world, ended)
+    remarks = _remarks(segments, ended, seen)
+    lacking = [*remarks, *missing, *gaps]
+    names = {s.rank: s.node for s in segments}
+    meta = replace(
+        record.meta,
+        complete=not lacking,
+        missing="; ".join(lacking)[:4000],
+        nodes=tuple(names.get(rank, "") for rank in range(record.meta.world)),
+    )
+    record = replace(record, meta=meta)
     contradictions: list[str] = []
-    if segments[0].shards:
-        ended, seen = (
-            _last(0 * table["iteration"], table["iteration"])
-            for table in (
-                np.concatenate([s.steps for s in segments]),
-                np.concatenate([s.events for s in segments]),
-            )
-        )
-        gaps = _gaps(segments, range(1), ended)
-        remarks = _remarks(segments, ended, seen)
-        meta = _merged_meta(meta, segments, [*remarks, *missing, *gaps])
-        trace = trace_of_shards(segments, meta)
+    if virtual:
+        trace = trace_of_shards(record)
     else:
-        record = infer_schedule(gather_record(segments))
-        ended, seen = (
-            _last(table["rank"], table["iteration"])
-            for table in (record.steps, record.events)
-        )
-        gaps = _gaps(segments, range(meta.world), ended)
-        remarks = _remarks(segments, ended, seen)
-        meta = _merged_meta(record.meta, segments, [*remarks, *missing, *gaps])
-        trace, contradictions = _merged(record, meta, recover=recover)
+        trace, contradictions = _merged(record, recover=recover)
     return Merged(
         trace=trace,
         missing=(*missing, *gaps),
@@ -150,20 +151,20 @@ def merge_segments(
     )
 
 
-def _merged(record: Record, meta: Meta, *, recover: bool) -> tuple[Trace, list[str]]:
+def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
     """Convert a record to a trace, and list its contradictions."""
     events = assemble_events(record)
     steps = _steps(record)
-    panels, sites = _panels(events, record.groups)
+    panels, sites = _panels(events)
     draft = Trace(
-        meta=_derived(meta, sites, record.groups),
+        meta=_derived(record.meta, events),
         groups=record.groups,
         sites=sites,
         occurrences=events.occurrences,
         panels=panels,
         steps=steps,
         programs=_programs(events, steps),
-        placements=np.unique(record.placements),
+        placements=record.placements,
         clocks=np.unique(np.concatenate([s.clocks for s in record.segments])),
     )
     return encode_bytes(draft, events, recover=recover)
@@ -271,13 +272,11 @@ def _by_rank(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
     return dict(sorted(found.items()))
 
 
-def _gaps(
-    segments: Sequence[Segment], ranks: range, ended: dict[int, int]
-) -> list[str]:
+def _gaps(segments: Sequence[Segment], ranks: int, ended: dict[int, int]) -> list[str]:
     """Describe the missing parts of the capture, a sentence each."""
     by_rank = _by_rank(segments)
     missing = []
-    for first, after in pairwise([-1, *by_rank, ranks.stop]):
+    for first, after in pairwise([-1, *by_rank, ranks]):
         if after - first > 1:
             missing.append(f"{_span('rank', first + 1, after - 1)} recorded nothing")
     last = max(ended.values(), default=-1)
@@ -339,27 +338,17 @@ def _planned(meta: Meta) -> int:
     return planned if isinstance(planned, int) else 0
 
 
-def _derived(meta: Meta, every: Sequence[Site], groups: Sequence[Group]) -> Meta:
+def _derived(meta: Meta, events: Events) -> Meta:
     """Set the metadata's experts and ep from the calls, if there is no workload."""
     if meta.workload:
         return meta
-    sites = [s for s in every if s.phase or s.operation == ROUTING]
-    experts = {s.experts for s in sites if s.experts}
-    widths = {len(groups[s.group].ranks) for s in sites}
+    used = [n for n, s in enumerate(events.sites) if s.phase or s.operation == ROUTING]
+    experts = {events.sites[n].experts for n in used} - {0}
+    widths = {int(events.width[n]) for n in used}
     return replace(
         meta,
         experts=experts.pop() if len(experts) == 1 else meta.experts,
         ep=widths.pop() if len(widths) == 1 else meta.ep,
-    )
-
-
-def _merged_meta(meta: Meta, segments: Sequence[Segment], missing: list[str]) -> Meta:
-    names = {s.rank: s.node for s in segments}
-    return replace(
-        meta,
-        complete=not missing,
-        missing="; ".join(missing)[:4000],
-        nodes=tuple(names.get(rank, "") for rank in range(meta.world)),
     )
 
 
@@ -400,55 +389,32 @@ def _programs(events: Events, steps: Steps) -> list[Program]:
     return programs
 
 
-def _panels(
-    events: Events, groups: Sequence[Group]
-) -> tuple[dict[str, Panel], list[Site]]:
+def _panels(events: Events) -> tuple[dict[str, Panel], list[Site]]:
     """Build the presence, time and demand panels, and mark sites with drops."""
-    table, every = events.table, events.occurrences
+    table, every, width = events.table, events.occurrences, events.width
     sites = list(events.sites)
-    width = np.array([len(groups[s.group].ranks) for s in sites], np.int64)
-    panels: dict[str, Panel] = {}
-    for w in np.unique(width):
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    for w in np.unique(width).tolist():
         of = np.flatnonzero(width[every.site] == w)
-        row = np.full(len(every), -1, np.int64)
-        row[of] = np.arange(len(of))
         mine = table[width[table["site"]] == w]
-        cells = (row[mine["occurrence"]], mine["member"])
+        cells = (np.searchsorted(of, mine["occurrence"]), mine["member"])
         present = np.full((len(of), w), Presence.ABSENT, np.uint8)
         present[cells] = Presence.RECORDED
-        panels[f"present_{w}"] = ArrayPanel(present)
-        for name in ("issue", "start", "end"):
+        parts[f"present_{w}"] = [present]
+        for name in TIMES:
             times = np.full((len(of), w), UNKNOWN_TIME, np.int64)
             times[cells] = mine[name]
-            panels[f"{name}_{w}"] = ArrayPanel(times)
+            parts[f"{name}_{w}"] = [times]
     for number, site in enumerate(sites):
         if site.operation == ROUTING:
-            missed = events.routed(number, site.experts)[:, 1]
-            form = DroppedForm.STORED if missed.any() else DroppedForm.NONE
-            if (missed < 0).any():
+            routed = events.payload(number).astype(np.int32)
+            dropped = routed[:, :, 1]
+            form = DroppedForm.STORED if dropped.any() else DroppedForm.NONE
+            if (dropped < 0).any():
                 form = DroppedForm.UNKNOWN
             sites[number] = replace(site, dropped=form)
-    families = sorted(
-        {(int(width[n]), s.experts) for n, s in enumerate(sites) if s.experts}
-    )
-    for w, experts in families:
-        numbers = [
-            n
-            for n, s in enumerate(sites)
-            if s.operation == ROUTING and (width[n], s.experts) == (w, experts)
-        ]
-        routed = [events.by_member(n, w, events.routed(n, experts)) for n in numbers]
-        name = f"{w}x{experts}"
-        panels[f"demand_{name}"] = ArrayPanel(
-            np.concatenate([r[:, :, 0] for r in routed]).astype(np.int32)
-        )
-        dropped = [
-            r[:, :, 1]
-            for n, r in zip(numbers, routed, strict=True)
-            if sites[n].dropped == DroppedForm.STORED
-        ]
-        if dropped:
-            panels[f"dropped_{name}"] = ArrayPanel(
-                np.concatenate(dropped).astype(np.int32)
-            )
-    return panels, sites
+            shape = f"{width[number]}x{site.experts}"
+            parts.setdefault(f"demand_{shape}", []).append(routed[:, :, 0])
+            if form == DroppedForm.STORED:
+                parts.setdefault(f"dropped_{shape}", []).append(dropped)
+    return {n: ArrayPanel(np.concatenate(p)) for n, p in parts.items()}, sites

@@ -1,31 +1,104 @@
-"""Build the trace of a virtual expert-parallel run from its one process's segments."""
+"""Segments and traces of virtual expert parallelism, where one process trains for all.
+
+A segment holds the routers' decisions for the shards of all R ranks, R rows per layer
+and micro-batch; the all-to-alls follow from them (:mod:`moetraffic.trace.routed`).
+Steps have R rows each as well, in the order of the ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import ROUTING, Int32, Int64, Meta, Steps
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    ROUTING,
+    UNKNOWN_TIME,
+    Int32,
+    Int64,
+    Site,
+    Steps,
+)
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.segments.segment import Segment
+from moetraffic.trace.rows import TIMES
+from moetraffic.trace.segments.record import Record
+from moetraffic.trace.segments.segment import EVENT, Segment
 from moetraffic.trace.trace import Trace
 
 
-def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
-    """Build the trace of R virtual ranks from the segments of one process."""
-    first = segments[0]
+def segment_of_shards(
+    sites: Sequence[tuple[int, int, int, str, int]],
+    site: Int64,
+    iteration: Int64,
+    rows: Int32,
+    **fields: Any,
+) -> Segment:
+    """Build the segment of a window of virtual ranks.
+
+    Parameters
+    ----------
+    sites
+        Layer, slot, row bytes, dtype and padded rows of each call site.
+    site, iteration
+        ``[n]`` of each routing.
+    rows
+        ``[n, 2, R, E]`` token copies routed and dropped.
+    fields
+        Other fields of the segment; ``steps`` and ``kinds`` have a row per rank and
+        step, those of a step are consecutive.
+    """
+    count, _, shards, experts = rows.shape
+    pairs = []
+    for layer, slot, row_bytes, dtype, padded in sites:
+        exchange = Site(
+            group=0,
+            operation=ALL_TO_ALL,
+            phase="dispatch",
+            layer=layer,
+            slot=slot,
+            dtype=dtype,
+            row_bytes=row_bytes,
+            constant=(padded,) if padded else (),
+        )
+        routing = Site(
+            group=0, operation=ROUTING, layer=layer, slot=slot, experts=experts
+        )
+        pairs += [routing, exchange]
+    events = np.zeros(count, EVENT)
+    events["iteration"] = iteration
+    events["site"] = 2 * site
+    events["sequence"] = -1
+    events["payload"] = np.arange(count) * shards
+    for name in TIMES:
+        events[name] = UNKNOWN_TIME
+    demand = rows.transpose(0, 2, 1, 3).reshape(count * shards, 2, experts)
+    return Segment(
+        rank=0,
+        sites=tuple(pairs),
+        events=events,
+        splits={},
+        demand={experts: demand},
+        shards=shards,
+        **fields,
+    )
+
+
+def trace_of_shards(record: Record) -> Trace:
+    """Build the trace of R virtual ranks from the record of one process."""
+    shards = record.segments[0].shards
     keys = {
-        (r.layer, r.slot): (e.row_bytes, e.dtype, e.constant)
-        for segment in segments
-        for r, e in zip(segment.sites[::2], segment.sites[1::2], strict=True)
+        (routing.slot, routing.layer): exchange
+        for segment in record.segments
+        for routing, exchange in zip(
+            segment.sites[::2], segment.sites[1::2], strict=True
+        )
     }
     layers = []
-    for (layer, slot), (row_bytes, dtype, constant) in sorted(
-        keys.items(), key=lambda item: (item[0][1], item[0][0])
-    ):
-        iteration, rows = _rows(segments, layer, slot)
+    for slot, layer in sorted(keys):
+        exchange = keys[slot, layer]
+        iteration, rows = _rows(record.segments, layer, slot)
         dropped = rows[:, :, 1]
         layers.append(
             RoutedLayer(
@@ -34,18 +107,26 @@ def trace_of_shards(segments: Sequence[Segment], meta: Meta) -> Trace:
                 iteration=iteration,
                 demand=rows[:, :, 0],
                 dropped=dropped if dropped.any() else None,
-                row_bytes=row_bytes,
-                dtype=dtype,
-                padded=constant[0] if constant else 0,
+                row_bytes=exchange.row_bytes,
+                dtype=exchange.dtype,
+                padded=exchange.constant[0] if exchange.constant else 0,
             )
         )
-    placements = np.unique(np.concatenate([s.placements for s in segments]))
+    steps = record.steps
+    columns: dict[str, Any] = {
+        name: steps[name].reshape(-1, shards)
+        for name in ("loss", "tokens", "start", "end")
+    }
     return trace_of_routing(
         layers,
-        groups=first.groups,
-        placements=placements,
-        meta=meta,
-        steps=_steps(segments, first.shards),
+        groups=record.groups,
+        placements=record.placements,
+        meta=record.meta,
+        steps=Steps(
+            iteration=steps["iteration"][::shards].astype(np.int64),
+            kind=tuple(steps["kind"][::shards].tolist()),
+            **columns,
+        ),
         kind=Trace,
     )
 
@@ -70,14 +151,3 @@ def _rows(segments: Sequence[Segment], layer: int, slot: int) -> tuple[Int64, In
         when.append(mine["iteration"])
         parts.append(rows[at])
     return np.concatenate(when), np.concatenate(parts)
-
-
-def _steps(segments: Sequence[Segment], shards: int) -> Steps:
-    table = np.concatenate([s.steps for s in segments])
-    kinds = [kind for s in segments for kind in s.kinds][::shards]
-    columns: Mapping[str, Any] = {
-        name: table[name].reshape(-1, shards)
-        for name in ("loss", "tokens", "start", "end")
-    }
-    iteration = np.asarray(table["iteration"][::shards], np.int64)
-    return Steps(iteration=iteration, kind=tuple(kinds), **columns)

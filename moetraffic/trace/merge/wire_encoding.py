@@ -1,33 +1,39 @@
 """Encode the bytes of each call site in the most compact exact form, with checks.
 
-The ranks' splits are joined to matrices.  What one rank sent, another must have
-received.  A layer's exchanges must be transposes of each other, and equal its routing
+The ranks' splits are joined to matrices.  A cell of a matrix is recorded twice: by its
+source as sent, by its destination as received.  Both must be equal; where one is
+missing (a rank's record, or the end of a truncated list) the other replaces it.  A
+layer's exchanges must be transposes of each other, and equal its routing
 where nothing is padded.  Sites whose bytes are constant, or follow from the demand in
 all occurrences, store no matrices.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
     TRANSPOSED_PHASES,
+    Bool,
     Int64,
     Presence,
     Site,
     WireForm,
+    sized,
 )
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.reconciliation import Reconciled, UInt8, reconcile, sized
 from moetraffic.trace.trace import Trace
 from moetraffic.trace.wire import bytes_by_demand
 
 from .assembly import Events, out_of_step
+
+UInt8 = npt.NDArray[np.uint8]
 
 FOLLOWS_DEMAND = ("dropped", "dropless")
 """Dispatch modes in which the bytes are determined by the routing."""
@@ -60,36 +66,53 @@ def encode_bytes(
     stored: dict[str, list[Int64]] = {}
     presence: dict[int, UInt8] = {}  # by width
     dispatched: dict[Layer, tuple[Site, Int64, Int64]] = {}
+    # the backward of a layer follows the routing of its forward
+    routings = {
+        _layer(site): number
+        for number, site in reversed(list(enumerate(sites)))
+        if site.operation == ROUTING and site.direction == "forward"
+    }
     for number, site in enumerate(draft.sites):
         if site.operation == ROUTING:
             continue
-        w = len(draft.groups[site.group].ranks)
+        w = int(events.width[number])
         of = np.flatnonzero(draft.occurrences.site == number)
         if w not in presence:
             panel = draft.panels[f"present_{w}"]
             presence[w] = panel.read(0, panel.shape[0]).copy()
         there, rows = presence[w], draft.rows_of(f"present_{w}")[of]
-        recorded = there[rows] == Presence.RECORDED
+        values = payload = events.payload(number)
         if site.operation == ALL_TO_ALL:
-            splits = events.by_member(number, w, events.sent_and_received(number, w))
-            found = reconcile(splits, recorded, recover=recover)
+            recorded = there[rows] == Presence.RECORDED
+            found = _reconcile(payload, recorded, recover=recover)
             values, there[rows] = found.sent, found.presence
-            wrong += _unequal(draft, site, of, found, splits)
+            wrong += _unequal(draft, site, of, found, payload)
         else:
-            values = events.by_member(number, w, events.volumes(number))
-            there[rows] = np.where(values < 0, Presence.UNSIZED, there[rows])
-            values = np.maximum(values, 0)
+            there[rows] = np.where(payload < 0, Presence.UNSIZED, there[rows])
+            values = np.maximum(payload, 0)
             wrong += _unequal_message(draft, site, of, values, there[rows])
-        whole = sized(there[rows]).all(axis=1)
-        if not sized(there[rows]).any():
+        known = sized(there[rows])
+        whole = known.all(axis=1)
+        if not known.any():
             continue  # no call has known bytes: the site's wire is unknown
         if site.operation == ALL_TO_ALL and site.phase:
             when = draft.occurrences.iteration[of[whole]]
             wrong += _not_transposed(site, when, values[whole], dispatched)
-            sites[number] = _following_demand(draft, site, of[whole], values[whole])
-            if sites[number].wire == WireForm.DEMAND:
+            routing = routings.get(_layer(site), -1)
+            if _follows_demand(draft, site, routing, when, values[whole]):
+                sites[number] = replace(
+                    site,
+                    wire=WireForm.DEMAND,
+                    routing=routing,
+                    wire_checked=len(when),
+                )
                 continue
-            wrong += _not_following(draft, site)
+            if draft.meta.dispatch in FOLLOWS_DEMAND and routing >= 0:
+                wrong.append(
+                    f"layer {site.layer}, {site.phase}, micro-batch {site.slot}: the "
+                    f"bytes are not (demand - dropped) x {site.row_bytes}, though "
+                    f"dispatch is {draft.meta.dispatch}"
+                )
         if whole.all() and len(values) and (values == values[0]).all():
             sites[number] = replace(
                 site,
@@ -107,47 +130,59 @@ def encode_bytes(
     return draft.replaced(sites=sites, panels=panels), wrong
 
 
-def _following_demand(
-    draft: Trace, site: Site, occurrences: Int64, sent: Int64
-) -> Site:
-    """Set a site's wire form to DEMAND if its bytes equal the kept demand's."""
-    # the backward of a layer follows the routing of its forward
-    key = (site.group, site.layer, site.slot)
-    routing = next((n for n, r in enumerate(draft.sites) if _routes(r, key)), -1)
-    if routing < 0 or not len(occurrences):
-        return site
-    when = draft.occurrences.iteration[occurrences]
+@dataclass(frozen=True, kw_only=True)
+class _Reconciled:
+    """Bytes of an all-to-all's occurrences after reconciling both ends' records."""
+
+    sent: Int64  # [n, W, W] bytes, row sends; 0 where unknown
+    presence: UInt8  # [n, W] Presence
+    conflict: Bool  # [n, W, W] where the two ends contradict each other
+
+
+def _reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> _Reconciled:
+    """Compare the bytes that members sent and received, ``[n, W, 2, W]``, < 0: unknown.
+
+    ``recorded [n, W]`` marks the members that recorded the occurrence.  With
+    ``recover``, bytes missing at the source are those received at the destination: a
+    row in which every cell is known is RECORDED, or RECOVERED if a cell came from a
+    peer.  Rank-local bytes, which no peer records, are then 0.
+    """
+    sent, received = splits[:, :, 0], splits[:, :, 1].transpose(0, 2, 1)
+    by_source = recorded[:, :, None] & (sent >= 0)
+    by_destination = recorded[:, None, :] & (received >= 0)
+    conflict = by_source & by_destination & (sent != received)
+    own = by_source.all(axis=2)
+    known = by_source | by_destination if recover else by_source
+    values = np.where(by_source, sent, np.where(known, received, 0))
+    if recover:
+        width = np.arange(sent.shape[1])
+        # rank-local cell: recoverable only if there is at least one peer
+        known[:, width, width] |= ~recorded & (len(width) > 1)
+    whole = known.all(axis=2)
+    presence = np.full(recorded.shape, Presence.ABSENT, np.uint8)
+    presence[whole] = Presence.RECOVERED
+    presence[recorded & ~whole] = Presence.UNSIZED
+    presence[recorded & own] = Presence.RECORDED
+    return _Reconciled(
+        sent=np.asarray(values, np.int64), presence=presence, conflict=conflict
+    )
+
+
+def _layer(site: Site) -> Layer:
+    return (site.group, site.layer, site.slot)
+
+
+def _follows_demand(
+    draft: Trace, site: Site, routing: int, when: Int64, sent: Int64
+) -> bool:
+    """Return whether a site's bytes equal the kept demand of a routing site."""
+    if routing < 0 or not len(when):
+        return False
     try:
         routed = draft.rows.at(np.full(len(when), routing), when)
-        derived = bytes_by_demand(draft, site, routed)
+        return np.array_equal(bytes_by_demand(draft, site, routed), sent)
     except TraceError:
-        return site  # no placement, or no routing in one of the iterations
-    if not np.array_equal(derived, sent):
-        return site
-    return replace(
-        site, wire=WireForm.DEMAND, routing=routing, wire_checked=len(occurrences)
-    )
-
-
-def _routes(site: Site, key: Layer) -> bool:
-    return (
-        site.operation == ROUTING
-        and site.direction == "forward"
-        and (site.group, site.layer, site.slot) == key
-    )
-
-
-def _not_following(draft: Trace, site: Site) -> list[str]:
-    """Report an unpadded site whose bytes contradict the routing."""
-    key = (site.group, site.layer, site.slot)
-    seen = any(_routes(s, key) for s in draft.sites)
-    if draft.meta.dispatch not in FOLLOWS_DEMAND or not seen:
-        return []
-    return [
-        f"layer {site.layer}, {site.phase}, micro-batch {site.slot}: the bytes are not "
-        f"(demand - dropped) x {site.row_bytes}, though dispatch is "
-        f"{draft.meta.dispatch}"
-    ]
+        return False  # no placement, or no routing in one of the iterations
 
 
 def _not_transposed(
@@ -157,7 +192,7 @@ def _not_transposed(
     dispatched: dict[Layer, tuple[Site, Int64, Int64]],
 ) -> list[str]:
     """Report iterations in which an exchange contradicts its layer's dispatch."""
-    key = (site.group, site.layer, site.slot)
+    key = _layer(site)
     if site.phase == "dispatch" and site.direction == "forward":
         dispatched[key] = (site, when, sent)
         return []
@@ -183,7 +218,7 @@ def _not_transposed(
 
 
 def _unequal(
-    draft: Trace, site: Site, of: Int64, found: Reconciled, splits: Int64
+    draft: Trace, site: Site, of: Int64, found: _Reconciled, splits: Int64
 ) -> list[str]:
     """Report pairs of ranks whose sent and received bytes differ."""
     if not found.conflict.any():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.consistency import (
+    clocks_valid,
+    groups_valid,
+    placements_valid,
+    violated,
+    within,
+)
 from moetraffic.trace.hdf5.container import Container
 from moetraffic.trace.hdf5.durable import write_whole
 from moetraffic.trace.hdf5.image import Image
@@ -31,14 +38,27 @@ from moetraffic.trace.hdf5.tables import (
     write_sites,
     write_table,
 )
-from moetraffic.trace.model import CLOCK, PLACEMENT, Group, Int32, Int64, Meta, Site
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    CLOCK,
+    MOST_BYTES,
+    MOST_ITERATIONS,
+    MOST_ROW_BYTES,
+    PLACEMENT,
+    ROUTING,
+    STEP_KINDS,
+    Group,
+    Int32,
+    Int64,
+    Meta,
+    Site,
+)
 from moetraffic.trace.panel import ArrayPanel
-
-from .soundness import contradiction
 
 KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
+MOST_RANKS = 1 << 24
 MOST_WORDS = 1000  # maximum length of a text attribute, in characters
 MOST_PANEL_BYTES = 64 << 20  # panel size accepted without check
 MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
@@ -166,7 +186,7 @@ def read_segment(path: Path) -> Segment:
             segment = _read(container)
         except Exception as error:
             raise container.translated(error) from None
-        if broken := contradiction(segment):
+        if broken := violated(_rules(segment)):
             raise container.damaged(broken)
         return segment
 
@@ -205,4 +225,83 @@ def _read(container: Container) -> Segment:
         demand=panels["demand"],
         placements=read_table(container, "placement", PLACEMENT),
         clocks=read_table(container, "clock", CLOCK),
+    )
+
+
+def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
+    """Yield whether each rule on which merging relies holds, and how it is violated.
+
+    Indices lie within the arrays that they index; a rank is a member of its groups;
+    sums of iterations, bytes and times do not overflow; a step has a kind, and occurs
+    once (once per rank for virtual ranks).  Later rules rely on earlier ones.
+    """
+    rank, world, shards = segment.rank, segment.meta.world, segment.shards
+    groups, sites, events = segment.groups, segment.sites, segment.events
+    number, payload = events["site"], events["payload"]
+    steps = segment.steps["iteration"]
+    yield (
+        0 <= rank < world <= MOST_RANKS and segment.index >= 0,
+        f"it is window {segment.index} of rank {rank} of {world}",
+    )
+    yield groups_valid(groups, world), "a group has no ranks, or impossible ones"
+    yield all(0 <= s.group < len(groups) for s in sites), "a site is of no group"
+    yield (
+        all(rank in groups[s.group].ranks for s in sites),
+        f"rank {rank} is no member of one of its groups",
+    )
+    yield (
+        all(0 <= s.row_bytes <= MOST_ROW_BYTES and s.experts >= 0 for s in sites),
+        "a site has an impossible number of experts or bytes of a row",
+    )
+    yield within(number, 0, len(sites)), "an event is of a site that is not there"
+    yield (
+        within(events["iteration"], -1, MOST_ITERATIONS),
+        "an event has an impossible iteration",
+    )
+    yield (
+        set(segment.kinds) <= set(STEP_KINDS),
+        f"kinds of steps {sorted(set(segment.kinds))[:5]}",
+    )
+    if shards:
+        rows = [len(panel) for panel in segment.demand.values()]
+        yield (
+            shards == world and len(sites) % 2 == 0,
+            f"it contains {shards} of {world} virtual ranks",
+        )
+        yield (
+            not len(events)
+            or (len(rows) == 1 and within(payload, 0, rows[0] - shards + 1)),
+            "a routing lacks the row of a rank",
+        )
+        yield len(steps) % shards == 0, f"{len(steps)} steps lack the row of a rank"
+        steps = steps[::shards]
+    else:
+        yield (
+            np.isin(events["transposed"], (0, 1)).all(),
+            "an event is neither transposed nor not",
+        )
+        for at in np.unique(number).tolist():
+            site, mine = sites[at], payload[number == at]
+            width = len(groups[site.group].ranks)
+            if site.operation in (ROUTING, ALL_TO_ALL):
+                routed = site.operation == ROUTING
+                panel = (
+                    segment.demand.get(site.experts, ())
+                    if routed
+                    else segment.splits.get(width, ())
+                )
+                what = f"an event has row {mine.max()} of {len(panel)}"
+                yield within(mine, 0, len(panel)), what
+            else:
+                what = f"a {site.operation} has {mine.max()} bytes"
+                yield within(mine, -1, MOST_BYTES + 1), what
+    yield within(steps, 0, MOST_ITERATIONS), "a step has an impossible iteration"
+    yield len(np.unique(steps)) == len(steps), "an iteration is there twice"
+    yield (
+        placements_valid(segment.placements, groups),
+        "an expert is placed twice, or on a rank that is not in its group",
+    )
+    yield (
+        clocks_valid(segment.clocks, world),
+        "a clock is of no rank, or a hundred years off",
     )
