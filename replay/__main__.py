@@ -7,48 +7,123 @@ error (printed as one sentence); 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from moetraffic.errors import ReplayError
 from moetraffic.launch import current_rank
-from moetraffic.replay.execution.pace import Gaps, parse_pace
+from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
-from moetraffic.replay.plan.verification import Depth, Verification
-from moetraffic.replay.results.console import progress_display, show
+from moetraffic.replay.plan.verification import Verification
+from moetraffic.replay.results.console import print_tables, progress_display
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
+from moetraffic.replay.results.summary_tables import replay_tables
 from moetraffic.replay.scale.byte_factor import factor_of
-from moetraffic.replay.scale.rank_map import numbers
 from moetraffic.replay.scale.rescaling import Scaling
+from moetraffic.report.console.options import (
+    AsJson,
+    Iterations,
+    Layers,
+    Setting,
+    field_options,
+    layer_numbers,
+    option,
+    refuse_idle,
+    takes,
+)
 from moetraffic.report.console.terminal import run
-from moetraffic.trace.iterations import iteration_range
 
+from .failure import run_to_exit
 from .local import replay
-from .process_exit import run_to_exit
 from .request import Request
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+DRY, TRAFFIC = "Dry run", "Ranks, bytes and background traffic"
+EXECUTION, RESULTS = "Execution", "Baselines and results"
 
-class SelfTraffic(str, enum.Enum):
-    """Whether to replay rank-local (self) traffic, which is a copy in memory."""
+SCALING = field_options(
+    Scaling,
+    TRAFFIC,
+    {
+        "fold": "Combine ranks into N: N, N:strided, or nodes.",
+        "expand": "Share each rank among more, N in total: N, or N:experts.",
+        "ranks": "Replay only the ranks of a list, renumbered: 0,4:8.",
+        "rank_map": "Replay rank of each rank: a file, or 0,0,1,- (- leaves one out).",
+        "factor": Setting(
+            "Multiply all bytes by a factor: x0.1, x1/8.",
+            "--bytes",
+            kind=str,
+            default="x1",
+        ),
+        "self_traffic": Setting(
+            "Keep or drop rank-local (self) traffic, which is a copy in memory.",
+            kind=str,
+            default="keep",
+            rule={"choices": ("keep", "drop")},
+        ),
+        "missing": Setting(
+            "Complete missing records by a rule: peers or mean.", "--complete-missing"
+        ),
+    },
+)
+VERIFICATION = field_options(
+    Verification,
+    EXECUTION,
+    {
+        "depth": Setting(
+            "Check the bytes of all operations, of a sample, or of none, in a pass "
+            "before the timed one; sizes are always checked.",
+            "--verify",
+        ),
+        "share": Setting("Share of each site's operations in a sample.", "--sample"),
+        "seed": Setting("Seed of the sample.", "--sample-seed"),
+    },
+)
+PACE = field_options(
+    Pace, EXECUTION, {"gaps": "How to spend gaps; gemm needs a CUDA device."}
+)
+EXECUTED = field_options(
+    Request,
+    EXECUTION,
+    {
+        "backend": "Communication backend: gloo, nccl, mpi, ucc, or an installed one.",
+        "dense": "Replay the collectives of the trace other than all-to-alls.",
+        "dtype": "Data type in which reductions compute.",
+        "warm_up": "Number of iterations that run before, untimed.",
+        "graphs": Setting("Run each iteration as one CUDA graph (NCCL).", "--graphs"),
+        "registered": Setting("Register the buffers with NCCL.", "--registered"),
+        "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),
+        "start_timeout_s": Setting(
+            "Seconds until all ranks must be ready.", "--start-timeout"
+        ),
+        "pairs": "Number of pairs of passes with and without background traffic.",
+    },
+)
+COMPARED = field_options(
+    Request,
+    RESULTS,
+    {
+        "capacity": "Link capacity of a rank, for the lower bound: 400Gbps, 50GB/s.",
+        "topology": "Network for the lower bound: a name as in moetraffic fabric, or a "
+        "JSON file.",
+        "bandwidth": "Table of moetraffic bench to compare the times with.",
+        "fidelity": "JSON file to write: comparison with the captured run.",
+        "metrics": "Prometheus text file to keep up to date: run.prom.",
+        "force": "Overwrite existing outputs.",
+    },
+)
 
-    KEEP = "keep"
-    DROP = "drop"
-
-
-_MEETING = """
+_STARTING_RANKS = """
 Ranks on several hosts are started by torchrun or srun instead of --nproc, the same
-command on each host; one process is one rank, and rank 0 writes and tells.
+command on each host; one process is one rank, and rank 0 writes and prints.
 
-They meet at rank 0's host. torchrun sets it (--rdzv-endpoint HOST:PORT). Under srun it
-is the step's first host, with a port that follows from the job; MASTER_ADDR and
-MASTER_PORT, set for all ranks, say otherwise, and do for any other launcher that sets
+The rendezvous is on rank 0's host. torchrun sets it (--rdzv-endpoint HOST:PORT). Under
+srun it is the step's first host, with a port that follows from the job. MASTER_ADDR and
+MASTER_PORT, set for all ranks, override it, and set it for any other launcher that sets
 RANK, WORLD_SIZE and LOCAL_RANK. The port must be free, and reachable from all hosts;
 every rank needs the trace, at a path of its host.
 
@@ -60,148 +135,59 @@ run.h5 -o replayed.h5 --backend nccl
 """
 
 
-@app.command(epilog=_MEETING)
+@app.command(epilog=_STARTING_RANKS)
+@takes(
+    scaling=SCALING,
+    verification=VERIFICATION,
+    waiting=PACE,
+    executed=EXECUTED,
+    compared=COMPARED,
+)
 def command(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Trace to write, with the new times."),
+        Path | None, option("Trace to write, with the new times.", "-o", "--output")
     ] = None,
     nproc: Annotated[
-        int | None,
-        typer.Option(help="Ranks to start here.", show_default="the trace's"),
+        int | None, option("Ranks to start on this host.", shown="the trace's")
     ] = None,
-    backend: Annotated[
-        str, typer.Option(help="gloo, nccl, mpi, ucc, or an installed one.")
-    ] = "gloo",
-    iterations: Annotated[
-        str | None, typer.Option(help="Only iterations A:B, A up to, not with, B.")
-    ] = None,
-    # ranks, bytes and background traffic
-    layers: Annotated[
-        str | None,
-        typer.Option("--layers", "--layer", help="Only layers of a list: 1,3:6."),
-    ] = None,
-    fold: Annotated[
-        str,
-        typer.Option(help="Fewer ranks: N, N:strided, or nodes: blocks are summed."),
-    ] = "",
-    expand: Annotated[
-        str,
-        typer.Option(help="More ranks: N, or N:experts: rows and experts are split."),
-    ] = "",
-    ranks: Annotated[
-        str, typer.Option(help="Only ranks of a list, renumbered: 0,4:8.")
-    ] = "",
-    rank_map: Annotated[
-        str,
-        typer.Option(help="Where each rank goes: a file, or 0,0,1,- (- leaves out)."),
-    ] = "",
-    nbytes: Annotated[
-        str, typer.Option("--bytes", help="All bytes times a factor: x0.1, x1/8.")
-    ] = "x1",
-    self_traffic: Annotated[
-        SelfTraffic, typer.Option(help="What a rank would send itself.")
-    ] = SelfTraffic.KEEP,
-    complete_missing: Annotated[
-        str,
-        typer.Option(help="Fill missing records by a rule: peers or mean."),
-    ] = "",
+    iterations: Iterations = None,
+    layers: Layers = None,
     alongside: Annotated[
-        str,
-        typer.Option(help="Dense traffic of a layout beside it: tp=2,pp=2,dp=2."),
+        str, option("Layout of background traffic: tp=2,pp=2,dp=2.", panel=TRAFFIC)
     ] = "",
     model: Annotated[
-        str, typer.Option(help="Whose dense traffic: a preset, see moetraffic models.")
+        str,
+        option("Model preset of background traffic: see moetraffic models."),
     ] = "",
-    pairs: Annotated[
-        int,
-        typer.Option(help="Passes with and without dense traffic, for a slowdown."),
-    ] = 0,
+    pace: Annotated[
+        str,
+        option("asap, captured (gaps), scaled:X (gaps times X), or open-loop."),
+    ] = "asap",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; start nothing.")
+        bool, option("Print the plan; start no ranks.", "--dry-run", panel=DRY)
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --dry-run: every operation.")
+        bool, option("Print every operation.", "--verbose", panel=DRY)
     ] = False,
     program: Annotated[
-        Path | None,
-        typer.Option(help="With --dry-run: every operation, to a .json or .csv file."),
+        Path | None, option("JSON or CSV file of every operation.", panel=DRY)
     ] = None,
     hockney: Annotated[
-        str, typer.Option(help="With --dry-run: an estimate by 10us,50GB/s.")
+        str, option("Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY)
     ] = "",
-    verify: Annotated[
-        Depth,
-        typer.Option(
-            help="In a pass before the timed one, check the bytes of all operations, "
-            "of a sample, or of none; sizes always."
-        ),
-    ] = Depth.FULL,
-    sample: Annotated[
-        float, typer.Option(help="Share of each site's operations in a sample.")
-    ] = Verification.share,
-    sample_seed: Annotated[int, typer.Option(help="What draws the sample.")] = 0,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that an operation may take.")
-    ] = Request.timeout_s,
-    start_timeout: Annotated[
-        float, typer.Option(help="Seconds until all ranks must be ready.")
-    ] = Request.start_timeout_s,
-    # execution
-    dense: Annotated[
-        bool, typer.Option(help="Replay what the trace holds beside all-to-alls.")
-    ] = True,
-    pace_name: Annotated[
-        str,
-        typer.Option(
-            "--pace", help="asap, captured (gaps), scaled:X (times X), open-loop."
-        ),
-    ] = "asap",
-    gaps: Annotated[
-        Gaps, typer.Option(help="Spend gaps so; gemm needs a CUDA device.")
-    ] = Gaps.SPIN,
-    dtype: Annotated[
-        str, typer.Option(help="Type in which all-reduces add up.")
-    ] = "float32",
-    warm_up: Annotated[
-        int, typer.Option(help="Iterations that run before, untimed.")
-    ] = 0,
-    graphs: Annotated[
-        bool, typer.Option("--graphs", help="NCCL: an iteration as one CUDA graph.")
-    ] = False,
-    registered: Annotated[
-        bool, typer.Option("--registered", help="NCCL: register the buffers.")
-    ] = False,
-    capacity: Annotated[
-        str | None,
-        typer.Option(help="Of a rank's link, for the lower bound: 400Gbps, 50GB/s."),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            help="Network for the lower bound: a name as in moetraffic fabric, or a "
-            "JSON file."
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        Path | None,
-        typer.Option(help="What moetraffic bench wrote, to hold the times against."),
-    ] = None,
-    fidelity: Annotated[
-        Path | None, typer.Option(help="JSON to write: how true the replay was.")
-    ] = None,
-    metrics: Annotated[
-        Path | None,
-        typer.Option(help="Prometheus text file to keep up to date: run.prom."),
-    ] = None,
     live: Annotated[
-        bool | None,
-        typer.Option(help="Show the ranks.", show_default="on a terminal"),
+        bool | None, option("Show the progress of ranks.", shown="on a terminal")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    *,
+    scaling: dict[str, Any],
+    verification: dict[str, Any],
+    waiting: dict[str, Any],
+    executed: dict[str, Any],
+    compared: dict[str, Any],
 ) -> int:
     """Replay the traffic of a trace on the network, and measure its times.
 
@@ -210,94 +196,64 @@ def command(
     rank_env = current_rank()
 
     def work() -> Replay | None:
+        scaling["factor"] = factor_of(scaling["factor"])
+        scaling["self_traffic"] = scaling["self_traffic"] == "keep"
         request = Request(
             trace=trace,
             out=out,
-            backend=backend,
-            iterations=iteration_range(iterations),
-            layers=None if layers is None else numbers(layers, "layers"),
-            scaling=Scaling(
-                fold=fold,
-                expand=expand,
-                ranks=ranks,
-                rank_map=rank_map,
-                factor=factor_of(nbytes),
-                self_traffic=self_traffic is SelfTraffic.KEEP,
-                missing=complete_missing,
-            ),
+            iterations=iterations,
+            layers=layer_numbers(layers),
+            scaling=Scaling(**scaling),
             alongside=parse_background(alongside, model),
-            pairs=pairs,
-            verify=Verification(depth=verify, share=sample, seed=sample_seed),
-            timeout_s=timeout,
-            start_timeout_s=start_timeout,
-            force=force,
-            dense=dense,
-            pace=parse_pace(pace_name, gaps),
-            dtype=dtype,
-            warm_up=warm_up,
-            graphs=graphs,
-            registered=registered,
-            capacity=capacity,
-            topology=topology,
-            bandwidth=bandwidth,
-            fidelity=fidelity,
-            metrics=metrics,
+            verify=Verification(**verification),
+            pace=parse_pace(pace, **waiting),
+            **executed,
+            **compared,
         )
-        only_dry = {"--verbose": verbose, "--program": program, "--hockney": hockney}
         if dry_run:
             # the network model takes long to import
             from moetraffic.replay.results.dry_run import DryRunOptions, print_dry_run
 
             options = DryRunOptions(
-                capacity=request.capacity,
-                topology=request.topology,
-                bandwidth=request.bandwidth,
-                hockney=hockney,
-                program=program,
-                verbose=verbose,
-                force=force,
+                hockney=hockney, program=program, verbose=verbose, force=request.force
             )
             if rank_env is None or rank_env.rank == 0:
                 print_dry_run(request, options, nproc=nproc, as_json=as_json)
             return None
-        if any(only_dry.values()):
-            named = " and ".join(name for name, given in only_dry.items() if given)
-            raise ReplayError(
-                f"{named} is of a dry run: add --dry-run, or leave it out"
-            )
+        refuse_idle(
+            context,
+            ("verbose", "program", "hockney"),
+            "a plan is printed by a dry run (add --dry-run)",
+        )
         if rank_env is None:
-            told: Replay | None = _start_ranks(request, nproc, live)
+            with progress_display(live=live, metrics=request.metrics) as display:
+                result: Replay | None = replay(
+                    request, nproc=nproc, on_plan=display.plan, on_event=display.event
+                )
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
 
-            told = run_rank(request, rank_env)
-        if told is not None and summary is None:
-            write_reports(request, told)
-        return told
+            result = run_rank(request, rank_env)
+        if result is not None and summary is None:
+            write_reports(request, result)
+        return result
 
-    told = run_to_exit(work, rank_env)
-    if told is None:
+    result = run_to_exit(work, rank_env)
+    if result is None:
         return 0  # rank 0 prints the result
     if summary is not None:
-        summary.write_text(told.to_json())
+        summary.write_text(result.to_json())
     elif as_json:
-        print(told.to_json())
+        print(result.to_json())
     else:
-        show(told)
+        print_tables(replay_tables(result))
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the ``moetraffic replay`` command line and return the exit code."""
     return run(app, arguments, "moetraffic replay", verb="replay")
-
-
-def _start_ranks(request: Request, nproc: int | None, live: bool | None) -> Replay:
-    with progress_display(live=live, metrics=request.metrics) as display:
-        return replay(
-            request, nproc=nproc, on_plan=display.plan, on_event=display.event
-        )
 
 
 if __name__ == "__main__":

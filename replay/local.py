@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moetraffic.errors import Interrupted, ReplayError
-from moetraffic.launch import Heartbeat, Outcome, launch
+from moetraffic.launch import Heartbeat, launch
+from moetraffic.launch.root_cause import OperationNamer
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.results.metrics import write_reports
-from moetraffic.replay.results.output import check_disk_space
-from moetraffic.replay.results.records import from_json
+from moetraffic.replay.results.output import check_disk_space, from_json
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.trace import Trace
 
-from .request import Request
+from .request import Request, grace_s, silence_s
+
+Result = TypeVar("Result")
 
 
 def replay(
@@ -50,10 +52,7 @@ def replay(
         After SIGINT or SIGTERM, when all ranks have ended.
     """
     request.validate_outputs()
-    with (
-        Trace.open(request.trace) as trace,
-        tempfile.TemporaryDirectory(prefix="moetraffic-") as folder,
-    ):
+    with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=nproc, ranks=())
         request.validate_baselines(planned.world)
         if request.out is not None:
@@ -61,7 +60,6 @@ def replay(
             check_disk_space(request.trace, planned, ranks, request.out)
         if on_plan is not None:
             on_plan(planned)
-        result = Path(folder) / "summary.json"
 
         def name(rank: int, n: int) -> str:
             """Return the name of a rank's n-th operation, counted over its passes."""
@@ -71,25 +69,72 @@ def replay(
                 return "a pass of a pair" if request.pairs else ""
             return planned.name(int(own.operation[n % len(own)]))
 
-        outcome = launch(
-            [
-                sys.executable,
-                "-m",
-                "moetraffic.replay",
-                *request.arguments(),
-                "--summary",
-                str(result),
-            ],
+        return start_ranks(
+            Replay,
+            ["moetraffic.replay", *request.arguments()],
             ranks=planned.world,
-            start_deadline_s=request.start_timeout_s,
-            # the ranks themselves time out earlier, and name the operation
-            operation_deadline_s=request.silence_s,
-            grace_s=request.grace_s,
+            start_s=request.start_timeout_s,
+            timeout_s=request.timeout_s,
             on_event=on_event,
             namer=name,
         )
-        raise_failure(outcome)
-        return from_json(Replay, result.read_text())
+
+
+def start_ranks(
+    kind: type[Result],
+    program: Sequence[str],
+    *,
+    ranks: int,
+    start_s: float,
+    timeout_s: float,
+    on_event: Callable[[Heartbeat], None] | None,
+    namer: OperationNamer,
+) -> Result:
+    """Run a Python module as ranks on this host and return the result of rank 0.
+
+    Parameters
+    ----------
+    kind
+        Dataclass of the result, which rank 0 writes to the file ``--summary``.
+    program
+        The module, and its arguments.
+    ranks
+        Number of ranks to start.
+    start_s
+        Time until all ranks must be ready.
+    timeout_s
+        Longest time of an operation, after which the ranks themselves fail.
+    on_event
+        Called with each heartbeat.
+    namer
+        Returns the name of a rank's n-th operation.
+
+    Raises
+    ------
+    ReplayError
+        If a rank failed: names the rank and the operation.
+    Interrupted
+        If this process was interrupted.
+    """
+    with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
+        result = Path(folder) / "summary.json"
+        outcome = launch(
+            [sys.executable, "-m", *program, "--summary", str(result)],
+            ranks=ranks,
+            start_deadline_s=start_s,
+            operation_deadline_s=silence_s(timeout_s),
+            grace_s=grace_s(timeout_s),
+            on_event=on_event,
+            namer=namer,
+        )
+        if outcome.interrupted:
+            raise Interrupted(
+                "the replay was interrupted before it was done: start it again",
+                outcome.interrupted,
+            )
+        if not outcome.ok:
+            raise ReplayError(outcome.sentence)
+        return from_json(kind, result.read_text())
 
 
 def replay_trace(
@@ -145,22 +190,3 @@ def replay_trace(
         result = replay(request, nproc=ranks)
         write_reports(request, result)
     return result
-
-
-def raise_failure(outcome: Outcome) -> None:
-    """Raise the error of a launch that failed or was interrupted.
-
-    Raises
-    ------
-    ReplayError
-        If a rank failed: names the rank and the operation.
-    Interrupted
-        If this process was interrupted.
-    """
-    if outcome.interrupted:
-        raise Interrupted(
-            "the replay was interrupted before it was done: start it again",
-            outcome.interrupted,
-        )
-    if not outcome.ok:
-        raise ReplayError(outcome.sentence)

@@ -11,12 +11,15 @@ from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
 from moetraffic.replay.backends.backend import Backend, backend
-from moetraffic.replay.execution.clocks import knots
-from moetraffic.replay.execution.control import agree_on_sizes, gather_times
+from moetraffic.replay.execution.control import (
+    agree_on_memory,
+    agree_on_sizes,
+    gather_clocks,
+    gather_times,
+)
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.background import expert_exchanges, pass_order
-from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.output import WRITING, WRITING_S
@@ -25,7 +28,7 @@ from moetraffic.trace.file_format import VERSION
 from moetraffic.trace.trace import Trace
 
 from .failure import backend_errors
-from .request import Request
+from .request import Request, grace_s, silence_s
 
 Times = dict[int, Timing]
 
@@ -43,8 +46,8 @@ def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
     watchdog = Watchdog(
         rank_env.rank,
         start_s=request.start_timeout_s,
-        operation_s=request.silence_s,
-        grace_s=2 * request.grace_s,
+        operation_s=silence_s(request.timeout_s),
+        grace_s=2 * grace_s(request.timeout_s),
     )
     if not heartbeat.supervised():
         watchdog.start()
@@ -95,14 +98,10 @@ def _replay(
             timeout_s=request.timeout_s,
         )
         agree_on_sizes(planned, rank_env.rank, moves)
-        on_host = moves.device.type == "cpu"
-        rendezvous.announce(
-            pool="host" if on_host else str(moves.device),
-            needs=sum(program.buffer_bytes),
-            free=available_bytes()
-            if on_host
-            else torch.cuda.mem_get_info(moves.device)[0],
-        )
+        free = available_bytes()
+        if moves.device.type != "cpu":
+            free = torch.cuda.mem_get_info(moves.device)[0]
+        agree_on_memory(planned, rank_env.rank, moves, nodes, free)
 
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(
@@ -124,12 +123,13 @@ def _replay(
         heartbeat.send("step", "the gathering of times")
         times = gather_times(planned, rank_env.rank, moves, timing)
         pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
-        clocks = knots(planned, rank_env.rank, moves)
+        store = rendezvous.store.client
+        clocks = gather_clocks(planned, rank_env.rank, moves, store)
         summary = None
         if rank_env.rank == 0:
             heartbeat.send("step", WRITING, within_s=WRITING_S)
             # slow imports that the other ranks do not need
-            from moetraffic.replay.results.conclusion import conclude
+            from moetraffic.replay.results.audit import conclude
 
             summary = conclude(
                 request,

@@ -36,6 +36,19 @@ _OWN = frozenset(
 """Names of options whose values may differ between ranks."""
 
 
+def silence_s(timeout_s: float) -> float:
+    """Return the time without a heartbeat after which a rank counts as hung, s.
+
+    The timeouts of the rank itself expire earlier.
+    """
+    return 1.5 * timeout_s + 2.0
+
+
+def grace_s(timeout_s: float) -> float:
+    """Return the time that the other ranks have to end after one has failed, s."""
+    return min(3.0, timeout_s)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Options of a replay: trace, backend, ranks, pace, verification and outputs."""
@@ -90,19 +103,6 @@ class Request:
                 f"of warm-up, but are given {self.dtype[:40]!r} and {self.warm_up}: "
                 "change --dtype or --warm-up"
             )
-
-    @property
-    def silence_s(self) -> float:
-        """Seconds without a heartbeat after which a rank counts as hung.
-
-        The timeouts of the rank itself expire earlier.
-        """
-        return 1.5 * self.timeout_s + 2.0
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds that the other ranks have to end after one has failed."""
-        return min(3.0, self.timeout_s)
 
     @property
     def passes(self) -> int:

@@ -101,7 +101,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/generate/state_trial.py",
         "moetraffic/patterns/workload.py",
         "moetraffic/trace/iterations.py",
-        "replay/__main__.py",
         "replay/scale/rank_map.py",
     }
 )

@@ -22,6 +22,22 @@ from moetraffic.replay.plan.program import KINDS
 
 from .backend import Backend, Call, Launch
 
+_METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
+    "all_to_all": (("all_to_all_single", "alltoall_base"), dist.AllToAllOptions),
+    "all_reduce": (("allreduce",), dist.AllreduceOptions),
+    "all_gather": (("all_gather_single", "_allgather_base"), AllgatherOptions),
+    "reduce_scatter": (
+        ("reduce_scatter_single", "_reduce_scatter_base"),
+        dist.ReduceScatterOptions,
+    ),
+    "broadcast": (("broadcast",), dist.BroadcastOptions),
+    "reduce": (("reduce",), dist.ReduceOptions),
+    "gather": (("gather",), dist.GatherOptions),
+    "scatter": (("scatter",), dist.ScatterOptions),
+    "barrier": (("barrier",), dist.BarrierOptions),
+}
+"""Methods of a process group, by name in new and old versions of torch, and options."""
+
 
 class ProcessGroups:
     """Backend on process groups of ``torch.distributed``.
@@ -48,6 +64,13 @@ class ProcessGroups:
         timeout_s: float,
     ) -> None:
         """Connect and create the process groups; see :meth:`Backend.start`."""
+        name = self.name.upper()
+        if not getattr(dist, f"is_{self.name}_available")():
+            raise ReplayError(
+                f"the backend {self.name} is {name} inside torch, but torch "
+                f"{torch.__version__} was built without it: build torch with {name}, "
+                "or use --backend gloo"
+            )
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             self.name,
@@ -55,7 +78,8 @@ class ProcessGroups:
             rank=rank_env.rank,
             world_size=rank_env.world,
             timeout=timeout,
-            **self._options(),
+            # creates NCCL's communicators at once
+            device_id=self.device if self.device.type == "cuda" else None,
         )
         self._rank = rank_env.rank
         self._members = [tuple(g) for g in groups]
@@ -64,20 +88,42 @@ class ProcessGroups:
             dist.new_group(list(g), timeout=timeout) if g else None for g in groups
         ]
 
-    def _options(self) -> dict[str, Any]:
-        return {}
-
     def empty(self, size: int) -> torch.Tensor:
         """Allocate a buffer of uint8; see :meth:`Backend.empty`."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def bind(self, call: Call) -> Launch:
         """Bind an operation to its buffers; see :meth:`Backend.bind`."""
-        if call.kind == "send_recv" and call.sender == call.receiver:
-            return partial(_copy, call.receive, call.send)
-        return BINDERS[call.kind](
-            self._groups[call.group], self._members[call.group], self._rank, call
-        )
+        group, members = self._groups[call.group], self._members[call.group]
+        kind, send, receive = call.kind, call.send, call.receive
+        if kind == "send_recv":
+            if call.sender == call.receiver:
+                return partial(_copy, receive, send)
+            if self._rank == call.sender:
+                return partial(group.send, [send], members.index(call.receiver), 0)
+            return partial(group.recv, [receive], members.index(call.sender), 0)
+        names, make_options = _METHODS[kind]
+        method = next(getattr(group, name) for name in names if hasattr(group, name))
+        options, root = make_options(), max(call.sender, call.receiver)
+        if root >= 0:
+            options.rootRank = members.index(root)
+        if kind in ("broadcast", "reduce"):
+            options.rootTensor = 0
+        if kind == "barrier" and receive.is_cuda:
+            options.device_ids = [receive.device.index]
+        at_root, width = self._rank == root, len(members)
+        arguments: tuple[Any, ...] = ([receive],)
+        if kind == "all_to_all":
+            arguments = (receive, send, call.receive_bytes, call.send_bytes)
+        elif kind in ("all_gather", "reduce_scatter"):
+            arguments = (receive, send)
+        elif kind == "gather":
+            arguments = ([_parts(receive, width)] if at_root else [], [send])
+        elif kind == "scatter":
+            arguments = ([receive], [_parts(send, width)] if at_root else [])
+        elif kind == "barrier":
+            arguments = ()
+        return partial(method, *arguments, options)
 
     def stop(self) -> None:
         """Destroy the process groups; see :meth:`Backend.stop`."""
@@ -89,95 +135,9 @@ def _copy(receive: torch.Tensor, send: torch.Tensor) -> None:
     receive.copy_(send)
 
 
-# ---- one operation each: (group, its members, this rank, call) -> Launch ---------
-
-
-def _method(group: Any, *names: str) -> Any:
-    """Return the first of the named methods that the installed torch provides."""
-    return next(getattr(group, name) for name in names if hasattr(group, name))
-
-
-def _all_to_all(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
-    return partial(
-        _method(group, "all_to_all_single", "alltoall_base"),
-        call.receive,
-        call.send,
-        call.receive_bytes,
-        call.send_bytes,
-        dist.AllToAllOptions(),
-    )
-
-
-def _all_reduce(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
-    return partial(group.allreduce, [call.receive], dist.AllreduceOptions())
-
-
-def _all_gather(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
-    gather = _method(group, "all_gather_single", "_allgather_base")
-    return partial(gather, call.receive, call.send, AllgatherOptions())
-
-
-def _reduce_scatter(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
-    scatter = _method(group, "reduce_scatter_single", "_reduce_scatter_base")
-    return partial(scatter, call.receive, call.send, dist.ReduceScatterOptions())
-
-
-def _broadcast(group: Any, members: tuple[int, ...], _: int, call: Call) -> Launch:
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = members.index(call.sender), 0
-    return partial(group.broadcast, [call.receive], options)
-
-
-def _reduce(group: Any, members: tuple[int, ...], _: int, call: Call) -> Launch:
-    options = dist.ReduceOptions()
-    options.rootRank, options.rootTensor = members.index(call.receiver), 0
-    return partial(group.reduce, [call.receive], options)
-
-
-def _gather(group: Any, members: tuple[int, ...], rank: int, call: Call) -> Launch:
-    options = dist.GatherOptions()
-    options.rootRank = members.index(call.receiver)
-    into = [_parts(call.receive, len(members))] if rank == call.receiver else []
-    return partial(group.gather, into, [call.send], options)
-
-
-def _scatter(group: Any, members: tuple[int, ...], rank: int, call: Call) -> Launch:
-    options = dist.ScatterOptions()
-    options.rootRank = members.index(call.sender)
-    out = [_parts(call.send, len(members))] if rank == call.sender else []
-    return partial(group.scatter, [call.receive], out, options)
-
-
-def _send_recv(group: Any, members: tuple[int, ...], rank: int, call: Call) -> Launch:
-    if rank == call.sender:
-        return partial(group.send, [call.send], members.index(call.receiver), 0)
-    return partial(group.recv, [call.receive], members.index(call.sender), 0)
-
-
-def _barrier(group: Any, _: tuple[int, ...], __: int, call: Call) -> Launch:
-    options = dist.BarrierOptions()
-    if call.receive.is_cuda:
-        options.device_ids = [call.receive.device.index]
-    return partial(group.barrier, options)
-
-
 def _parts(tensor: torch.Tensor, members: int) -> list[torch.Tensor]:
     """Split a buffer into W equal parts, and an empty buffer into W empty parts."""
     return list(tensor.view(members, -1)) if len(tensor) else [tensor] * members
-
-
-BINDERS: Mapping[str, Callable[[Any, tuple[int, ...], int, Call], Launch]] = {
-    "all_to_all": _all_to_all,
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-    "send_recv": _send_recv,
-    "barrier": _barrier,
-}
 
 
 class Gloo(ProcessGroups):
@@ -220,9 +180,6 @@ class Nccl(ProcessGroups):
         torch.cuda.set_device(self.device)
         super().start(rank_env, groups, timeout_s)
 
-    def _options(self) -> dict[str, Any]:
-        return {"device_id": self.device}  # creates communicators at once
-
     def empty(self, size: int) -> torch.Tensor:
         """Allocate a buffer of uint8; see :meth:`Backend.empty`."""
         if not self._registered:
@@ -261,7 +218,6 @@ class Mpi(ProcessGroups):
         timeout_s: float,
     ) -> None:
         """Connect and create the process groups; see :meth:`Backend.start`."""
-        _require("MPI", dist.is_mpi_available())
         super().start(rank_env, groups, timeout_s)
         found = dist.get_rank(), dist.get_world_size()
         if found != (rank_env.rank, rank_env.world):
@@ -282,36 +238,10 @@ class Mpi(ProcessGroups):
         return partial(group.allgather, into, [call.send], AllgatherOptions())
 
 
-class Ucc(ProcessGroups):
-    """UCC backend on CPUs, if torch was built with UCC."""
-
-    def __init__(self) -> None:
-        super().__init__("ucc")
-
-    def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
-    ) -> None:
-        """Connect and create the process groups; see :meth:`Backend.start`."""
-        _require("UCC", dist.is_ucc_available())
-        super().start(rank_env, groups, timeout_s)
-
-
-def _require(name: str, available: bool) -> None:
-    if not available:
-        raise ReplayError(
-            f"the backend {name.lower()} is {name} inside torch, but torch "
-            f"{torch.__version__} was built without it: build torch with {name}, or "
-            "use --backend gloo"
-        )
-
-
 BUILT_IN: Mapping[str, Callable[[], Backend]] = {
     "gloo": Gloo,
     "nccl": Nccl,
     "mpi": Mpi,
-    "ucc": Ucc,
+    "ucc": partial(ProcessGroups, "ucc"),
 }
 """Built-in backends by name."""

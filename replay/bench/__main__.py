@@ -11,15 +11,23 @@ import csv
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
-from moetraffic.replay.process_exit import run_to_exit
-from moetraffic.replay.results.records import from_json
+from moetraffic.replay.failure import run_to_exit
+from moetraffic.replay.results.output import from_json
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Setting,
+    field_options,
+    option,
+    takes,
+)
 from moetraffic.report.console.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
@@ -32,7 +40,28 @@ _RANKS = 2
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+SETTINGS = field_options(
+    Sweep,
+    "Measurement",
+    {
+        "iterations": Setting("Number of timed iterations.", "-n --iterations"),
+        "warmup": Setting("Number of untimed iterations before.", "-w --warm-up"),
+        "check": Setting(
+            "Number of iterations whose every element is checked.", "-c --check"
+        ),
+        "dtype": Setting(
+            "Type of elements: float32, float64, int32 or int64.", "-d --dtype"
+        ),
+        "backend": "Communication backend: gloo or nccl.",
+        "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),
+        "platform": "Name of this system in the results.",
+        "protocol": "Name of its network protocol in the results.",
+    },
+)
+
+
 @app.command()
+@takes(settings=SETTINGS)
 def command(
     collectives: Annotated[
         list[str] | None,
@@ -41,56 +70,38 @@ def command(
         ),
     ] = None,
     begin: Annotated[
-        str | None,
-        typer.Option("-b", "--begin", help="Smallest size.", show_default="8"),
+        str | None, option("Smallest size.", "-b", "--begin", shown="8")
     ] = None,
     end: Annotated[
-        str | None,
-        typer.Option("-e", "--end", help="Largest size.", show_default="1M"),
+        str | None, option("Largest size.", "-e", "--end", shown="1M")
     ] = None,
     factor: Annotated[
-        float | None,
-        typer.Option("-f", "--factor", help="Between sizes.", show_default="2"),
+        float | None, option("Factor between sizes.", "-f", "--factor", shown="2")
     ] = None,
     step: Annotated[
-        str | None, typer.Option("-i", "--step", help="Between sizes, instead of -f.")
+        str | None, option("Step between sizes, instead of -f.", "-i", "--step")
     ] = None,
-    iterations: Annotated[int, typer.Option("-n", "--iterations", help="Timed.")] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warm-up", help="Not timed.")] = 5,
-    check: Annotated[
-        int, typer.Option("-c", "--check", help="Checked to the last element.")
-    ] = 1,
-    dtype: Annotated[
-        str, typer.Option("-d", "--dtype", help="float32, float64, int32 or int64.")
-    ] = "float32",
     nproc: Annotated[
-        int | None,
-        typer.Option(help="Ranks to start here.", show_default="2, or the matrix's"),
+        int | None, option("Ranks to start on this host.", shown="2, or the matrix's")
     ] = None,
-    backend: Annotated[str, typer.Option(help="gloo or nccl.")] = "gloo",
     matrix: Annotated[
-        Path | None,
-        typer.Option(help="CSV of bytes a pair, for all_to_all_v: row sends."),
+        Path | None, option("CSV of bytes per pair, for all_to_all_v: rows send.")
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(help="Trace whose all-to-alls are the matrix, with --iteration."),
+        Path | None, option("Trace whose all-to-alls of --iteration are the matrix.")
     ] = None,
     iteration: Annotated[
-        int | None, typer.Option(help="Of the trace.", show_default="its first")
+        int | None, option("Iteration of the trace.", shown="its first")
     ] = None,
-    platform: Annotated[str, typer.Option(help="What to call this system.")] = "",
-    protocol: Annotated[str, typer.Option(help="What to call its protocol.")] = "",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="CSV or JSON to write.")
+        Path | None, option("CSV or JSON file to write.", "-o", "--output")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that an operation may take.")
-    ] = 60.0,
-    force: Annotated[bool, typer.Option(help="Overwrite the output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    asked: Annotated[Path | None, typer.Option("--sweep", hidden=True)] = None,
-    result: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    given: Annotated[Path | None, typer.Option("--sweep", hidden=True)] = None,
+    summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    *,
+    settings: dict[str, Any],
 ) -> int:
     """Measure collectives as nccl-tests does: sizes, algbw, busbw, wrong elements.
 
@@ -101,22 +112,15 @@ def command(
     def work() -> Bench | None:
         if output is not None:
             _refuse(output, force, rank_env)
-        if asked is not None:
-            sweep = from_json(Sweep, asked.read_text())
+        if given is not None:
+            sweep = from_json(Sweep, given.read_text())
         else:
             cells = _matrix(matrix, trace, iteration)
             sweep = Sweep(
                 collectives=_collectives(collectives, bool(cells)),
                 sizes=_sizes(begin, end, factor, step, bool(cells)),
-                warmup=warmup,
-                iterations=iterations,
-                check=check,
-                dtype=dtype,
-                backend=backend,
-                timeout_s=timeout,
                 matrix=cells,
-                platform=platform,
-                protocol=protocol,
+                **settings,
             )
         if rank_env is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
@@ -127,21 +131,21 @@ def command(
 
         return run_rank(sweep, rank_env)
 
-    told = run_to_exit(work, rank_env)
-    if told is None:
+    result = run_to_exit(work, rank_env)
+    if result is None:
         return 0  # rank 0 prints the result
-    if result is not None:
-        result.write_text(told.to_json())
+    if summary is not None:
+        summary.write_text(result.to_json())
         return 0
     if output is not None:
-        told.save(output)
-    print(told.to_json() if as_json else "\n".join(lines(told)))
+        result.save(output)
+    print(result.to_json() if as_json else "\n".join(lines(result)))
     if output is not None and not as_json:
         print(f"{output}: written")
-    if told.wrong:
+    if result.wrong:
         sys.stdout.flush()
         return refuse(
-            f"every element must arrive right, but {told.wrong} did not: check the "
+            f"every element must arrive right, but {result.wrong} did not: check the "
             "network and the backend"
         )
     return 0

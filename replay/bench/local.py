@@ -5,14 +5,13 @@ This process does not import torch, which takes seconds: only the ranks do.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from moetraffic.launch import Heartbeat, launch
-from moetraffic.replay.local import raise_failure
-from moetraffic.replay.results.records import from_json, to_json
+from moetraffic.launch import Heartbeat
+from moetraffic.replay.local import start_ranks
+from moetraffic.replay.results.output import to_json
 
 from .result import Bench
 from .sweep import Sweep
@@ -44,19 +43,14 @@ def measure(
     each = sweep.check + sweep.warmup + sweep.iterations
     names = [str(call) for call in sweep.calls(ranks)]
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
-        settings, result = Path(folder) / "sweep.json", Path(folder) / "result.json"
+        settings = Path(folder) / "sweep.json"
         settings.write_text(to_json("moetraffic sweep", sweep))
-        outcome = launch(
-            [
-                *(sys.executable, "-m", "moetraffic.replay.bench"),
-                *("--sweep", str(settings), "--result", str(result)),
-            ],
+        return start_ranks(
+            Bench,
+            ["moetraffic.replay.bench", "--sweep", str(settings)],
             ranks=ranks,
-            start_deadline_s=max(_START_S, 2 * sweep.timeout_s),
-            operation_deadline_s=1.5 * sweep.timeout_s + 2.0,
-            grace_s=min(3.0, sweep.timeout_s),
+            start_s=max(_START_S, 2 * sweep.timeout_s),
+            timeout_s=sweep.timeout_s,
             on_event=on_event,
             namer=lambda _, n: names[min(n // each, len(names) - 1)],
         )
-        raise_failure(outcome)
-        return from_json(Bench, result.read_text())

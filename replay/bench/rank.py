@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,6 +15,7 @@ import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.execution.control import exchange
 from moetraffic.replay.failure import backend_errors
 
 from .operations import ROOT, Operation
@@ -37,7 +39,14 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     moves = backend(sweep.backend)
     with backend_errors(rank_env.rank, "the rendezvous"):
         moves.start(rank_env, [tuple(range(rank_env.world))], sweep.timeout_s)
-        nodes = _nodes(rank_env, moves.device)
+        name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
+        every = exchange(
+            moves,
+            0,
+            [np.frombuffer(name, np.uint8)] * rank_env.world,
+            [_NODE_BYTES] * rank_env.world,
+        )
+    nodes = tuple(e.tobytes().rstrip(b"\0").decode(errors="replace") for e in every)
     heartbeat.send("ready")
     counter = heartbeat.counter()
     rows = []
@@ -125,15 +134,4 @@ def _measure(
         algbw_gbs=size / nanoseconds,
         busbw_gbs=wire / nanoseconds,
         wrong=int(wrong.item()) if sweep.check else -1,
-    )
-
-
-def _nodes(rank_env: RankEnvironment, device: torch.device) -> tuple[str, ...]:
-    """Gather the host name of each rank."""
-    name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(device)
-    every = [torch.empty_like(own) for _ in range(rank_env.world)]
-    dist.all_gather(every, own)
-    return tuple(
-        bytes(e.cpu().tolist()).rstrip(b"\0").decode(errors="replace") for e in every
     )

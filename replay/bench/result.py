@@ -16,8 +16,7 @@ import numpy as np
 
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.hockney import HockneyFit, hockney_fit
-from moetraffic.replay.results.output import write_text
-from moetraffic.replay.results.records import to_json
+from moetraffic.replay.results.output import to_json, write_text
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}

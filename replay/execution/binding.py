@@ -1,16 +1,18 @@
-"""Bind the operations of a program to buffers and to calls of the backend."""
+"""Buffers of a rank's program, and calls of the backend that use them."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import Backend, Call, Launch
+from moetraffic.replay.failure import RankError, first_line
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.scratch_file import release
 from moetraffic.trace.model import ALL_TO_ALL
 
-from .buffers import Buffers
+from . import payload
 
 REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Kinds of operations that compute sums."""
@@ -37,41 +39,65 @@ def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
 
 
 class Binder:
-    """Creates backend calls for the operations of a rank's program.
+    """Allocates the buffers of a program and creates backend calls for its operations.
+
+    Each stream has a send and a receive buffer, as large as its largest operation
+    needs.  Operations of a stream that overlap share them: the timed pass does not
+    check bytes.
 
     Parameters
     ----------
     plan, program
         The plan and the program of this rank.
     backend
-        Backend, already started.
-    buffers
-        Buffers of the program.
+        Backend, already started; it allocates the memory.
     dtype
         Type in which reductions compute; bytes if the size of a buffer is not a
         multiple of it.
+
+    Raises
+    ------
+    RankError
+        If there is not enough memory.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        program: Program,
-        backend: Backend,
-        buffers: Buffers,
-        dtype: torch.dtype,
+        self, plan: Plan, program: Program, backend: Backend, dtype: torch.dtype
     ) -> None:
         self._plan = plan
         self._program = program
         self._backend = backend
-        self._buffers = buffers
         self._dtype = dtype
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        try:
+            for stream in np.unique(program.stream).tolist():
+                send, receive = program.stream_bytes(stream)
+                self._buffers[stream] = backend.empty(send), backend.empty(receive)
+            # touch every page now, not in the first timed operation
+            self.fill(payload.UNTOUCHED)
+        except (RuntimeError, MemoryError) as error:
+            send, receive = program.buffer_bytes
+            raise RankError(
+                f"has no memory for buffers of {send} and {receive} bytes on "
+                f"{backend.device} ({first_line(error)}): replay on a larger machine",
+                rank=program.rank,
+                operation="start-up",
+                cause="own",
+            ) from error
+
+    def fill(self, value: int) -> None:
+        """Set every byte of all buffers to a value."""
+        for send, receive in self._buffers.values():
+            send.fill_(value)
+            receive.fill_(value)
 
     def call(self, n: int, dtype: torch.dtype | None = None) -> Call:
         """Create the call of the n-th operation; ``dtype`` is for reductions."""
         program, plan = self._program, self._plan
-        stream, kind = int(program.stream[n]), int(program.kind[n])
-        send = self._buffers.send(stream, int(program.send_size[n]))
-        receive = self._buffers.receive(stream, int(program.receive_size[n]))
+        kind = int(program.kind[n])
+        send, receive = self._buffers[int(program.stream[n])]
+        send = send[: int(program.send_size[n])]
+        receive = receive[: int(program.receive_size[n])]
         if kind == _SQUARE:
             return Call(
                 kind=ALL_TO_ALL,

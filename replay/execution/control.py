@@ -1,4 +1,4 @@
-"""Control messages between ranks through the backend: barrier, sizes, times.
+"""Control messages between ranks through the backend: sizes, memory, times, clocks.
 
 All of them are all-to-alls of the backend, so a backend needs nothing else.
 """
@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from moetraffic.capture.clock_offset import measure_offset
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
-from moetraffic.replay.plan.program import KINDS, Plan, Program
-from moetraffic.trace.model import ALL_TO_ALL
+from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
+from moetraffic.trace.model import ALL_TO_ALL, CLOCK
+from moetraffic.units import byte_size
 
 from .payload import UInt8
-from .timing import Timing
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _DIGEST_BYTES = 16
 _DIGESTED_ROWS = 4096  # operations digested at a time
@@ -221,3 +226,105 @@ def gather_times(
         columns = table.reshape(-1, len(_COLUMNS)).T.copy()
         found[other] = Timing(**dict(zip(_COLUMNS, columns, strict=True)))
     return found
+
+
+def gather_clocks(
+    plan: Plan, rank: int, backend: Backend, store: Store
+) -> npt.NDArray[np.void]:
+    """Measure the clock offsets of all ranks to rank 0; every rank must call it.
+
+    Returns
+    -------
+    ndarray
+        ``[R]`` of type CLOCK on rank 0, without ranks whose clock could not be read;
+        ``[0]`` on other ranks.
+    """
+    own = np.zeros(1, CLOCK)
+    own["rank"] = -1
+    measured = measure_offset(store, rank, plan.world, "replay")
+    own[: len(measured)] = measured
+    with backend_errors(rank, "the gathering of times"):
+        parts = [own, *[own[:0]] * (plan.world - 1)]
+        arrive = [own.nbytes if rank == 0 else 0] * plan.world
+        received = exchange(backend, len(plan.groups), parts, arrive)
+    rows = np.concatenate(received).view(CLOCK)
+    return rows[rows["rank"] >= 0]
+
+
+# ---- memory ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """Memory that one rank will allocate, and memory that is free on its host."""
+
+    node: str
+    pool: str  # the memory: "host", or a device
+    needs: int  # bytes
+    free: int  # bytes, -1 if unknown
+
+
+def agree_on_memory(
+    plan: Plan, rank: int, backend: Backend, nodes: Sequence[str], free: int | None
+) -> None:
+    """Check that each host has enough free memory for the buffers of its ranks.
+
+    Parameters
+    ----------
+    nodes
+        Host of each rank.
+    free
+        Bytes that are free where the backend allocates; None if unknown.
+
+    Raises
+    ------
+    RankError
+        Naming a rank of the host without enough memory.
+    """
+    device = backend.device
+    own = np.zeros(3, "<i8")
+    own[:] = (
+        sum(plan.programs[rank].buffer_bytes),
+        -1 if free is None else free,
+        -1 if device.type == "cpu" else device.index or 0,
+    )
+    with backend_errors(rank, "start-up"):
+        received = exchange(
+            backend, len(plan.groups), [own] * plan.world, [own.nbytes] * plan.world
+        )
+    needs = []
+    for node, row in zip(nodes, received, strict=True):
+        size, known, index = row.view("<i8").tolist()
+        pool = "host" if index < 0 else f"{device.type}:{index}"
+        needs.append(MemoryNeed(node=node, pool=pool, needs=size, free=known))
+    found = find_memory_shortage(needs)
+    if found is not None:
+        # printed by rank 0 and by the rank at fault
+        found.cause = "mismatch" if rank in (0, found.rank) else "peer"
+        raise found
+
+
+def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:
+    """Find the first rank of a host whose ranks need more memory than is free."""
+    pools: dict[tuple[str, str], list[int]] = {}
+    for rank, need in enumerate(needs):
+        pools.setdefault((need.node, need.pool), []).append(rank)
+    for (node, pool), ranks in pools.items():
+        total = sum(needs[r].needs for r in ranks)
+        known = [needs[r].free for r in ranks if needs[r].free >= 0]
+        if known and total > min(known):
+            where = node if pool == "host" else f"{pool} of {node}"
+            each = (
+                "its buffers need"
+                if len(ranks) == 1
+                else (f"its buffers and those of {len(ranks) - 1} more ranks need")
+            )
+            return RankError(
+                f"has too little memory: {each} {byte_size(total)} on {where}, where "
+                f"{byte_size(min(known))} are free: replay on more or larger hosts, or "
+                "fewer bytes",
+                rank=ranks[0],
+                operation="start-up",
+                cause="own",
+            )
+    return None

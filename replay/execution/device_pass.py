@@ -22,9 +22,11 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import Launch
 from moetraffic.replay.plan.program import UNKNOWN_GAP
 
-from .gemm import Gemm
-from .pace import Gaps, Schedule, wait_until
+from .pace import Gaps, Schedule
 from .timed_pass import TimedPass
+
+_SIDE = 2048  # some 20 us on an H100, 100 us on a V100: gaps are many of these
+_REPETITIONS = 32
 
 
 class DevicePass:
@@ -131,31 +133,20 @@ class DevicePass:
     def _wait_until_due(self, n: int, begin: int) -> None:
         """Wait, on the host or the device, until an operation is due."""
         timed, program = self._timed, self._timed.program
-        pace = timed.pace
-        if not pace.timed:
-            return
-        if pace.schedule is Schedule.OPEN_LOOP:
-            if program.due_ns[n] != UNKNOWN_GAP:
-                timed.due[n] = self._begin + program.due_ns[n]
-                wait_until(int(timed.due[n]), pace.gaps, timed.alive)
-            return
-        if program.gap_ns[n] == UNKNOWN_GAP:
-            return
         after = int(program.after[n])
-        if self._gemm is not None:
-            stream = self._streams[int(program.stream[n])]
-            with torch.cuda.stream(stream):
-                if after >= begin:
-                    stream.wait_event(self._events[after - begin][1])
-                self._gemm.fill(timed.due_after(n, 0))
-            return
-        if after >= begin:
-            self._events[after - begin][1].synchronize()
-            since = time.monotonic_ns()
-        else:
-            since = int(timed.end[after]) if after >= 0 else self._begin
-        timed.due[n] = until = timed.due_after(n, since)
-        wait_until(until, pace.gaps, timed.alive)
+        gaps = timed.pace.timed and timed.pace.schedule is not Schedule.OPEN_LOOP
+        if gaps and program.gap_ns[n] != UNKNOWN_GAP:
+            if self._gemm is not None:
+                stream = self._streams[int(program.stream[n])]
+                with torch.cuda.stream(stream):
+                    if after >= begin:
+                        stream.wait_event(self._events[after - begin][1])
+                    self._gemm.fill(round(program.gap_ns[n] * timed.pace.factor))
+                return
+            if after >= begin:
+                self._events[after - begin][1].synchronize()
+                timed.end[after] = time.monotonic_ns()  # until its event is read
+        timed.wait_until_due(n, self._begin)
 
     # ---- an iteration as a graph ---------------------------------------------------
 
@@ -220,3 +211,28 @@ class DevicePass:
 def _event(**more: bool) -> torch.cuda.Event:
     make: Callable[..., torch.cuda.Event] = torch.cuda.Event
     return make(enable_timing=True, **more)
+
+
+class Gemm:
+    """Matrix products in bfloat16 that fill gaps; their duration is measured first."""
+
+    def __init__(self, device: torch.device) -> None:
+        make = {"device": device, "dtype": torch.bfloat16}
+        self._a = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
+        self._b = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
+        self._out = torch.empty(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
+        self._multiply(_REPETITIONS)  # loads libraries, raises clocks
+        begin, end = _event(), _event()
+        begin.record()
+        self._multiply(_REPETITIONS)
+        end.record()
+        end.synchronize()
+        self.product_ns = max(1.0, begin.elapsed_time(end) * 1e6 / _REPETITIONS)
+
+    def fill(self, gap_ns: int) -> None:
+        """Queue matrix products of a given total duration on the current stream."""
+        self._multiply(round(gap_ns / self.product_ns))
+
+    def _multiply(self, times: int) -> None:
+        for _ in range(times):
+            torch.mm(self._a, self._b, out=self._out)

@@ -10,18 +10,15 @@ import torch
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
-from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.trace.model import ALL_TO_ALL, Bool
 
-from . import open_loop, sequential
 from .binding import Binder, validate_kinds
-from .buffers import Buffers
 from .checking import check
 from .control import barrier, compare_sizes
+from .host_pass import StreamThreads, run_in_order
 from .pace import Pace, Schedule
-from .streams import StreamThreads
 from .timed_pass import HEARTBEAT_EVERY_NS, TimedPass
-from .timing import Timing
 
 
 class Engine:
@@ -70,8 +67,7 @@ class Engine:
         self._pace = Pace() if pace is None else pace
         self._graphs = graphs
         validate_kinds(plan, self._program, backend)
-        self._buffers = Buffers(self._program, backend)
-        self._binder = Binder(plan, self._program, backend, self._buffers, dtype)
+        self._binder = Binder(plan, self._program, backend, dtype)
         self._counter = heartbeat.counter()
         self._passed = passed  # operations of earlier passes
 
@@ -136,7 +132,7 @@ class Engine:
         RankError
             If another rank does not respond.
         """
-        self._buffers.fill(0)  # repeated sums of zeros stay zero
+        self._binder.fill(0)  # repeated sums of zeros stay zero
         timed = TimedPass(
             self._plan,
             self._program,
@@ -151,10 +147,8 @@ class Engine:
             from .device_pass import DevicePass
 
             DevicePass(timed, self._backend.device, graphs=self._graphs).run()
-        elif self._pace.schedule is Schedule.OPEN_LOOP:
-            open_loop.run(timed)
-        elif self._program.chained:
-            sequential.run(timed)
+        elif self._pace.schedule is Schedule.OPEN_LOOP or self._program.chained:
+            run_in_order(timed)
         else:
             StreamThreads(timed).run()
         self._passed += len(self._program)

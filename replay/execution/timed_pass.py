@@ -11,13 +11,12 @@ import numpy as np
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Launch
 from moetraffic.replay.failure import RankError, backend_error
-from moetraffic.replay.plan.program import Plan, Program
+from moetraffic.replay.plan.program import UNKNOWN_GAP, Plan, Program, Timing
 from moetraffic.replay.scratch_file import release, scratch_array
 from moetraffic.trace.model import UNKNOWN_TIME, Int64
 
 from .binding import Binder
-from .pace import Pace
-from .timing import Timing
+from .pace import Pace, Schedule, wait_until
 
 HEARTBEAT_EVERY_NS = 200_000_000
 """Shortest interval between heartbeats, in ns; each costs some microseconds."""
@@ -110,10 +109,34 @@ class TimedPass:
         self.end[n] = now_ns
         self.done += 1
 
-    def due_after(self, n: int, since_ns: int) -> int:
-        """Compute the due time of the n-th operation: ``since_ns`` + its scaled gap."""
-        gap = int(self.program.gap_ns[n])
-        return since_ns + max(0, round(gap * self.pace.factor))
+    def wait_until_due(self, n: int, begin_ns: int, *, heartbeats: bool = True) -> None:
+        """Wait until the n-th operation is due, and record when that was.
+
+        Parameters
+        ----------
+        n
+            Index in the program.
+        begin_ns
+            Beginning of the pass.
+        heartbeats
+            Whether to send heartbeats meanwhile.
+        """
+        program, pace = self.program, self.pace
+        open_loop = pace.schedule is Schedule.OPEN_LOOP
+        gap_ns = int((program.due_ns if open_loop else program.gap_ns)[n])
+        if not pace.timed or gap_ns == UNKNOWN_GAP:
+            return
+        if open_loop:
+            due_ns = begin_ns + gap_ns
+        else:
+            after = int(program.after[n])
+            since_ns = int(self.end[after]) if after >= 0 else begin_ns
+            due_ns = since_ns + round(gap_ns * pace.factor)
+        self.due[n] = due_ns
+        if heartbeats:
+            wait_until(due_ns, pace.gaps, self.alive)
+        else:
+            wait_until(due_ns, pace.gaps)
 
     def alive(self, now_ns: int) -> None:
         """Send a heartbeat unless one was sent within the shortest interval."""
@@ -124,26 +147,16 @@ class TimedPass:
     def send_heartbeat(self) -> None:
         """Send the progress of this rank and its slowest operation since the last."""
         count = len(self.program)
-        fields = self._slowest_and_lateness()
-        heartbeat.send("step", stage="replay", done=self.done, of=count, **fields)
-
-    def _slowest_and_lateness(self) -> dict[str, Any]:
         begin = max(self._summarized, self.done - HEARTBEAT_WINDOW)
         self._summarized = self.done
         issue, end = self.issue[begin : self.done], self.end[begin : self.done]
-        known = end != UNKNOWN_TIME
-        if not known.any():
-            return {}
-        took = np.where(known, end - issue, -1)
-        slow = int(took.argmax())
-        last = begin + int(np.flatnonzero(known)[-1])
-        due = int(self.due[last])
-        late_ns = int(self.issue[last]) - due if due != UNKNOWN_TIME else 0
-        return {
-            "slowest_us": float(took[slow]) / 1e3,
-            "slowest": self.plan.name(int(self.program.operation[begin + slow])),
-            "late_s": max(late_ns, 0) / 1e9,
-        }
+        took = np.where(end != UNKNOWN_TIME, end - issue, -1)
+        fields: dict[str, Any] = {}
+        if took.max(initial=-1) >= 0:
+            slow = int(took.argmax())
+            name = self.plan.name(int(self.program.operation[begin + slow]))
+            fields = {"slowest_us": float(took[slow]) / 1e3, "slowest": name}
+        heartbeat.send("step", stage="replay", done=self.done, of=count, **fields)
 
     def failure(self, n: int, error: RuntimeError) -> RankError:
         """Convert an error of the n-th operation to a RankError that names it."""

@@ -21,12 +21,10 @@ from moetraffic.trace.model import ALL_TO_ALL, Int64
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic
-from .issue_order import read_issue_order
-from .matrices import exchange_matrices
 from .program import KINDS, Plan
-from .program_builder import OperationTable, ProgramBuilder
+from .program_builder import OperationTable, ProgramBuilder, read_issue_order
 from .selection import select_operations
-from .sizes import sizes, traffic_bytes, volumes
+from .sizes import exchange_matrices, sizes, traffic_bytes, volumes
 
 
 def make_plan(

@@ -1,4 +1,4 @@
-"""Data structures of a replay plan: all operations, and a program for each rank.
+"""Data structures of a replay plan: operations, programs of the ranks, their times.
 
 An operation is a collective, or a message, of one group.  Groups belong to *streams*:
 expert exchanges are stream 0, background traffic has one stream per kind of group
@@ -105,6 +105,17 @@ class Program:
         """
         each = [self.stream_bytes(s) for s in np.unique(self.stream).tolist()]
         return sum(s for s, _ in each), sum(r for _, r in each)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Recorded times of one rank's operations, ns of its ``time.monotonic_ns``."""
+
+    operation: Int64  # [N] index into the plan's operations
+    issue: Int64  # [N] the call
+    start: Int64  # [N] beginning of the transfer
+    end: Int64  # [N] end of the transfer
+    due: Int64  # [N] scheduled issue; UNKNOWN_TIME if issued as soon as possible
 
 
 @dataclass(frozen=True, kw_only=True)

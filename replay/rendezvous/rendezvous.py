@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks: handshake, memory check and failure reports.
+"""Rendezvous of the ranks: handshake and failure reports.
 
 The ranks communicate through a store that is independent of the backend.  Before any
 group of the backend is made, every rank stores its versions, options and the digest of
@@ -16,34 +16,37 @@ import os
 import platform
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.rank_process import pid_namespace, state_of
-from moetraffic.replay.failure import RankError, backend_error
+from moetraffic.replay.failure import RankError, backend_error, error_fields
 from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.process_exit import error_fields
 
-from .handshake import (
-    AGREEMENT,
-    Handshake,
-    MemoryNeed,
-    find_memory_shortage,
-    find_mismatch,
-)
 from .root_cause import Report, find_root_cause
 from .store import PLACE, Store, served_by_agent, where
 
+AGREEMENT = "the agreement on the plan"
 _GRACE_S = 3.0  # for the reports of other ranks
 _POLL_S = 0.05
 _SAME_S = 1.0  # time within which all ranks fail for a common reason
 
-Row = TypeVar("Row", Handshake, MemoryNeed)
+
+@dataclass(frozen=True, kw_only=True)
+class Handshake:
+    """Settings and process identity that one rank sends in the handshake."""
+
+    terms: Mapping[str, str]  # by name, the most important first; equal on all ranks
+    node: str
+    pid: int
+    space: str  # namespace of the pid
+    nonce: str  # distinguishes this rank from one of another run
 
 
 class Rendezvous:
@@ -65,9 +68,8 @@ class Rendezvous:
     def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
         self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = Store(rank_env, patience_s)
-        self._round = "terms"  # the next round that rank 0 answers
-        self._handshakes: list[Handshake] = []
+        self.store = Store(rank_env, patience_s)
+        self._handshakes: list[Handshake] = []  # of all ranks, once they agree
 
     # ---- agreement ---------------------------------------------------------------
 
@@ -92,6 +94,7 @@ class Rendezvous:
             Naming the rank that differs and the setting or, if plans differ, the first
             operation that differs; or naming the rank that does not arrive.
         """
+        rank, store = self._rank_env.rank, self.store
         own = Handshake(
             terms={**settings, "plan": plan.digest},
             node=platform.node(),
@@ -99,97 +102,42 @@ class Rendezvous:
             space=pid_namespace(),
             nonce=uuid.uuid4().hex,
         )
-
-        def judge(handshakes: list[Handshake]) -> dict[str, Any]:
-            found = find_mismatch(handshakes)
-            if isinstance(found, tuple):
-                return {"compare": list(found)}
-            return (
-                _failure(found) if found else {"rows": [asdict(o) for o in handshakes]}
-            )
-
-        answer = self._round_of(own, judge)
+        store.put(f"terms/{rank}", asdict(own))
+        if rank == 0:
+            answer = self._collect()
+            store.put("terms/answer", answer)
+        else:
+            # rank 0 waits for others only once it has arrived itself
+            arrived = store.expect("terms/0")
+            found = arrived and store.expect("terms/answer", 2 * self._patience_s)
+            answer = found or _failure(self._absent(0))
         if "compare" in answer:
-            self._raise_failure(self._compare(plan, answer["compare"]))
+            answer = self._compare(plan, answer["compare"])
+        self._raise_failure(answer)
         handshakes = [Handshake(**row) for row in answer["rows"]]
-        if handshakes[self._rank_env.rank].nonce != own.nonce:
+        if handshakes[rank].nonce != own.nonce:
             raise RankError(
                 f"met another replay at {where()} instead of rank 0: give each its own "
                 "MASTER_PORT",
-                rank=self._rank_env.rank,
+                rank=rank,
                 operation=PLACE,
                 cause="own",
             )
-        self._handshakes, self._round = handshakes, "needs"
+        self._handshakes = handshakes
         return tuple(o.node for o in handshakes)
 
-    def announce(self, *, pool: str, needs: int, free: int | None) -> None:
-        """Check that each host has enough free memory for the buffers of its ranks.
-
-        Parameters
-        ----------
-        pool
-            Name of the memory: ranks of a host with the same name share it.
-        needs
-            Bytes that this rank will allocate.
-        free
-            Bytes that are free; None if unknown.
-
-        Raises
-        ------
-        RankError
-            Naming a rank of the host without enough memory.
-        """
-        own = MemoryNeed(
-            node=platform.node(),
-            pool=pool,
-            needs=needs,
-            free=-1 if free is None else free,
-        )
-
-        def judge(every: list[MemoryNeed]) -> dict[str, Any]:
-            found = find_memory_shortage(every)
-            return _failure(found) if found else {"rows": []}
-
-        self._round_of(own, judge)
-        self._round = ""
-
-    def _round_of(
-        self, own: Row, judge: Callable[[list[Row]], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Store this rank's row, let rank 0 check all rows, and return its answer."""
-        name = self._round
-        self._store.put(f"{name}/{self._rank_env.rank}", asdict(own))
-        if self._rank_env.rank == 0:
-            answer = self._collect(name, type(own), judge)
-            self._store.put(f"{name}/answer", answer)
-        else:
-            # rank 0 waits for others only once it has arrived itself
-            arrived = self._store.expect(f"{name}/0")
-            found = arrived and self._store.expect(
-                f"{name}/answer", 2 * self._patience_s
-            )
-            answer = found or _failure(self._absent(0))
-        self._raise_failure(answer)
-        return answer
-
-    def _collect(
-        self,
-        name: str,
-        kind: type[Row],
-        judge: Callable[[list[Row]], dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Collect and check, on rank 0, the rows of all ranks."""
-        rows: list[Row] = []
+    def _collect(self) -> dict[str, Any]:
+        """Collect and compare, on rank 0, the handshakes of all ranks."""
+        handshakes: list[Handshake] = []
         until = time.monotonic() + self._patience_s
         for rank in range(self._rank_env.world):
-            row = self._store.expect(f"{name}/{rank}", until - time.monotonic())
+            row = self.store.expect(f"terms/{rank}", until - time.monotonic())
             if row is None:
                 return _failure(self._absent(rank))
             if "failure" in row:
                 return row
             try:
-                rows.append(kind(**row))
+                handshakes.append(Handshake(**row))
             except TypeError:
                 version = row.get("terms", {}).get("moetraffic", "of another version")
                 return _failure(
@@ -201,7 +149,10 @@ class Rendezvous:
                         cause="mismatch",
                     )
                 )
-        return judge(rows)
+        found = find_mismatch(handshakes)
+        if found is None:
+            return {"rows": [asdict(o) for o in handshakes]}
+        return {"compare": found} if isinstance(found, tuple) else _failure(found)
 
     def _raise_failure(self, answer: Mapping[str, Any]) -> None:
         if "failure" not in answer:
@@ -218,23 +169,24 @@ class Rendezvous:
 
     def _compare(self, plan: Plan, pair: Sequence[int]) -> dict[str, Any]:
         """Find the first operation in which two plans differ; called by all ranks."""
-        if self._rank_env.rank in pair:
-            sums = plan.checksum.astype("<u4").tobytes()
-            self._store.put_bytes(f"plan/{self._rank_env.rank}", sums)
-        if self._rank_env.rank != 0:
-            return self._store.expect("difference") or _failure(self._absent(0))
+        rank = self._rank_env.rank
+        if rank in pair:
+            self.store.put(f"plan/{rank}", {"checksums": plan.checksum.tolist()})
+        if rank != 0:
+            return self.store.expect("difference") or _failure(self._absent(0))
         found = []
-        for rank in pair:
-            if not self._store.wait(f"plan/{rank}", self._patience_s):
-                return _failure(self._absent(rank))
-            found.append(np.frombuffer(self._store.get_bytes(f"plan/{rank}"), "<u4"))
-        usual, other = found
-        both = min(len(usual), len(other))
-        differ = np.flatnonzero(usual[:both] != other[:both])
+        for other in pair:
+            row = self.store.expect(f"plan/{other}")
+            if row is None:
+                return _failure(self._absent(other))
+            found.append(np.array(row["checksums"]))
+        usual, odd = found
+        both = min(len(usual), len(odd))
+        differ = np.flatnonzero(usual[:both] != odd[:both])
         first = int(differ[0]) if len(differ) else both
         answer = _failure(
             RankError(
-                f"has another plan than rank {pair[0]} ({len(other)} operations, not "
+                f"has another plan than rank {pair[0]} ({len(odd)} operations, not "
                 f"{len(usual)}; this is the first that differs): give every rank the "
                 "same trace",
                 rank=pair[1],
@@ -242,7 +194,7 @@ class Rendezvous:
                 cause="mismatch",
             )
         )
-        self._store.put("difference", answer)
+        self.store.put("difference", answer)
         return answer
 
     def _absent(self, rank: int) -> RankError:
@@ -298,13 +250,12 @@ class Rendezvous:
 
     def _linger(self) -> None:
         """Delay the exit of rank 0, so that others can read its report in the store."""
-        if self._rank_env.rank or not self._round:
+        if self._rank_env.rank or self._handshakes:
             return
         until = time.monotonic() + _GRACE_S
         try:
             for rank in range(1, self._rank_env.world):
-                here = f"{self._round}/{rank}"
-                self._store.wait(here, max(0.0, until - time.monotonic()))
+                self.store.wait(f"terms/{rank}", max(0.0, until - time.monotonic()))
         except RankError:
             return
         time.sleep(_POLL_S * 4)  # time to read it
@@ -318,7 +269,7 @@ class Rendezvous:
         patience_s = 0.0 if mine.rank == 0 else _SAME_S
         try:
             for rank in others:
-                other = self._store.expect(f"report/{rank}", patience_s)
+                other = self.store.expect(f"report/{rank}", patience_s)
                 if other is None or mine.message not in other["message"]:
                     return True
                 if other["blames"] == mine.rank:
@@ -347,8 +298,8 @@ class Rendezvous:
             seen=self._lost_neighbors(),
         )
         try:
-            self._store.put(f"report/{report.rank}", asdict(report))
-            if self._round:  # rank 0 waits for this rank, or all ranks for rank 0
+            self.store.put(f"report/{report.rank}", asdict(report))
+            if not self._handshakes:  # rank 0 waits for this rank, or all for rank 0
                 failure = _failure(
                     RankError(
                         f"failed: {report.message}",
@@ -358,28 +309,27 @@ class Rendezvous:
                     ),
                     told=True,
                 )
-                self._store.put(f"{self._round}/{report.rank}", failure)
+                self.store.put(f"terms/{report.rank}", failure)
                 if report.rank == 0:
-                    self._store.put(f"{self._round}/answer", failure)
+                    self.store.put("terms/answer", failure)
         except RankError:
             return report  # the store ended with the host that served it
         return report
 
     def _lost_neighbors(self) -> dict[str, str]:
         """Find ranks of this host whose processes have stopped or ended."""
-        states = {
-            rank: state_of(self._handshakes[rank].pid) for rank in self._neighbors()
-        }
-        return {str(r): state for r, state in states.items() if state != "running"}
+        pids = self._neighbors()
+        states = {str(rank): state_of(pid) for rank, pid in pids.items()}
+        return {rank: state for rank, state in states.items() if state != "running"}
 
-    def _neighbors(self) -> list[int]:
-        """List the ranks whose processes this rank can see, after the handshake."""
-        mine = self._handshakes[self._rank_env.rank] if self._handshakes else None
-        return [
-            rank
-            for rank, handshake in enumerate(self._handshakes)
-            if mine and (handshake.node, handshake.space) == (mine.node, mine.space)
-        ]
+    def _neighbors(self) -> dict[int, int]:
+        """Return the ranks whose processes this rank can see, and their ids."""
+        places = [(h.node, h.space) for h in self._handshakes]
+        return {
+            rank: self._handshakes[rank].pid
+            for rank, place in enumerate(places)
+            if place == places[self._rank_env.rank]
+        }
 
     def _root_cause(self, mine: Report) -> RankError:
         """Wait briefly for the reports of the other ranks, and find the root cause."""
@@ -389,8 +339,8 @@ class Rendezvous:
         try:
             while missing and time.monotonic() < until:
                 for rank in sorted(missing):
-                    if self._store.wait(f"report/{rank}", 0.0):
-                        reports[rank] = Report(**self._store.get(f"report/{rank}"))
+                    if row := self.store.expect(f"report/{rank}", 0.0):
+                        reports[rank] = Report(**row)
                         missing.discard(rank)
                 if any(r.cause != "peer" for r in reports.values()):
                     break
@@ -421,3 +371,35 @@ def _failure(error: RankError, *, told: bool = False) -> dict[str, Any]:
     """Encode an error as an answer; ``told``: reported by its rank, not by rank 0."""
     failure = {"rank": error.rank, "operation": error.operation}
     return {"failure": {**failure, "message": error.reason, "told": told}}
+
+
+def find_mismatch(
+    handshakes: Sequence[Handshake],
+) -> RankError | tuple[int, int] | None:
+    """Find a rank whose settings differ from those of most other ranks.
+
+    Returns
+    -------
+    RankError, tuple of int, or None
+        Error that names the rank; or (usual, other) ranks if only the plans differ;
+        None if all agree.
+    """
+    names = list(dict.fromkeys(name for o in handshakes for name in o.terms))
+    for name in names:
+        values = [o.terms.get(name, "none") for o in handshakes]
+        if len(set(values)) == 1:
+            continue
+        most = Counter(values).most_common(1)[0][1]
+        usual = next(v for v in values if values.count(v) == most)
+        common = values.index(usual)
+        other = next(r for r, v in enumerate(values) if v != usual)
+        if name == "plan":
+            return common, other
+        return RankError(
+            f"has {name} {values[other]}, while rank {common} has {usual}: give every "
+            "rank the same software and the same options",
+            rank=other,
+            operation=AGREEMENT,
+            cause="mismatch",
+        )
+    return None

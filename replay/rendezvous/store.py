@@ -48,31 +48,21 @@ class Store:
     def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
         self._rank_env = rank_env
         self._patience_s = patience_s
-        self._store = _store(rank_env, patience_s)
+        self.client = _store(rank_env, patience_s)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Store a value under a key, as JSON."""
-        self.put_bytes(key, json.dumps(value).encode())
-
-    def put_bytes(self, key: str, value: bytes) -> None:
-        """Store bytes under a key."""
         with self._reached():
-            self._store.set(f"{_PREFIX}/{key}", value.hex())
-
-    def get(self, key: str) -> dict[str, Any]:
-        """Return the JSON value stored under a key."""
-        found: dict[str, Any] = json.loads(self.get_bytes(key))
-        return found
-
-    def get_bytes(self, key: str) -> bytes:
-        """Return the bytes stored under a key."""
-        with self._reached():
-            return bytes.fromhex(self._store.get(f"{_PREFIX}/{key}").decode())
+            self.client.set(f"{_PREFIX}/{key}", json.dumps(value).encode().hex())
 
     def expect(self, key: str, within_s: float | None = None) -> dict[str, Any] | None:
         """Wait for the value of a key and return it; None after the timeout."""
-        patience_s = self._patience_s if within_s is None else within_s
-        return self.get(key) if self.wait(key, patience_s) else None
+        if not self.wait(key, self._patience_s if within_s is None else within_s):
+            return None
+        with self._reached():
+            text = bytes.fromhex(self.client.get(f"{_PREFIX}/{key}").decode())
+        found: dict[str, Any] = json.loads(text)
+        return found
 
     def wait(self, key: str, within_s: float) -> bool:
         """Wait for a key; return whether it was stored in time.
@@ -83,7 +73,7 @@ class Store:
         pause, longest = _POLL_S
         while True:
             with self._reached():
-                if self._store.check([f"{_PREFIX}/{key}"]):
+                if self.client.check([f"{_PREFIX}/{key}"]):
                     return True
             if time.monotonic() + pause > until:
                 return False

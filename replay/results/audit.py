@@ -1,4 +1,4 @@
-"""Compute the times of a replay and their ratios to the baselines.
+"""Compute the results of a replay on rank 0: replayed trace, times, comparison.
 
 Completion times of all operations, of each kind, stream, phase and layer, and of
 iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with a
@@ -17,18 +17,154 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.resampling import ratio
-from moetraffic.analysis.times.completion import by_iteration, quantiles
+from moetraffic.analysis.times.completion import (
+    by_iteration,
+    completion,
+    iteration_times,
+    quantiles,
+)
 from moetraffic.errors import ReplayError
-from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
+from moetraffic.fabric.named import load_fabric
+from moetraffic.patterns.measurements import read_table
+from moetraffic.replay.execution.pace import Schedule
+from moetraffic.replay.plan.program import KINDS, Plan, Timing
+from moetraffic.replay.plan.sizes import operation_matrices
+from moetraffic.replay.request import Request
+from moetraffic.replay.scale.rescaling import Scale
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Float64, Int64
+from moetraffic.trace.trace import Trace
+from moetraffic.units import bit_rate, bytes_per_second
 
-from .baselines import Baselines
+from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
 from .durations import NO_CLOCKS, Measured, measure, parts
-from .fidelity import UNKNOWN_RATIO, DurationQuantiles, Fidelity, PartFidelity, Ratio
-from .punctuality import punctuality
+from .output import write
+from .replayed_trace import replayed_trace
+from .result import (
+    LATE_S,
+    UNKNOWN_RATIO,
+    DurationQuantiles,
+    Fidelity,
+    PartFidelity,
+    Punctuality,
+    Ratio,
+    Replay,
+    summarize,
+)
 
 Times = Mapping[int, Timing]
+
+
+def conclude(
+    request: Request,
+    trace: Trace,
+    plan: Plan,
+    times: Times,
+    *,
+    nodes: Sequence[str],
+    torch_version: str = "",
+    clocks: npt.NDArray[np.void] = NO_CLOCKS,
+    pairs: Sequence[tuple[Times, Times]] = (),
+) -> Replay:
+    """Write the replayed trace, compare it with baselines and summarize the replay.
+
+    Parameters
+    ----------
+    request
+        Options of the replay.
+    trace, plan
+        The trace and the plan that were replayed.
+    times
+        Times of every rank.
+    nodes
+        Host of each rank.
+    torch_version
+        Version of torch on the ranks.
+    clocks
+        Clock offsets of type CLOCK.
+    pairs
+        Pairs of passes without and with dense traffic.
+
+    Raises
+    ------
+    MoetrafficError
+        If the trace cannot be written, or a baseline cannot be read.
+    """
+    scale = request.scaling.scale(trace)
+    if request.out is not None:
+        made = replayed_trace(
+            trace,
+            plan,
+            times,
+            backend=request.backend,
+            nodes=nodes,
+            torch_version=torch_version,
+            clocks=clocks,
+            scale=scale,
+        )
+        write(made, request.out, force=request.force, rank=0)
+    measured = measure(plan, times, clocks)
+    walls: dict[int, float] = {}
+    if scale is None:
+        calls = completion(trace, kind=None)
+        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
+        when, took, _ = iteration_times(trace, calls.take(mine))
+        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
+    fidelity = audit(
+        plan,
+        times,
+        measured,
+        baselines=_baselines(request, trace, plan, nodes, scale),
+        clocks=clocks,
+        absolute=request.pace.schedule is Schedule.OPEN_LOOP,
+        pairs=pairs,
+        captured_wall_s=walls,
+    )
+    return summarize(
+        plan,
+        times,
+        measured,
+        backend=request.backend,
+        nodes=nodes,
+        verified=str(request.verify),
+        pace=str(request.pace),
+        out=str(request.out or ""),
+        fidelity=fidelity,
+    )
+
+
+def _baselines(
+    request: Request,
+    trace: Trace,
+    plan: Plan,
+    nodes: Sequence[str],
+    scale: Scale | None,
+) -> Baselines:
+    notes: tuple[str, ...] = ()
+    call, transfer = captured_times(trace, plan)
+    bound, model, bound_of = None, None, ""
+    if request.topology is not None:
+        on = load_fabric(
+            request.topology,
+            plan.world,
+            capacity=request.capacity,
+        )
+        bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)
+        bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
+    elif request.capacity is not None:
+        rate_bytes_s = bytes_per_second(request.capacity)
+        bound = port_times(plan, rate_bytes_s)
+        bound_of = f"{bit_rate(rate_bytes_s)} a rank"
+    if request.bandwidth is not None:
+        model, notes = modeled(plan, read_table(request.bandwidth), nodes)
+    return Baselines(
+        captured_call_s=call,
+        captured_transfer_s=transfer,
+        bound_s=bound,
+        model_s=model,
+        bound_of=bound_of,
+        model_of=str(request.bandwidth or ""),
+        notes=notes,
+    )
 
 
 def audit(
@@ -58,7 +194,7 @@ def audit(
     clocks
         Clock offsets of type CLOCK.
     absolute
-        Whether due times are those of a fixed schedule: see :mod:`.punctuality`.
+        Whether due times are those of a fixed schedule: see :func:`punctuality`.
     pairs
         Pairs of passes without and with dense traffic, for the slowdown.
     captured_wall_s
@@ -127,6 +263,64 @@ def slowdown(
             into.append(by_iteration(call[both], plan.iteration[exchanges][both]))
     without, with_dense = (np.concatenate(s) for s in sums)
     return _ratio(without, with_dense, seed)
+
+
+def punctuality(times: Times, *, absolute: bool = False) -> Punctuality | None:
+    """Compute the deviation of issue times from the schedule, over all ranks.
+
+    An operation's error is its issue time minus its due time.  Where due times are
+    *absolute* (pace ``open-loop``), the schedule of a rank lasts from its first to its
+    last due time, and a slow network makes operations late.  Otherwise an operation is
+    due a gap after the end of another: a slow network delays due times, and the length
+    of the schedule is the duration on the rank minus its errors, which add up.
+
+    Parameters
+    ----------
+    times
+        Times of every rank.
+    absolute
+        Whether due times are independent of when operations end.
+
+    Returns
+    -------
+    Punctuality or None
+        None if no operation has a due time.
+    """
+    errors: list[Int64] = []
+    behind = (float("-inf"), -1)
+    longest = (float("-inf"), float("nan"), float("nan"))  # off, schedule, took
+    for rank, timing in sorted(times.items()):
+        known = timing.due != UNKNOWN_TIME
+        if not known.any():
+            continue
+        issue, due = timing.issue[known], timing.due[known]
+        error = issue - due
+        errors.append(error)
+        behind = max(behind, (float(error[-1]) / 1e9, rank))
+        took = float(issue.max() - issue.min()) / 1e9
+        schedule = float(due.max() - due.min()) / 1e9
+        if not absolute:
+            # the error of the first operation does not lengthen the replay
+            schedule = took - float(error[1:].sum()) / 1e9
+        if schedule > 0:
+            longest = max(longest, (took / schedule - 1, schedule, took))
+    if not errors:
+        return None
+    every: Float64 = np.concatenate(errors) / 1e9
+    p50, p90, p99 = np.percentile(np.abs(every), [50, 90, 99]).tolist()
+    return Punctuality(
+        scheduled=len(every),
+        error_p50_s=p50,
+        error_p90_s=p90,
+        error_p99_s=p99,
+        error_max_s=float(np.abs(every).max()),
+        mean_s=float(every.mean()),
+        late=int((every > LATE_S).sum()),
+        behind_s=behind[0],
+        worst_rank=behind[1],
+        schedule_s=longest[1],
+        took_s=longest[2],
+    )
 
 
 def _part(

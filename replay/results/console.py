@@ -21,11 +21,9 @@ from moetraffic.report.console.terminal import Paper, say
 from moetraffic.tables import Table
 from moetraffic.units import byte_size
 
-from .fidelity import LATE_S
-from .metrics import common_labels, progress_metrics, write_metrics
+from .metrics import progress_metrics, write_metrics
 from .progress import STAGES, Progress
-from .result import Replay
-from .summary_tables import counts, replay_tables
+from .summary_tables import counts
 
 _LINE_EVERY_S = 10.0
 _METRICS_EVERY_S = 1.0
@@ -46,14 +44,14 @@ class ProgressDisplay:
     def __init__(self, live: Live | None, metrics: Path | None = None) -> None:
         self._live = live
         self._metrics = metrics
-        self._labels: dict[str, str] = {}
+        self._source = ""
         self.progress = Progress(1)
         self._line_s = self._metrics_s = time.monotonic()
 
     def plan(self, plan: Plan) -> None:
         """Print operations, bytes and buffer sizes of a replay before it starts."""
         self.progress = Progress(plan.world)
-        self._labels = common_labels(plan.source)
+        self._source = plan.source
         line = (
             f"{len(plan)} operations of {plan.source}, "
             f"{byte_size(int(plan.total_bytes.sum()))} on {plan.world} ranks, "
@@ -80,9 +78,8 @@ class ProgressDisplay:
         if self._metrics is not None and now - self._metrics_s > _METRICS_EVERY_S:
             self._metrics_s = now
             try:
-                write_metrics(
-                    self._metrics, progress_metrics(self.progress), self._labels
-                )
+                metrics = progress_metrics(self.progress)
+                write_metrics(self._metrics, metrics, self._source)
             except ReplayError as error:
                 # a full disk does not stop the replay; its end reports it again
                 self._metrics = None
@@ -131,7 +128,6 @@ def render_progress(progress: Progress) -> Group:
             ProgressBar(total=max(own.of, 1), completed=own.done, width=32),
             f"{progress.share(rank):.0%}",
             Text("behind", style="yellow") if rank in late else "",
-            f"{own.late_s * 1e3:.3g} ms late" if own.late_s > LATE_S else "",
         )
     parts: list[RenderableType] = [head, grid]
     if len(progress.of_rank) > _RANKS_SHOWN:
@@ -141,11 +137,6 @@ def render_progress(progress: Progress) -> Group:
     if progress.slowest:
         parts.append(Text(f"slowest: {progress.slowest_us:.4g} us, {progress.slowest}"))
     return Group(*parts)
-
-
-def show(replay: Replay) -> None:
-    """Print the tables of a replay on stdout."""
-    print_tables(replay_tables(replay))
 
 
 def print_tables(tables: Sequence[Table]) -> None:

@@ -22,14 +22,13 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 
+from .baselines import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
 from .console import print_tables
-from .estimate import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
 from .output import write_text
 
 FORMATS = (".json", ".csv")
@@ -40,7 +39,7 @@ _SHOWN = 16  # rows of a table; all are in the file
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunOptions:
-    """Options of a dry run: network, sources of estimates and output.
+    """Options of a dry run: what to estimate, print and write.
 
     Raises
     ------
@@ -48,9 +47,6 @@ class DryRunOptions:
         If a value is invalid, or the file cannot be written.
     """
 
-    capacity: str | None = None  # of a NIC, each way: "400Gbps"
-    topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
-    bandwidth: Path | None = None  # a table that moetraffic bench wrote
     hockney: str = ""  # "10us,50GB/s"
     program: Path | None = None  # file for the operations of every rank
     verbose: bool = False  # show the operations of every rank
@@ -248,7 +244,7 @@ class DryRun:
 
 
 def estimate_plan(
-    trace: Trace, plan: Plan, options: DryRunOptions, scale: Scale | None = None
+    trace: Trace, plan: Plan, request: Request, *, hockney: str = ""
 ) -> DryRun:
     """Compute lower bounds and estimates of the duration of a replay plan.
 
@@ -258,36 +254,30 @@ def estimate_plan(
         Trace of the plan.
     plan
         Plan with the programs of all ranks.
-    options
-        Network and sources of estimates.
-    scale
-        Converts ranks and bytes of the trace; None leaves them.
+    request
+        Options of the replay: scaling, network and table of measurements.
+    hockney
+        Alpha and beta of Hockney's model, "10us,50GB/s"; "" for no estimate by it.
 
     Raises
     ------
     MoetrafficError
         If the network, or the table, does not fit the plan.
     """
-    on = None
+    limits, estimates = None, []
     hosts = np.zeros(plan.world, np.int64)
-    if options.topology is not None or options.capacity is not None:
+    if request.topology is not None or request.capacity is not None:
         on = load_fabric(
-            options.topology or "single",
-            plan.world,
-            capacity=options.capacity,
+            request.topology or "single", plan.world, capacity=request.capacity
         )
         hosts = on.slots // on.topology.hosts.ranks
-    estimates = []
-    if options.hockney:
-        estimates.append(by_hockney(plan, parse_hockney(options.hockney)))
-    if options.bandwidth is not None:
-        table = read_table(options.bandwidth)
-        estimates.append(by_table(plan, table, str(options.bandwidth), hosts))
-    return DryRun(
-        plan=plan,
-        bounds=bounds(trace, plan, on, scale) if on is not None else None,
-        estimates=tuple(estimates),
-    )
+        limits = bounds(trace, plan, on, request.scaling.scale(trace))
+    if hockney:
+        estimates.append(by_hockney(plan, parse_hockney(hockney)))
+    if request.bandwidth is not None:
+        table = read_table(request.bandwidth)
+        estimates.append(by_table(plan, table, str(request.bandwidth), hosts))
+    return DryRun(plan=plan, bounds=limits, estimates=tuple(estimates))
 
 
 def print_dry_run(
@@ -302,7 +292,7 @@ def print_dry_run(
     """
     with Trace.open(request.trace) as trace:
         plan = request.plan(trace, world=nproc)
-        found = estimate_plan(trace, plan, options, request.scaling.scale(trace))
+        found = estimate_plan(trace, plan, request, hockney=options.hockney)
         if options.program is not None:
             found.save(options.program)
     if as_json:

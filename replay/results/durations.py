@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK, Float64, Int64
 

@@ -13,36 +13,36 @@ node_exporter, README, "Textfile Collector".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.replay.request import Request
 
-from .fidelity import Fidelity
-from .output import write_text
+from .output import to_json, write_text
 from .progress import Progress
-from .records import to_json
-from .result import Replay
+from .result import Fidelity, Replay
 
 PREFIX = "moetraffic_replay"
+RUNNING = "1 while the replay runs, 0 when it has ended."
+ENDS = ("value", "low", "high")  # of a ratio and its interval
 
-Labels = tuple[tuple[str, str], ...]
+Sample = tuple[Mapping[str, object], float]
+"""Labels and value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """Prometheus metric: name, type, help text and samples."""
+    """Prometheus metric: name, help text and samples."""
 
-    name: str  # without PREFIX, with its unit
-    kind: str  # "gauge" or "counter"
+    name: str  # without PREFIX, with its unit; a counter ends in _total
     help: str
-    samples: tuple[tuple[Labels, float], ...]
+    samples: Iterable[Sample]
 
 
-def gauge(name: str, help: str, *samples: tuple[Labels, float]) -> Metric:
-    """Create a gauge: a Prometheus metric that may rise and fall."""
-    return Metric(name=name, kind="gauge", help=help, samples=samples)
+def gauge(name: str, help: str, value: float, **labels: object) -> Metric:
+    """Create a metric with one sample."""
+    return Metric(name=name, help=help, samples=[(labels, value)])
 
 
 def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 
     Examples
     --------
-    >>> print(exposition([gauge("ranks", "Ranks.", ((), 2.0))], {"backend": "gloo"}))
+    >>> print(exposition([gauge("ranks", "Ranks.", 2)], {"backend": "gloo"}))
     # HELP moetraffic_replay_ranks Ranks.
     # TYPE moetraffic_replay_ranks gauge
     moetraffic_replay_ranks{backend="gloo"} 2.0
@@ -69,14 +69,15 @@ def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
         if not finite:
             continue
         name = f"{PREFIX}_{metric.name}"
+        kind = "counter" if name.endswith("_total") else "gauge"
         help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
-        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {metric.kind}"]
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
         for own, value in finite:
             labels = ",".join(
-                f'{label}="{_escaped(text)}"'
-                for label, text in {**common, **dict(own)}.items()
+                f'{label}="{_escaped(str(text))}"'
+                for label, text in {**common, **own}.items()
             )
-            lines.append(f"{name}{{{labels}}} {value!r}")
+            lines.append(f"{name}{{{labels}}} {float(value)!r}")
     return "\n".join(lines) + "\n"
 
 
@@ -84,158 +85,122 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def write_metrics(
-    path: Path, metrics: Iterable[Metric], common: Mapping[str, str]
-) -> None:
+def write_metrics(path: Path, metrics: Iterable[Metric], source: str) -> None:
     """Write metrics to a file in Prometheus' text format, atomically.
+
+    Every sample is labeled with the name of the replayed trace: a folder may hold the
+    files of several replays.
 
     Raises
     ------
     ReplayError
         If the file cannot be written.
     """
-    write_text(path, exposition(metrics, common), mode=0o644)  # exporter: other user
+    text = exposition(metrics, {"trace": source})
+    write_text(path, text, mode=0o644)  # the exporter runs as another user
 
 
-def progress_metrics(progress: Progress) -> list[Metric]:
-    """Create metrics of each rank's progress in a running replay."""
-    at = (("stage", progress.stage),)
-
-    def each(name: str) -> list[tuple[Labels, float]]:
-        return [
-            ((*at, ("rank", str(rank))), float(getattr(own, name)))
-            for rank, own in enumerate(progress.of_rank)
-        ]
-
-    return [
-        Metric(
-            name="rank_operations_total",
-            kind="counter",
-            help="Operations that a rank has done in this stage.",
-            samples=tuple(each("done")),
-        ),
-        gauge(
-            "rank_operations_planned",
-            "Operations that a rank has to do in this stage.",
-            *each("of"),
-        ),
-        gauge(
-            "stage_elapsed_seconds",
-            "Time since the stage began.",
-            (at, progress.elapsed_s),
-        ),
-        gauge("running", "1 while the replay runs, 0 when it has ended.", ((), 1.0)),
-    ]
+def progress_metrics(progress: Progress) -> Iterator[Metric]:
+    """Yield metrics of each rank's progress in a running replay."""
+    stage = progress.stage
+    ranks = [{"stage": stage, "rank": rank} for rank in range(len(progress.of_rank))]
+    yield Metric(
+        name="rank_operations_total",
+        help="Operations that a rank has done in this stage.",
+        samples=zip(ranks, [own.done for own in progress.of_rank], strict=True),
+    )
+    yield Metric(
+        name="rank_operations_planned",
+        help="Operations that a rank has to do in this stage.",
+        samples=zip(ranks, [own.of for own in progress.of_rank], strict=True),
+    )
+    elapsed_s = progress.elapsed_s
+    since = "Time since the stage began."
+    yield gauge("stage_elapsed_seconds", since, elapsed_s, stage=stage)
+    yield gauge("running", RUNNING, 1)
 
 
-def result_metrics(replay: Replay) -> list[Metric]:
-    """Create metrics from the result of a replay that has ended."""
-    s = replay
-    spread = {"0.5": s.time_us.p50, "0.9": s.time_us.p90, "0.99": s.time_us.p99}
-    metrics = [
-        gauge("running", "1 while the replay runs, 0 when it has ended.", ((), 0.0)),
-        gauge("ranks", "Ranks that replayed.", ((), float(s.ranks))),
-        gauge("operations", "Operations replayed.", ((), float(s.operations))),
-        gauge(
-            "verified",
-            "1 if every size and byte was checked in a pass before.",
-            ((), float(s.verified == "full")),
-        ),
-        gauge("wall_seconds", "First call to last end of a rank.", ((), s.wall_s)),
-        gauge(
-            "moved_bytes",
-            "Bytes of all operations, also those of a rank to itself.",
-            ((), float(s.total_bytes)),
-        ),
-        gauge("network_bytes", "Bytes between ranks.", ((), float(s.network_bytes))),
-        gauge(
-            "rank_sent_bytes",
-            "Bytes that a rank sent.",
-            *(((("rank", str(r)),), float(n)) for r, n in enumerate(s.rank_bytes)),
-        ),
-        gauge(
-            "operation_time_seconds",
-            "Time of an operation, of its slowest member, by quantile.",
-            *(((("quantile", q),), us / 1e6) for q, us in spread.items()),
-        ),
-        gauge(
-            "operation_time_max_seconds",
-            "Time of the slowest operation.",
-            ((), s.time_us.max / 1e6),
-        ),
-    ]
-    if s.total_busbw_gbs is not None:
-        metrics.append(
-            gauge(
-                "busbw_bytes_per_second",
-                "Busiest links' bytes over the operations' time.",
-                ((), s.total_busbw_gbs * 1e9),
-            )
+def result_metrics(replay: Replay) -> Iterator[Metric]:
+    """Yield metrics of the result of a replay that has ended."""
+    times = replay.time_us
+    yield gauge("running", RUNNING, 0)
+    yield gauge("ranks", "Ranks that replayed.", replay.ranks)
+    yield gauge("operations", "Operations replayed.", replay.operations)
+    checked = "1 if every size and byte was checked in a pass before."
+    yield gauge("verified", checked, replay.verified == "full")
+    yield gauge("wall_seconds", "First call to last end of a rank.", replay.wall_s)
+    moved = "Bytes of all operations, also those of a rank to itself."
+    yield gauge("moved_bytes", moved, replay.total_bytes)
+    yield gauge("network_bytes", "Bytes between ranks.", replay.network_bytes)
+    yield Metric(
+        name="rank_sent_bytes",
+        help="Bytes that a rank sent.",
+        samples=[({"rank": r}, sent) for r, sent in enumerate(replay.rank_bytes)],
+    )
+    yield Metric(
+        name="operation_time_seconds",
+        help="Time of an operation, of its slowest member, by quantile.",
+        samples=[
+            ({"quantile": "0.5"}, times.p50 / 1e6),
+            ({"quantile": "0.9"}, times.p90 / 1e6),
+            ({"quantile": "0.99"}, times.p99 / 1e6),
+        ],
+    )
+    slowest = "Time of the slowest operation."
+    yield gauge("operation_time_max_seconds", slowest, times.max / 1e6)
+    if replay.total_busbw_gbs is not None:
+        busbw = "Busiest links' bytes over the operations' time."
+        yield gauge("busbw_bytes_per_second", busbw, replay.total_busbw_gbs * 1e9)
+    if replay.straggler is not None:
+        yield gauge(
+            "straggler_share_ratio",
+            "Share of operations in which the straggler arrived last.",
+            replay.straggler_share,
+            rank=replay.straggler,
         )
-    if s.straggler is not None:
-        metrics.append(
-            gauge(
-                "straggler_share_ratio",
-                "Share of operations in which the straggler arrived last.",
-                ((("rank", str(s.straggler)),), s.straggler_share),
-            )
-        )
-    return metrics + (_fidelity(s.fidelity) if s.fidelity is not None else [])
+    if replay.fidelity is not None:
+        yield from _fidelity(replay.fidelity)
 
 
-def _fidelity(found: Fidelity) -> list[Metric]:
-    baselines = {
-        "over_captured": "the captured run's time",
-        "over_bound": "the network's lower bound",
-        "over_model": "the table of measurements",
-    }
-    metrics = [
-        gauge(
-            f"time_{name}_ratio",
-            f"Time of the operations over {what}; value and ends of its interval.",
-            *(
+def _fidelity(found: Fidelity) -> Iterator[Metric]:
+    for name, what in (
+        ("over_captured", "the captured run's time"),
+        ("over_bound", "the network's lower bound"),
+        ("over_model", "the table of measurements"),
+    ):
+        yield Metric(
+            name=f"time_{name}_ratio",
+            help=f"Time of the operations over {what}; value and ends of its interval.",
+            samples=[
                 (
-                    (("by", part.by), ("part", part.label), ("of", end)),
+                    {"by": part.by, "part": part.label, "of": end},
                     getattr(getattr(part, name), end),
                 )
                 for part in found.parts
-                for end in ("value", "low", "high")
-            ),
+                for end in ENDS
+            ],
         )
-        for name, what in baselines.items()
-    ]
     p = found.punctuality
     if p is not None:
-        quantiles = {"0.5": p.error_p50_s, "0.9": p.error_p90_s, "0.99": p.error_p99_s}
-        metrics += [
-            gauge(
-                "issue_error_seconds",
-                "Absolute error of issue times against the schedule, by quantile.",
-                *(((("quantile", q),), e) for q, e in quantiles.items()),
-            ),
-            gauge(
-                "issue_error_max_seconds",
-                "Largest absolute error of issue times.",
-                ((), p.error_max_s),
-            ),
-            gauge(
-                "late_operations",
-                "Operations issued more than 1 ms after they were due.",
-                ((), float(p.late)),
-            ),
-        ]
-    if found.slowdown is not None:
-        metrics.append(
-            gauge(
-                "slowdown_ratio",
-                "All-to-all time with dense traffic over without; value and interval.",
-                *(
-                    ((("of", end),), getattr(found.slowdown, end))
-                    for end in ("value", "low", "high")
-                ),
-            )
+        yield Metric(
+            name="issue_error_seconds",
+            help="Absolute error of issue times against the schedule, by quantile.",
+            samples=[
+                ({"quantile": "0.5"}, p.error_p50_s),
+                ({"quantile": "0.9"}, p.error_p90_s),
+                ({"quantile": "0.99"}, p.error_p99_s),
+            ],
         )
-    return metrics
+        largest = "Largest absolute error of issue times."
+        yield gauge("issue_error_max_seconds", largest, p.error_max_s)
+        late = "Operations issued more than 1 ms after they were due."
+        yield gauge("late_operations", late, p.late)
+    if found.slowdown is not None:
+        yield Metric(
+            name="slowdown_ratio",
+            help="All-to-all time with dense traffic over without; value and interval.",
+            samples=[({"of": end}, getattr(found.slowdown, end)) for end in ENDS],
+        )
 
 
 def write_reports(request: Request, replay: Replay) -> None:
@@ -250,13 +215,4 @@ def write_reports(request: Request, replay: Replay) -> None:
         text = to_json("moetraffic replay fidelity", replay.fidelity, indent=2)
         write_text(request.fidelity, text + "\n")
     if request.metrics is not None:
-        labels = common_labels(replay.source)
-        write_metrics(request.metrics, result_metrics(replay), labels)
-
-
-def common_labels(source: str) -> dict[str, str]:
-    """Return the labels of every sample: the name of the replayed trace.
-
-    A folder may hold the files of several replays.
-    """
-    return {"trace": source}
+        write_metrics(request.metrics, result_metrics(replay), replay.source)

@@ -24,7 +24,6 @@ class RankProgress:
 
     done: int = 0
     of: int = 0
-    late_s: float = 0.0  # behind the schedule; 0 without one
 
 
 @dataclass
@@ -61,10 +60,9 @@ class Progress:
                 return False
             self.stage, self.began_s = stage, self.clock()
             self.of_rank = [RankProgress() for _ in range(self.ranks)]
-        late_s = _number(event.fields.get("late_s"))
-        self.of_rank[event.rank] = RankProgress(done=done, of=of, late_s=late_s)
-        took_us = _number(event.fields.get("slowest_us"))
-        if took_us > self.slowest_us:
+        self.of_rank[event.rank] = RankProgress(done=done, of=of)
+        took_us = event.fields.get("slowest_us")
+        if isinstance(took_us, int | float) and took_us > self.slowest_us:
             name = event.fields.get("slowest")
             name = name if isinstance(name, str) else "?"
             self.slowest_us, self.slowest = took_us, f"{name}, rank {event.rank}"
@@ -117,7 +115,3 @@ class Progress:
         if self.slowest:
             line += f", slowest: {self.slowest_us:.4g} us, {self.slowest}"
         return line
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

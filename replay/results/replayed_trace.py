@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 import moetraffic
-from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.matrices import exchange_matrices
-from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.replay.plan.program import KINDS, Plan, Timing
+from moetraffic.replay.plan.sizes import exchange_matrices
 from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import (
     ALL_TO_ALL,

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, duration
 
-from .fidelity import LATE_S, LEVEL, Fidelity, Punctuality, Ratio
-from .result import Replay
+from .result import LATE_S, LEVEL, Fidelity, Punctuality, Ratio, Replay
 
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
 

@@ -46,7 +46,7 @@ SAME = {
     "--virtual": r"in one process",
     "--virtual-stages": r"[Ss]tage",
     "--placement": r"contiguous",
-    "--warm-up": r"untimed|Not timed",
+    "--warm-up": r"untimed",
     "--learning-rate-warmup": r"learning rate",
     "--capacity": r"400Gbps, 50GB/s",
     "--of": r"demand",

@@ -25,8 +25,8 @@ from moetraffic.launch import RankEnvironment, heartbeat, rank_monitor
 from moetraffic.launch.rank_process import RankProcess
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
-from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.local import replay
+from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.request import Request
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.model import (

@@ -20,7 +20,7 @@ from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
-from moetraffic.replay.results.records import from_json, to_json
+from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.trace import Trace
 
 MATRIX = ((400, 0, 4000), (80, 0, 0), (0, 12, 400))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
-import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
+import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
 from moetraffic.capture.pipe_format import OPERATIONS
 from moetraffic.errors import ReplayError

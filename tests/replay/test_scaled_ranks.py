@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import moetraffic.replay.results.conclusion  # noqa: F401 - once, not in each forked rank
+import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.verification import Depth, Verification
 from moetraffic.replay.scale.rescaling import Scaling

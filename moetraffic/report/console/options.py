@@ -214,7 +214,7 @@ class Setting:
     """Differences between a dataclass field and the option that sets it."""
 
     help: str
-    flag: str = ""  # name of the option, if it differs from the field's
+    flag: str = ""  # spellings of the option, the last one long; the field's if empty
     shown: str | None = None  # description of the default
     kind: Any = None  # type of the option, if it differs from the field's
     default: Any = ...  # default of the option, if it differs from the field's
@@ -258,13 +258,13 @@ def field_options(
         shown = str(default) if optional and s.shown is None else s.shown
         about = option(
             s.help,
-            *([s.flag] if s.flag else []),
+            *s.flag.split(),
             panel=panel,
             shown=shown,
             **(s.rule or {}),
         )
         found[name] = inspect.Parameter(
-            s.flag.lstrip("-").replace("-", "_") or name,
+            s.flag.split()[-1].lstrip("-").replace("-", "_") if s.flag else name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None if optional else default,
             annotation=Annotated[of | None if optional else of, about],

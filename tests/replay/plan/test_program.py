@@ -151,7 +151,7 @@ def test_the_digest_tells_groups_and_iterations(toy):
 def test_a_large_trace_is_read_in_blocks_with_the_same_result(toy, monkeypatch):
     trace = toy(world=4, groups=[(0, 1, 2), (3,)], iterations=range(30))
     whole = make_plan(trace)
-    monkeypatch.setattr("moetraffic.replay.plan.matrices._BLOCK_CELLS", 9 * 7)
+    monkeypatch.setattr("moetraffic.replay.plan.sizes._BLOCK_CELLS", 9 * 7)
     blocks = make_plan(trace)
     for rank in range(4):
         a, b = whole.programs[rank], blocks.programs[rank]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moetraffic.replay.rendezvous.handshake import (
-    Handshake,
-    MemoryNeed,
-    find_memory_shortage,
-    find_mismatch,
-)
+from moetraffic.replay.execution.control import MemoryNeed, find_memory_shortage
+from moetraffic.replay.rendezvous.rendezvous import Handshake, find_mismatch
 from moetraffic.replay.rendezvous.root_cause import Report, find_root_cause
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moetraffic.analysis import resampling
 from moetraffic.analysis.times.completion import (
@@ -21,13 +19,12 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.replay import make_plan
-from moetraffic.replay.execution.clocks import offsets
 from moetraffic.replay.execution.pace import parse_pace
-from moetraffic.replay.execution.timing import Timing
-from moetraffic.replay.plan.matrices import operation_matrices
+from moetraffic.replay.plan.program import Timing
+from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.replay.results import fidelity
-from moetraffic.replay.results.audit import audit, slowdown
+from moetraffic.replay.results import result
+from moetraffic.replay.results.audit import audit, conclude, punctuality, slowdown
 from moetraffic.replay.results.baselines import (
     Baselines,
     captured_times,
@@ -35,12 +32,10 @@ from moetraffic.replay.results.baselines import (
     network_bounds,
     port_times,
 )
-from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.durations import measure
-from moetraffic.replay.results.fidelity import Fidelity
-from moetraffic.replay.results.punctuality import punctuality
-from moetraffic.replay.results.records import from_json, to_json
+from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
+from moetraffic.replay.results.result import Fidelity
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 
@@ -71,7 +66,7 @@ def part(found: Fidelity, by: str, label: str = ""):
 
 
 def test_levels_are_one(toy):
-    assert fidelity.LEVEL == resampling.LEVEL
+    assert result.LEVEL == resampling.LEVEL
 
 
 def test_parts_are_of_the_operations_that_they_name(toy):
@@ -212,24 +207,6 @@ def test_the_same_times_on_another_clock_are_the_same_transfers(toy):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     found = audit(plan, shifted, other, clocks=clocks)
     assert found.clock_error_s == pytest.approx(90e-9)
-
-
-@given(
-    st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=5),
-    st.integers(0, 2**32),
-)
-def test_clock_knots_hold_the_true_offset(offset, seed):
-    rng = np.random.default_rng(seed)
-    world, rounds = len(offset), 8
-    began = np.cumsum(rng.integers(0, 10**6, (world, rounds)), axis=1)
-    over = began.max(axis=0) + rng.integers(1, 10**5, (world, rounds))
-    own = np.array(offset)[:, None]
-    found = offsets(began - own, over - own, np.arange(world))
-    truth = np.array(offset) - offset[0]
-    assert (abs(found["offset_ns"] - truth) <= found["error_ns"] + 1).all()
-    assert found["error_ns"][0] == 0
-    together = offsets(began - own, over - own, np.zeros(world))
-    assert (together["offset_ns"] == 0).all()
 
 
 def test_a_table_tells_the_time_of_what_it_measured(toy):

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +17,17 @@ from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
-from moetraffic.replay.results.dry_run import (
-    DryRunOptions,
-    estimate_plan,
-)
-from moetraffic.replay.results.estimate import (
+from moetraffic.replay.request import Request
+from moetraffic.replay.results.baselines import (
     bounds,
     by_hockney,
     by_table,
     parse_hockney,
     serialized_time,
+)
+from moetraffic.replay.results.dry_run import (
+    DryRunOptions,
+    estimate_plan,
 )
 from moetraffic.replay.scale.rescaling import Scaling
 
@@ -135,9 +137,8 @@ def test_rows_are_the_whole_plan(toy):
         4
     )
     plan = make_plan(trace, background=beside)
-    found = estimate_plan(
-        trace, plan, DryRunOptions(capacity="1Gbps", hockney="1us,1GB/s")
-    )
+    request = Request(trace=Path("toy.h5"), capacity="1Gbps")
+    found = estimate_plan(trace, plan, request, hockney="1us,1GB/s")
     table = list(found.rows())
     sent = sum(sum(r["sends"]) for r in table)
     received = sum(sum(r["receives"]) for r in table)

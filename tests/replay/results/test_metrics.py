@@ -12,7 +12,7 @@ import pytest
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
-from moetraffic.replay.execution.timing import Timing
+from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.console import ProgressDisplay
@@ -99,7 +99,7 @@ def summary_of(toy, **more):
 def test_every_metric_has_help_type_and_its_unit_in_its_name(toy, tmp_path):
     plan, summary = summary_of(toy)
     path = tmp_path / "run.prom"
-    write_metrics(path, result_metrics(summary), {"trace": 'odd "name"\\ \n.h5'})
+    write_metrics(path, result_metrics(summary), 'odd "name"\\ \n.h5')
     found = parsed(path.read_text())
     for name, metric in found.items():
         assert name.startswith(f"{PREFIX}_")
@@ -140,10 +140,9 @@ def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
 
     reader = threading.Thread(target=read)
     reader.start()
-    many = [(("rank", str(r)),) for r in range(200)]
     for value in range(40):
-        samples = tuple((labels, float(value)) for labels in many)
-        write_metrics(path, [gauge("ranks", "Ranks.", *samples)], {})
+        samples = [({"rank": rank}, float(value)) for rank in range(200)]
+        write_metrics(path, [Metric(name="ranks", help="Ranks.", samples=samples)], "")
     done.set()
     reader.join()
     assert seen
@@ -153,15 +152,13 @@ def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
         assert len(set(samples.values())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["run.prom"]
     with pytest.raises(ReplayError, match="cannot be written"):
-        write_metrics(tmp_path / "none" / "run.prom", [], {})
+        write_metrics(tmp_path / "none" / "run.prom", [], "")
 
 
 def test_what_is_not_finite_is_left_out():
-    metrics = [gauge("ranks", "Ranks.", ((), float("nan")))]
+    metrics = [gauge("ranks", "Ranks.", float("nan"))]
     assert exposition(metrics, {}) == "\n"
-    counter = Metric(
-        name="x_total", kind="counter", help="a\nb\\", samples=(((), 2.0),)
-    )
+    counter = gauge("x_total", "a\nb\\", 2.0)
     assert "a\\nb\\\\" in exposition([counter], {})
 
 

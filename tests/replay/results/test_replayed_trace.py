@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.execution.timing import Timing
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
-from moetraffic.replay.plan.program import KINDS
+from moetraffic.replay.plan.program import KINDS, Timing
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.scale.rank_map import expand, fold
 from moetraffic.replay.scale.trace_scaling import TraceScale
