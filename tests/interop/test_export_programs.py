@@ -17,7 +17,7 @@ from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
 from moetraffic.interop.export import ExportOptions, export_trace
-from moetraffic.interop.export.protocol_buffers import varint
+from moetraffic.interop.export.chakra import varint
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 GOLDEN = path("golden-v1.h5")

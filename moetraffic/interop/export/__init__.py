@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .conformance import check_exporter
-from .exporter import Exporter
-from .options import Exported, ExportOptions
+from .exporter import Exported, Exporter, ExportOptions
 from .registry import EXPORTERS, export_trace, exporter_named, known_exporters
 
 __all__ = [

@@ -7,6 +7,7 @@ ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from moetraffic.trace import (
     WireForm,
 )
 
-from .options import ExportOptions
+from .exporter import ExportOptions
 
 Int64 = npt.NDArray[np.int64]
 
@@ -51,26 +52,28 @@ class ExportedExchange:
     ends: Int64  # [R]; both UNKNOWN_TIME if unknown, or for other ranks
 
     @property
-    def begin_ns(self) -> int:
-        """Earliest begin over its ranks, ns of rank 0's clock, or UNKNOWN_TIME."""
-        mine = self.begins[list(self.ranks)]
-        return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.min())
-
-    @property
-    def end_ns(self) -> int:
-        """Latest end over its ranks, ns of rank 0's clock, or UNKNOWN_TIME."""
-        mine = self.ends[list(self.ranks)]
-        return UNKNOWN_TIME if (mine == UNKNOWN_TIME).any() else int(mine.max())
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """World ranks that take part in the exchange, ascending."""
-        return tuple(sorted({r for group in self.groups for r in group}))
-
-    @property
     def name(self) -> str:
         """File name of the exchange, from iteration, layer, phase and micro-batch."""
         return f"iteration-{self.iteration:06d}-{site_name(self.site)}"
+
+
+def without_rank_local(matrix: Int64, lost: Counter[str]) -> Int64:
+    """Copy a matrix with a diagonal of zeros, and count the bytes left out."""
+    lost["bytes that ranks kept for themselves are left out"] += int(np.trace(matrix))
+    sent = matrix.copy()
+    np.fill_diagonal(sent, 0)
+    return sent
+
+
+def counted(lost: Counter[str]) -> list[str]:
+    """Describe what was left out, a sentence each: ``8 bytes ... are left out``."""
+    return [f"{count} {what}" for what, count in lost.items() if count]
+
+
+def other_operations(trace: Trace) -> list[str]:
+    """Name the collectives that a table or arrays of matrices leave out, if any."""
+    others = {s.operation for s in trace.sites} - {ROUTING, ALL_TO_ALL}
+    return [f"calls of {', '.join(sorted(others))} are left out"] if others else []
 
 
 def site_name(site: Site) -> str:
@@ -83,7 +86,11 @@ def site_name(site: Site) -> str:
 
 
 def select_calls(
-    trace: Trace, options: ExportOptions, *, only: str | None = None
+    trace: Trace,
+    options: ExportOptions,
+    *,
+    only: str | None = None,
+    timed: bool = False,
 ) -> CallSelection:
     """Select the calls that match the options and have known byte counts.
 
@@ -95,11 +102,13 @@ def select_calls(
         Iterations, layer and phase.
     only
         An operation such as ALL_TO_ALL; None: every collective and message.
+    timed
+        Check that all times are known if the captured pace is requested.
 
     Raises
     ------
     TraceError
-        If no call matches.
+        If no call matches, or a required time is unknown.
     """
     every = find(trace, options, operation=only, phase=options.phase or None)
     sites = trace.occurrences.site
@@ -126,22 +135,29 @@ def select_calls(
             f"{trace.name} fits: its MoE layers are {list(trace.layers)}, "
             f"{len(trace.iterations)} iterations; widen iterations, layer or phase"
         )
+    if timed and not options.every_ns and options.pace == "captured":
+        unknown = int((issue_times(trace, whole) == UNKNOWN_TIME).sum())
+        if unknown:
+            raise TraceError(
+                f"the captured pace needs the time of each call, but {unknown} of "
+                f"{len(whole)} have none: choose --pace asap, or a distance with "
+                "--every"
+            )
     return CallSelection(occurrences=whole, lost=tuple(lost))
 
 
 def find(trace: Trace, options: ExportOptions, **what: Any) -> Int64:
-    """Find occurrences with :meth:`Trace.find` in the selected layers and steps."""
-    found = trace.find(iterations=options.iterations, kind=step_kind(trace), **what)
+    """Find occurrences with :meth:`Trace.find` in the selected layers and steps.
+
+    Only training steps are exported, or all steps if none is marked as such.
+    """
+    kind = "train" if len(trace.iterations) else None
+    found = trace.find(iterations=options.iterations, kind=kind, **what)
     if options.layers is None:
         return found
     chosen = np.isin([s.layer for s in trace.sites], options.layers)
     kept: Int64 = found[chosen[trace.occurrences.site[found]]]
     return kept
-
-
-def step_kind(trace: Trace) -> str | None:
-    """Return the kind of steps to export: training steps, or all if unmarked."""
-    return "train" if len(trace.iterations) else None
 
 
 def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
@@ -163,22 +179,18 @@ def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
 # ---- in order -------------------------------------------------------------------
 
 
-def moments(trace: Trace, occurrences: Int64) -> tuple[Int64, Int64]:
-    """Return earliest issue and latest end per call, ``[n]`` each, rank 0's clock.
+def issue_times(trace: Trace, occurrences: Int64, *, last: bool = False) -> Int64:
+    """Return when the first (or last) member issued each call, ``[n]`` ns.
 
-    UNKNOWN_TIME where a member's time is unknown.
+    On rank 0's clock; UNKNOWN_TIME where a member's time is unknown.
     """
-    first = np.full(len(occurrences), UNKNOWN_TIME, np.int64)
-    last = first.copy()
+    found = np.full(len(occurrences), UNKNOWN_TIME, np.int64)
     for at in by_width(trace, occurrences):
-        issue, _, end = trace.times(occurrences[at])
-        first[at] = np.where(
-            (issue == UNKNOWN_TIME).any(axis=1), UNKNOWN_TIME, issue.min(axis=1)
-        )
-        last[at] = np.where(
-            (end == UNKNOWN_TIME).any(axis=1), UNKNOWN_TIME, end.max(axis=1)
-        )
-    return first, last
+        issue, _, _ = trace.times(occurrences[at])
+        known = (issue != UNKNOWN_TIME).all(axis=1)
+        ends = issue.max(axis=1) if last else issue.min(axis=1)
+        found[at] = np.where(known, ends, UNKNOWN_TIME)
+    return found
 
 
 def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
@@ -199,7 +211,7 @@ def in_order(trace: Trace, occurrences: Int64) -> Int64:
 
     If a time is unknown, calls are sorted by their position in the members' programs.
     """
-    when, _ = moments(trace, occurrences)
+    when = issue_times(trace, occurrences)
     if (when == UNKNOWN_TIME).any():
         # all members have the same order: the first member's program suffices
         first = {g: trace.groups[g].ranks[0] for g in {s.group for s in trace.sites}}
@@ -236,10 +248,18 @@ def exchanges(
         If demand is requested, but was not recorded.
     """
     order = in_order(trace, chosen.occurrences)
-    together: dict[tuple[int, Site], list[int]] = {}
+    together: dict[tuple[Any, ...], list[int]] = {}
     for occurrence in order.tolist():
-        site = trace.sites[trace.occurrences.site[occurrence]]
-        key = (int(trace.occurrences.iteration[occurrence]), _place(site))
+        one = trace.sites[trace.occurrences.site[occurrence]]
+        place = (
+            one.operation,
+            one.phase,
+            one.layer,
+            one.direction,
+            one.slot,
+            one.label,
+        )
+        key = (int(trace.occurrences.iteration[occurrence]), *place)
         together.setdefault(key, []).append(occurrence)
     world = trace.meta.world
     waiting = list(together.items())
@@ -249,12 +269,17 @@ def exchanges(
         members = np.array([o for _, every in part for o in every], np.int64)
         slot = np.repeat(np.arange(len(part)), [len(every) for _, every in part])
         cells = np.zeros((len(part), world, world), np.int64)
-        if options.of == "wire":
-            _add_wire(trace, members, slot, cells)
         begins = np.full((len(part), world), UNKNOWN_TIME, np.int64)
         ends = begins.copy()
-        _add_times(trace, members, slot, begins, ends)
-        for number, ((iteration, _), every) in enumerate(part):
+        for at in by_width(trace, members):
+            ranks, here = trace.members(members[at]), slot[at][:, None]
+            issue, start, end = trace.times(members[at])
+            begins[here, ranks] = np.where(start == UNKNOWN_TIME, issue, start)
+            ends[here, ranks] = end
+            if options.of == "wire":
+                pairs = (here[:, :, None], ranks[:, :, None], ranks[:, None, :])
+                np.add.at(cells, pairs, trace.wire(members[at]))
+        for number, ((iteration, *_), every) in enumerate(part):
             sites = [trace.sites[trace.occurrences.site[o]] for o in every]
             if options.of == "demand":
                 cells[number] = _wanted(trace, iteration, sites[0])
@@ -266,38 +291,6 @@ def exchanges(
                 begins=begins[number],
                 ends=ends[number],
             )
-
-
-def _add_times(
-    trace: Trace, members: Int64, slot: Int64, begins: Int64, ends: Int64
-) -> None:
-    for at in by_width(trace, members):
-        ranks = trace.members(members[at])
-        issue, start, end = trace.times(members[at])
-        begins[slot[at][:, None], ranks] = np.where(start == UNKNOWN_TIME, issue, start)
-        ends[slot[at][:, None], ranks] = end
-
-
-def _place(site: Site) -> Site:
-    """Copy a site without the fields that differ between groups."""
-    return Site(
-        group=0,
-        operation=site.operation,
-        phase=site.phase,
-        layer=site.layer,
-        direction=site.direction,
-        slot=site.slot,
-        label=site.label,
-    )
-
-
-def _add_wire(trace: Trace, members: Int64, slot: Int64, cells: Int64) -> None:
-    for at in by_width(trace, members):
-        ranks = trace.members(members[at])
-        sent = trace.wire(members[at])
-        np.add.at(
-            cells, (slot[at][:, None, None], ranks[:, :, None], ranks[:, None, :]), sent
-        )
 
 
 def _wanted(trace: Trace, iteration: int, site: Site) -> Int64:
@@ -315,24 +308,3 @@ def _wanted(trace: Trace, iteration: int, site: Site) -> Int64:
         space="world",
         of="demand",
     ).values
-
-
-def check_times_known(
-    trace: Trace, chosen: CallSelection, options: ExportOptions
-) -> None:
-    """Check that all call times are known if the captured pace is requested.
-
-    Raises
-    ------
-    TraceError
-        If a time is unknown; the message names the other paces.
-    """
-    if options.every_ns or options.pace == "asap":
-        return
-    begin, _ = moments(trace, chosen.occurrences)
-    unknown = int((begin == UNKNOWN_TIME).sum())
-    if unknown:
-        raise TraceError(
-            f"the captured pace needs the time of each call, but {unknown} of "
-            f"{len(begin)} have none: choose --pace asap, or a distance with --every"
-        )

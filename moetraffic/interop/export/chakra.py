@@ -8,24 +8,29 @@ one size for all pairs.  Other collectives are COMM_COLL_NODEs of the groups in
 spent outside of calls; it depends on all nodes of the previous call.  Attributes have
 the types that the feeder reads (``src/feeder/et_feeder_node.cpp``): sizes int64, ranks
 and tags int32.
+
+In the Protocol Buffers wire format a field is its number and wire type as a varint,
+then a varint (type 0) or a length and that number of bytes (type 2).  Numbers are
+non-negative, so that int32, int64 and uint64 have the same encoding
+(protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .call_selection import check_times_known, select_calls, site_name
-from .exporter import Exporter
-from .options import ExportOptions
-from .protocol_buffers import content, delimited, number, packed, text
-from .rank_programs import MESSAGE, ProgramCall, lasts, programs
+from .call_selection import select_calls, site_name
+from .exporter import Exporter, ExportOptions
+from .rank_programs import MESSAGE, ProgramCall, programs
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {  # CollectiveCommType
@@ -50,6 +55,14 @@ class _Program:
     before: list[int] = field(default_factory=list)  # nodes of the last call
     end_ns: int = UNKNOWN_TIME  # of the last call
 
+    def gap_ns(self, call: ProgramCall, options: ExportOptions) -> int:
+        """Return the compute time before a call."""
+        if options.every_ns:
+            return options.every_ns
+        if options.pace == "asap" or UNKNOWN_TIME in (self.end_ns, call.issue_ns):
+            return 0
+        return max(0, call.issue_ns - self.end_ns)
+
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write one Chakra execution trace per rank, and the process groups.
@@ -64,8 +77,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
         If no call matches the options, required times are unknown, or there are more
         calls than tags.
     """
-    chosen = select_calls(trace, options)
-    check_times_known(trace, chosen, options)
+    chosen = select_calls(trace, options, timed=True)
     if len(chosen.occurrences) > MOST_TAGS:
         raise TraceError(
             f"messages have {MOST_TAGS} tags, but there are {len(chosen.occurrences)} "
@@ -107,11 +119,12 @@ def _nodes(
     site = call.site
     name = f"iteration-{call.iteration}-{site_name(site)}"
     gap = _Node(state, COMPUTE, f"before {name}", state.before)
-    gap.times(0, _gap(call, state, options))
+    gap.times(0, state.gap_ns(call, options))
     gap.attribute("is_cpu_op", BOOL, 1)
     made = [gap.finish()]
     state.end_ns = call.end_ns
     own: list[_Node] = []
+    messages: list[tuple[int, int, int, int]] = []  # kind, source, destination, bytes
     if site.operation == ALL_TO_ALL:
         for other, peer in enumerate(call.group.ranks):
             if other == call.member:
@@ -119,20 +132,19 @@ def _nodes(
                     call.bytes[other, other]
                 )
                 continue
-            for kind, size in (
-                (SEND, int(call.bytes[call.member, other])),
-                (RECEIVE, int(call.bytes[other, call.member])),
-            ):
-                if size:
-                    own.append(_message(state, kind, name, rank, peer, size, gap, call))
+            sent, received = (
+                call.bytes[call.member, other],
+                call.bytes[other, call.member],
+            )
+            messages += [(SEND, rank, peer, sent)] if sent else []
+            messages += [(RECEIVE, peer, rank, received)] if received else []
     elif site.operation == MESSAGE:
         source, destination = call.ends
         if source < 0:
             lost["messages whose ends are not known are left out"] += 1
         else:
-            size = int(call.bytes[site.peers[0]])
-            kind, peer = (SEND, destination) if rank == source else (RECEIVE, source)
-            own.append(_message(state, kind, name, rank, peer, size, gap, call))
+            kind = SEND if rank == source else RECEIVE
+            messages.append((kind, source, destination, call.bytes[site.peers[0]]))
     elif site.operation in SIMULATED:
         node = _Node(state, COLLECTIVE, name, [gap.id])
         node.attribute("is_cpu_op", BOOL, 0)
@@ -145,40 +157,19 @@ def _nodes(
             lost["collectives of uneven parts are made even, as the largest"] += 1
     elif call.member == 0:
         lost[f"calls of {site.operation}, which ASTRA-sim has not, are left out"] += 1
+    for kind, source, destination, size in messages:
+        node = _Node(state, kind, f"{name} {source} to {destination}", [gap.id])
+        node.attribute("is_cpu_op", BOOL, 0)
+        node.attribute("comm_size", INT64, int(size))
+        node.attribute("comm_src", INT32, source)
+        node.attribute("comm_dst", INT32, destination)
+        node.attribute("comm_tag", INT32, call.number)
+        own.append(node)
     for node in own:
         begin = call.issue_ns if options.pace == "captured" else UNKNOWN_TIME
-        node.times(begin, lasts(call))
+        node.times(begin, call.duration_ns)
     state.before = [n.id for n in own] or [gap.id]
     return made + [n.finish() for n in own]
-
-
-def _gap(call: ProgramCall, state: _Program, options: ExportOptions) -> int:
-    if options.every_ns:
-        return options.every_ns
-    known = UNKNOWN_TIME not in (state.end_ns, call.issue_ns)
-    if options.pace == "asap" or not known:
-        return 0
-    return max(0, call.issue_ns - state.end_ns)
-
-
-def _message(
-    state: _Program,
-    kind: int,
-    name: str,
-    rank: int,
-    peer: int,
-    size: int,
-    gap: _Node,
-    call: ProgramCall,
-) -> _Node:
-    source, destination = (rank, peer) if kind == SEND else (peer, rank)
-    node = _Node(state, kind, f"{name} {source} to {destination}", [gap.id])
-    node.attribute("is_cpu_op", BOOL, 0)
-    node.attribute("comm_size", INT64, size)
-    node.attribute("comm_src", INT32, source)
-    node.attribute("comm_dst", INT32, destination)
-    node.attribute("comm_tag", INT32, call.number)
-    return node
 
 
 class _Node:
@@ -208,8 +199,54 @@ class _Node:
 
 @lru_cache(maxsize=1 << 14)
 def _attribute(name: str, kind: int, value: int | str) -> bytes:
-    told = text(kind, value) if isinstance(value, str) else number(kind, value)
-    return content(10, text(1, name) + told)
+    encode: Any = text if isinstance(value, str) else number
+    return content(10, text(1, name) + encode(kind, value))
+
+
+# ---- Protocol Buffers -----------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    """Encode a non-negative integer as a varint.
+
+    Examples
+    --------
+    >>> varint(1).hex(), varint(150).hex(), varint(2**64 - 1).hex()
+    ('01', '9601', 'ffffffffffffffffff01')
+    """
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    """Encode an integer or boolean field, also if zero."""
+    return varint(field << 3) + varint(value)
+
+
+def content(field: int, value: bytes) -> bytes:
+    """Encode a field of bytes or of a nested message."""
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def text(field: int, value: str) -> bytes:
+    """Encode a string field in UTF-8."""
+    return content(field, value.encode())
+
+
+def packed(field: int, values: Sequence[int]) -> bytes:
+    """Encode a packed repeated integer field; empty for no values."""
+    if not values:
+        return b""
+    return content(field, b"".join(map(varint, values)))
+
+
+def delimited(message: bytes) -> bytes:
+    """Prefix a message with its length as a varint."""
+    return varint(len(message)) + message
 
 
 EXPORTER = Exporter(

@@ -18,8 +18,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
 
 from . import exporter as writing
-from .exporter import Exporter
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
 
 NOWHERE = range(1 << 39, (1 << 39) + 1)  # an iteration that no trace contains
 
@@ -62,47 +61,33 @@ def check_exporter(
     for number in (1, 2):
         output = folder / f"{number}{exporter.suffix}"
         before = set(folder.iterdir())
-        files, lost = writing.write(exporter, trace, output, options, force=False)
+        done = writing.write(exporter, trace, output, options, force=False)
         assert set(folder.iterdir()) == before | {output}, (
             "nothing is written but the output"
         )
-        assert files, "something is written"
-        for sentence in lost:
+        assert done.files, "something is written"
+        for sentence in done.lost:
             assert re.fullmatch(r"\S.*", sentence), (
                 f"what is lost is said in sentences of one line, not {sentence!r}"
             )
-        for file in files if exporter.folder else ():
+        for file in done.files if exporter.folder else ():
             assert re.fullmatch(exporter.files, file.name), (
                 f"a file is named as {exporter.files}, not {file.name}"
             )
-        made.append([f.read_bytes() for f in files])
+        made.append([f.read_bytes() for f in done.files])
     assert made[0] == made[1], "the same trace and options give the same bytes"
-    _refuses(exporter, trace, folder, options)
-
-
-def _refuses(
-    exporter: Exporter, trace: Trace, folder: Path, options: ExportOptions
-) -> None:
-    output = folder / f"nothing{exporter.suffix}"
-    nothing = replace(options, iterations=NOWHERE)
-    there = folder / f"1{exporter.suffix}"
-    before = set(folder.iterdir())
-    for target, asked, what in (
-        (output, nothing, "a selection without a call"),
-        (there, options, "an output that is there"),
+    nothing, before = replace(options, iterations=NOWHERE), set(folder.iterdir())
+    first, other = (folder / f"{name}{exporter.suffix}" for name in ("1", "nothing"))
+    for output, asked, what in (
+        (other, nothing, "a selection without a call"),
+        (first, options, "an output that is there"),
     ):
-        said = _refusal(exporter, trace, target, asked)
-        assert said is not None, f"{what} is refused with a TraceError"
+        said = ""
+        try:
+            writing.write(exporter, trace, output, asked, force=False)
+        except TraceError as error:
+            said = str(error)
+        assert said, f"{what} is refused with a TraceError"
         assert "\n" not in said, "an error is one sentence"
     assert set(folder.iterdir()) == before, "after an error nothing is left behind"
-    writing.write(exporter, trace, there, options, force=True)
-
-
-def _refusal(
-    exporter: Exporter, trace: Trace, output: Path, options: ExportOptions
-) -> str | None:
-    try:
-        writing.write(exporter, trace, output, options, force=False)
-    except TraceError as error:
-        return str(error)
-    return None
+    writing.write(exporter, trace, first, options, force=True)

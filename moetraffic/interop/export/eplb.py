@@ -15,8 +15,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, Trace
 
 from .call_selection import find
-from .exporter import Exporter
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
 
 EXACT = 2**24  # up to here, float32 represents all integers exactly
 AT_ONCE = 256

@@ -1,4 +1,4 @@
-"""Exporter interface, and atomic writing of exports.
+"""Exporter interface, options of an export, and atomic writing of exports.
 
 A third party adds a format with an entry point in the group ``moetraffic.exporters``
 that is an :class:`Exporter`, and tests it with :func:`.conformance.check_exporter`::
@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import Trace
+from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import (
     remedy,
     remove_folder,
@@ -27,7 +26,56 @@ from moetraffic.trace.hdf5.durable import (
     validate_output,
 )
 
-from .options import ExportOptions
+CONTENTS = ("wire", "demand")
+PACES = ("captured", "asap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Selection of calls to export, and the pace at which they begin.
+
+    Raises
+    ------
+    TraceError
+        If an option has an invalid value.
+    """
+
+    iterations: range | None = None  # None: all training iterations
+    layers: tuple[int, ...] | None = None  # None: all
+    phase: str = ""  # one of PHASES; "": all
+    unnamed: bool = False  # include all-to-alls without a phase if others have one
+    of: str = "wire"  # "wire": bytes sent; "demand": bytes routed
+    pace: str = "captured"  # begin of calls: "captured", or "asap" after other calls
+    every_ns: int = 0  # > 0: interval between begins of calls, overrides pace
+    unit: str = "B"  # of numbers in matrices, for formats with several units
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("phase", self.phase, ("", *PHASES)),
+            ("of", self.of, CONTENTS),
+            ("pace", self.pace, PACES),
+        ):
+            if value not in allowed:
+                raise TraceError(
+                    f"{name} is one of {', '.join(a for a in allowed if a)}, not "
+                    f"{value[:40]!r}: choose one"
+                )
+        if self.every_ns < 0:
+            raise TraceError(
+                f"calls begin one after another, but every is {self.every_ns} ns: "
+                "raise it, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Result of an export: format, files, and omitted content."""
+
+    format: str
+    files: tuple[Path, ...]
+    bytes: int  # of the files
+    lost: tuple[str, ...]  # omitted or unsupported content, a sentence each
+
 
 Write = Callable[[Trace, Path, ExportOptions], Sequence[str]]
 """Function that writes a trace to a new file, or into an empty folder.
@@ -94,13 +142,8 @@ def write(
     options: ExportOptions,
     *,
     force: bool,
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+) -> Exported:
     """Export a trace atomically with the given exporter.
-
-    Returns
-    -------
-    tuple of Path, tuple of str
-        The files, and descriptions of omitted content.
 
     Raises
     ------
@@ -108,39 +151,28 @@ def write(
         If the trace cannot be represented in this format, or writing fails.
     """
     refuse(exporter, output, force=force)
+    making = output.with_name(f".{output.name}.{os.getpid()}.making")
+    made = making if exporter.folder else making / output.name
     try:
-        with _aside(exporter, output) as aside:
-            lost = tuple(exporter.write(trace, aside, options))
-            if not exporter.folder:  # too slow for folders of thousands of files
-                _synchronize(aside)
+        making.mkdir()
+        lost = tuple(exporter.write(trace, made, options))
+        if not exporter.folder:  # too slow for folders of thousands of files
+            with made.open("rb") as file:
+                os.fsync(file)
+        elif output.is_dir():
+            remove_folder(output)
+        os.rename(made, output)
+        sync_folder(output.absolute().parent)
     except OSError as error:
         raise TraceError(
             f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
         ) from None
-    files = sorted(output.iterdir()) if exporter.folder else [output]
-    return tuple(files), lost
-
-
-@contextmanager
-def _aside(exporter: Exporter, output: Path) -> Iterator[Path]:
-    """Yield a temporary folder or file that replaces the output when it is complete."""
-    making = output.with_name(f".{output.name}.{os.getpid()}.making")
-    making.mkdir()
-    made = making if exporter.folder else making / output.name
-    try:
-        yield made
-        if exporter.folder and output.is_dir():
-            remove_folder(output)
-        os.rename(made, output)
-        sync_folder(output.absolute().parent)
     finally:
-        if making.exists():
-            shutil.rmtree(making)
-
-
-def _synchronize(file: Path) -> None:
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        shutil.rmtree(making, ignore_errors=True)
+    files = tuple(sorted(output.iterdir())) if exporter.folder else (output,)
+    return Exported(
+        format=exporter.name,
+        files=files,
+        bytes=sum(file.stat().st_size for file in files),
+        lost=lost,
+    )

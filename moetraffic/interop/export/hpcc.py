@@ -15,12 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, Trace
+from moetraffic.trace import Trace
 
-from .call_selection import Int64, check_times_known, select_calls
-from .exporter import Exporter
-from .flows import Tally, bursts
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
+from .flows import Flows
 
 MOST = 2**32 - 1
 MOST_HOSTS = 1 << 16
@@ -49,14 +47,13 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
             f"the simulator has up to {MOST_HOSTS} hosts, but there are "
             f"{trace.meta.world} ranks: place the traffic on fewer"
         )
-    chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    check_times_known(trace, chosen, options)
-    tally = Tally()
-    parts: list[Int64] = [
-        np.stack([b.begin_ns + BEGIN_NS, b.source, b.destination, b.bytes], axis=1)
-        for b in bursts(trace, options, chosen, MOST, tally)
-    ]
-    flows = np.concatenate(parts)
+    found = Flows(trace, options, MOST)
+    flows = np.concatenate(
+        [
+            np.stack([b.begin_ns + BEGIN_NS, b.source, b.destination, b.bytes], axis=1)
+            for b in found
+        ]
+    )
     flows = flows[np.argsort(flows[:, 0], kind="stable")]
     most = int(np.bincount(flows[:, 1], minlength=1).max())
     if most > MOST_FLOWS:
@@ -71,7 +68,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
             f"{when // 10**9}.{when % 10**9:09d}\n"
             for when, source, destination, size in flows.tolist()
         )
-    return [*chosen.lost, *tally.sentences(MOST), "what ranks compute is left out"]
+    return found.lost
 
 
 EXPORTER = Exporter(

@@ -9,18 +9,16 @@ picoseconds read by stof, with 24 bits of precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, Trace
+from moetraffic.trace import Trace
 
-from .call_selection import Int64, check_times_known, select_calls
-from .exporter import Exporter
-from .flows import Burst, Tally, bursts
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
+from .flows import Burst, Flows
 
 MOST = 2**31 - 1
 
@@ -37,35 +35,31 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         If no call matches the options, required times are unknown, or there are more
         flows than the simulator can number.
     """
-    chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    check_times_known(trace, chosen, options)
-    tally = Tally()
-    found = bursts(trace, options, chosen, MOST, tally)
-    head = [f"Nodes {trace.meta.world}"]
-    lost = [*chosen.lost]
+    found = Flows(trace, options, MOST)
+    head, lost = [f"Nodes {trace.meta.world}"], []
     if options.pace == "asap" and not options.every_ns:
         body, triggers, groups = _chained(found)
         if groups > 1:
             lost.append(f"the {groups} groups do not wait for each other")
-        head += [f"Connections {tally.flows}", f"Triggers {triggers}"]
+        head += [f"Connections {found.number}", f"Triggers {triggers}"]
     else:
         body, moved = _timed(found)
-        head += [f"Connections {tally.flows}"]
+        head += [f"Connections {found.number}"]
         if moved:
             lost.append(
                 f"starts are read as 32-bit floats, which moves them by up to {moved} "
                 "ps"
             )
-    if tally.flows > MOST:
+    if found.number > MOST:
         raise TraceError(
-            f"htsim numbers flows up to {MOST}, but these are {tally.flows}: export "
+            f"htsim numbers flows up to {MOST}, but these are {found.number}: export "
             "fewer iterations"
         )
     path.write_text("\n".join([*head, *body]) + "\n")
-    return [*lost, *tally.sentences(MOST), "what ranks compute is left out"]
+    return [*lost, *found.lost]
 
 
-def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
+def _timed(found: Iterable[Burst]) -> tuple[list[str], int]:
     """Format flows with start times, and compute the largest rounding error in ps."""
     lines: list[str] = []
     moved = 0
@@ -77,7 +71,7 @@ def _timed(found: Iterator[Burst]) -> tuple[list[str], int]:
     return lines, moved
 
 
-def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
+def _chained(found: Iterable[Burst]) -> tuple[list[str], int, int]:
     """Format flows chained by barrier triggers; count triggers and groups."""
     lines: list[str] = []
     last: dict[tuple[int, ...], range] = {}  # group: flows of its last exchange
@@ -99,7 +93,7 @@ def _chained(found: Iterator[Burst]) -> tuple[list[str], int, int]:
 
 
 def _lines(burst: Burst, before: int, begin: list[str]) -> list[str]:
-    columns: list[Int64] = [burst.source, burst.destination, burst.bytes]
+    columns = (burst.source, burst.destination, burst.bytes)
     return [
         f"{source}->{destination} id {number} {when} size {size}"
         for number, (source, destination, size, when) in enumerate(

@@ -16,121 +16,81 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError, install_command
-from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Group, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Trace
 
-from .call_selection import AT_ONCE, Int64, find, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .call_selection import AT_ONCE, Int64, find, other_operations, select_calls
+from .exporter import Exporter, ExportOptions
 
 Columns = dict[str, npt.NDArray[Any] | str | int | None]
 """Block of rows: one array per column, or one value for all rows."""
 
 
-def blocks(trace: Trace, options: ExportOptions) -> Iterator[Columns]:
-    """Iterate over the table rows of a trace, site by site.
-
-    For "wire": every all-to-all of which all bytes are known; for "demand": every
-    routing.
-
-    Parameters
-    ----------
-    trace
-        Any.
-    options
-        Selection of calls; ``of`` is "wire" or "demand".
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options.
-    """
+def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
+    """Select routings or all-to-alls, and describe what is left out."""
+    lost = ["times, losses and where experts lie are left out"]
     if options.of == "demand":
-        yield from _demands(trace, _routings(trace, options))
-        return
-    found = select_calls(trace, _with_all(options), only=ALL_TO_ALL).occurrences
+        found = trace.complete(find(trace, options, operation=ROUTING))
+        if not len(found):
+            raise TraceError(
+                "a table of demand needs routing, but none that fits was seen: capture "
+                "the router, or export what was sent"
+            )
+        return found, lost
+    chosen = select_calls(trace, replace(options, unnamed=True), only=ALL_TO_ALL)
+    return chosen.occurrences, [*chosen.lost, *other_operations(trace), *lost]
+
+
+def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
+    """Iterate over the table rows of routings or all-to-alls, site by site."""
     for number in np.unique(trace.occurrences.site[found]).tolist():
-        site = trace.sites[number]
-        group = trace.groups[site.group]
-        ranks = np.array(group.ranks, np.int64)
+        site, group = trace.sites[number], trace.groups[trace.sites[number].group]
+        ranks, routes = np.array(group.ranks, np.int64), site.operation == ROUTING
+        others = np.arange(site.experts) if routes else ranks
         mine = found[trace.occurrences.site[found] == number]
-        width = len(ranks)
-        for part in _parts(mine, width * width):
-            yield {
-                "iteration": np.repeat(trace.occurrences.iteration[part], width**2),
+        step = max(1, AT_ONCE // 8 // (len(ranks) * len(others)))
+        for begin in range(0, len(mine), step):
+            part = mine[begin : begin + step]
+            iteration = trace.occurrences.iteration[part]
+            rank = np.tile(np.repeat(ranks, len(others)), len(part))
+            other = np.tile(others, len(ranks) * len(part))
+            block: Columns = {
+                "iteration": np.repeat(iteration, len(ranks) * len(others)),
                 "layer": site.layer,
-                "phase": site.phase,
-                "source": np.tile(np.repeat(ranks, width), len(part)),
-                "destination": np.tile(ranks, width * len(part)),
-                "bytes": trace.wire(part).reshape(-1),
-                "micro_batch": site.slot,
-                "group": _named(group),
-                "row_bytes": site.row_bytes,
-                "dtype": site.dtype,
-                "label": site.label,
-                "direction": site.direction,
             }
-
-
-def _with_all(options: ExportOptions) -> ExportOptions:
-    """Copy the options with all-to-alls without a phase included."""
-    return replace(options, unnamed=True)
-
-
-def _routings(trace: Trace, options: ExportOptions) -> Int64:
-    found = trace.complete(find(trace, options, operation=ROUTING))
-    if not len(found):
-        raise TraceError(
-            "a table of demand needs routing, but none that fits was seen: capture the "
-            "router, or export what was sent"
-        )
-    return found
-
-
-def _demands(trace: Trace, found: Int64) -> Iterator[Columns]:
-    for number in np.unique(trace.occurrences.site[found]).tolist():
-        site = trace.sites[number]
-        group = trace.groups[site.group]
-        ranks, experts = np.array(group.ranks, np.int64), site.experts
-        mine = found[trace.occurrences.site[found] == number]
-        known = site.dropped != DroppedForm.UNKNOWN
-        for part in _parts(mine, len(ranks) * experts):
-            cells = len(ranks) * experts
-            yield {
-                "iteration": np.repeat(trace.occurrences.iteration[part], cells),
-                "layer": site.layer,
-                "rank": np.tile(np.repeat(ranks, experts), len(part)),
-                "expert": np.tile(np.arange(experts), len(ranks) * len(part)),
-                "tokens": trace.demand(part).astype(np.int64).reshape(-1),
+            if routes:
+                tokens = trace.demand(part).astype(np.int64).reshape(-1)
+                block |= {"rank": rank, "expert": other, "tokens": tokens}
+            else:
+                sent = trace.wire(part).reshape(-1)
+                block |= {"phase": site.phase, "source": rank}
+                block |= {"destination": other, "bytes": sent}
+            block |= {
                 "micro_batch": site.slot,
-                "group": _named(group),
-                "dropped": trace.dropped(part).astype(np.int64).reshape(-1)
-                if known
-                else None,
+                "group": " ".join([group.kind, *map(str, group.ranks)]),
             }
-
-
-def _parts(occurrences: Int64, cells: int) -> Iterator[Int64]:
-    step = max(1, AT_ONCE // 8 // cells)
-    for begin in range(0, len(occurrences), step):
-        yield occurrences[begin : begin + step]
-
-
-def _named(group: Group) -> str:
-    return " ".join([group.kind, *map(str, group.ranks)])
+            if not routes:
+                for name in ("row_bytes", "dtype", "label", "direction"):
+                    block[name] = getattr(site, name)
+            elif site.dropped == DroppedForm.UNKNOWN:
+                block["dropped"] = None
+            else:
+                block["dropped"] = trace.dropped(part).astype(np.int64).reshape(-1)
+            yield block
 
 
 def write_csv(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write the table rows of a trace as CSV with a header."""
+    found, lost = _selected(trace, options)
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
-        for number, block in enumerate(blocks(trace, options)):
+        for number, block in enumerate(_blocks(trace, found)):
             if not number:
                 lines.writerow(block)
             count = _lines(block)
             lines.writerows(
                 zip(*(_listed(c, count) for c in block.values()), strict=True)
             )
-    return _lost(trace, options)
+    return lost
 
 
 def _listed(column: npt.NDArray[Any] | str | int | None, count: int) -> list[Any]:
@@ -161,20 +121,18 @@ def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]
             f"{install_command('tables')}"
         ) from None
 
-    text = pa.dictionary(pa.int32(), pa.string())
+    found, lost = _selected(trace, options)
     writer = None
     try:
-        for block in blocks(trace, options):
+        for block in _blocks(trace, found):
             count = _lines(block)
             columns = {}
             for name, values in block.items():
                 if isinstance(values, np.ndarray):
                     columns[name] = pa.array(values)
                 elif isinstance(values, str):
-                    index = pa.array(np.zeros(count, np.int32))
-                    columns[name] = pa.DictionaryArray.from_arrays(
-                        index, pa.array([values])
-                    ).cast(text)
+                    index = np.zeros(count, np.int32)
+                    columns[name] = pa.DictionaryArray.from_arrays(index, [values])
                 elif values is None:
                     columns[name] = pa.nulls(count, pa.int64())
                 else:
@@ -190,19 +148,7 @@ def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]
     finally:
         if writer is not None:
             writer.close()
-    return _lost(trace, options)
-
-
-def _lost(trace: Trace, options: ExportOptions) -> list[str]:
-    lost = ["times, losses and where experts lie are left out"]
-    if options.of == "demand":
-        return lost
-    others = {
-        s.operation for s in trace.sites if s.operation not in (ROUTING, ALL_TO_ALL)
-    }
-    if others:
-        lost.append(f"calls of {', '.join(sorted(others))} are left out")
-    return [*select_calls(trace, _with_all(options), only=ALL_TO_ALL).lost, *lost]
+    return lost
 
 
 CSV = Exporter(

@@ -19,8 +19,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
 from .call_selection import exchanges, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
 
 ALIGNMENT = 16  # bytes; AlltoAllvReadTrafficMatrix: & ~15
 MOST_RANKS = 1 << 15

@@ -9,6 +9,7 @@ Storage is not used.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,17 @@ from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from .call_selection import (
     ExportedExchange,
     Int64,
-    check_times_known,
+    counted,
     exchanges,
     select_calls,
+    without_rank_local,
 )
-from .exporter import Exporter
+from .exporter import Exporter, ExportOptions
 from .nccl_tests import as_text
-from .options import ExportOptions
 
 PATTERNS = "traffic_patterns.yaml"
+OVERLAPPED = "exchanges that began before another had ended come after it"
+IDLE = "exchanges in which nobody sends to another are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
@@ -40,22 +43,19 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     TraceError
         If no call matches the options, or required times are unknown.
     """
-    chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    check_times_known(trace, chosen, options)
-    before, overlapped, kept, idle = None, 0, 0, 0
+    chosen = select_calls(trace, options, only=ALL_TO_ALL, timed=True)
+    before, lost = None, Counter[str]()
     with (folder / PATTERNS).open("w") as file:
         file.write("traffic_patterns:\n")
         for one in exchanges(trace, options, chosen):
             sleep = options.every_ns
             if not options.every_ns and options.pace == "captured":
                 sleep = _gap(one, before)
-                overlapped += sleep < 0
+                lost[OVERLAPPED] += sleep < 0
                 before = one.ends if before is None else np.maximum(before, one.ends)
-            kept += int(np.trace(one.bytes))
-            sent = one.bytes.copy()
-            np.fill_diagonal(sent, 0)
+            sent = without_rank_local(one.bytes, lost)
             if not sent.any():
-                idle += 1
+                lost[IDLE] += 1
                 continue
             name = f"{one.name}.txt"
             (folder / name).write_text(as_text(sent))
@@ -66,16 +66,8 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
                 f"  metadata: {{iteration: {one.iteration}, layer: {one.site.layer}, "
                 f"phase: '{one.site.phase}', micro_batch: {one.site.slot}}}\n"
             )
-    lost = [*chosen.lost, "all ranks meet before each pattern, and sleep alike"]
-    if kept:
-        lost.append(f"{kept} bytes that ranks kept for themselves are left out")
-    if idle:
-        lost.append(f"{idle} exchanges in which nobody sends to another are left out")
-    if overlapped:
-        lost.append(
-            f"{overlapped} exchanges that began before another had ended come after it"
-        )
-    return lost
+    alike = "all ranks meet before each pattern, and sleep alike"
+    return [*chosen.lost, alike, *counted(lost)]
 
 
 def _gap(one: ExportedExchange, before: Int64 | None) -> int:

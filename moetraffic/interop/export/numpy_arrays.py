@@ -22,9 +22,15 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
-from .call_selection import AT_ONCE, Int64, by_width, find, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .call_selection import (
+    AT_ONCE,
+    Int64,
+    by_width,
+    find,
+    other_operations,
+    select_calls,
+)
+from .exporter import Exporter, ExportOptions
 
 Array = npt.NDArray[Any]
 
@@ -58,13 +64,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
             _add_demand(archive, trace, family)
         _add(archive, "step_iteration", trace.steps.iteration)
         _add(archive, "step_loss", trace.steps.loss)
-    others = {
-        s.operation for s in trace.sites if s.operation not in (ROUTING, ALL_TO_ALL)
-    }
-    if others:
-        lost.append(f"calls of {', '.join(sorted(others))} are left out")
-    lost.append("where experts lie is left out")
-    return lost
+    return [*lost, *other_operations(trace), "where experts lie is left out"]
 
 
 def _families(trace: Trace, routed: Int64) -> Iterator[Int64]:

@@ -22,9 +22,8 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .call_selection import moments, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .call_selection import issue_times, select_calls
+from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
 TYPES = {  # torch's name: PARAM's, bytes
@@ -67,7 +66,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """
     chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
-    begin, _ = moments(trace, chosen.occurrences)
+    begin = issue_times(trace, chosen.occurrences)
     timed = options.pace == "captured" and not (begin == UNKNOWN_TIME).any()
     base = int(begin.min()) if timed else UNKNOWN_TIME
     groups = {g.ranks: n for n, g in enumerate(trace.groups, 1)}

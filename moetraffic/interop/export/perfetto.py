@@ -13,25 +13,31 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 
-from .call_selection import CallSelection, Int64, by_width, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .call_selection import (
+    CallSelection,
+    Int64,
+    by_width,
+    counted,
+    issue_times,
+    select_calls,
+)
+from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
 STEPS = 0  # thread of a rank's steps
+UNTIMED = "calls of a rank whose times are not known are left out"
 COLORS = {  # chrome://tracing's names of reserved colors, by phase
     "dispatch": "thread_state_running",
     "combine": "thread_state_runnable",
@@ -51,52 +57,24 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         If no call matches the options, or no call has times.
     """
     chosen = select_calls(trace, options)
-    on = _wire_on(trace, chosen)
-    steps = _training(trace, options)
-    base = _first(trace, chosen, steps)
-    untimed = 0
-    lanes = {rank: _Lanes() for rank in range(trace.meta.world)}
+    on = issue_times(trace, chosen.occurrences, last=True)
+    about = {
+        "source": Path(trace.name).name,
+        "model": trace.meta.model,
+        "origin": trace.meta.origin,
+        "created": trace.meta.created,
+    }
+    lost: Counter[str] = Counter()
     with _opened(path) as file:
-        events = _Events(file, trace)
-        events.add(_heads(trace))
-        events.add(_steps(trace, steps, base))
-        for rank, calls in programs(trace, chosen):
-            known = [c for c in calls if UNKNOWN_TIME not in (c.issue_ns, c.end_ns)]
-            untimed += len(calls) - len(known)
-            for call in known:
-                lane, new = lanes[rank].place(call)
-                if new:
-                    events.add([_thread(rank, lane, call.group.kind)])
-                events.add([_slice(call, rank, lane, base, int(on[call.number]))])
-            events.add(_counters(known, rank, base, on))
-        events.finish()
-    lost = [*chosen.lost, "matrices are left out: a call has its rank's own bytes"]
-    if untimed:
-        lost.append(f"{untimed} calls of a rank whose times are not known are left out")
-    return lost
-
-
-class _Events:
-    """Writer of the JSON document, one event at a time."""
-
-    def __init__(self, file: io.TextIOBase, trace: Trace) -> None:
-        self._file, self._between = file, ""
-        about = {
-            "source": Path(trace.name).name,
-            "model": trace.meta.model,
-            "origin": trace.meta.origin,
-            "created": trace.meta.created,
-        }
         file.write('{"displayTimeUnit": "ns", "otherData": ')
         file.write(json.dumps(about) + ', "traceEvents": [\n')
-
-    def add(self, events: Iterable[dict[str, Any]]) -> None:
-        for event in events:
-            self._file.write(self._between + json.dumps(event))
-            self._between = ",\n"
-
-    def finish(self) -> None:
-        self._file.write("\n]}\n")
+        between = ""
+        for event in _events(trace, options, chosen, on, lost):
+            file.write(between + json.dumps(event))
+            between = ",\n"
+        file.write("\n]}\n")
+    own = "matrices are left out: a call has its rank's own bytes"
+    return [*chosen.lost, own, *counted(lost)]
 
 
 @contextmanager
@@ -114,59 +92,67 @@ def _opened(path: Path) -> Iterator[io.TextIOBase]:
             yield plain
 
 
-# ---- times ----------------------------------------------------------------------
+def _events(
+    trace: Trace,
+    options: ExportOptions,
+    chosen: CallSelection,
+    on: Int64,
+    lost: Counter[str],
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of steps, calls and counters.
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Steps:
-    """Start, end and loss of training steps, on rank 0's clock."""
-
-    iteration: Int64  # [S]
-    start: Int64  # [S, R] ns
-    end: Int64  # [S, R] ns
-    loss: npt.NDArray[np.float64]  # [S, R]
-
-
-def _training(trace: Trace, options: ExportOptions) -> _Steps:
+    Parameters
+    ----------
+    on
+        When the last member issued each call, ``[n]`` ns of rank 0's clock.
+    lost
+        Counts the calls that are left out.
+    """
     steps = trace.steps
     keep = np.array([kind == "train" for kind in steps.kind], bool)
     if options.iterations is not None:
-        chosen = options.iterations
-        keep &= (steps.iteration >= chosen.start) & (steps.iteration < chosen.stop)
-    start, end = steps.start[keep], steps.end[keep]
-    ranks = np.broadcast_to(np.arange(start.shape[1]), start.shape)
-    return _Steps(
-        iteration=steps.iteration[keep],
-        start=to_common(trace.clocks, ranks, start),
-        end=to_common(trace.clocks, ranks, end),
-        loss=steps.loss[keep],
+        chosen_steps = options.iterations
+        keep &= (steps.iteration >= chosen_steps.start) & (
+            steps.iteration < chosen_steps.stop
+        )
+    ranks = np.broadcast_to(np.arange(trace.meta.world), steps.start.shape)
+    start, end = (
+        to_common(trace.clocks, ranks, times)[keep]
+        for times in (steps.start, steps.end)
     )
-
-
-def _wire_on(trace: Trace, chosen: CallSelection) -> Int64:
-    """Return the time at which the last member issued each call, ``[n]`` ns."""
-    on = np.full(len(chosen.occurrences), UNKNOWN_TIME, np.int64)
-    for at in by_width(trace, chosen.occurrences):
-        issue, _, _ = trace.times(chosen.occurrences[at])
-        whole = (issue != UNKNOWN_TIME).all(axis=1)
-        on[at] = np.where(whole, issue.max(axis=1), UNKNOWN_TIME)
-    return on
-
-
-def _first(trace: Trace, chosen: CallSelection, steps: _Steps) -> int:
-    """Return the earliest time of all calls and steps, ns of rank 0's clock."""
-    seen = [steps.start[steps.start != UNKNOWN_TIME]]
-    called = False
-    for at in by_width(trace, chosen.occurrences):
-        issue, _, _ = trace.times(chosen.occurrences[at])
-        seen.append(issue[issue != UNKNOWN_TIME])
-        called |= len(seen[-1]) > 0
-    if not called:
+    issued = [
+        trace.times(chosen.occurrences[at])[0].ravel()
+        for at in by_width(trace, chosen.occurrences)
+    ]
+    known = np.concatenate(issued)
+    if not (known != UNKNOWN_TIME).any():
         raise TraceError(
             "a timeline needs times, but no call that fits has any: export a captured "
             "or replayed trace"
         )
-    return min(int(s.min()) for s in seen if len(s))
+    known = np.concatenate([known, start.ravel()])
+    base = int(known[known != UNKNOWN_TIME].min())
+    yield from _heads(trace)
+    for at, rank in np.ndindex(start.shape):
+        if UNKNOWN_TIME in (start[at, rank], end[at, rank]):
+            continue
+        begin, finish = int(start[at, rank]), int(end[at, rank])
+        name = f"iteration {steps.iteration[keep][at]}"
+        yield _complete(name, "step", rank, STEPS, (begin - base, finish - begin))
+        loss = float(steps.loss[keep][at, rank])
+        if np.isfinite(loss):
+            yield _counter("loss", rank, finish - base, {"loss": loss})
+    lanes = {rank: _Lanes() for rank in range(trace.meta.world)}
+    for rank, calls in programs(trace, chosen):
+        timed = [c for c in calls if UNKNOWN_TIME not in (c.issue_ns, c.end_ns)]
+        lost[UNTIMED] += len(calls) - len(timed)
+        for call in timed:
+            lane, new = lanes[rank].place(call)
+            if new:
+                name = f"calls, {call.group.kind}"
+                yield _named("thread_name", rank, lane, {"name": name})
+            yield _slice(call, rank, lane, base, int(on[call.number]))
+        yield from _counters(timed, rank, base, on)
 
 
 def _us(ns: int) -> float:
@@ -205,31 +191,23 @@ def _heads(trace: Trace) -> Iterator[dict[str, Any]]:
         yield _named("thread_name", rank, STEPS, {"name": "steps"})
 
 
-def _thread(rank: int, lane: int, kind: str) -> dict[str, Any]:
-    return _named("thread_name", rank, lane, {"name": f"calls, {kind}"})
-
-
 def _named(what: str, rank: int, lane: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": args}
 
 
-def _steps(trace: Trace, steps: _Steps, base: int) -> Iterator[dict[str, Any]]:
-    for at, rank in np.ndindex(steps.start.shape):
-        begin, end = int(steps.start[at, rank]), int(steps.end[at, rank])
-        if UNKNOWN_TIME in (begin, end):
-            continue
-        yield {
-            "ph": "X",
-            "name": f"iteration {steps.iteration[at]}",
-            "cat": "step",
-            "pid": rank,
-            "tid": STEPS,
-            "ts": _us(begin - base),
-            "dur": _us(max(0, end - begin)),
-        }
-        if np.isfinite(steps.loss[at, rank]):
-            loss = {"loss": float(steps.loss[at, rank])}
-            yield _counter("loss", rank, end - base, loss)
+def _complete(
+    name: str, category: str, rank: int, lane: int, span: tuple[int, int]
+) -> dict[str, Any]:
+    """Return a complete event with its start and duration in ns."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": rank,
+        "tid": lane,
+        "ts": _us(span[0]),
+        "dur": _us(max(0, span[1])),
+    }
 
 
 def _slice(
@@ -238,23 +216,18 @@ def _slice(
     site = call.site
     what = site.phase or site.label or site.operation
     sent, received = _moved(call)
-    event: dict[str, Any] = {
-        "ph": "X",
-        "name": what if site.layer < 0 else f"{what} {site.layer}",
-        "cat": f"{site.operation},{call.group.kind}",
-        "pid": rank,
-        "tid": lane,
-        "ts": _us(call.issue_ns - base),
-        "dur": _us(max(0, call.end_ns - call.issue_ns)),
-        "args": {
-            "iteration": call.iteration,
-            "layer": site.layer,
-            "micro-batch": site.slot,
-            "direction": site.direction,
-            "group": list(call.group.ranks),
-            "bytes to others": sent,
-            "bytes from others": received,
-        },
+    name = what if site.layer < 0 else f"{what} {site.layer}"
+    category = f"{site.operation},{call.group.kind}"
+    span = (call.issue_ns - base, call.duration_ns)
+    event = _complete(name, category, rank, lane, span)
+    event["args"] = {
+        "iteration": call.iteration,
+        "layer": site.layer,
+        "micro-batch": site.slot,
+        "direction": site.direction,
+        "group": list(call.group.ranks),
+        "bytes to others": sent,
+        "bytes from others": received,
     }
     if on != UNKNOWN_TIME:
         event["args"]["waiting for others, us"] = _us(max(0, on - call.issue_ns))

@@ -35,6 +35,13 @@ class ProgramCall:
         source, destination = self.site.peers
         return self.group.ranks[source], self.group.ranks[destination]
 
+    @property
+    def duration_ns(self) -> int:
+        """Duration of the rank's part, UNKNOWN_TIME if unknown."""
+        if UNKNOWN_TIME in (self.issue_ns, self.end_ns):
+            return UNKNOWN_TIME
+        return max(0, self.end_ns - self.issue_ns)
+
 
 def programs(
     trace: Trace, chosen: CallSelection
@@ -65,17 +72,30 @@ def programs(
         here = chosen.occurrences[
             (when[chosen.occurrences] >= first) & (when[chosen.occurrences] < last)
         ]
-        read = _Read(trace, here)
+        block = _read(trace, here)
         for rank, order in orders.items():
             mine = order[(when[order] >= first) & (when[order] < last)]
-            calls = [read.call(o, rank, int(number[o])) for o in mine.tolist()]
-            yield rank, [c for c in calls if _takes_part(c)]
-
-
-def _takes_part(call: ProgramCall) -> bool:
-    if call.site.operation != MESSAGE or min(call.site.peers) < 0:
-        return True
-    return call.member in call.site.peers
+            calls = []
+            for at in mine.tolist():
+                site = trace.sites[trace.occurrences.site[at]]
+                member = trace.groups[site.group].ranks.index(rank)
+                known = site.operation == MESSAGE and min(site.peers) >= 0
+                if known and member not in site.peers:
+                    continue  # not this rank's message
+                sent, issue, end = block[at]
+                calls.append(
+                    ProgramCall(
+                        number=int(number[at]),
+                        iteration=int(when[at]),
+                        site=site,
+                        group=trace.groups[site.group],
+                        member=member,
+                        bytes=sent,
+                        issue_ns=int(issue[member]),
+                        end_ns=int(end[member]),
+                    )
+                )
+            yield rank, calls
 
 
 def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
@@ -90,45 +110,16 @@ def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
         yield int(part[0]), int(part[-1]) + 1
 
 
-class _Read:
-    """Bytes and times of a block of calls, read at once."""
-
-    def __init__(self, trace: Trace, occurrences: Int64) -> None:
-        self._trace = trace
-        self._bytes: dict[int, Int64] = {}
-        self._times: dict[int, tuple[Int64, Int64]] = {}
-        square = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
-        for at in by_width(trace, occurrences):
-            issue, _, end = trace.times(occurrences[at])
-            for n, occurrence in enumerate(occurrences[at].tolist()):
-                self._times[occurrence] = issue[n], end[n]
-            for asked in (True, False):
-                these = occurrences[at]
-                these = these[square[trace.occurrences.site[these]] == asked]
-                if len(these):
-                    told = trace.wire(these) if asked else trace.volume(these)
-                    self._bytes |= dict(zip(these.tolist(), told, strict=True))
-
-    def call(self, occurrence: int, rank: int, number: int) -> ProgramCall:
-        trace = self._trace
-        site = trace.sites[trace.occurrences.site[occurrence]]
-        group = trace.groups[site.group]
-        member = group.ranks.index(rank)
-        issue, end = self._times[occurrence]
-        return ProgramCall(
-            number=number,
-            iteration=int(trace.occurrences.iteration[occurrence]),
-            site=site,
-            group=group,
-            member=member,
-            bytes=self._bytes[occurrence],
-            issue_ns=int(issue[member]),
-            end_ns=int(end[member]),
-        )
-
-
-def lasts(call: ProgramCall) -> int:
-    """Return the duration of a rank's call in ns; UNKNOWN_TIME if unknown."""
-    if UNKNOWN_TIME in (call.issue_ns, call.end_ns):
-        return UNKNOWN_TIME
-    return max(0, call.end_ns - call.issue_ns)
+def _read(trace: Trace, occurrences: Int64) -> dict[int, tuple[Int64, Int64, Int64]]:
+    """Read bytes, issue and end times of a block of calls at once, by occurrence."""
+    square = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
+    found: dict[int, tuple[Int64, Int64, Int64]] = {}
+    for at in by_width(trace, occurrences):
+        alike = square[trace.occurrences.site[occurrences[at]]]
+        for read, asked in ((trace.wire, alike), (trace.volume, ~alike)):
+            these = occurrences[at][asked]
+            if len(these):
+                issue, _, end = trace.times(these)
+                parts = zip(read(these), issue, end, strict=True)
+                found |= dict(zip(these.tolist(), parts, strict=True))
+    return found

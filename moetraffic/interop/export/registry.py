@@ -23,8 +23,7 @@ from . import (
     repetita,
     ucc_perftest,
 )
-from .exporter import Exporter
-from .options import Exported, ExportOptions
+from .exporter import Exported, Exporter, ExportOptions
 
 ENTRY_POINTS = "moetraffic.exporters"
 
@@ -122,14 +121,10 @@ def export_trace(
     ...     print(done.files[0].read_text().splitlines()[0], len(done.lost) > 0)
     Nodes 2 True
     """
-    chosen = exporter_named(format)
-    output = Path(output)
-    files, lost = exporter.write(
-        chosen, trace, output, options or ExportOptions(), force=force
-    )
-    return Exported(
-        format=format,
-        files=files,
-        bytes=sum(f.stat().st_size for f in files),
-        lost=lost,
+    return exporter.write(
+        exporter_named(format),
+        trace,
+        Path(output),
+        options or ExportOptions(),
+        force=force,
     )

@@ -8,6 +8,7 @@ splits lines at single spaces and ends at an empty line).
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,8 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
-from .call_selection import exchanges, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .call_selection import counted, exchanges, select_calls, without_rank_local
+from .exporter import Exporter, ExportOptions
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
@@ -34,11 +34,10 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])
     lasted = options.every_ns * len(iterations) or _length_ns(trace, iterations)
+    left_out = Counter[str]()
     total = np.zeros((trace.meta.world,) * 2, np.int64)
     for one in exchanges(trace, options, chosen):
-        total += one.bytes
-    own = int(np.trace(total))
-    np.fill_diagonal(total, 0)
+        total += without_rank_local(one.bytes, left_out)
     lines = [
         f"demand_{n} {s} {d} {total[s, d] * 8 * 1e6 / lasted:.3f}"
         for n, (s, d) in enumerate(
@@ -48,14 +47,12 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     path.write_text(
         "\n".join([f"DEMANDS {len(lines)}", "label src dest bw", *lines]) + "\n"
     )
-    lost = [
+    return [
         *chosen.lost,
         f"rates are means over {lasted / 1e9:.6g} s of {len(iterations)} iterations, "
         "in kbit/s: bursts are left out",
+        *counted(left_out),
     ]
-    if own:
-        lost.append(f"{own} bytes that ranks kept for themselves are left out")
-    return lost
 
 
 def _length_ns(trace: Trace, iterations: np.ndarray) -> int:

@@ -19,8 +19,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
 from .call_selection import exchanges, select_calls
-from .exporter import Exporter
-from .options import ExportOptions
+from .exporter import Exporter, ExportOptions
 
 MOST = 2**32 - 1
 MOST_CHARACTERS = 4000  # of a line of counts; a row may span several
@@ -36,8 +35,10 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         If no call matches the options, or a pair sends more than 2^32 - 1 elements.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    # the benchmark uses one element type for all calls
-    name, size = _datatype(trace, options)
+    # one element type for all calls: the largest that divides the bytes of every pair
+    every = (one.bytes for one in exchanges(trace, options, chosen))
+    common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
+    name, size = next((n, s) for n, s in reversed(DATATYPES) if common % s == 0)
     with path.open("w") as file:
         file.write(
             "[format]\nversion = 1.0\n"
@@ -65,14 +66,6 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         "the element type in the file is not read: give -d "
         f"{name.lower()}, on {trace.meta.world} ranks",
     ]
-
-
-def _datatype(trace: Trace, options: ExportOptions) -> tuple[str, int]:
-    """Return the largest element type whose size divides the bytes of every pair."""
-    chosen = select_calls(trace, options, only=ALL_TO_ALL)
-    every = (one.bytes for one in exchanges(trace, options, chosen))
-    common = int(np.gcd.reduce([int(np.gcd.reduce(b, axis=None)) for b in every]))
-    return next((n, s) for n, s in reversed(DATATYPES) if common % s == 0)
 
 
 def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
