@@ -88,7 +88,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/analysis/comparison.py",
         "moetraffic/analysis/conclusion.py",
         "moetraffic/analysis/network/packets.py",
-        "moetraffic/analysis/rhythm/source_statistics.py",
         "moetraffic/cli/app.py",
         "moetraffic/cli/capture.py",
         "moetraffic/cli/choices.py",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from moetraffic.analysis.rhythm.periodicity import vertex
 from moetraffic.errors import AnalysisError
 
 from .bounds import longest_run
@@ -246,7 +247,7 @@ def _maximum(
             low[1] = ratio[max(columns[0] - MARGIN, 0)]
             high[1] = ratio[min(columns[-1] + MARGIN, GRID - 1)]
     row, column = np.unravel_index(int(value.argmax()), value.shape)
-    told = _vertex(turned, value[:, column], int(row))
+    best_turned = turned[0] + vertex(value[:, column], int(row))[0] * np.diff(turned)[0]
     reach = _interval(turned, value.max(axis=1), best - drop)
     # of anything else, the interval is its range over all that is not ruled out
     left = value >= best - drop
@@ -255,22 +256,12 @@ def _maximum(
     least = 0.0 if noise is None and left[:, 0].any() else float(kept.min())
     most = 1.0 if noise is None and left[:, -1].any() else float(kept.max())
     return (
-        float(np.tanh(told / 2)),
+        float(np.tanh(best_turned / 2)),
         float(1 - a[row, column]),
         (float(np.tanh(reach[0] / 2)), float(np.tanh(reach[1] / 2))),
         (least, most),
         best - floor * share,
     )
-
-
-def _vertex(x: Float64, y: Float64, at: int) -> float:
-    """Find the vertex of the parabola through a maximum and its neighbors."""
-    if not 0 < at < len(x) - 1:
-        return float(x[at])
-    before, here, after = (float(v) for v in y[at - 1 : at + 2])
-    bend = before - 2 * here + after
-    aside = 0.5 * (before - after) / bend if bend < 0 else 0.0
-    return float(x[at] + aside * (x[1] - x[0]))
 
 
 def _interval(x: Float64, y: Float64, level: float) -> Range:

@@ -241,19 +241,27 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     if horizon == 1 or not lags:
         return replace(model, horizon=horizon)
     known = np.isfinite(model.constant)
-    step = np.zeros((*model.constant.shape, lags + 1, lags + 1))
-    step[..., 0, 0] = 1.0
-    step[..., 1, 0] = np.where(known, model.constant, 0.0)
-    step[..., 1, 1:] = model.weights
-    below = np.arange(lags - 1)
-    step[..., below + 2, below + 1] = 1.0
-    power = np.linalg.matrix_power(step, horizon)
+    constants = np.where(known, model.constant, 0.0)
+    fits = zip(constants, model.weights, strict=True)
+    power = np.stack([_power(constant, weights, horizon) for constant, weights in fits])
     return replace(
         model,
-        constant=np.where(known, power[..., 1, 0], np.nan),
-        weights=power[..., 1, 1:],
+        constant=np.where(known, power[..., 0], np.nan),
+        weights=power[..., 1:],
         horizon=horizon,
     )
+
+
+def _power(constant: Float64, weights: Float64, horizon: int) -> Float64:
+    """Compute constant and weights ``[..., P + 1]`` of the companion matrix' power."""
+    lags = weights.shape[-1]
+    step = np.zeros((*np.shape(constant), lags + 1, lags + 1))
+    step[..., 0, 0] = 1.0
+    step[..., 1, 0] = constant
+    step[..., 1, 1:] = weights
+    below = np.arange(lags - 1)
+    step[..., below + 2, below + 1] = 1.0
+    return np.asarray(np.linalg.matrix_power(step, horizon)[..., 1, :].copy())
 
 
 def fitting_order(steps: int, max_order: int) -> int:

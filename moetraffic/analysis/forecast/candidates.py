@@ -397,15 +397,17 @@ def tune(
     """
     square = np.broadcast_to(np.square(scale), len(block.series))
     errors: dict[int, dict[Candidate, float]] = {h: {} for h in horizons}
-    targets = {h: block.series[:, block.split.validation(h) + h] for h in horizons}
+    cases = []
+    for h in horizons:
+        origins = block.split.validation(h)
+        target = block.series[:, origins + h]
+        unknown = ~(np.isfinite(target) & np.isfinite(block.held[:, origins]))
+        cases.append((h, origins, target, unknown, int((~unknown).sum())))
     for candidate in tried:
-        for h in horizons:
-            origins = block.split.validation(h)
-            known = np.isfinite(targets[h]) & np.isfinite(block.held[:, origins])
-            miss = block.forecast(candidate, origins, h) - targets[h]
-            miss = np.where(known, miss, 0.0)
+        for h, origins, target, unknown, values in cases:
+            miss = block.forecast(candidate, origins, h) - target
+            miss[unknown] = 0.0
             total = float((np.einsum("cn,cn->c", miss, miss) * square).sum())
-            values = int(known.sum())
             errors[h][candidate] = total / values if values else float("nan")
     return {h: _ranked(found) for h, found in errors.items()}
 

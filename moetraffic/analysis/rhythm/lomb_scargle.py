@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from .periodicity import vertex
+
 Float64 = npt.NDArray[np.float64]
 
 OVERSAMPLED = 4
@@ -48,7 +50,6 @@ def strongest_of_series(
     """Find the strongest period of a series with gaps, which are NaN.
 
     The sums are taken by Fourier transforms, since the times are whole steps.
-
 
     Parameters
     ----------
@@ -84,9 +85,16 @@ def strongest_of_series(
     )
     grid = np.arange(len(turn)) / padded
     fits = (grid >= 1 / most) & (grid <= 1 / shortest)
-    if fits.sum() < 3:
+    grid, power = grid[fits], power[fits]
+    if len(grid) < 3 or not np.isfinite(power).any():
         return _NOTHING
-    return _highest(grid[fits], power[fits], len(at), at.astype(np.float64))
+    place, height = vertex(power, int(np.nanargmax(power)))
+    height = min(1.0, height)
+    return Peak(
+        period=1 / float(grid[0] + place * (grid[1] - grid[0])),
+        power=height,
+        false_alarm=_false_alarm(height, float(grid[-1]), at.astype(np.float64)),
+    )
 
 
 _NOTHING = Peak(period=float("nan"), power=float("nan"), false_alarm=float("nan"))
@@ -112,41 +120,18 @@ def _power(
     return np.clip(power, 0.0, 1.0)
 
 
-def _highest(grid: Float64, power: Float64, number: int, at: Float64) -> Peak:
-    if not np.isfinite(power).any():
-        return _NOTHING
-    top = int(np.nanargmax(power))
-    frequency, height = float(grid[top]), float(power[top])
-    if 0 < top < len(grid) - 1 and np.isfinite(power[top - 1 : top + 2]).all():
-        before, here, after = (float(v) for v in power[top - 1 : top + 2])
-        bend = before - 2 * here + after
-        if bend < 0:
-            aside = 0.5 * (before - after) / bend
-            frequency += aside * float(grid[1] - grid[0])
-            height = min(1.0, here - 0.25 * (before - after) * aside)
-    return Peak(
-        period=1 / frequency,
-        power=height,
-        false_alarm=_false_alarm(height, number, float(grid[-1]), at),
-    )
-
-
-def _false_alarm(power: float, number: int, highest: float, at: Float64) -> float:
+def _false_alarm(power: float, highest: float, at: Float64) -> float:
     """Compute Baluev's bound on the false-alarm probability of a peak."""
+    number = len(at)
     if power >= 1:
         return 0.0
-    free = number - 3
-    if free < 1:
+    if number < 4:
         return float("nan")
     width = highest * (4 * np.pi * float(at.var())) ** 0.5
     gamma = (2 / (number - 1)) ** 0.5 * np.exp(
         gammaln((number - 1) / 2) - gammaln((number - 2) / 2)
     )
-    single = (1 - power) ** (free / 2)
-    tau = (
-        gamma
-        * width
-        * (1 - power) ** ((number - 4) / 2)
-        * (0.5 * (number - 1) * power) ** 0.5
-    )
+    single = (1 - power) ** ((number - 3) / 2)
+    tau = gamma * width * (1 - power) ** ((number - 4) / 2)
+    tau *= (0.5 * (number - 1) * power) ** 0.5
     return float(1 - (1 - single) * np.exp(-tau))

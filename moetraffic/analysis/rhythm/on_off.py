@@ -27,7 +27,6 @@ from moetraffic.analysis.times.intervals import (
 
 from .bins import amount_until, on_off_series, rate_series, time_on_until
 from .cycles import cycles as cut_to_cycles
-from .durations import Durations, durations
 from .lomb_scargle import strongest_of_series
 from .periodicity import (
     autocorrelation,
@@ -43,36 +42,72 @@ Int64 = npt.NDArray[np.int64]
 
 MOST_BINS = 1 << 20
 
+CYCLES = 8
+"""Number of cycles in a window of the power spectra."""
+
 MOST_PARTS = 16
 """Maximum ratio of two periods to be recognized as harmonics."""
 
 _NAN = float("nan")
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
-def peak_to_mean(series: npt.ArrayLike) -> Float64:
-    """Compute the largest value of a series over its mean.
+BINS_A_DECADE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """Distribution of durations: mean, quantiles and histogram; NaN if empty."""
+
+    number: int
+    mean_ns: float
+    cv: float  # population standard deviation over mean
+    quantiles_ns: Float64  # [5], of QUANTILES, linear between the lengths
+    edges_ns: Float64  # [B + 1] of the histogram, BINS_A_DECADE a power of ten
+    counts: Int64  # [B] lengths from an edge to below the next; of 0 ns in none
+
+
+def durations(lengths: npt.ArrayLike) -> Durations:
+    """Compute mean, quantiles and histogram of durations.
+
+    The histogram's edges are powers of ten to the tenths, whatever the lengths, so that
+    the histograms of two runs can be laid over each other.
 
     Parameters
     ----------
-    series
-        ``[T, ...]``, time first, not negative.
+    lengths
+        ``[n]`` ns, not negative.
 
     Returns
     -------
-    float64 array ``[...]``
-        1 or more; NaN where nothing is ever on, or there is no step.
+    Durations
 
     Examples
     --------
-    >>> float(peak_to_mean([1, 0, 0, 1]))
-    2.0
+    >>> found = durations([1000, 1000, 3000])
+    >>> found.number, found.quantiles_ns.tolist(), found.counts.tolist()
+    (3, [1000.0, 1000.0, 1000.0, 2000.0, 2800.0], [2, 0, 0, 0, 1])
     """
-    x = np.asarray(series, dtype=np.float64)
-    result: Float64 = np.full(x.shape[1:], np.nan)
-    if len(x):
-        mean = x.mean(axis=0)
-        np.divide(x.max(axis=0), mean, out=result, where=mean > 0)
-    return result[()]
+    values = np.asarray(lengths, np.float64)
+    mean, cv = mean_and_cv(values)
+    positive = values[values > 0]
+    edges, counts = np.zeros(0), np.zeros(0, np.int64)
+    if positive.size:
+        # a length on an edge belongs above it, though its logarithm is rounded
+        place = np.floor(np.log10(positive) * BINS_A_DECADE + 1e-9).astype(np.int64)
+        low = int(place.min())
+        counts = np.bincount(place - low).astype(np.int64)
+        edges = 10.0 ** (np.arange(low, low + len(counts) + 1) / BINS_A_DECADE)
+    return Durations(
+        number=values.size,
+        mean_ns=mean,
+        cv=cv,
+        quantiles_ns=np.quantile(values, QUANTILES)
+        if values.size
+        else np.full(len(QUANTILES), np.nan),
+        edges_ns=edges,
+        counts=counts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +185,7 @@ def rhythm(
     observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     marks: npt.ArrayLike | None = None,
     bin_ns: float | None = None,
-    bridge_ns: int = 0,
     period_range_ns: tuple[float, float] = (0.0, float("inf")),
-    cycles: int | None = 8,
 ) -> Rhythm:
     """Compute on-off statistics of events.
 
@@ -173,13 +206,9 @@ def rhythm(
     bin_ns
         Width of the bins of the on-off series.  None: a quarter of the median burst or
         gap, whichever is shorter, but at most 2**20 bins.
-    bridge_ns
-        Gaps of at most this length do not part two bursts.
     period_range_ns
         Shortest and longest period looked for; whatever it is, a period must be seen
         twice.
-    cycles
-        As in :func:`fundamental_share`.
 
     Returns
     -------
@@ -200,7 +229,7 @@ def rhythm(
     >>> found.agreement, found.cycles, found.burst_lengths.number
     ('agree', 19, 20)
     """
-    first, last = merge_intervals(start, end, bridge_ns=bridge_ns)
+    first, last = merge_intervals(start, end)
     reach = span or observed_span(first, last)
     parts = _seen(observed, reach)
     bursts, gaps = last - first, first[1:] - last[:-1]
@@ -233,7 +262,7 @@ def rhythm(
     cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
     cycle_ns = float(cut.length_ns.mean()) if cut.length_ns.size else _NAN
     pace_ns = cycle_ns if math.isnan(period_ns) else period_ns
-    shares = _harmonics(first, last, pace_ns, parts, cycles)
+    shares = _harmonics(first, last, pace_ns, parts)
     burst_ns, burst_cv = mean_and_cv(bursts)
     gap_ns, gap_cv = mean_and_cv(gaps)
     seen_ns = float((parts[1] - parts[0]).sum()) if reach else _NAN
@@ -246,7 +275,6 @@ def rhythm(
             hidden,
             width,
             pace_ns / width,
-            cycles,
         )
     return Rhythm(
         duty=_on_within(first, last, parts) / seen_ns if seen_ns > 0 else _NAN,
@@ -258,7 +286,7 @@ def rhythm(
         period_ns=period_ns,
         strength=found.strength,
         fundamental_share=shares[0],
-        peak_to_mean=float(peak_to_mean(series[~hidden])),
+        peak_to_mean=_peak_to_mean(series[~hidden]),
         jitter=cut.jitter
         if marks is not None
         else period_jitter(first, last, period_ns=period_ns) / period_ns,
@@ -343,7 +371,6 @@ def _harmonics(
     last: Int64,
     period_ns: float,
     parts: tuple[Int64, Int64],
-    cycles: int | None,
 ) -> tuple[float, ...]:
     """Compute the AC power shares at the harmonics, averaged over observed parts."""
     told, weight = [], []
@@ -353,7 +380,7 @@ def _harmonics(
             last,
             period_ns=period_ns,
             harmonics=HARMONICS,
-            cycles=cycles,
+            cycles=CYCLES,
             span=span,
         )
         if np.isfinite(shares).all():
@@ -362,6 +389,11 @@ def _harmonics(
     if not told:
         return (_NAN,) * HARMONICS
     return tuple(np.average(told, axis=0, weights=weight).tolist())
+
+
+def _peak_to_mean(series: Float64) -> float:
+    """Compute the largest value over the mean; NaN where nothing is ever on."""
+    return float(series.max() / series.mean()) if series.any() else _NAN
 
 
 def _acf_at(series: Float64, lag: float) -> float:
@@ -381,7 +413,6 @@ def _weighted(
     hidden: npt.NDArray[np.bool_],
     width: float,
     length: float,
-    cycles: int | None,
 ) -> Weighted:
     """Compute byte-weighted on-off statistics; ``length`` is the period in bins."""
     rate = rate_series(*events, bin_ns=width, span=reach)
@@ -393,9 +424,7 @@ def _weighted(
     amount = float(np.asarray(events[2], np.float64).sum())
     # over windows of some cycles, as the intervals' share
     share = _NAN
-    step = round(length * (cycles or 1)) if length == length else 0
-    if cycles is None and step:
-        step = len(rate) // step * step
+    step = round(length * CYCLES) if length == length else 0
     if step >= 2 and len(rate) >= step:
         windows = rate[: len(rate) // step * step].reshape(-1, step).T
         windows = windows[:, np.isfinite(windows).all(axis=0)]
@@ -408,7 +437,7 @@ def _weighted(
         amount=amount,
         mean_s=float(known.mean()) if known.size else _NAN,
         on_mean_s=float(known.sum() / on) if on > 0 else _NAN,
-        peak_to_mean=float(peak_to_mean(known)),
+        peak_to_mean=_peak_to_mean(known),
         acf=_acf_at(rate, length),
         fundamental_share=share,
         burst_cv=mean_and_cv(until[1] - until[0])[1],

@@ -59,40 +59,12 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
             f"{len(x)} steps: choose at most T - 2"
         )
     there = np.isfinite(x)
-    if not there.all():
-        return _of_known(np.where(there, x, 0.0), there.astype(np.float64), max_lag)
-    x = x - x.mean(axis=0)  # keeps the differences below exact enough
-    length = len(x)
-    # Step 1: sums of products at each lag, through the spectrum.
-    padded = 1 << (2 * length - 1).bit_length()
-    spectrum = np.fft.rfft(x, padded, axis=0)
-    power = (spectrum * spectrum.conj()).real
-    products = np.fft.irfft(power, padded, axis=0)[: max_lag + 1]
-    # Step 2: sums of the early part x[:T-l] and of the late part x[l:].
-    zero = np.zeros((1, *x.shape[1:]))
-    sums = np.concatenate((zero, np.cumsum(x, axis=0)))
-    squares = np.concatenate((zero, np.cumsum(x**2, axis=0)))
-    lags = np.arange(max_lag + 1)
-    early, late = sums[length - lags], sums[-1] - sums[lags]
-    early2, late2 = squares[length - lags], squares[-1] - squares[lags]
-    # Step 3: Pearson's coefficient of the parts.
-    count = (length - lags).reshape(-1, *([1] * (x.ndim - 1)))
-    covariance = products - early * late / count
-    early_spread = early2 - early**2 / count
-    late_spread = late2 - late**2 / count
-    known = np.minimum(early_spread, late_spread) > 1e-12 * squares[-1]  # not rounding
-    variance = np.where(known, early_spread * late_spread, 1.0)
-    correlation: Float64 = np.full_like(covariance, np.nan)
-    np.divide(covariance, np.sqrt(variance), out=correlation, where=known)
-    return np.clip(correlation, -1.0, 1.0)
-
-
-def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
-    """Compute the autocorrelation over the pairs of steps that are both known."""
-    count = there.sum(axis=0)
-    x = (x - x.sum(axis=0) / np.maximum(count, 1)) * there
+    count = np.maximum(there.sum(axis=0), 1)
+    x = np.where(there, x, 0.0)
+    x = (x - x.sum(axis=0) / count) * there
     padded = 1 << (2 * len(x) - 1).bit_length()
-    known, value, square = (np.fft.rfft(a, padded, axis=0) for a in (there, x, x**2))
+    weights = (there.astype(np.float64), x, x**2)
+    known, value, square = (np.fft.rfft(each, padded, axis=0) for each in weights)
 
     def lagged(early: Complex128, late: Complex128) -> Float64:
         """Compute the sum of early[t] late[t + lag] over t at each lag."""
@@ -104,11 +76,12 @@ def _of_known(x: Float64, there: Float64, max_lag: int) -> Float64:
     covariance = lagged(value, value) - early * late / pairs
     early_spread = lagged(square, known) - early**2 / pairs
     late_spread = lagged(known, square) - late**2 / pairs
-    told = np.minimum(early_spread, late_spread) > 1e-10 * (x**2).sum(axis=0)
-    told &= pairs > 1
-    variance = np.where(told, early_spread * late_spread, 1.0)
+    # less is rounding
+    varies = np.minimum(early_spread, late_spread) > 1e-10 * (x**2).sum(axis=0)
+    varies &= pairs > 1
+    variance = np.where(varies, early_spread * late_spread, 1.0)
     correlation: Float64 = np.full_like(covariance, np.nan)
-    np.divide(covariance, np.sqrt(variance), out=correlation, where=told)
+    np.divide(covariance, np.sqrt(variance), out=correlation, where=varies)
     return np.clip(correlation, -1.0, 1.0)
 
 
@@ -176,7 +149,7 @@ def period(
     # with straight sides: continued to the tip, they are compared by their true height.
     tips = acf[peaks] + np.abs(acf[peaks + 1] - acf[peaks - 1]) / 2
     first = int(peaks[tips >= FIRST_PEAK * acf[peaks].max()][0])
-    length, strength = _vertex(acf, first)
+    length, strength = _peak(acf, first)
     multiple = 2
     while (around := length * multiple) + length / 8 + 2 < furthest:
         reach = max(1, int(length / 8))
@@ -184,19 +157,30 @@ def period(
         at = low + int(np.argmax(acf[low : low + 2 * reach + 1]))
         if not acf[at] >= strength / 2:
             break
-        length = _vertex(acf, at)[0] / multiple
+        length = _peak(acf, at)[0] / multiple
         multiple *= 2
     return Period(length=length, strength=strength)
 
 
-def _vertex(acf: Float64, at: int) -> tuple[float, float]:
-    """Find the vertex of the parabola through a lag and its neighbors."""
-    before, here, after = (float(v) for v in acf[at - 1 : at + 2])
+def _peak(acf: Float64, at: int) -> tuple[float, float]:
+    """Find position and height of a maximum; an exact repetition has its own."""
+    if acf[at] > 1 - 1e-9:
+        return float(at), float(acf[at])
+    place, height = vertex(acf, at)
+    return place, min(1.0, height)
+
+
+def vertex(values: Float64, at: int) -> tuple[float, float]:
+    """Find position and height of the parabola through a maximum and its neighbors."""
+    here = float(values[at])
+    if not 0 < at < len(values) - 1:
+        return float(at), here
+    before, after = float(values[at - 1]), float(values[at + 1])
     bend = before - 2 * here + after
-    if here > 1 - 1e-9 or not bend < 0:  # an exact repetition, or no peak
+    if not bend < 0:  # no maximum
         return float(at), here
     aside = min(0.5, max(-0.5, 0.5 * (before - after) / bend))
-    return at + aside, min(1.0, here - 0.25 * (before - after) * aside)
+    return at + aside, here - 0.25 * (before - after) * aside
 
 
 def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
@@ -259,11 +243,11 @@ def harmonic_shares(
     period_ns
         Period, ns.
     harmonics
-        How many, the fundamental being the first.
+        How many, 1 or more; the first is the fundamental.
     cycles
-        Periods over which the wave has to keep its phase: the power is the mean over
-        windows of so many.  None: one window, which also counts a slow wandering, or an
-        error of the period, as power lost.  Few cycles let more noise in.
+        Periods, 1 or more, over which the wave has to keep its phase: the power is the
+        mean over windows of so many.  None: one window, in which a slow drift, or an
+        error of the period, loses power.  Few cycles let more noise in.
     span
         (from, to) in ns; None: see :func:`observed_span`.  It is cut to the largest
         whole number of windows.
@@ -274,27 +258,12 @@ def harmonic_shares(
         Between 0 and 1, together at most 1 where one window is taken; NaN where no
         window fits, or the signal is always on or off.
 
-    Raises
-    ------
-    AnalysisError
-        If there is less than one cycle a window, or no harmonic.
-
     Examples
     --------
     >>> shares = harmonic_shares([0, 10, 20], [5, 15, 25], period_ns=10, harmonics=3)
     >>> shares.round(6).tolist()
     [0.810569, 0.0, 0.090063]
     """
-    if cycles is not None and cycles < 1:
-        raise AnalysisError(
-            f"a window holds at least one cycle, but cycles is {cycles}: choose 1 or "
-            f"more, or None for the whole span"
-        )
-    if harmonics < 1:
-        raise AnalysisError(
-            f"the fundamental is the first harmonic, but harmonics is {harmonics}: "
-            "choose 1 or more"
-        )
     nothing: Float64 = np.full(harmonics, np.nan)
     reach = span or observed_span(start, end)
     if reach is None or not period_ns > 0:

@@ -45,9 +45,9 @@ Int64 = npt.NDArray[np.int64]
 SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
 
 NAMELESS = {
-    "phase": "the trace names no phase of its all-to-alls",
-    "layer": "the trace tells no layer of its all-to-alls",
-    "exchange": "the trace tells no layer and phase of its all-to-alls",
+    "phase": "the trace records no phase of its all-to-alls",
+    "layer": "the trace records no layer of its all-to-alls",
+    "exchange": "the trace records no layer and phase of its all-to-alls",
 }
 
 NOT_SENT = "no rank sent another anything at a known time"
@@ -91,7 +91,7 @@ def beats(
     by: Sequence[str] = ("phase", "layer", "rank"),
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
-    links: int | Sequence[tuple[int, int]] = LINKS,
+    links: int = LINKS,
     nic_of: Sequence[int] | None = None,
     most: int = MOST,
 ) -> OnOffStatistics:
@@ -108,7 +108,7 @@ def beats(
     iterations
         Training iterations; None: all.
     links
-        How many, those with the most bytes; or which, as (source, destination).
+        How many, those with the most bytes.
     nic_of
         The NIC of each world rank; None: each has its own.
     most
@@ -121,17 +121,18 @@ def beats(
     Raises
     ------
     AnalysisError
-        If there is no such source, link or layer, or not one NIC a rank.
+        If there is no such source or layer, or not one NIC a rank.
     """
     chosen = trace.layers if layers is None else tuple(layers)
     world = trace.meta.world
     nics = np.arange(world) if nic_of is None else np.asarray(nic_of, np.int64)
-    _refuse(trace, by, chosen, links, nics)
+    _validate(trace, by, chosen, nics)
     if trace.meta.virtual:
-        return _none(
+        why = (
             "no rhythm: the trace is virtual, one process stood for all ranks and "
             "nothing was sent"
         )
+        return OnOffStatistics(about="", found=(), notes=(why,))
     found, about = on_the_wire(trace, chosen, iterations)
     notes: list[str] = []
     readable, reason = sized(trace, found)
@@ -233,15 +234,10 @@ def rank_rhythm(
     )
 
 
-def _none(reason: str) -> OnOffStatistics:
-    return OnOffStatistics(about="", found=(), notes=(reason,))
-
-
-def _refuse(
+def _validate(
     trace: Trace,
     by: Sequence[str],
     layers: Sequence[int],
-    links: int | Sequence[tuple[int, int]],
     nics: Int64,
 ) -> None:
     if unknown := sorted(set(by) - set(SOURCES)):
@@ -260,11 +256,3 @@ def _refuse(
             f"every rank has one NIC, but there are {world} ranks and NICs of shape "
             f"{nics.shape}: give one number a rank"
         )
-    if not isinstance(links, int):
-        for source, destination in links:
-            inside = 0 <= min(source, destination) <= max(source, destination) < world
-            if source == destination or not inside:
-                raise AnalysisError(
-                    f"a link goes from one rank to another of 0 to {world - 1}, not "
-                    f"from {source} to {destination}: choose two"
-                )

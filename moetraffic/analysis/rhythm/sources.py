@@ -5,19 +5,17 @@ Read in blocks.  Of an event its begin, end (ns of rank 0's clock) and bytes are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import CallTimes, timed
-from moetraffic.trace import Trace
+from moetraffic.trace import Site, Trace
 
 Int64 = npt.NDArray[np.int64]
 Key = tuple[str, tuple[int, ...], str]  # kind, ranks, name
 Events = tuple[Int64, Int64, Int64]
-Named = TypeVar("Named", str, tuple[int, str])
 
 EVENTS = 1 << 22
 """Maximum events in memory: 24 bytes each, twice that during analysis."""
@@ -73,7 +71,7 @@ def chosen_keys(
     trace: Trace,
     found: Int64,
     by: Sequence[str],
-    links: int | Sequence[tuple[int, int]],
+    links: int,
     nics: Int64,
     most: int,
     weighs: bool,
@@ -84,17 +82,10 @@ def chosen_keys(
     room = max(1, EVENTS // max(1, len(found)))
     everybody = tuple(sorted({r for s in sites for r in trace.groups[s.group].ranks}))
     keys: list[Key] = []
-    if "phase" in by:
-        keys += [("phase", everybody, p) for p in _once(s.phase for s in sites)]
-    if "layer" in by:
-        layers = sorted({s.layer for s in sites if s.layer >= 0})
-        keys += [("layer", everybody, f"layer {layer}") for layer in layers]
-    if "exchange" in by:
-        pairs = _once((s.layer, s.phase) for s in sites if s.phase and s.layer >= 0)
-        keys += [
-            ("exchange", everybody, f"layer {layer}, {phase}")
-            for layer, phase in sorted(pairs, key=lambda p: p[0])
-        ]
+    for kind in ("phase", "layer", "exchange"):
+        ordered = sites if kind == "phase" else sorted(sites, key=lambda s: s.layer)
+        names = dict.fromkeys(_label(kind, s) for s in ordered) if kind in by else ()
+        keys += [(kind, everybody, name) for name in names if name]
     sent = np.zeros((trace.meta.world, trace.meta.world), np.int64)
     busy = {"rank", "nic"} & set(by) and len(everybody) > min(room, most)
     if weighs and (busy or "link" in by):
@@ -106,10 +97,8 @@ def chosen_keys(
         _left(notes, "ranks", len(everybody), len(busiest))
         keys += [("rank", (r,), f"rank {r}") for r in sorted(busiest)]
     if "link" in by:
-        asked = (
-            links if not isinstance(links, int) else _busiest(sent, min(links, room))
-        )
-        keys += [("link", (int(s), int(d)), f"{s} -> {d}") for s, d in asked]
+        busiest_links = _busiest(sent, min(links, room))
+        keys += [("link", (s, d), f"{s} -> {d}") for s, d in busiest_links]
     if "nic" in by:
         behind: dict[int, list[int]] = {}
         for rank in everybody:
@@ -121,9 +110,12 @@ def chosen_keys(
     return keys
 
 
-def _once(values: Iterable[Named]) -> list[Named]:
-    """Remove duplicate and empty values, keeping the order."""
-    return [v for v in dict.fromkeys(values) if v]
+def _label(kind: str, site: Site) -> str:
+    """Name the phase, layer or exchange of a site; empty if unknown."""
+    layer = f"layer {site.layer}" if site.layer >= 0 else ""
+    if kind == "exchange":
+        return f"{layer}, {site.phase}" if layer and site.phase else ""
+    return site.phase if kind == "phase" else layer
 
 
 def _left(notes: list[str], what: str, every: int, kept: int) -> None:
@@ -153,7 +145,6 @@ def collected(
     """Collect the events of each traffic source, in blocks."""
     events: dict[Key, list[Events]] = {key: [] for key in keys}
     for part in timed(trace, found, with_wire=weighs):
-        labels = _labels(trace, part)
         sent, beyond = _to_others(part), _to_others(part, nics)
         for key in keys:
             kind = key[0]
@@ -162,24 +153,14 @@ def collected(
             elif kind in ("rank", "nic"):
                 got = _of_ranks(part, key[1], beyond if kind == "nic" else sent)
             else:
-                got = _of_all(part, labels[kind] == key[2], sent.sum(axis=1))
+                used, which = np.unique(
+                    trace.occurrences.site[part.occurrence], return_inverse=True
+                )
+                mine = [_label(kind, trace.sites[n]) == key[2] for n in used]
+                got = _of_all(part, np.array(mine)[which], sent.sum(axis=1))
             if len(got[0]):
                 events[key].append(got)
     return events
-
-
-def _labels(trace: Trace, part: CallTimes) -> dict[str, npt.NDArray[np.str_]]:
-    """Label each row by phase, layer and exchange."""
-    number = trace.occurrences.site[part.occurrence]
-    used, which = np.unique(number, return_inverse=True)
-    sites = [trace.sites[s] for s in used]
-    return {
-        "phase": np.array([s.phase for s in sites], np.str_)[which],
-        "layer": np.array([f"layer {s.layer}" for s in sites], np.str_)[which],
-        "exchange": np.array([f"layer {s.layer}, {s.phase}" for s in sites], np.str_)[
-            which
-        ],
-    }
 
 
 def _to_others(part: CallTimes, side: Int64 | None = None) -> Int64:

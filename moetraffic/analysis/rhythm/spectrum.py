@@ -32,6 +32,8 @@ STEPS_A_WINDOW = 32
 
 MOST_BINS = 1 << 20
 
+MOST_RANKS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
@@ -46,11 +48,7 @@ class Spectrum:
 
 
 def spectra(
-    trace: Trace,
-    *,
-    by: Sequence[str] = ("phase", "rank"),
-    iterations: range | None = None,
-    most: int = 4,
+    trace: Trace, *, by: Sequence[str] = ("phase", "rank")
 ) -> tuple[tuple[Spectrum, ...], str]:
     """Compute the power spectra of a trace's traffic sources.
 
@@ -60,26 +58,23 @@ def spectra(
         With times.
     by
         Of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
-    iterations
-        Training iterations; None: all.
-    most
-        Ranks that are told, those with the most bytes.
 
     Returns
     -------
     tuple
-        The spectra, and why there is none, "" where there are.
+        The spectra, of at most :data:`MOST_RANKS` ranks, those with the most bytes; and
+        why there is none, "" where there are.
     """
     length = step_ns(trace, 0)
     if trace.meta.virtual:
         return (), "the trace is virtual: nothing was sent, so it has no times"
     if not np.isfinite(length):
         return (), "the lengths of the iterations are not known"
-    found, _ = on_the_wire(trace, trace.layers, iterations)
+    found, _ = on_the_wire(trace, trace.layers, None)
     notes: list[str] = []
     found = bounded(trace, found, notes)
     alone = np.arange(trace.meta.world)
-    keys = chosen_keys(trace, found, by, 0, alone, most, False, notes)
+    keys = chosen_keys(trace, found, by, 0, alone, MOST_RANKS, False, notes)
     told = []
     for (kind, _, name), parts in collected(trace, found, keys, alone, False).items():
         if not parts:

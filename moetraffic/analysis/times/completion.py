@@ -18,14 +18,13 @@ matches its replay on fewer ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.resampling import Interval, ratio
-from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
 from .call_times import times_in_blocks
@@ -53,14 +52,7 @@ class Completion:
 
     def take(self, rows: Int64) -> Completion:
         """Select calls by row index, in the given order."""
-        return Completion(
-            occurrence=self.occurrence[rows],
-            iteration=self.iteration[rows],
-            site=self.site[rows],
-            call_s=self.call_s[rows],
-            transfer_s=self.transfer_s[rows],
-            last=self.last[rows],
-        )
+        return Completion(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 def completion(
@@ -242,7 +234,6 @@ def compare_times(
     b: Trace,
     *,
     iterations: range | None = None,
-    measures: Sequence[str] = MEASURES,
     seed: int = 0,
 ) -> tuple[TimeRatio, ...]:
     """Compare the times of the same calls in two runs.
@@ -256,8 +247,6 @@ def compare_times(
         Two traces, such as a run and its replay.
     iterations
         Iterations; all in both traces if None.
-    measures
-        Names of MEASURES.
     seed
         Seed of the resamples.
 
@@ -266,17 +255,7 @@ def compare_times(
     tuple of TimeRatio
         All, by operation, by phase, by layer; then the iterations as a whole.  Empty
         where no call has times in both.
-
-    Raises
-    ------
-    AnalysisError
-        If there is no such measure.
     """
-    for name in measures:
-        if name not in MEASURES:
-            raise AnalysisError(
-                f"a time is one of {', '.join(MEASURES)}, not {name!r}: choose one"
-            )
     every = completion(a, iterations), completion(b, iterations)
     rows = matched(a, b, *every)
     if not len(rows[0]):
@@ -284,15 +263,11 @@ def compare_times(
     x, y = (of.take(at) for of, at in zip(every, rows, strict=True))
     found = []
     for by, label, mine in parts(a, x):
-        for measure in measures:
-            times = [getattr(of, f"{measure}_s")[mine] for of in (x, y)]
-            found.append(
-                _time_ratio(
-                    by, label, measure, times[0], times[1], x.iteration[mine], seed
-                )
-            )
-    walls = [iteration_times(t, of)[:2] for t, of in ((a, x), (b, y))]
-    (when, one), (_, other) = walls
+        for measure in MEASURES:
+            one, other = (getattr(of, f"{measure}_s")[mine] for of in (x, y))
+            when = x.iteration[mine]
+            found.append(_time_ratio(by, label, measure, one, other, when, seed))
+    (when, one, _), (_, other, _) = iteration_times(a, x), iteration_times(b, y)
     found.append(_time_ratio("iteration", "", "wall", one, other, when, seed))
     return tuple(found)
 
@@ -322,12 +297,10 @@ def by_iteration(values: Float64, iteration: Int64) -> Float64:
 
 def quantiles(values: Float64) -> Quantiles:
     """Compute quantiles, maximum and sum of times ``[n]``, s; NaN if empty."""
-    if not len(values):
-        nan = float("nan")
-        return Quantiles(p50=nan, p90=nan, p99=nan, max=nan, total=0.0)
-    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-    most, total = float(values.max()), float(values.sum())
-    return Quantiles(p50=p50, p90=p90, p99=p99, max=most, total=total)
+    p50, p90, p99, most = [float("nan")] * 4
+    if len(values):
+        p50, p90, p99, most = np.percentile(values, [50, 90, 99, 100]).tolist()
+    return Quantiles(p50=p50, p90=p90, p99=p99, max=most, total=float(values.sum()))
 
 
 def _time_ratio(

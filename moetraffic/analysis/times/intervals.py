@@ -23,17 +23,13 @@ Span = tuple[int, int]
 _UNKNOWN = np.iinfo(np.int64).min
 
 
-def merge_intervals(
-    start: npt.ArrayLike, end: npt.ArrayLike, *, bridge_ns: int = 0
-) -> tuple[Int64, Int64]:
+def merge_intervals(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
     """Merge overlapping and touching events into bursts.
 
     Parameters
     ----------
     start, end
         ``[n]`` integers, ns.  Events of zero length are excluded.
-    bridge_ns
-        Gaps of at most this length are closed too.
 
     Returns
     -------
@@ -58,7 +54,7 @@ def merge_intervals(
     if not len(first):
         return first, last
     reached = np.maximum.accumulate(last)
-    fresh = np.concatenate(([True], first[1:] - reached[:-1] > bridge_ns))
+    fresh = np.concatenate(([True], first[1:] > reached[:-1]))
     closing = np.concatenate((fresh[1:], [True]))
     return first[fresh], reached[closing]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.rhythm.durations import BINS_A_DECADE, durations
+from moetraffic.analysis.rhythm.on_off import BINS_A_DECADE, durations
 
 pytestmark = pytest.mark.filterwarnings("error")
 

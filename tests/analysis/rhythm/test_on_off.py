@@ -13,7 +13,6 @@ from moetraffic.analysis.rhythm.on_off import (
     AGREEMENT,
     MOST_BINS,
     agreement,
-    peak_to_mean,
     rhythm,
 )
 
@@ -79,24 +78,11 @@ def test_bins_stay_few_for_short_bursts_in_a_long_run():
     assert found.period_ns == pytest.approx(1000 * MS, rel=1e-3)
 
 
-def test_short_gaps_can_be_bridged():
-    start = np.sort(np.concatenate((np.arange(20) * 100, np.arange(20) * 100 + 12)))
-    assert rhythm(start, start + 10).bursts == 40
-    bridged = rhythm(start, start + 10, bridge_ns=2)
-    assert (bridged.bursts, bridged.duty) == (20, 0.22)
-
-
 @pytest.mark.parametrize("events", [([], []), ([1], [4]), ([1, 8], [4, 9])])
 def test_what_cannot_be_told_is_nan(events):
     found = rhythm(*events)
     assert np.isnan([found.period_ns, found.strength, found.jitter]).all()
     assert found.bursts == len(events[0])
-
-
-def test_peak_to_mean_of_many_series():
-    series = np.array([[1.0, 0, 2], [3, 0, 2]])
-    assert peak_to_mean(series) == pytest.approx([1.5, np.nan, 1], nan_ok=True)
-    assert np.isnan(peak_to_mean([]))
 
 
 def test_a_square_wave_in_full():

@@ -187,11 +187,9 @@ def test_too_few_cycles_tell_nothing():
     assert np.isnan(harmonic_shares([0], [90], period_ns=10, span=(0, 80))[0])
 
 
-def test_bad_lags_and_windows_are_refused():
+def test_bad_lags_are_refused():
     with pytest.raises(AnalysisError, match="T - 2"):
         autocorrelation([1, 2, 3], 2)
-    with pytest.raises(AnalysisError, match="at least one cycle"):
-        harmonic_shares([0, 10], [5, 15], period_ns=10, cycles=0)[0]
 
 
 @pytest.mark.parametrize("duty", [0.5, 0.25, 0.1])
@@ -202,8 +200,6 @@ def test_the_harmonics_of_a_square_wave(duty):
     exact = 2 * np.sin(np.pi * n * duty) ** 2 / (np.pi**2 * n**2 * duty * (1 - duty))
     assert shares == pytest.approx(exact, abs=1e-9)
     assert shares.sum() <= 1
-    with pytest.raises(AnalysisError, match="first harmonic"):
-        harmonic_shares(start, end, period_ns=4000, harmonics=0)
 
 
 def test_unknown_steps_are_left_out_of_the_autocorrelation():

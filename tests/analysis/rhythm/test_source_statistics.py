@@ -293,8 +293,6 @@ def test_a_golden_file_is_told() -> None:
     [
         ({"by": ["host"]}, "not by host"),
         ({"layers": [2]}, r"\[2\] are none"),
-        ({"links": [(0, 4)]}, "from 0 to 4"),
-        ({"links": [(1, 1)]}, "from 1 to 1"),
         ({"nic_of": [0, 1]}, "one NIC"),
     ],
 )

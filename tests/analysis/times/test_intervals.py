@@ -90,8 +90,6 @@ def test_bursts_and_gaps():
     start, end = merge_intervals(*events)
     assert (end - start).tolist() == [20, 30, 40]
     assert mean_and_cv(end - start) == pytest.approx((30, np.sqrt(200 / 3) / 30))
-    start, end = merge_intervals(*events, bridge_ns=80)
-    assert (end - start).tolist() == [130, 40]
 
 
 def test_exponential_gaps_have_a_cv_of_one():
