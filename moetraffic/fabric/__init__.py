@@ -6,7 +6,6 @@ Pure functions on byte matrices and demand patterns, independent of traces.
 from __future__ import annotations
 
 from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
-from .circuits import Duty, coverage, duty, term_seconds
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .collisions import (
     collisions,
@@ -23,7 +22,16 @@ from .compatibility import (
     score,
     unify,
 )
-from .decomposition import MATCHINGS, Decomposition, decompose, stuffing
+from .decomposition import (
+    MATCHINGS,
+    Decomposition,
+    Duty,
+    coverage,
+    decompose,
+    duty,
+    stuffing,
+    term_seconds,
+)
 from .direct import dragonfly, torus
 from .loads import hottest, link_loads, link_times
 from .routing import ROUTINGS, Routes, route

@@ -157,23 +157,10 @@ def unify(periods_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Circle
 
 
 def around(job: Job, *, repeats: int, angles: int) -> Float64:
-    """Resample the demand of a job to the angles of the unified circle.
+    """Resample the demand of a job to the angles of the unified circle, ``[angles]``.
 
-    The value at each angle is the mean rate over the arc of that angle.
-
-    Parameters
-    ----------
-    job
-        The job.
-    repeats
-        Iterations of the job on the circle, a divisor of ``angles``.
-    angles
-        Number of angles of the circle.
-
-    Returns
-    -------
-    float64 array ``[angles]``
-        bytes/s.
+    The value at each angle is the mean rate over its arc, bytes/s.  ``repeats``, the
+    iterations of the job on the circle, divides ``angles``.
     """
     own = angles // repeats
     bins = len(job.rate_bytes_s)

@@ -47,16 +47,7 @@ class Choices:
 def choices(topology: Topology, exits: Int64) -> Choices:
     """Compute the equal-cost next-hop links from each switch to each egress switch.
 
-    Parameters
-    ----------
-    topology
-        Network topology.
-    exits
-        ``[T]`` egress switches, as increasing indices into ``topology.switches``.
-
-    Returns
-    -------
-    Choices
+    ``exits`` is ``[T]``, increasing indices into ``topology.switches``.
 
     Raises
     ------
@@ -129,17 +120,10 @@ def mixed(value: npt.ArrayLike) -> UInt64:
 def single_paths(
     found: Choices, entry: Int64, leaving: Int64, key: UInt64 | None = None
 ) -> tuple[Int64, Int64, Int64]:
-    """Route each pair of switches on one shortest path.
+    """Route each pair of switches, ``[n]`` ingress and egress, on one shortest path.
 
-    Parameters
-    ----------
-    found
-        Next-hop links from :func:`choices`.
-    entry, leaving
-        ``[n]`` ingress and egress switch of each pair.
-    key
-        ``[n]`` keys of :func:`flow_keys`, hashed again by each switch to choose the
-        next hop (RFC 2992); None: the first next hop everywhere.
+    Each switch hashes ``key``, ``[n]`` of :func:`flow_keys`, again to choose the next
+    hop (RFC 2992); without keys it is the first.
 
     Returns
     -------
@@ -172,16 +156,9 @@ def single_paths(
 def all_paths(
     found: Choices, entry: Int64, leaving: Int64
 ) -> tuple[Int64, Int64, Float64]:
-    """Split each pair evenly over the equal-cost next hops at each switch.
+    """Split each pair of switches evenly over the next hops at each switch.
 
     The result is the mean of ECMP over its hashes.
-
-    Parameters
-    ----------
-    found
-        Next-hop links from :func:`choices`.
-    entry, leaving
-        ``[n]`` ingress and egress switch of each pair.
 
     Returns
     -------

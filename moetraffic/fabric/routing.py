@@ -174,19 +174,8 @@ def _sets(found: Choices, groups: Int64) -> dict[int, tuple[int, ...]]:
 def host_links(topology: Topology, slots: Int64) -> Ends:
     """Compute the host and NIC links and the end switches of each pair of ranks.
 
-    These links do not depend on the routing between switches; see :mod:`.topology` for
-    the choice of the NIC.
-
-    Parameters
-    ----------
-    topology
-        Network topology.
-    slots
-        ``[W]`` slot of each rank.
-
-    Returns
-    -------
-    Ends
+    ``slots`` is ``[W]``.  These links do not depend on the routing between switches;
+    see :mod:`.topology` for the choice of the NIC.
     """
     hosts, number = topology.hosts, topology.number_of
     ranks = len(slots)

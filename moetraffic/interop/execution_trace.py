@@ -37,7 +37,9 @@ from .profiled_function import (
 from .torch_collective import (
     C10D,
     RECORDED,
+    C10dOperator,
     InputTensors,
+    RecordedCollective,
     c10d_operator,
     call_of,
     recorded_collective,
@@ -76,19 +78,15 @@ class CollectedNodes:
 
 
 def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
-    """Read one rank's execution trace; return its record and the number of ranks.
+    """Read one rank's execution trace; return its record and number of ranks.
 
-    Parameters
-    ----------
-    path
-        The file.
-    rank
-        Rank in the file name, for traces that do not contain it (only NCCL's do).
+    The number is 0 if unknown; ``rank`` is that in the file name, for files that do not
+    contain it.
 
     Raises
     ------
     UnreadableFile
-        If the file is not an execution trace, or its rank is unknown.
+        If the file is not such an execution trace, or its rank is unknown.
     """
     kept = CollectedNodes()
     for value in _nodes(path):
@@ -107,21 +105,15 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     record = RankRecord(rank=rank, source=path.name)
 
     def build(operator: Any, recorded: Any) -> ImportedCall | None:
-        return call_of(
-            operator
-            and c10d_operator(
-                operator.name, operator.values, partial(_tensors, operator)
-            ),
-            recorded
-            and recorded_collective(
-                recorded.collective,
-                _attributes(recorded, groups),
-                groups,
-                _tensors(recorded, 0),
-            ),
-            groups,
-            record,
-        )
+        arguments, event = C10dOperator(), RecordedCollective()
+        if operator:
+            tensors = partial(_tensors, operator)
+            arguments = c10d_operator(operator.name, operator.values, tensors)
+        if recorded:
+            told = _attributes(recorded, groups)
+            tensor = _tensors(recorded, 0)
+            event = recorded_collective(recorded.collective, told, groups, tensor)
+        return call_of(arguments, event, groups, record)
 
     steps = {at: (n, UNKNOWN_TIME, UNKNOWN_TIME) for at, n in kept.steps.items()}
     add_calls(record, paired(kept.calls), steps, build)

@@ -100,14 +100,7 @@ def segments(
 ) -> list[Segment]:
     """Convert imported records to trace segments, sorted by rank and time.
 
-    Parameters
-    ----------
-    records
-        One record or more.
-    meta
-        Metadata with the number of ranks.
-    placed
-        Expert placement, where it is known.
+    ``placed`` is the expert placement, where it is known.
 
     Raises
     ------

@@ -80,13 +80,8 @@ def rank_by_rank(
 ) -> ImportedFiles:
     """Read files that each hold one rank, and check that they are of one run.
 
-    Parameters
-    ----------
-    read
-        Returns the record of a file and the number of ranks (0: unknown), given the
-        path and the rank in the file's name.
-    files, options
-        See :class:`Importer`.
+    ``read`` returns the record of a file and the number of ranks (0: unknown), given
+    the path and the rank in the file's name.
 
     Raises
     ------

@@ -52,13 +52,6 @@ MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
     """List the files to import, and detect their common format.
 
-    Parameters
-    ----------
-    paths
-        Files, or folders of them.
-    format
-        One of FORMATS, or "" to detect it.
-
     Raises
     ------
     TraceError
@@ -125,16 +118,7 @@ def import_files(
 ) -> tuple[str, Merged]:
     """Read the files of all ranks, in one format, into a trace with diagnostics.
 
-    Parameters
-    ----------
-    paths
-        Files, or folders of them.
-    format
-        One of :data:`FORMATS`; detected if empty.
-    options
-        Properties of the run that the files do not contain.
-    keep
-        Return the trace even if files contradict each other.
+    Parameters and errors are those of :func:`import_trace`.
 
     Returns
     -------
@@ -143,12 +127,6 @@ def import_files(
     Merged
         The trace, with descriptions of missing calls, and of contradictions between
         calls or ranks.
-
-    Raises
-    ------
-    TraceError
-        If a file is damaged, of another format or of another run, or if files
-        contradict each other and ``keep`` is false.
     """
     options = options or ImportOptions()
     format, files = choose(paths, format)

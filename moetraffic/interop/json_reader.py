@@ -69,15 +69,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
 
 
 class JsonStream:
-    """Incremental reader of a JSON document.
-
-    Parameters
-    ----------
-    path
-        Path of the file, for error messages.
-    text
-        The opened file.
-    """
+    """Incremental reader of an opened JSON document; the path is for error messages."""
 
     def __init__(self, path: Path, text: io.TextIOBase) -> None:
         self._path, self._text = path, text
@@ -85,56 +77,42 @@ class JsonStream:
         self._decode = json.JSONDecoder().raw_decode
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
-        """Iterate over the members of the document's top-level object.
+        """Iterate over names and values of the document's top-level object.
 
-        Parameters
-        ----------
-        streamed
-            Name of the member whose elements are yielded one by one, with this name.
-
-        Yields
-        ------
-        tuple
-            Name and value.  An array as the document is treated as that member.
+        The elements of the array ``streamed`` are yielded one by one, with its name; a
+        document that is an array is treated as this member.
 
         Raises
         ------
         UnreadableFile
             If it is no JSON, or cut.
         """
-        if self._next("[{") == "[":
-            yield from ((streamed, element) for element in self._elements())
+        if self._take("[{") == "[":
+            yield from self._elements(streamed)
             return
-        if self._peek() == "}":
-            return
-        while True:
+        while self._peek() != "}":
             name = self.value()
             if not isinstance(name, str):
                 raise self._bad("a name that is no text")
-            self._next(":")
+            self._take(":")
             if name == streamed and self._peek() == "[":
-                self._next("[")
-                yield from ((name, element) for element in self._elements())
+                self._take("[")
+                yield from self._elements(name)
             else:
                 yield name, self.value()
-            if self._next(",}") == "}":
+            if self._take(",}") == "}":
                 return
 
     def ends(self) -> bool:
         """Return whether the document has no further values."""
         return not self._skip()
 
-    def _elements(self) -> Iterator[Any]:
-        if self._peek() == "]":
-            self._at += 1
-            return
-        while True:
-            if self._peek() == "]":  # some profilers leave a comma at the end
-                self._at += 1
+    def _elements(self, name: str) -> Iterator[tuple[str, Any]]:
+        while self._peek() != "]":  # some profilers leave a comma at the end
+            yield name, self.value()
+            if self._take(",]") == "]":
                 return
-            yield self.value()
-            if self._next(",]") == "]":
-                return
+        self._take("]")
 
     def _more(self) -> bool:
         """Read the next chunk into the buffer; return whether there was one."""
@@ -160,7 +138,7 @@ class JsonStream:
             raise self._bad("it ends too early")
         return found
 
-    def _next(self, allowed: str) -> str:
+    def _take(self, allowed: str) -> str:
         found = self._peek()
         if found not in allowed:
             raise self._bad(f"there is {found!r} where one of {allowed!r} is due")
@@ -168,13 +146,7 @@ class JsonStream:
         return found
 
     def value(self) -> Any:
-        """Decode the next JSON value of the document.
-
-        Raises
-        ------
-        UnreadableFile
-            If it is no JSON, or cut.
-        """
+        """Decode the next JSON value; UnreadableFile if it is no JSON, or cut."""
         self._peek()
         while True:
             try:
@@ -201,9 +173,7 @@ class JsonStream:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the JSON objects of a file.
-
-    An object may be on one line or span several.
+    """Iterate over the JSON objects of a file, on one line or several each.
 
     Raises
     ------
@@ -252,17 +222,10 @@ def number(value: Any) -> float | None:
 
 
 def integers(value: Any) -> tuple[list[int], bool] | None:
-    """Convert a value to a list of non-negative integers; detect truncated lists.
+    """Convert a list, or its text, to non-negative integers; detect truncated lists.
 
-    Parameters
-    ----------
-    value
-        A list, or its text: ``"[3, 1, ...]"``, which torch truncates after 30 entries.
-
-    Returns
-    -------
-    tuple or None
-        The integers, and whether the list is truncated; None for other values.
+    torch truncates the text after 30 entries: ``"[3, 1, ...]"``.  Returns the integers
+    and whether they are truncated; None for other values.
     """
     cut = False
     if isinstance(value, str):

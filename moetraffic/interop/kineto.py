@@ -93,14 +93,10 @@ class Profile:
 
 
 def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
-    """Read one rank's profile; return its record and the number of ranks (0: unknown).
+    """Read one rank's profile; return its record and number of ranks.
 
-    Parameters
-    ----------
-    path
-        The file.
-    rank
-        Rank in the file name, for profiles that do not contain it.
+    The number is 0 if unknown; ``rank`` is that in the file name, for files that do not
+    contain it.
 
     Raises
     ------
@@ -125,8 +121,8 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
     def build(operator: Any, recorded: Any) -> ImportedCall | None:
         own = events.get(operator.number) if operator else None
         call = call_of(
-            _operator(operator, own) if operator else None,
-            _recorded(recorded, groups) if recorded else None,
+            _operator(operator, own) if operator else C10dOperator(),
+            _recorded(recorded, groups) if recorded else RecordedCollective(),
             groups,
             record,
             owners.get(own.thread) if own else None,

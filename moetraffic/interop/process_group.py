@@ -84,11 +84,9 @@ class ProfileGroups:
     def described(self, told: Mapping[str, Any]) -> Group | None:
         """Find the group of a ``record_param_comms`` by ranks, name, size or range.
 
-        Parameters
-        ----------
-        told
-            ``pg_ranks``, ``pg_name``, ``pg_size``, ``pg_desc``, ``global_rank_start``
-            and ``global_rank_stride``, as far as the file has them.
+        ``told`` has ``pg_ranks``, ``pg_name``, ``pg_size``, ``pg_desc``,
+        ``global_rank_start`` and ``global_rank_stride``, as far as the file contains
+        them.
         """
         kind = str(told.get("pg_desc", ""))
         size = whole(told.get("pg_size"), 1)

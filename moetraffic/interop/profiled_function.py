@@ -82,16 +82,8 @@ def add_calls(
 ) -> None:
     """Add the calls and steps of one rank's file to its record.
 
-    Parameters
-    ----------
-    record
-        Record of the rank.
-    pairs
-        Operators and their ``record_param_comms``, in call order.
-    steps
-        Iteration number, start and end of each step, by its ``at``.
-    build
-        Builds the call of a pair; None for a call that is left out.
+    ``steps`` has iteration number, start and end of each step by its ``at``; ``build``
+    returns the call of a pair, None for one that is left out.
     """
     begins = sorted(steps)
     threads: dict[int, int] = {}

@@ -97,7 +97,7 @@ class InputTensors:
 class C10dOperator:
     """Arguments of a c10d operator in a profile; missing values are None."""
 
-    name: str  # without "c10d::"
+    name: str = ""  # without "c10d::"; "": no operator
     output: InputTensors | None = None
     input: InputTensors | None = None
     output_rows: TruncatedList | None = None  # an empty list stands for equal parts
@@ -109,13 +109,13 @@ class C10dOperator:
 class RecordedCollective:
     """Fields of a ``record_param_comms`` event; missing values are None."""
 
-    name: str
+    name: str = ""  # "": no event
     group: Group | None = None
     dtype: str = ""
     element_bytes: int = 0
     input_elements: int | None = None
     output_elements: int | None = None
-    input_rows: TruncatedList | None = None  # empty: unknown, as for lists of tensors
+    input_rows: TruncatedList | None = None
     output_rows: TruncatedList | None = None
     sequence: int = -1
     peer: int | None = None
@@ -124,16 +124,9 @@ class RecordedCollective:
 def c10d_operator(
     name: str, values: Sequence[Any], tensors: Callable[[int], InputTensors | None]
 ) -> C10dOperator:
-    """Parse the arguments of a c10d operator.
+    """Parse the values of a c10d operator's inputs; "" stands for an omitted list.
 
-    Parameters
-    ----------
-    name
-        Name, with or without ``c10d::``.
-    values
-        Values of its inputs; an empty text stands for an omitted list.
-    tensors
-        Returns the tensors of the n-th input, None if they are unknown.
+    ``tensors`` returns the tensors of the n-th input, None if they are unknown.
     """
     name = name.removeprefix(C10D)
     operation, source = OPERATORS.get(name, ("", -1))
@@ -157,17 +150,8 @@ def recorded_collective(
 ) -> RecordedCollective:
     """Parse a ``record_param_comms`` with the attributes of an execution trace.
 
-    Parameters
-    ----------
-    name
-        Name of the collective.
-    told
-        ``dtype``, ``in_msg_nelems``, ``in_split_size``, ``pg_name`` and the like; also
-        ``pg_ranks``, ``seq``, ``src_rank`` and ``dst_rank``, which only profiles have.
-    groups
-        Process groups of the file.
-    tensors
-        Input, for files without ``dtype`` and ``in_msg_nelems``.
+    Only profiles also have ``pg_ranks``, ``seq``, ``src_rank`` and ``dst_rank``.
+    ``tensors`` is the input, for files without ``dtype`` and ``in_msg_nelems``.
     """
     dtype, size = element_type(str(told.get("dtype", ""))) or ("", 0)
     if not size and tensors:
@@ -180,75 +164,61 @@ def recorded_collective(
         element_bytes=size,
         input_elements=tensors.elements if elements is None and tensors else elements,
         output_elements=whole(told.get("out_msg_nelems")),
-        input_rows=integers(told.get("in_split_size")),
-        output_rows=integers(told.get("out_split_size")),
+        input_rows=_splits(told.get("in_split_size")),
+        output_rows=_splits(told.get("out_split_size")),
         sequence=-1 if sequence is None else sequence,
         peer=whole(told.get("dst_rank" if name == "send" else "src_rank")),
     )
 
 
+def _splits(value: Any) -> TruncatedList | None:
+    """Parse splits; an empty list may stand for a list of tensors of any sizes."""
+    rows = integers(value)
+    return rows if rows and (rows[0] or rows[1]) else None
+
+
 def call_of(
-    operator: C10dOperator | None,
-    recorded: RecordedCollective | None,
+    operator: C10dOperator,
+    recorded: RecordedCollective,
     groups: ProfileGroups,
     record: RankRecord,
     known: Group | None = None,
 ) -> ImportedCall | None:
     """Build a call from a c10d operator and its ``record_param_comms`` event.
 
-    Inconsistencies and omissions are noted in the record; None if the group is unknown.
-
-    Parameters
-    ----------
-    operator, recorded
-        The records; at least one is not None.
-    groups, record
-        Process groups of the file; record that collects omissions.
-    known
-        The group, where it is known from another source.
+    One of them may be empty.  Inconsistencies and omissions are noted in the record;
+    None if the group is unknown.  ``known`` is the group, where another source has it.
     """
-    operation = _operation(operator, recorded)
-    if operation is None:
+    operation = OPERATORS.get(operator.name, ("", -1))[0]
+    if not operator.name:
+        operation = RECORDED.get(recorded.name, "")
+    if not operation:
         return None
-    group = recorded.group if recorded else None
-    if group is None and operator:
+    group = recorded.group
+    if group is None and operator.name:
         group = groups.of_width(width_of(operator), record.rank)
     group = group or known
     if group is None or record.rank not in group.ranks:
         record.left_out[f"{operation} on a group that is not in the file"] += 1
         return None
-    call = ImportedCall(operation=operation, group=group)
-    told = (operator.input or operator.output) if operator else None
-    if told and told.element_bytes:
-        call.dtype, size = told.dtype, told.element_bytes
-    elif recorded and recorded.element_bytes:
-        call.dtype, size = recorded.dtype, recorded.element_bytes
-    else:
-        size = 0
-    if recorded and recorded.sequence >= 0:
-        call.sequence = recorded.sequence
+    call = ImportedCall(operation=operation, group=group, sequence=recorded.sequence)
+    tensors = operator.input or operator.output
+    typed = tensors if tensors and tensors.element_bytes else recorded
+    call.dtype, size = typed.dtype, typed.element_bytes
     if operation == "barrier":
         call.dtype, call.row_bytes, call.volume = "", 0, 0
     elif operation == ALL_TO_ALL:
         _exchange(call, operator, recorded, size, record)
     else:
         call.row_bytes = 0  # a buffer has no rows
-        elements = recorded.input_elements if recorded else None
-        if operator and operator.input:
+        elements = recorded.input_elements
+        if operator.input:
             elements = operator.input.elements
         if elements is not None and size:
             call.volume = elements * size
         if operation == "send_recv":
             return _message(call, operator, recorded, record)
     return call
-
-
-def _operation(
-    operator: C10dOperator | None, recorded: RecordedCollective | None
-) -> str | None:
-    if operator:
-        return OPERATORS[operator.name][0] if operator.name in OPERATORS else None
-    return RECORDED.get(recorded.name) if recorded else None
 
 
 def width_of(operator: C10dOperator) -> int:
@@ -269,14 +239,13 @@ def width_of(operator: C10dOperator) -> int:
 
 def _message(
     call: ImportedCall,
-    operator: C10dOperator | None,
-    recorded: RecordedCollective | None,
+    operator: C10dOperator,
+    recorded: RecordedCollective,
     record: RankRecord,
 ) -> ImportedCall | None:
-    name = operator.name if operator else recorded.name if recorded else ""
-    peer = operator.peer if operator else None
-    if peer is None and recorded:
-        peer = recorded.peer
+    """Set the ends of a message; None if they are unknown."""
+    name = operator.name or recorded.name
+    peer = recorded.peer if operator.peer is None else operator.peer
     width, me = len(call.group.ranks), call.group.ranks.index(record.rank)
     if peer is None or not 0 <= peer < width:
         record.left_out["send_recv with an unknown peer"] += 1
@@ -288,8 +257,8 @@ def _message(
 
 def _exchange(
     call: ImportedCall,
-    operator: C10dOperator | None,
-    recorded: RecordedCollective | None,
+    operator: C10dOperator,
+    recorded: RecordedCollective,
     size: int,
     record: RankRecord,
 ) -> None:
@@ -326,21 +295,19 @@ Side = tuple[TruncatedList | None, int | None]
 
 
 def _sides(
-    operator: C10dOperator | None, recorded: RecordedCollective | None, width: int
+    operator: C10dOperator, recorded: RecordedCollective, width: int
 ) -> tuple[Side, Side]:
     """Return input and output splits; values of the operator take precedence."""
-    into: Side = (None, None)
-    out: Side = (None, None)
-    if recorded:
-        # an empty list may stand for a list of tensors of any sizes
-        into = (_or_none(recorded.input_rows), recorded.input_elements)
-        out = (_or_none(recorded.output_rows), recorded.output_elements)
-    if operator is None:
-        return into, out
-    sides = []
+    sides: list[Side] = []
     for tensors, rows, before in (
-        (operator.input, operator.input_rows, into),
-        (operator.output, operator.output_rows, out),
+        (
+            *(operator.input, operator.input_rows),
+            (recorded.input_rows, recorded.input_elements),
+        ),
+        (
+            *(operator.output, operator.output_rows),
+            (recorded.output_rows, recorded.output_elements),
+        ),
     ):
         if tensors is None:
             sides.append(before)
@@ -356,17 +323,13 @@ def _sides(
     return sides[0], sides[1]
 
 
-def _or_none(rows: TruncatedList | None) -> TruncatedList | None:
-    return rows if rows and (rows[0] or rows[1]) else None
-
-
-def _row_bytes(operator: C10dOperator | None, into: Side, out: Side, size: int) -> int:
+def _row_bytes(operator: C10dOperator, into: Side, out: Side, size: int) -> int:
     """Compute the bytes of a row of an all-to-all, -1 if unknown."""
     if not size:
         return -1
-    if operator and operator.name == "alltoall_":
+    if operator.name == "alltoall_":
         return size
-    tensors = operator and (operator.input or operator.output)
+    tensors = operator.input or operator.output
     if tensors and tensors.shapes and tensors.shapes[0]:
         return size * prod(tensors.shapes[0][1:])
     for rows, elements in (into, out):

@@ -94,16 +94,8 @@ def select_calls(
 ) -> CallSelection:
     """Select the calls that match the options and have known byte counts.
 
-    Parameters
-    ----------
-    trace
-        Any.
-    options
-        Iterations, layer and phase.
-    only
-        An operation such as ALL_TO_ALL; None: every collective and message.
-    timed
-        Check that all times are known if the captured pace is requested.
+    ``only`` is an operation such as ALL_TO_ALL (None: every collective and message);
+    ``timed`` checks that all times are known if the captured pace is requested.
 
     Raises
     ------
@@ -233,14 +225,7 @@ def exchanges(
 ) -> Iterator[ExportedExchange]:
     """Iterate over the selected all-to-alls in order, merged over groups.
 
-    Parameters
-    ----------
-    trace
-        Any.
-    options
-        ``of`` selects the bytes: sent ("wire") or routed ("demand").
-    chosen
-        All-to-alls.
+    ``options.of`` selects the bytes: sent ("wire") or routed ("demand").
 
     Raises
     ------

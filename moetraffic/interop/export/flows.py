@@ -35,15 +35,8 @@ class Burst:
 class Flows:
     """Flows of the selected all-to-alls, iterated in call order, a burst at a time.
 
-    A flow begins when its sender starts the call or, if that is unknown, issues it;
-    with ``every_ns``, exchanges begin at that interval.
-
-    Parameters
-    ----------
-    trace, options
-        See :func:`.call_selection.exchanges`.
-    most
-        Maximum bytes of a flow in the format.
+    A flow has at most ``most`` bytes, and begins when its sender starts the call or, if
+    that is unknown, issues it; with ``every_ns``, exchanges begin at that interval.
     """
 
     def __init__(self, trace: Trace, options: ExportOptions, most: int) -> None:

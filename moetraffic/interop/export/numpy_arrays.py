@@ -11,7 +11,7 @@ token copies, and ``_iteration``, ``_layer``, ``_micro_batch``, ``_ranks``.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ from .call_selection import (
     select_calls,
 )
 from .exporter import Exporter, ExportOptions
-
-Array = npt.NDArray[Any]
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
@@ -59,90 +57,61 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for at in by_width(trace, sent):
-            _add_wire(archive, trace, sent[at])
-        for family in _families(trace, routed):
-            _add_demand(archive, trace, family)
+            _add_calls(archive, trace, sent[at])
+        experts = np.array([s.experts for s in trace.sites], np.int64)
+        for at in by_width(trace, routed):
+            own = experts[trace.occurrences.site[routed[at]]]
+            for count in np.unique(own):
+                _add_calls(archive, trace, routed[at][own == count])
         _add(archive, "step_iteration", trace.steps.iteration)
         _add(archive, "step_loss", trace.steps.loss)
     return [*lost, *other_operations(trace), "where experts lie is left out"]
 
 
-def _families(trace: Trace, routed: Int64) -> Iterator[Int64]:
-    """Group routing occurrences by their numbers of ranks and experts."""
-    experts = np.array([s.experts for s in trace.sites], np.int64)
-    for at in by_width(trace, routed):
-        mine = routed[at]
-        own = experts[trace.occurrences.site[mine]]
-        for count in np.unique(own):
-            yield mine[own == count]
-
-
-def _add_wire(archive: zipfile.ZipFile, trace: Trace, sent: Int64) -> None:
-    width = trace.common_size(sent)
-    name = f"wire_{width}"
-    _add(
-        archive, name, _read(sent, width * width, trace.wire), (len(sent), width, width)
-    )
-    sites = [trace.sites[s] for s in trace.occurrences.site[sent]]
-    _add_labels(archive, name, trace, sent)
+def _add_calls(archive: zipfile.ZipFile, trace: Trace, found: Int64) -> None:
+    """Write all-to-alls of one size, or routings also of one number of experts."""
+    sites = [trace.sites[s] for s in trace.occurrences.site[found]]
+    width = trace.common_size(found)
+    read: Callable[[Int64], npt.NDArray[Any]] = trace.wire
+    name, columns, dtype = f"wire_{width}", width, "<i8"
+    if sites[0].operation == ROUTING:
+        columns, dtype = sites[0].experts, "<i4"
+        name, read = f"demand_{width}x{columns}", trace.demand
+    step = max(1, AT_ONCE // (width * columns))
+    # chunks follow the trace order, whatever their layers
+    chunks = (read(found[b : b + step]) for b in range(0, len(found), step))
+    _write_array(archive, name, chunks, (len(found), width, columns), dtype)
+    _add(archive, f"{name}_iteration", trace.occurrences.iteration[found])
+    _add(archive, f"{name}_layer", np.array([s.layer for s in sites], np.int64))
+    _add(archive, f"{name}_micro_batch", np.array([s.slot for s in sites], np.int64))
+    _add(archive, f"{name}_ranks", trace.members(found))
+    if sites[0].operation == ROUTING:
+        return
     for column in ("phase", "direction", "label"):
-        values = np.array([getattr(s, column) for s in sites], np.str_)
-        _add(archive, f"{name}_{column}", values)
+        _add(archive, f"{name}_{column}", np.array([getattr(s, column) for s in sites]))
     _add(archive, f"{name}_row_bytes", np.array([s.row_bytes for s in sites], np.int64))
-    issue, _, end = trace.times(sent)
+    issue, _, end = trace.times(found)
     _add(archive, f"{name}_issue_ns", issue)
     _add(archive, f"{name}_end_ns", end)
 
 
-def _add_demand(archive: zipfile.ZipFile, trace: Trace, routed: Int64) -> None:
-    width = trace.common_size(routed)
-    experts = trace.sites[trace.occurrences.site[routed[0]]].experts
-    name = f"demand_{width}x{experts}"
-    shape = (len(routed), width, experts)
-    _add(archive, name, _read(routed, width * experts, trace.demand), shape, np.int32)
-    _add_labels(archive, name, trace, routed)
+def _add(archive: zipfile.ZipFile, name: str, values: npt.NDArray[Any]) -> None:
+    _write_array(archive, name, [values], values.shape, values.dtype.str)
 
 
-def _add_labels(
-    archive: zipfile.ZipFile, name: str, trace: Trace, occurrences: Int64
-) -> None:
-    sites = [trace.sites[s] for s in trace.occurrences.site[occurrences]]
-    _add(archive, f"{name}_iteration", trace.occurrences.iteration[occurrences])
-    _add(archive, f"{name}_layer", np.array([s.layer for s in sites], np.int64))
-    _add(archive, f"{name}_micro_batch", np.array([s.slot for s in sites], np.int64))
-    _add(archive, f"{name}_ranks", trace.members(occurrences))
-
-
-def _read(
-    occurrences: Int64, cells: int, read: Callable[[Int64], Array]
-) -> Iterator[Array]:
-    step = max(1, AT_ONCE // cells)
-    for begin in range(0, len(occurrences), step):
-        # chunks follow the trace order, whatever their layers
-        yield read(occurrences[begin : begin + step])
-
-
-def _add(
+def _write_array(
     archive: zipfile.ZipFile,
     name: str,
-    values: Array | Iterable[Array],
-    shape: tuple[int, ...] | None = None,
-    dtype: Any = np.int64,
+    chunks: Iterable[npt.NDArray[Any]],
+    shape: tuple[int, ...],
+    dtype: str,
 ) -> None:
-    """Write an array to the archive, given whole or in chunks along its first axis."""
-    pieces: Iterable[Array] = [values] if isinstance(values, np.ndarray) else values
-    if isinstance(values, np.ndarray):
-        shape, dtype = values.shape, values.dtype
-    dtype = np.dtype(dtype)
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    """Write an array to the archive in chunks along its first axis."""
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
     with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for piece in pieces:
-            file.write(np.ascontiguousarray(piece, dtype).tobytes())
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, dtype).tobytes())
 
 
 EXPORTER = Exporter(

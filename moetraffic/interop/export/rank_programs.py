@@ -48,18 +48,10 @@ def programs(
 ) -> Iterator[tuple[int, list[ProgramCall]]]:
     """Iterate over the calls of each rank in blocks of iterations.
 
-    Parameters
-    ----------
-    trace
-        Any.
-    chosen
-        The calls to export.
-
     Yields
     ------
     int, list of ProgramCall
-        A rank and its next calls, in issue order.  Each rank is yielded once per block
-        of iterations.
+        A rank and its next calls, in issue order.  Each rank is yielded once per block.
     """
     number = np.full(len(trace.occurrences), -1, np.int64)
     number[chosen.occurrences] = np.arange(len(chosen.occurrences))

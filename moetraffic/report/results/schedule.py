@@ -13,9 +13,14 @@ from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.network.circuit_plan import CircuitPlan
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric import decompose
-from moetraffic.fabric.circuits import coverage, duty, term_seconds, terms_for
 from moetraffic.fabric.compatibility import Compatibility, Job, around
-from moetraffic.fabric.decomposition import Decomposition
+from moetraffic.fabric.decomposition import (
+    Decomposition,
+    coverage,
+    duty,
+    term_seconds,
+    terms_for,
+)
 from moetraffic.report.chart import (
     Axis,
     Chart,
