@@ -16,7 +16,7 @@ import typer
 from moetraffic.launch import current_rank
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
-from moetraffic.replay.plan.verification import Verification
+from moetraffic.replay.plan.selection import Verification
 from moetraffic.replay.results.console import print_tables, progress_display
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
@@ -212,13 +212,17 @@ def command(
         )
         if dry_run:
             # the network model takes long to import
-            from moetraffic.replay.results.dry_run import DryRunOptions, print_dry_run
+            from moetraffic.replay.results.dry_run import print_dry_run
 
-            options = DryRunOptions(
-                hockney=hockney, program=program, verbose=verbose, force=request.force
-            )
             if rank_env is None or rank_env.rank == 0:
-                print_dry_run(request, options, nproc=nproc, as_json=as_json)
+                print_dry_run(
+                    request,
+                    nproc=nproc,
+                    hockney=hockney,
+                    program=program,
+                    verbose=verbose,
+                    as_json=as_json,
+                )
             return None
         refuse_idle(
             context,

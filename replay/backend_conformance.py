@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from threading import Thread
 
 import numpy as np
-import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment, current_rank
-from moetraffic.replay.backends.backend import Backend, Call, backend, run
-from moetraffic.replay.execution.checking import compare, fill
+from moetraffic.replay.backends.backend import Backend, Call, backend, finish, run
+from moetraffic.replay.execution.payload import fill_buffers, find_wrong
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.plan.sizes import CUT, buffers
 from moetraffic.trace.model import ALL_TO_ALL
@@ -69,137 +68,112 @@ def conform(
     unknown = set(moves.kinds) - set(KINDS)
     if unknown or ALL_TO_ALL not in moves.kinds:
         return [f"kinds are some of {KINDS}, all_to_all among them: {moves.kinds}"]
-    made = groups(rank_env.world)
+    made, rank = groups(rank_env.world), rank_env.rank
     moves.start(rank_env, made, timeout_s)
-    test = _BackendTrial(moves, rank_env, made)
-    for number in range(len(made)):
-        test.every_kind(number)
-    test.overlapping(0, 1)
+    wrong: list[str] = []
+    number = 0  # of operations so far, the same on all ranks
+    for group, members in enumerate(made):
+        for kind, size, sender, receiver in _cases(moves, members):
+            number += _AGAIN
+            if rank in members and (kind != "send_recv" or rank in (sender, receiver)):
+                call = _call(moves, rank, members, kind, group, size, sender, receiver)
+                wrong += _violations(moves, call, rank, members, number)
+    first, second = (
+        _call(moves, rank, made[group], ALL_TO_ALL, group, 64) for group in (0, 1)
+    )
+    if not _overlap(moves, first, second, delay_s=0.0 if rank else 0.5):
+        wrong.append(
+            "operations of different groups overlap, but one waited for the other"
+        )
     moves.stop()
-    return test.wrong
+    return wrong
 
 
-class _BackendTrial:
-    """Backend conformance test on one rank, and the violations it found."""
+def _cases(
+    moves: Backend, members: tuple[int, ...]
+) -> Iterator[tuple[str, int, int, int]]:
+    """Yield kind, size, sender and receiver of each operation to test in a group."""
+    senders, receivers = [(m, -1) for m in members], [(-1, m) for m in members]
+    ends = {
+        "broadcast": senders,
+        "scatter": senders,
+        "reduce": receivers,
+        "gather": receivers,
+        "send_recv": list(zip(members, (*members[1:], members[0]), strict=True)),
+    }
+    for kind in (k for k in KINDS if k in moves.kinds):
+        for size in _SIZES:
+            for sender, receiver in ends.get(kind, [(-1, -1)]):
+                yield kind, size, sender, receiver
 
-    def __init__(
-        self, moves: Backend, rank_env: RankEnvironment, made: Sequence[tuple[int, ...]]
-    ) -> None:
-        self.wrong: list[str] = []
-        self._moves = moves
-        self._rank = rank_env.rank
-        self._groups = made
-        self._number = 0  # of operations so far, the same on all ranks
 
-    def every_kind(self, group: int) -> None:
-        """Test each kind of operation in a group, by size, sender and receiver."""
-        members = self._groups[group]
-        for kind in KINDS:
-            if kind not in self._moves.kinds:
-                continue
-            for size in _SIZES:
-                for sender, receiver in _ends(kind, members):
-                    self._number += 1
-                    if self._rank in members and _takes_part(
-                        kind, self._rank, sender, receiver
-                    ):
-                        call = self._call(kind, group, size, sender, receiver)
-                        self._try(call, f"{kind} of {size} bytes in {members}")
-
-    def overlapping(self, one: int, other: int) -> None:
-        """Test that operations of two groups with the same ranks overlap.
-
-        Rank 0 delays the operation of the first group; that of the second must end
-        earlier.
-        """
-        first, second = (
-            self._call(ALL_TO_ALL, group, 64, -1, -1) for group in (one, other)
-        )
-        ended_s: dict[int, float] = {}
-
-        def late() -> None:
-            if self._rank == 0:
-                time.sleep(0.5)
-            run(self._moves, first)
-            ended_s[one] = time.monotonic()
-
-        thread = Thread(target=late)
-        thread.start()
-        run(self._moves, second)
-        ended_s[other] = time.monotonic()
-        thread.join()
-        if ended_s[other] > ended_s[one]:
-            self.wrong.append(
-                "operations of different groups overlap, but one waited for the other"
+def _violations(
+    moves: Backend, call: Call, rank: int, members: tuple[int, ...], number: int
+) -> Iterator[str]:
+    """Bind an operation, start it several times, and yield what arrived wrong."""
+    launch = moves.bind(call)
+    for again in range(_AGAIN):
+        operation = number + again
+        fill_buffers(call, rank=rank, members=members, operation=operation)
+        finish(moves, launch())
+        found = find_wrong(call, rank=rank, members=members, operation=operation)
+        if found is not None:
+            size = max(len(call.send), len(call.receive))
+            yield (
+                f"{call.kind} of {size} bytes in {members}, started {again + 1} times: "
+                f"{found[1]}"
             )
 
-    def _try(self, call: Call, what: str) -> None:
-        members = self._groups[call.group]
-        launch = self._moves.bind(call)
-        for again in range(_AGAIN):
-            operation = self._number * _AGAIN + again
-            fill(call, rank=self._rank, members=members, operation=operation)
-            begin = time.monotonic_ns()
-            work = launch()
-            if work is not None:
-                work.wait()
-            if self._moves.device.type == "cuda":
-                torch.cuda.synchronize(self._moves.device)
-            if time.monotonic_ns() < begin:
-                self.wrong.append(f"{what}: time went back")
-            found = compare(call, rank=self._rank, members=members, operation=operation)
-            if found is not None:
-                self.wrong.append(f"{what}, started {again + 1} times: {found[1]}")
 
-    def _call(
-        self, kind: str, group: int, size: int, sender: int, receiver: int
-    ) -> Call:
-        members, rank = self._groups[group], self._rank
-        width, me = len(members), members.index(rank)
-        send_bytes: list[int] = []
-        receive_bytes: list[int] = []
-        if kind == ALL_TO_ALL:
-            send_bytes = [_pair(size, me, other) for other in range(width)]
-            receive_bytes = [_pair(size, other, me) for other in range(width)]
-            sends, gets = sum(send_bytes), sum(receive_bytes)
-        else:
-            whole = size // width * width if kind in CUT else size
-            send, receive = buffers(
-                kind,
-                np.array([whole]),
-                np.array([width]),
-                rank,
-                np.array([sender], np.int32),
-                np.array([receiver], np.int32),
-            )
-            sends, gets = int(send[0]), int(receive[0])
-        return Call(
-            kind=kind,
-            group=group,
-            send=self._moves.empty(sends),
-            receive=self._moves.empty(gets),
-            send_bytes=send_bytes,
-            receive_bytes=receive_bytes,
-            sender=sender,
-            receiver=receiver,
-        )
+def _overlap(moves: Backend, first: Call, second: Call, *, delay_s: float) -> bool:
+    """Whether an operation ends before one of another group that rank 0 delays."""
+    ended_s: list[float] = []
+
+    def late() -> None:
+        time.sleep(delay_s)
+        run(moves, first)
+        ended_s.append(time.monotonic())
+
+    thread = Thread(target=late)
+    thread.start()
+    run(moves, second)
+    now_s = time.monotonic()
+    thread.join()
+    return now_s <= ended_s[0]
 
 
-def _ends(kind: str, members: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield the (sender, receiver) pairs to test for a kind of operation."""
-    if kind in ("broadcast", "scatter"):
-        yield from ((m, -1) for m in members)
-    elif kind in ("reduce", "gather"):
-        yield from ((-1, m) for m in members)
-    elif kind == "send_recv":
-        for at, member in enumerate(members):
-            yield member, members[(at + 1) % len(members)]
+def _call(
+    moves: Backend,
+    rank: int,
+    members: tuple[int, ...],
+    kind: str,
+    group: int,
+    size: int,
+    sender: int = -1,
+    receiver: int = -1,
+) -> Call:
+    width, me = len(members), members.index(rank)
+    send_bytes: list[int] = []
+    receive_bytes: list[int] = []
+    if kind == ALL_TO_ALL:
+        send_bytes = [_pair(size, me, other) for other in range(width)]
+        receive_bytes = [_pair(size, other, me) for other in range(width)]
+        sends, gets = sum(send_bytes), sum(receive_bytes)
     else:
-        yield -1, -1
-
-
-def _takes_part(kind: str, rank: int, sender: int, receiver: int) -> bool:
-    return kind != "send_recv" or rank in (sender, receiver)
+        whole = size // width * width if kind in CUT else size
+        ends = (np.array([end], np.int32) for end in (sender, receiver))
+        send, receive = buffers(kind, np.array([whole]), np.array([width]), rank, *ends)
+        sends, gets = int(send[0]), int(receive[0])
+    return Call(
+        kind=kind,
+        group=group,
+        send=moves.empty(sends),
+        receive=moves.empty(gets),
+        send_bytes=send_bytes,
+        receive_bytes=receive_bytes,
+        sender=sender,
+        receiver=receiver,
+    )
 
 
 def _pair(size: int, source: int, destination: int) -> int:

@@ -92,13 +92,6 @@ def backend_errors(rank: int, operation: str) -> Iterator[None]:
 def run_to_exit(work: Callable[[], T], rank_env: RankEnvironment | None) -> T:
     """Run a function; on failure report the error and, on a rank, exit the process.
 
-    Parameters
-    ----------
-    work
-        Work of the process.
-    rank_env
-        Rank of the process; None for the parent of ranks.
-
     Raises
     ------
     Exception

@@ -35,15 +35,6 @@ def replay(
 ) -> Replay:
     """Replay a trace on ranks that are started on this host.
 
-    Parameters
-    ----------
-    request
-        Options of the replay.
-    nproc
-        Number of ranks to start; None for that of the trace.
-    on_plan, on_event
-        Called with the plan before the ranks start, and with each of their heartbeats.
-
     Raises
     ------
     MoetrafficError
@@ -56,8 +47,7 @@ def replay(
         planned = request.plan(trace, world=nproc, ranks=())
         request.validate_baselines(planned.world)
         if request.out is not None:
-            ranks = trace.meta.world
-            check_disk_space(request.trace, planned, ranks, request.out)
+            check_disk_space(trace, request.trace, planned, request.out)
         if on_plan is not None:
             on_plan(planned)
 
@@ -92,22 +82,9 @@ def start_ranks(
 ) -> Result:
     """Run a Python module as ranks on this host and return the result of rank 0.
 
-    Parameters
-    ----------
-    kind
-        Dataclass of the result, which rank 0 writes to the file ``--summary``.
-    program
-        The module, and its arguments.
-    ranks
-        Number of ranks to start.
-    start_s
-        Time until all ranks must be ready.
-    timeout_s
-        Longest time of an operation, after which the ranks themselves fail.
-    on_event
-        Called with each heartbeat.
-    namer
-        Returns the name of a rank's n-th operation.
+    The module gets ``program[1:]`` and an option ``--summary`` with the file to which
+    rank 0 writes its result, a dataclass of type ``kind``.  A rank fails by itself if
+    an operation takes longer than ``timeout_s``.
 
     Raises
     ------

@@ -102,6 +102,7 @@ def _replay(
         if moves.device.type != "cpu":
             free = torch.cuda.mem_get_info(moves.device)[0]
         agree_on_memory(planned, rank_env.rank, moves, nodes, free)
+        rendezvous.ready = True
 
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(

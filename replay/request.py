@@ -15,7 +15,7 @@ from moetraffic.replay.plan.background import (
 )
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.plan.verification import FULL_VERIFICATION, Depth, Verification
+from moetraffic.replay.plan.selection import FULL_VERIFICATION, Depth, Verification
 from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.trace import Trace
@@ -161,13 +161,6 @@ class Request:
         ranks: Collection[int] | None = None,
     ) -> Plan:
         """Make the replay plan of a trace with these options.
-
-        Parameters
-        ----------
-        trace
-            The trace of the request, opened.
-        world, ranks
-            As :func:`moetraffic.replay.plan.planning.make_plan` takes them.
 
         Raises
         ------

@@ -140,7 +140,11 @@ def run(backend: Backend, call: Call) -> None:
     RuntimeError
         If another rank did not respond in time, or is lost.
     """
-    work = backend.bind(call)()
+    finish(backend, backend.bind(call)())
+
+
+def finish(backend: Backend, work: Work | None) -> None:
+    """Wait until a started operation has ended, also on a CUDA device."""
     if work is not None:
         work.wait()
     if backend.device.type == "cuda":

@@ -40,13 +40,7 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
 
 
 class ProcessGroups:
-    """Backend on process groups of ``torch.distributed``.
-
-    Parameters
-    ----------
-    name
-        Name of the backend in torch.
-    """
+    """Backend on process groups of ``torch.distributed``."""
 
     kinds = frozenset(KINDS)
 
@@ -150,11 +144,8 @@ class Gloo(ProcessGroups):
 class Nccl(ProcessGroups):
     """NCCL backend: one GPU per local rank, a communicator and a stream per group.
 
-    Parameters
-    ----------
-    registered
-        Whether buffers come from NCCL's allocator and are registered with every
-        communicator, so that the network accesses them in place.
+    ``registered``: buffers come from NCCL's allocator and are registered with every
+    communicator, so that the network accesses them in place.
     """
 
     def __init__(self, *, registered: bool = False) -> None:

@@ -31,9 +31,8 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .local import measure
 from .result import ENDINGS, Bench, lines
-from .sweep import Sweep, matrix_rows, size_range, validate_sweep
+from .sweep import Sweep, matrix_rows, measure, size_range, validate_sweep
 
 _RANKS = 2
 

@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.patterns.collective import UNEVEN
+from moetraffic.replay.backends.backend import Backend, Call
+from moetraffic.replay.plan.program import REDUCTIONS
 
-from .sweep import REDUCTIONS, BenchmarkCall, Sweep
+from .sweep import BenchmarkCall, Sweep
 
 Int64 = npt.NDArray[np.int64]
 
@@ -27,17 +29,7 @@ ROOT = 0
 
 
 class Operation:
-    """Collective call of one rank, prepared once and run many times.
-
-    Parameters
-    ----------
-    call, sweep
-        The call, and the settings of the benchmark.
-    rank, ranks
-        Rank of this process, and number of ranks.
-    device
-        Device of the buffers.
-    """
+    """Collective call of one rank, prepared once and run many times."""
 
     def __init__(
         self,
@@ -45,11 +37,11 @@ class Operation:
         sweep: Sweep,
         rank: int,
         ranks: int,
-        device: torch.device,
+        moves: Backend,
     ) -> None:
         self.call = call
         self._rank, self._ranks = rank, ranks
-        self._device = device
+        self._device = moves.device
         self._dtype = getattr(torch, sweep.dtype)
         width = sweep.element_bytes
         self.count = call.size_bytes // width  # elements of the size
@@ -57,7 +49,7 @@ class Operation:
         if call.collective == UNEVEN:
             self._cells = sweep.scaled(call.size_bytes) // width
         self.send, self.receive = self._buffers()
-        self.run = self._bound()
+        self.run = self._bound(moves)
 
     def _empty(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=self._dtype, device=self._device)
@@ -85,23 +77,10 @@ class Operation:
             return larger, self._empty(receives)
         return self._empty(sends), larger
 
-    def _bound(self) -> Callable[[], object]:
+    def _bound(self, moves: Backend) -> Callable[[], object]:
         """Bind the arguments of the call, so that a timed loop does nothing else."""
         send, receive, rank, ranks = self.send, self.receive, self._rank, self._ranks
-        kind, root = self.call.collective, self._rank == ROOT
-        in_one_buffer: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(receive),
-            "broadcast": lambda: dist.broadcast(receive, ROOT),
-            "reduce": lambda: dist.reduce(receive, ROOT),
-        }
-        if kind in in_one_buffer:
-            call = in_one_buffer[kind]
-
-            def after_copy() -> None:
-                receive.copy_(send)
-                call()
-
-            return after_copy if self.call.place == "out" else call
+        kind = self.call.collective
         if kind == "send_recv":
             both = [
                 dist.P2POp(dist.isend, send, (rank + 1) % ranks),
@@ -113,28 +92,36 @@ class Operation:
                     work.wait()
 
             return pass_on
-        gets, gives = self._cells[:, rank].tolist(), self._cells[rank].tolist()
-        into = list(receive.chunk(ranks)) if root and kind == "gather" else None
-        out = list(send.chunk(ranks)) if root and kind == "scatter" else None
-        calls: dict[str, Callable[[], object]] = {
-            "all_gather": lambda: dist.all_gather_into_tensor(receive, send),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(receive, send),
-            "all_to_all": lambda: dist.all_to_all_single(receive, send),
-            UNEVEN: lambda: dist.all_to_all_single(receive, send, gets, gives),
-            "gather": lambda: dist.gather(send, into, ROOT),
-            "scatter": lambda: dist.scatter(receive, out, ROOT),
-        }
-        return calls[kind]
+        launch = moves.bind(
+            Call(
+                kind="all_to_all" if kind == UNEVEN else kind,
+                group=0,
+                send=send,
+                receive=receive,
+                send_bytes=self._cells[rank].tolist() if kind == UNEVEN else [],
+                receive_bytes=self._cells[:, rank].tolist() if kind == UNEVEN else [],
+                sender=ROOT if kind in ("broadcast", "scatter") else -1,
+                receiver=ROOT if kind in ("reduce", "gather") else -1,
+            )
+        )
+        in_one_buffer = kind in ("all_reduce", "broadcast", "reduce")
+        copies = in_one_buffer and self.call.place == "out"
+
+        def start() -> None:
+            if copies:
+                receive.copy_(send)
+            work = launch()
+            if work is not None:
+                work.wait()
+
+        return start
 
     # ---- the check -----------------------------------------------------------------
 
     def wrong(self, salt: int) -> int:
         """Run the call once on known values; return the wrong elements of this rank.
 
-        Parameters
-        ----------
-        salt
-            Seed of the values: different in each check, equal on all ranks.
+        ``salt`` is the seed of the values: different in each check, equal on all ranks.
         """
         self.receive.fill_(-1)
         sent = self._values(self._rank, 0, len(self.send), salt)

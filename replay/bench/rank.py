@@ -14,13 +14,14 @@ import torch.distributed as dist
 import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.control import exchange
 from moetraffic.replay.failure import backend_errors
+from moetraffic.replay.plan.program import REDUCTIONS
 
 from .operations import ROOT, Operation
 from .result import Bench, Row
-from .sweep import REDUCTIONS, ROOTED, BenchmarkCall, Sweep, validate_sweep
+from .sweep import ROOTED, BenchmarkCall, Sweep, validate_sweep
 
 _NODE_BYTES = 64
 
@@ -53,7 +54,7 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     calls = sweep.calls(rank_env.world)
     for number, call in enumerate(calls):
         with backend_errors(rank_env.rank, str(call)):
-            rows.append(_measure(call, sweep, rank_env, moves.device, counter, nodes))
+            rows.append(_measure(call, sweep, rank_env, moves, counter, nodes))
         heartbeat.send("step", stage="bench", done=number + 1, of=len(calls))
     moves.stop()
     heartbeat.send("done")
@@ -77,11 +78,12 @@ def _measure(
     call: BenchmarkCall,
     sweep: Sweep,
     rank_env: RankEnvironment,
-    device: torch.device,
+    moves: Backend,
     counter: memoryview,
     nodes: Sequence[str],
 ) -> Row:
-    operation = Operation(call, sweep, rank_env.rank, rank_env.world, device)
+    device = moves.device
+    operation = Operation(call, sweep, rank_env.rank, rank_env.world, moves)
 
     def settle() -> None:
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Settings of a benchmark: collectives, sizes and numbers of iterations.
+"""Settings of a benchmark (collectives, sizes, iterations), and its measurement.
 
 Sizes, their rounding, warm-up and defaults are those of nccl-tests (README,
 "Arguments"): from ``-b`` to ``-e`` by a factor ``-f`` or a step ``-i``, K, M, G are
@@ -8,15 +8,22 @@ powers of 1024, and a size is rounded down to whole elements per rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import ReplayError
+from moetraffic.launch import Heartbeat
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, uneven_bytes
+from moetraffic.replay.local import start_ranks
+from moetraffic.replay.results.output import to_json
+
+from .result import Bench
 
 Int64 = npt.NDArray[np.int64]
 
@@ -29,13 +36,13 @@ DIVIDED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "sc
 ONLY_OUT = frozenset({"all_to_all", UNEVEN, "send_recv", "gather", "scatter"})
 """Collectives without an in-place form in nccl-tests or in torch."""
 
-REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 BACKENDS = ("gloo", "nccl")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGkmg]?)i?[Bb]?")
 _MOST_SIZES = 1000
+_START_S = 120.0  # to import torch and connect, on a busy host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,3 +257,31 @@ def matrix_rows(
             "more, rows send, columns receive"
         )
     return tuple(tuple(int(v) for v in row) for row in cells)
+
+
+def measure(
+    sweep: Sweep, ranks: int, *, on_event: Callable[[Heartbeat], None] | None = None
+) -> Bench:
+    """Run a benchmark on ranks that are started on this host.
+
+    Raises
+    ------
+    MoetrafficError
+        If it cannot start, or if a rank fails: names the rank and the operation.
+    Interrupted
+        After SIGINT or SIGTERM, when all ranks have ended.
+    """
+    each = sweep.check + sweep.warmup + sweep.iterations
+    names = [str(call) for call in sweep.calls(ranks)]
+    with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
+        settings = Path(folder) / "sweep.json"
+        settings.write_text(to_json("moetraffic sweep", sweep))
+        return start_ranks(
+            Bench,
+            ["moetraffic.replay.bench", "--sweep", str(settings)],
+            ranks=ranks,
+            start_s=max(_START_S, 2 * sweep.timeout_s),
+            timeout_s=sweep.timeout_s,
+            on_event=on_event,
+            namer=lambda _, n: names[min(n // each, len(names) - 1)],
+        )

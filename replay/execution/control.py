@@ -42,14 +42,8 @@ def exchange(
 ) -> list[UInt8]:
     """Exchange small arrays among the members of a group by an all-to-all.
 
-    Parameters
-    ----------
-    group
-        Index of the group.
-    parts
-        ``W`` arrays, one per member, whose bytes are sent.
-    receive_bytes
-        ``[W]`` bytes from each member.
+    ``parts`` are W arrays whose bytes are sent; ``receive_bytes`` ``[W]`` are bytes
+    from each member.
 
     Returns
     -------
@@ -115,15 +109,7 @@ def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
     uneven = np.diff(program.first) > 0
     order = plan.checking_order(rank)
     for n in order[uneven[order]].tolist():
-        compare_sizes(
-            plan,
-            rank,
-            backend,
-            int(program.operation[n]),
-            int(program.group[n]),
-            program.sends(n).tolist(),
-            program.receives(n).tolist(),
-        )
+        compare_sizes(plan, rank, backend, n)
     # a rank that found a wrong size raised above: the others wait here for its error
     barrier(plan, backend)
     raise RankError(
@@ -168,24 +154,18 @@ def _digests(
     )  # type: ignore[return-value]
 
 
-def compare_sizes(
-    plan: Plan,
-    rank: int,
-    backend: Backend,
-    operation: int,
-    group: int,
-    sends: list[int],
-    receives: list[int],
-) -> None:
-    """Exchange and compare the sizes of an operation, 8 bytes per pair of members.
+def compare_sizes(plan: Plan, rank: int, backend: Backend, n: int) -> None:
+    """Exchange and compare the sizes of a rank's n-th operation, an all-to-all.
 
     Raises
     ------
     RankError
         If a member will send this rank more or less than its plan expects.
     """
-    members = plan.groups[group]
-    parts = [np.array([size], "<i8") for size in sends]
+    program = plan.programs[rank]
+    operation, group = int(program.operation[n]), int(program.group[n])
+    members, receives = plan.groups[group], program.receives(n).tolist()
+    parts = [np.array([size], "<i8") for size in program.sends(n)]
     received = exchange(backend, group, parts, [8] * len(members))
     for source, announced, size in zip(members, received, receives, strict=True):
         will_send = int(announced.view("<i8")[0])
@@ -269,12 +249,7 @@ def agree_on_memory(
 ) -> None:
     """Check that each host has enough free memory for the buffers of its ranks.
 
-    Parameters
-    ----------
-    nodes
-        Host of each rank.
-    free
-        Bytes that are free where the backend allocates; None if unknown.
+    ``free`` bytes are available where the backend allocates; None if unknown.
 
     Raises
     ------

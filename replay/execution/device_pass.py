@@ -32,15 +32,6 @@ _REPETITIONS = 32
 class DevicePass:
     """Timed pass of one rank on its CUDA device.
 
-    Parameters
-    ----------
-    timed
-        State of the timed pass.
-    device
-        CUDA device of the rank.
-    graphs
-        Whether each iteration is recorded and launched as a CUDA graph.
-
     Raises
     ------
     ReplayError

@@ -11,35 +11,20 @@ from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import Plan, Timing
-from moetraffic.trace.model import ALL_TO_ALL, Bool
+from moetraffic.trace.model import Bool
 
-from .binding import Binder, validate_kinds
-from .checking import check
-from .control import barrier, compare_sizes
+from .control import barrier
 from .host_pass import StreamThreads, run_in_order
 from .pace import Pace, Schedule
-from .timed_pass import HEARTBEAT_EVERY_NS, TimedPass
+from .payload import fill_buffers, find_wrong
+from .timed_pass import HEARTBEAT_EVERY_NS, Binder, TimedPass, validate_kinds
 
 
 class Engine:
     """Executes the program of one rank: verification, warm-up and timed passes.
 
-    Parameters
-    ----------
-    plan
-        Plan with the program of this rank.
-    rank
-        Rank of this process.
-    backend
-        Backend, started with ``plan.groups`` and, after them, the group of all ranks.
-    pace
-        When operations are issued.
-    dtype
-        Type in which reductions compute.
-    graphs
-        Whether a CUDA device runs each iteration as one CUDA graph.
-    passed
-        Operations that another engine of this rank has counted before.
+    The backend is started with ``plan.groups`` and, after them, the group of all ranks.
+    Another engine of this rank has counted ``passed`` operations before.
 
     Raises
     ------
@@ -74,20 +59,16 @@ class Engine:
     def verify(self, chosen: Bool | None = None) -> None:
         """Run operations once and check every received byte.
 
-        All ranks have agreed on the sizes of all operations before; the members of an
-        operation that is run exchange its sizes once more: gloo aborts a receiver of
-        too many bytes, and leaves old bytes where too few arrive.
+        All ranks have agreed on the sizes of all operations before: gloo aborts a
+        receiver of too many bytes, and leaves old bytes where too few arrive.
 
-        Parameters
-        ----------
-        chosen
-            ``[n]`` which operations of the plan to run, the same on all ranks; None
-            for all.
+        ``chosen`` marks the operations of the plan to run, the same on all ranks; None
+        means all.
 
         Raises
         ------
         RankError
-            If sizes or bytes differ from the plan, or a rank does not respond.
+            If bytes differ from the plan, or a rank does not respond.
         """
         plan, rank, program = self._plan, self._rank, self._program
         count, done, sent_ns = len(program), 0, time.monotonic_ns()
@@ -97,7 +78,6 @@ class Engine:
             self._counter[0] = 2 * n + 1
             with backend_errors(rank, plan.name(operation)):
                 if chosen is None or chosen[operation]:
-                    self._compare_sizes(call, operation)
                     self._check(call, operation)
             self._counter[0] = 2 * n + 2
             now_ns, done = time.monotonic_ns(), done + 1
@@ -159,32 +139,11 @@ class Engine:
         with backend_errors(self._rank, "the start of the timed pass"):
             barrier(self._plan, self._backend)
 
-    def _compare_sizes(self, call: Call, operation: int) -> None:
-        """Compare the sizes of a call among all group members, except for messages."""
-        if call.kind == "send_recv":
-            return
-        sends, receives = call.send_bytes, call.receive_bytes
-        if call.kind != ALL_TO_ALL:
-            size = int(self._plan.size[operation])
-            sends = receives = [size] * len(self._plan.groups[call.group])
-        compare_sizes(
-            self._plan,
-            self._rank,
-            self._backend,
-            operation,
-            call.group,
-            sends,
-            receives,
-        )
-
     def _check(self, call: Call, operation: int) -> None:
-        wrong = check(
-            self._backend,
-            call,
-            rank=self._rank,
-            members=self._plan.groups[call.group],
-            operation=operation,
-        )
+        members = self._plan.groups[call.group]
+        fill_buffers(call, rank=self._rank, members=members, operation=operation)
+        run(self._backend, call)
+        wrong = find_wrong(call, rank=self._rank, members=members, operation=operation)
         if wrong is not None:
             source, what = wrong
             raise RankError(

@@ -27,6 +27,11 @@ from moetraffic.trace.model import UNKNOWN_TIME
 from .pace import Schedule
 from .timed_pass import BLOCK, HEARTBEAT_EVERY_NS, PREPARED, TimedPass
 
+_POLL_S = 0.1  # interval at which a waiting thread checks whether another failed
+
+MAX_IN_FLIGHT = 1024
+"""Largest number of operations in flight; issuing more blocks."""
+
 
 def run_in_order(timed: TimedPass) -> None:
     """Run a timed pass from one thread; its times are in ``timed`` afterwards.
@@ -118,25 +123,14 @@ def _paced(timed: TimedPass) -> None:
         raise errors[0]
 
 
-_POLL_S = 0.1  # interval at which a waiting thread checks whether another failed
-
-
-MAX_IN_FLIGHT = 1024
-"""Largest number of operations in flight; issuing more blocks."""
-
-
 class CompletionThread:
     """Thread that waits for operations in issue order and records their ends.
 
     The recorded end of an operation is the moment when it and all operations issued
     before it have ended.
 
-    Parameters
-    ----------
-    ended
-        Called with the number of an operation that ended and ``time.monotonic_ns()``.
-    failed
-        Called with the number and the error of an operation that failed.
+    ``ended`` and ``failed`` are called with the number of an operation and the time in
+    ns, or the error.
     """
 
     def __init__(
@@ -183,13 +177,7 @@ class _Stopped(Exception):
 
 
 class StreamThreads:
-    """Threads of one timed pass, one for each stream of the program.
-
-    Parameters
-    ----------
-    timed
-        State of the timed pass.
-    """
+    """Threads of one timed pass, one for each stream of the program."""
 
     def __init__(self, timed: TimedPass) -> None:
         self._timed = timed

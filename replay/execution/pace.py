@@ -149,14 +149,7 @@ def wait_until(
 ) -> int:
     """Wait on the host until a due time; return ``time.monotonic_ns()`` afterwards.
 
-    Parameters
-    ----------
-    due_ns
-        Due time, on the clock of ``time.monotonic_ns()``.
-    gaps
-        Sleep, or sleep and spin.
-    alive
-        Called with the time periodically, for heartbeats.
+    ``alive`` is called with the time periodically, for heartbeats.
     """
     clock, early = time.monotonic_ns, 0 if gaps is Gaps.SLEEP else SPIN_NS
     now = clock()

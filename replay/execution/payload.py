@@ -1,4 +1,4 @@
-"""Payload bytes that identify sender, receiver, operation and offset.
+"""Payload bytes that identify sender, receiver, operation and offset; verification.
 
 Each source rank has a table of P pseudo-random bytes, P prime.  Its bytes for a
 destination in an operation are the table read in blocks of P from places that depend on
@@ -11,6 +11,10 @@ identify their table (a chance match occurs in one of 10^14 tables), and with it
 sender; the place in the table identifies the rest.  For fixed d, the places of P
 consecutive operations are distinct, since P is prime and does not divide B: bytes left
 over from an earlier operation are never taken for the right ones.
+
+Bytes for one other rank are the payload of that pair; bytes for all ranks (in a
+broadcast, a gather, a reduction) are the sender's payload with itself as destination.
+Sums are of bytes, modulo 256: exact in any order.
 """
 
 from __future__ import annotations
@@ -21,6 +25,11 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from moetraffic.replay.backends.backend import Call
+from moetraffic.replay.plan.program import REDUCTIONS
+from moetraffic.trace.model import ALL_TO_ALL
 
 UInt8 = npt.NDArray[np.uint8]
 
@@ -79,18 +88,8 @@ def fill(
 ) -> None:
     """Write the payload that one rank sends in one operation.
 
-    Parameters
-    ----------
-    out
-        ``[sum(sizes)]`` uint8, overwritten: the parts of all destinations in order.
-    source
-        World rank that sends.
-    destinations
-        ``[W]`` world ranks in the group's order.
-    operation
-        Number of the operation, the same for sender and receivers.
-    sizes
-        ``[W]`` bytes for each destination.
+    ``out`` ``[sum(sizes)]`` uint8 gets the parts of all ``destinations`` (world ranks)
+    in order; ``operation`` is the same number for sender and receivers.
     """
     own, at = table(source), 0
     for destination, size in zip(destinations, sizes, strict=True):
@@ -104,15 +103,8 @@ def summed(*, sources: Sequence[int], operation: int, first: int, size: int) -> 
 
     Such sums are exact in any order, on any number of ranks.
 
-    Parameters
-    ----------
-    sources
-        World ranks that add up; each adds what :func:`fill` writes with itself as
-        destination.
-    operation
-        Number of the operation, the same on all members.
-    first, size
-        First offset, and number of bytes.
+    ``sources`` are the world ranks that add up; each adds what :func:`fill` writes with
+    itself as destination.
     """
     out, one = np.zeros(size, np.uint8), np.empty(first + size, np.uint8)
     for source in sources:
@@ -137,18 +129,8 @@ def verify(
 ) -> WrongByte | None:
     """Compare the bytes that a rank received in an operation with those expected.
 
-    Parameters
-    ----------
-    received
-        ``[sum(sizes)]`` uint8: the parts of all sources in order.
-    destination
-        World rank that received; None where each source sends the same to all.
-    sources
-        ``[W]`` world ranks in the group's order.
-    operation
-        Number of the operation, the same for sender and receivers.
-    sizes
-        ``[W]`` bytes from each source.
+    ``received`` ``[sum(sizes)]`` uint8 holds the parts of all ``sources`` (world ranks)
+    in order; ``destination`` is None where each source sends the same to all.
 
     Returns
     -------
@@ -243,3 +225,78 @@ def _trace_back(
     if owner == source and abs(shift) < _NEAR:
         return owner, f"these are rank {owner}'s bytes of offset {offset + shift}"
     return owner, f"these are bytes of rank {owner}, from another place"
+
+
+# ---- buffers of an operation -----------------------------------------------------
+
+
+def fill_buffers(
+    call: Call, *, rank: int, members: tuple[int, ...], operation: int
+) -> None:
+    """Write the payload that this rank sends into the buffers of an operation.
+
+    ``members`` are the world ranks of the group; ``operation`` is the same number on
+    all of them.
+    """
+    call.receive.view(torch.uint8).fill_(UNTOUCHED)
+    kind = call.kind
+    to: tuple[int, ...] = (rank,)
+    sizes = [len(call.send)]
+    if kind == ALL_TO_ALL:
+        to, sizes = members, call.send_bytes
+    elif kind == "scatter" and rank == call.sender:
+        to, sizes = members, [len(call.send) // len(members)] * len(members)
+    elif kind == "send_recv":
+        to = (call.receiver,)
+    into = call.send
+    if kind in ("all_reduce", "reduce") or (
+        kind == "broadcast" and rank == call.sender
+    ):
+        into, sizes = call.receive, [len(call.receive)]
+    if len(into):
+        out = np.empty(sum(sizes), np.uint8)
+        fill(out, source=rank, destinations=to, operation=operation, sizes=sizes)
+        into[: len(out)].copy_(torch.from_numpy(out))
+
+
+def find_wrong(
+    call: Call, *, rank: int, members: tuple[int, ...], operation: int
+) -> tuple[int, str] | None:
+    """Find the rank whose bytes arrived wrong, with a description; None if none."""
+    kind, size = call.kind, len(call.receive)
+    if not size or (kind == "reduce" and rank != call.receiver):
+        return None
+    received = call.receive.cpu().numpy()
+    if kind in REDUCTIONS:
+        first = members.index(rank) * size if kind == "reduce_scatter" else 0
+        return _compare_sum(received, members, operation, first)
+    destination: int | None = rank
+    sources, sizes = members, call.receive_bytes
+    if kind in ("broadcast", "scatter", "send_recv"):
+        sources, sizes = (call.sender,), [size]
+        destination = None if kind == "broadcast" else rank
+    elif kind != ALL_TO_ALL:
+        destination, sizes = None, [size // len(members)] * len(members)
+    wrong = verify(
+        received,
+        destination=destination,
+        sources=sources,
+        operation=operation,
+        sizes=sizes,
+    )
+    return None if wrong is None else (wrong.source, str(wrong))
+
+
+def _compare_sum(
+    found: UInt8, members: tuple[int, ...], operation: int, first: int
+) -> tuple[int, str] | None:
+    want = summed(sources=members, operation=operation, first=first, size=len(found))
+    differ = np.flatnonzero(want != found)
+    if not len(differ):
+        return None
+    at = int(differ[0])
+    # a sum does not show which member was wrong: name the first
+    return members[0], (
+        f"byte {at} of the sum of {len(members)} ranks is 0x{int(found[at]):02x} "
+        f"instead of 0x{int(want[at]):02x}"
+    )

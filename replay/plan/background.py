@@ -144,11 +144,6 @@ class BackgroundPattern:
     def traffic(self, world: int) -> BackgroundTraffic:
         """Build the background traffic for a given number of replay ranks.
 
-        Parameters
-        ----------
-        world
-            Number of ranks of the replay.
-
         Raises
         ------
         ReplayError
@@ -215,13 +210,6 @@ def _workload(
 
 def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     """Extract the dense collectives of a communication pattern as background traffic.
-
-    Parameters
-    ----------
-    pattern
-        Pattern of one iteration, all ranks.
-    identity
-        Identifies the traffic; a hash of all operations is appended.
 
     Returns
     -------

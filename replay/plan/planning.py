@@ -68,7 +68,13 @@ def make_plan(
         If the bytes of an all-to-all are unknown, or the file is damaged.
     """
     ranks_of = trace.meta.world if scale is None else scale.world
-    _check_world(trace, world, ranks_of)
+    if world is not None and world != ranks_of:
+        raise ReplayError(
+            "a trace is replayed on as many ranks as it has, but "
+            f"{trace.name} has {ranks_of} and there are {world}: "
+            f"start {ranks_of} ranks (--nproc {ranks_of}), or map them with --fold, "
+            "--expand, --ranks or --rank-map"
+        )
     chosen, left_out = select_operations(
         trace, iterations=iterations, layers=layers, dense=dense, scale=scale
     )
@@ -190,13 +196,3 @@ def _heading(
         background.identity if background is not None else "",
     )
     return repr((world, table.groups, table.streams, sites, changed)).encode()
-
-
-def _check_world(trace: Trace, world: int | None, ranks: int) -> None:
-    if world is not None and world != ranks:
-        raise ReplayError(
-            "a trace is replayed on as many ranks as it has, but "
-            f"{trace.name} has {ranks} and there are {world}: "
-            f"start {ranks} ranks (--nproc {ranks}), or map them with --fold, "
-            "--expand, --ranks or --rank-map"
-        )

@@ -37,6 +37,9 @@ KINDS = (
 )
 """Kinds of operations, as named in traces; :attr:`Plan.kind` is an index into it."""
 
+REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Kinds of operations that compute sums."""
+
 EXPERTS = "experts"
 """Name of stream 0, which carries the expert exchanges."""
 

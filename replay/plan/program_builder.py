@@ -46,19 +46,7 @@ class IssueOrder:
 def read_issue_order(
     trace: Trace, occurrences: Int64, ranks: Collection[int], scale: Scale | None
 ) -> IssueOrder:
-    """Read the captured issue and end times of operations from a trace.
-
-    Parameters
-    ----------
-    trace
-        The trace to replay.
-    occurrences
-        ``[n]`` indices of the operations.
-    ranks
-        Ranks of the replay.
-    scale
-        Maps ranks of the trace to those of the replay.
-    """
+    """Read the captured issue and end times of operations from a trace."""
     if not ranks:
         return IssueOrder(issue={}, end={}, begin=UNKNOWN_TIME, common=None)
     count = len(occurrences)
@@ -101,19 +89,7 @@ def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64
 def rank_order(
     issue_order: IssueOrder, rank: int, mine: Int64, iteration: Int64
 ) -> Int64:
-    """Sort the operations of one rank into issue order.
-
-    Parameters
-    ----------
-    issue_order
-        Times of the plan's operations.
-    rank
-        Rank of the replay.
-    mine
-        ``[N]`` operations in which the rank takes part.
-    iteration
-        ``[n]`` iteration of every operation of the plan.
-    """
+    """Sort the operations of one rank into issue order."""
     if issue_order.common is not None:
         return mine[np.argsort(issue_order.common[mine])]
     issue = issue_order.issue[rank][mine]
@@ -287,17 +263,7 @@ def _ends(
 
 
 class ProgramBuilder:
-    """Builder of one rank's replay program; all-to-all bytes are added in blocks.
-
-    Parameters
-    ----------
-    rank
-        A rank of the replay.
-    table
-        Columns of the plan; sizes may still be missing.
-    times
-        Captured issue times.
-    """
+    """Builder of one rank's replay program; all-to-all bytes are added in blocks."""
 
     def __init__(self, rank: int, table: OperationTable, times: IssueOrder) -> None:
         mine = np.flatnonzero(table.of_rank(rank))

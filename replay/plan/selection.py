@@ -1,9 +1,18 @@
-"""Select the operations of a trace to replay."""
+"""Select the operations of a trace to replay, and those whose bytes are verified.
+
+Sizes and order are always compared, for every operation.  A sample draws a share of
+each site's operations, so that it contains every group, layer, phase and kind, and adds
+the largest operation of each group.  It depends on the plan and a seed alone: all ranks
+draw the same sample.
+"""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +21,7 @@ from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64, Site, WireForm
 from moetraffic.trace.trace import Trace
 
-from .program import KINDS
+from .program import KINDS, Plan
 
 MESSAGE = "send_recv"
 _BLOCK_CELLS = 1 << 20  # cells of the presence mask read at a time
@@ -30,19 +39,6 @@ def select_operations(
 
     Operations whose bytes are unknown, messages with an unknown peer, and operations on
     ranks that the scale leaves out are not replayed.
-
-    Parameters
-    ----------
-    trace
-        The trace to replay.
-    iterations
-        Iterations to keep; None for all.
-    layers
-        Layers to keep; operations without a layer are always kept; None for all.
-    dense
-        Whether to keep operations other than all-to-alls.
-    scale
-        Maps ranks of the trace to those of the replay; None keeps them.
 
     Returns
     -------
@@ -184,3 +180,71 @@ def _check_complete(trace: Trace, chosen: Int64, scale: Scale | None) -> None:
         f"{', '.join(map(str, who[1]))} in iteration {int(when[who[0]])}): {remedy}, "
         "or have gaps filled with --complete-missing"
     )
+
+
+# ---- verification ----------------------------------------------------------------
+
+
+class Depth(str, enum.Enum):
+    """Extent of byte verification before the timed pass: all, a sample, or none."""
+
+    FULL = "full"
+    SAMPLE = "sample"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Settings of the byte verification before the timed pass.
+
+    Raises
+    ------
+    ReplayError
+        If the share is not above 0 and at most 1.
+    """
+
+    depth: Depth = Depth.FULL
+    share: float = 0.01  # of operations whose bytes are checked in a sample
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.seed < 0:  # NaN is neither
+            raise ReplayError(
+                "a sample is a share above 0 and at most 1, drawn by a seed from 0 on, "
+                f"but is {self.share:g} by {self.seed}: change --sample or "
+                "--sample-seed"
+            )
+
+    def __str__(self) -> str:
+        if self.depth is Depth.SAMPLE:
+            return f"sample of {self.share:g}, seed {self.seed}"
+        return str(self.depth.value)
+
+    def chosen(self, plan: Plan) -> Bool:
+        """Select the operations of a plan whose bytes are verified.
+
+        Returns
+        -------
+        ndarray
+            ``[n]`` bool: all operations; none; or ceil(share m) of the m operations
+            of each site, and the largest of each group.
+        """
+        if self.depth is Depth.FULL:
+            return np.ones(len(plan), bool)
+        found = np.zeros(len(plan), bool)
+        if self.depth is Depth.NONE or not len(plan):
+            return found
+        order = np.argsort(plan.site, kind="stable")
+        edges = np.flatnonzero(np.diff(plan.site[order])) + 1
+        for same in np.split(order, edges):
+            random = np.random.default_rng([self.seed, int(plan.site[same[0]])])
+            count = math.ceil(self.share * len(same))
+            found[random.choice(same, count, replace=False, shuffle=False)] = True
+        for group in np.unique(plan.group).tolist():
+            mine = np.flatnonzero(plan.group == group)
+            found[mine[plan.largest_bytes[mine].argmax()]] = True
+        return found
+
+
+FULL_VERIFICATION = Verification()
+"""Verification of every byte of every operation."""

@@ -196,15 +196,6 @@ def exchange_matrices(
 ) -> Matrices:
     """Yield byte matrices of the all-to-all operations of a plan.
 
-    Parameters
-    ----------
-    trace
-        Trace of the plan.
-    plan
-        Operations of the replay.
-    scale
-        Converts ranks and bytes of the trace; None leaves them.
-
     Raises
     ------
     ReplayError

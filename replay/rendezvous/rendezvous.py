@@ -52,13 +52,6 @@ class Handshake:
 class Rendezvous:
     """Communication of one rank with the others, independent of the backend.
 
-    Parameters
-    ----------
-    rank_env
-        Rank of this process.
-    patience_s
-        Timeout of each wait for other ranks.
-
     Raises
     ------
     RankError
@@ -70,18 +63,14 @@ class Rendezvous:
         self._patience_s = patience_s
         self.store = Store(rank_env, patience_s)
         self._handshakes: list[Handshake] = []  # of all ranks, once they agree
+        self.ready = False  # whether all ranks are ready for the first operation
 
     # ---- agreement ---------------------------------------------------------------
 
     def agree(self, plan: Plan, settings: Mapping[str, str]) -> tuple[str, ...]:
         """Check that all ranks have the same plan, options and versions.
 
-        Parameters
-        ----------
-        plan
-            Plan of this rank.
-        settings
-            Settings that must be equal on all ranks, by name, most important first.
+        ``settings`` must be equal on all ranks; the most important comes first.
 
         Returns
         -------
@@ -214,14 +203,8 @@ class Rendezvous:
     ) -> Iterator[None]:
         """Report errors in the block to the other ranks, and find the root cause.
 
-        Parameters
-        ----------
-        position
-            Number of operations entered and left by this rank, as the heartbeat
-            counts them.
-        namer
-            Returns the name of the n-th operation that this rank entered, for errors
-            that do not name one; not used under a supervisor.
+        ``position`` counts operations entered and left by this rank, as the heartbeat
+        does; ``namer`` names the n-th of them, for errors that do not name one.
 
         Raises
         ------
@@ -250,12 +233,13 @@ class Rendezvous:
 
     def _linger(self) -> None:
         """Delay the exit of rank 0, so that others can read its report in the store."""
-        if self._rank_env.rank or self._handshakes:
+        if self._rank_env.rank or self.ready:
             return
+        awaited = "report" if self._handshakes else "terms"
         until = time.monotonic() + _GRACE_S
         try:
             for rank in range(1, self._rank_env.world):
-                self.store.wait(f"terms/{rank}", max(0.0, until - time.monotonic()))
+                self.store.wait(f"{awaited}/{rank}", max(0.0, until - time.monotonic()))
         except RankError:
             return
         time.sleep(_POLL_S * 4)  # time to read it

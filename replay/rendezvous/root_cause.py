@@ -33,14 +33,8 @@ def find_root_cause(
 ) -> RankError:
     """Find the rank that failed first, and its operation.
 
-    Parameters
-    ----------
-    reports
-        Failure reports by rank; at least one.
-    missing
-        Ranks without a report.
-    seen
-        Current states of the other ranks of this host, as :attr:`Report.seen`.
+    ``missing`` are ranks without a report; ``seen`` are current states of the other
+    ranks of this host, as :attr:`Report.seen`.
 
     Returns
     -------

@@ -32,13 +32,6 @@ _POLL_S = 0.005, 0.2  # interval between two reads: at first, at most
 class Store:
     """Client of one rank to the key-value store shared by all ranks.
 
-    Parameters
-    ----------
-    rank_env
-        Rank of this process.
-    patience_s
-        Timeout of each wait for other ranks.
-
     Raises
     ------
     RankError

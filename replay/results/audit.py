@@ -36,18 +36,21 @@ from moetraffic.trace.trace import Trace
 from moetraffic.units import bit_rate, bytes_per_second
 
 from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
-from .durations import NO_CLOCKS, Measured, measure, parts
 from .output import write
 from .replayed_trace import replayed_trace
 from .result import (
     LATE_S,
+    NO_CLOCKS,
     UNKNOWN_RATIO,
     DurationQuantiles,
     Fidelity,
+    Measured,
     PartFidelity,
     Punctuality,
     Ratio,
     Replay,
+    measure,
+    parts,
     summarize,
 )
 
@@ -67,22 +70,8 @@ def conclude(
 ) -> Replay:
     """Write the replayed trace, compare it with baselines and summarize the replay.
 
-    Parameters
-    ----------
-    request
-        Options of the replay.
-    trace, plan
-        The trace and the plan that were replayed.
-    times
-        Times of every rank.
-    nodes
-        Host of each rank.
-    torch_version
-        Version of torch on the ranks.
-    clocks
-        Clock offsets of type CLOCK.
-    pairs
-        Pairs of passes without and with dense traffic.
+    ``times`` are those of every rank, ``clocks`` offsets of type CLOCK, and ``pairs``
+    the times of passes without and with dense traffic.
 
     Raises
     ------
@@ -181,26 +170,8 @@ def audit(
 ) -> Fidelity:
     """Compare the durations of a replay with the captured run and other baselines.
 
-    Parameters
-    ----------
-    plan
-        The plan that was replayed.
-    times
-        Times of every rank.
-    measured
-        Durations of the operations, from these times.
-    baselines
-        Durations to compare with.
-    clocks
-        Clock offsets of type CLOCK.
-    absolute
-        Whether due times are those of a fixed schedule: see :func:`punctuality`.
-    pairs
-        Pairs of passes without and with dense traffic, for the slowdown.
-    captured_wall_s
-        Wall time of each iteration in the trace.
-    seed
-        Seed of the resampling.
+    ``absolute`` means that due times are those of a fixed schedule, and ``pairs`` are
+    the times of passes without and with dense traffic.
     """
     base = baselines or Baselines()
     found = [
@@ -229,14 +200,7 @@ def slowdown(
     Both passes of a pair follow each other, so that other load of the machine affects
     both; iterations are resampled together with their counterpart of the pair.
 
-    Parameters
-    ----------
-    plan
-        Plan of both passes.
-    pairs
-        Times of every rank, of the all-to-alls alone and of all operations.
-    seed
-        Seed of the resampling.
+    ``pairs`` are times of every rank, of the all-to-alls alone and of all operations.
 
     Returns
     -------
@@ -273,13 +237,6 @@ def punctuality(times: Times, *, absolute: bool = False) -> Punctuality | None:
     last due time, and a slow network makes operations late.  Otherwise an operation is
     due a gap after the end of another: a slow network delays due times, and the length
     of the schedule is the duration on the rank minus its errors, which add up.
-
-    Parameters
-    ----------
-    times
-        Times of every rank.
-    absolute
-        Whether due times are independent of when operations end.
 
     Returns
     -------

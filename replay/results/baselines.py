@@ -100,17 +100,7 @@ def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
 
 
 def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
-    """Compute a lower bound on each operation's time on a network, ``[n]`` s.
-
-    Parameters
-    ----------
-    plan
-        Plan of the replay.
-    matrices
-        As :func:`moetraffic.replay.plan.sizes.operation_matrices` yields them.
-    network
-        Network with a slot for each rank.
-    """
+    """Compute a lower bound on each operation's time on a network, ``[n]`` s."""
     out = np.full(len(plan), np.nan)
     for at, members, wire in matrices:
         every, which = np.unique(members, axis=0, return_inverse=True)
@@ -135,15 +125,6 @@ def modeled(
 
     An uneven all-to-all is looked up by the bytes of its busiest link, among uneven
     ones if these were measured, otherwise among even ones.
-
-    Parameters
-    ----------
-    plan
-        Plan of the replay.
-    table
-        Measured collectives.
-    nodes
-        Host of each rank.
     """
     out = np.full(len(plan), np.nan)
     measured = {key[0] for key in table.curves}
@@ -217,19 +198,7 @@ class Estimate:
 def bounds(
     trace: Trace, plan: Plan, network: Network, scale: Scale | None = None
 ) -> Bounds:
-    """Compute lower bounds on the duration of a plan on a network.
-
-    Parameters
-    ----------
-    trace
-        Trace of the plan.
-    plan
-        Plan with the programs of all ranks.
-    network
-        Network with a slot for each rank.
-    scale
-        Converts ranks and bytes of the trace; None leaves them.
-    """
+    """Compute lower bounds on the duration of a plan on a network."""
 
     everyone = np.arange(plan.world)
     each = np.zeros(len(plan))
@@ -344,16 +313,7 @@ def by_hockney(plan: Plan, model: Hockney) -> Estimate:
 def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Estimate:
     """Estimate operation times from a table of measured collectives.
 
-    Parameters
-    ----------
-    plan
-        Plan of the replay.
-    table
-        Measured collectives.
-    source
-        Name of the table.
-    hosts
-        ``[R]`` int64 host of each rank.
+    ``hosts`` ``[R]`` int64 is the host of each rank.
     """
     took, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
     known = np.where(plan.bottleneck_bytes > 0, took, 0.0)

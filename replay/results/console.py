@@ -21,8 +21,7 @@ from moetraffic.report.console.terminal import Paper, say
 from moetraffic.tables import Table
 from moetraffic.units import byte_size
 
-from .metrics import progress_metrics, write_metrics
-from .progress import STAGES, Progress
+from .metrics import STAGES, Progress, progress_metrics, write_metrics
 from .summary_tables import counts
 
 _LINE_EVERY_S = 10.0
@@ -33,12 +32,7 @@ _RANKS_SHOWN = 16
 class ProgressDisplay:
     """Display of the ranks' progress, updated from their heartbeats.
 
-    Parameters
-    ----------
-    live
-        Live display to update; None prints a line periodically instead.
-    metrics
-        Prometheus text file to keep up to date; None for none.
+    Without a live display, a line is printed periodically instead.
     """
 
     def __init__(self, live: Live | None, metrics: Path | None = None) -> None:
@@ -90,15 +84,7 @@ class ProgressDisplay:
 def progress_display(
     *, live: bool | None = None, metrics: Path | None = None
 ) -> Iterator[ProgressDisplay]:
-    """Display replay progress on stderr: bars on a terminal, otherwise lines.
-
-    Parameters
-    ----------
-    live
-        Whether to draw progress bars; None to draw them if stderr is a terminal.
-    metrics
-        See :class:`ProgressDisplay`.
-    """
+    """Display replay progress on stderr: bars on a terminal, otherwise lines."""
     console = Paper(stderr=True, force_terminal=live or None)
     if not (console.is_terminal if live is None else live):
         yield ProgressDisplay(None, metrics)
@@ -120,20 +106,19 @@ def render_progress(progress: Progress) -> Group:
     )
     grid = Grid.grid(padding=(0, 1))
     late = set(progress.late)
-    ranks = sorted(range(len(progress.of_rank)), key=progress.share)[:_RANKS_SHOWN]
+    shares = progress.shares
+    ranks = sorted(range(len(shares)), key=shares.__getitem__)[:_RANKS_SHOWN]
     for rank in sorted(ranks):
-        own = progress.of_rank[rank]
+        done, of = progress.done_of[rank], progress.planned_of[rank]
         grid.add_row(
             f"rank {rank}",
-            ProgressBar(total=max(own.of, 1), completed=own.done, width=32),
-            f"{progress.share(rank):.0%}",
+            ProgressBar(total=max(of, 1), completed=done, width=32),
+            f"{shares[rank]:.0%}",
             Text("behind", style="yellow") if rank in late else "",
         )
     parts: list[RenderableType] = [head, grid]
-    if len(progress.of_rank) > _RANKS_SHOWN:
-        parts.append(
-            Text(f"the slowest {_RANKS_SHOWN} of {len(progress.of_rank)} ranks")
-        )
+    if len(shares) > _RANKS_SHOWN:
+        parts.append(Text(f"the slowest {_RANKS_SHOWN} of {len(shares)} ranks"))
     if progress.slowest:
         parts.append(Text(f"slowest: {progress.slowest_us:.4g} us, {progress.slowest}"))
     return Group(*parts)

@@ -38,33 +38,6 @@ _SHOWN = 16  # rows of a table; all are in the file
 
 
 @dataclass(frozen=True, kw_only=True)
-class DryRunOptions:
-    """Options of a dry run: what to estimate, print and write.
-
-    Raises
-    ------
-    ReplayError
-        If a value is invalid, or the file cannot be written.
-    """
-
-    hockney: str = ""  # "10us,50GB/s"
-    program: Path | None = None  # file for the operations of every rank
-    verbose: bool = False  # show the operations of every rank
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.hockney:
-            parse_hockney(self.hockney)
-        if self.program is not None:
-            if self.program.suffix not in FORMATS:
-                raise ReplayError(
-                    f"a program is written as {' or '.join(FORMATS)}, not "
-                    f"{self.program.name!r}: name a file of these"
-                )
-            validate_output(self.program, force=self.force, error=ReplayError)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DryRun:
     """Replay plan of all ranks with lower bounds and estimates of its duration."""
 
@@ -248,16 +221,7 @@ def estimate_plan(
 ) -> DryRun:
     """Compute lower bounds and estimates of the duration of a replay plan.
 
-    Parameters
-    ----------
-    trace
-        Trace of the plan.
-    plan
-        Plan with the programs of all ranks.
-    request
-        Options of the replay: scaling, network and table of measurements.
-    hockney
-        Alpha and beta of Hockney's model, "10us,50GB/s"; "" for no estimate by it.
+    ``hockney`` is alpha and beta of Hockney's model, "10us,50GB/s", or "" for none.
 
     Raises
     ------
@@ -281,24 +245,42 @@ def estimate_plan(
 
 
 def print_dry_run(
-    request: Request, options: DryRunOptions, *, nproc: int | None, as_json: bool
+    request: Request,
+    *,
+    nproc: int | None = None,
+    hockney: str = "",
+    program: Path | None = None,
+    verbose: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Print the dry run of a replay, and write its programs if requested.
+    """Print the dry run of a replay, and write its programs to a file if requested.
+
+    ``hockney`` is as in :func:`estimate_plan`; ``verbose`` prints every operation.
 
     Raises
     ------
     MoetrafficError
-        If the request cannot be planned.
+        If the request cannot be planned, an option is invalid, or the file cannot be
+        written.
     """
+    if hockney:
+        parse_hockney(hockney)
+    if program is not None:
+        if program.suffix not in FORMATS:
+            raise ReplayError(
+                f"a program is written as {' or '.join(FORMATS)}, not "
+                f"{program.name!r}: name a file of these"
+            )
+        validate_output(program, force=request.force, error=ReplayError)
     with Trace.open(request.trace) as trace:
         plan = request.plan(trace, world=nproc)
-        found = estimate_plan(trace, plan, request, hockney=options.hockney)
-        if options.program is not None:
-            found.save(options.program)
+        found = estimate_plan(trace, plan, request, hockney=hockney)
+    if program is not None:
+        found.save(program)
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        print_tables(found.tables(verbose=options.verbose))
+        print_tables(found.tables(verbose=verbose))
 
 
 def _stream(plan: Plan, stream: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Prometheus metrics of a replay for the node exporter, and its report files.
+"""Progress of a running replay, and its metrics for Prometheus' node exporter.
+
+Progress is tracked from the heartbeats of the ranks: operations, rate, late ranks.
 
 The textfile collector reads every ``*.prom`` in a folder periodically, so the file is
 replaced atomically, also while the replay runs.  Names end in their unit, as Prometheus
@@ -13,15 +15,113 @@ node_exporter, README, "Textfile Collector".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from moetraffic.launch import Heartbeat
 from moetraffic.replay.request import Request
 
 from .output import to_json, write_text
-from .progress import Progress
 from .result import Fidelity, Replay
+
+STAGES = {"verify": "verifying", "replay": "replaying"}
+"""Displayed names of the passes, by their names in heartbeats."""
+
+BEHIND = 0.02
+"""Share of a pass by which a rank that counts as late is behind the fastest."""
+
+SETTLED_S = 1.0
+"""Time, in s, after which the rate of a pass is displayed."""
+
+
+@dataclass
+class Progress:
+    """Progress of all ranks in the current pass."""
+
+    ranks: int
+    clock: Callable[[], float] = time.monotonic
+    stage: str = ""
+    began_s: float = 0.0
+    done_of: list[int] = field(default_factory=list)  # operations done, per rank
+    planned_of: list[int] = field(default_factory=list)  # operations to do, per rank
+    slowest_us: float = 0.0  # duration of the slowest operation reported
+    slowest: str = ""  # its name and rank
+
+    def update(self, event: Heartbeat) -> bool:
+        """Update from a heartbeat; return whether it reported progress of a pass."""
+        stage, of = event.fields.get("stage"), event.fields.get("of")
+        done = event.fields.get("done")
+        if stage not in STAGES or not isinstance(of, int) or not isinstance(done, int):
+            return False
+        if not 0 <= event.rank < self.ranks:
+            return False
+        if stage != self.stage:
+            # ignore ranks that still verify when others are in the timed pass
+            if self.stage == "replay":
+                return False
+            self.stage, self.began_s = stage, self.clock()
+            self.done_of, self.planned_of = [0] * self.ranks, [0] * self.ranks
+        self.done_of[event.rank], self.planned_of[event.rank] = done, of
+        took_us = event.fields.get("slowest_us")
+        if isinstance(took_us, int | float) and took_us > self.slowest_us:
+            name = event.fields.get("slowest")
+            name = name if isinstance(name, str) else "?"
+            self.slowest_us, self.slowest = took_us, f"{name}, rank {event.rank}"
+        return True
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the first heartbeat of the pass."""
+        return self.clock() - self.began_s if self.stage else 0.0
+
+    @property
+    def done(self) -> int:
+        """Smallest number of operations that a rank has completed."""
+        return min(self.done_of, default=0)
+
+    @property
+    def of(self) -> int:
+        """Largest number of operations that a rank has in this pass."""
+        return max(self.planned_of, default=0)
+
+    @property
+    def rate(self) -> float:
+        """Completed operations per second, mean over ranks; 0 if not yet known."""
+        elapsed = self.elapsed_s
+        # the first heartbeats arrive together and cover what was done before
+        return sum(self.done_of) / self.ranks / elapsed if elapsed > SETTLED_S else 0.0
+
+    @property
+    def shares(self) -> list[float]:
+        """Share of its operations that each rank has completed."""
+        both = zip(self.done_of, self.planned_of, strict=True)
+        return [done / of if of else 0.0 for done, of in both]
+
+    @property
+    def late(self) -> list[int]:
+        """Ranks that are far behind the fastest rank, slowest first."""
+        shares = self.shares
+        most = max(shares, default=0.0)
+        behind = [r for r, s in enumerate(shares) if most - s > BEHIND]
+        return sorted(behind, key=shares.__getitem__)
+
+    def line(self) -> str:
+        """Format the progress as one line of a log."""
+        stage = STAGES.get(self.stage, "starting")
+        line = f"{stage}: {self.done} of {self.of} operations"
+        if self.rate:
+            line += f", {self.rate:.4g} a second"
+        if self.late:
+            line += f", behind: rank {', '.join(map(str, self.late[:4]))}"
+        if self.slowest:
+            line += f", slowest: {self.slowest_us:.4g} us, {self.slowest}"
+        return line
+
+
+# ---- Prometheus ------------------------------------------------------------------
+
 
 PREFIX = "moetraffic_replay"
 RUNNING = "1 while the replay runs, 0 when it has ended."
@@ -48,12 +148,7 @@ def gauge(name: str, help: str, value: float, **labels: object) -> Metric:
 def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
     """Format metrics in Prometheus' text format.
 
-    Parameters
-    ----------
-    metrics
-        Metrics with distinct names; samples that are not finite are left out.
-    common
-        Labels of every sample.
+    Samples that are not finite are left out; ``common`` are labels of every sample.
 
     Examples
     --------
@@ -103,16 +198,16 @@ def write_metrics(path: Path, metrics: Iterable[Metric], source: str) -> None:
 def progress_metrics(progress: Progress) -> Iterator[Metric]:
     """Yield metrics of each rank's progress in a running replay."""
     stage = progress.stage
-    ranks = [{"stage": stage, "rank": rank} for rank in range(len(progress.of_rank))]
+    ranks = [{"stage": stage, "rank": rank} for rank in range(len(progress.done_of))]
     yield Metric(
         name="rank_operations_total",
         help="Operations that a rank has done in this stage.",
-        samples=zip(ranks, [own.done for own in progress.of_rank], strict=True),
+        samples=zip(ranks, progress.done_of, strict=True),
     )
     yield Metric(
         name="rank_operations_planned",
         help="Operations that a rank has to do in this stage.",
-        samples=zip(ranks, [own.of for own in progress.of_rank], strict=True),
+        samples=zip(ranks, progress.planned_of, strict=True),
     )
     elapsed_s = progress.elapsed_s
     since = "Time since the stage began."

@@ -49,32 +49,21 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         ) from None
 
 
-def check_disk_space(trace: Path, plan: Plan, ranks: int, out: Path) -> None:
+def check_disk_space(trace: Trace, file: Path, plan: Plan, out: Path) -> None:
     """Check that the disk has space for the replayed trace.
 
     The replayed trace holds the same columns as the trace that is replayed, for the
     occurrences in the plan.
-
-    Parameters
-    ----------
-    trace
-        The file that is replayed.
-    plan
-        Plan of the replay.
-    ranks
-        World size of the trace; a replay on fewer ranks has smaller matrices.
-    out
-        The file to write.
 
     Raises
     ------
     ReplayError
         If the folder has less free space.
     """
-    with Trace.open(trace) as opened:
-        every = max(1, len(opened.occurrences))
-    share = min(1.0, len(plan) / every) * min(1.0, plan.world / ranks) ** 2
-    needed = int(trace.stat().st_size * share)
+    operations = len(plan) / max(1, len(trace.occurrences))
+    # a replay on fewer ranks has smaller matrices
+    share = min(1.0, operations) * min(1.0, plan.world / trace.meta.world) ** 2
+    needed = int(file.stat().st_size * share)
     free = shutil.disk_usage(out.absolute().parent).free
     if needed > free:
         raise ReplayError(

@@ -38,7 +38,7 @@ from moetraffic.trace.panel import ArrayPanel, Panel
 from moetraffic.trace.rows import TIMES
 from moetraffic.trace.trace import Trace
 
-from .durations import NO_CLOCKS
+from .result import NO_CLOCKS
 
 
 def replayed_trace(
@@ -54,20 +54,8 @@ def replayed_trace(
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
-    Parameters
-    ----------
-    trace
-        The trace that was replayed.
-    plan
-        The plan that was replayed.
-    times
-        Times of every rank, on its own clock.
-    backend, nodes, torch_version
-        Backend, host of each rank, and version of torch.
-    clocks
-        Clock offsets of type CLOCK.
-    scale
-        Converts ranks and bytes of the trace; None leaves them.
+    ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
+    CLOCK.
     """
     same_operations = scale is None and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -114,11 +102,11 @@ def _panels(
         panels[size] = np.full(shape, UNKNOWN_TIME, np.int64)
     group = np.array([s.group for s in base.sites], np.int64)
     for rank, timing in times.items():
-        rank_env = np.array(
+        member_of = np.array(
             [g.ranks.index(rank) if rank in g.ranks else -1 for g in base.groups]
         )
         at = place[timing.operation]
-        member = rank_env[group[base.occurrences.site[at]]]
+        member = member_of[group[base.occurrences.site[at]]]
         for size, panel in panels.items():
             here = of[at] == size
             panel[row[at[here]], member[here]] = getattr(timing, name)[here]

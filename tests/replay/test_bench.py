@@ -154,7 +154,7 @@ def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
         gloo.start(rank_env, [(0, 1)], 30.0)
         counts = []
         for call in calls:
-            made = operations.Operation(call, asked, rank_env.rank, 2, gloo.device)
+            made = operations.Operation(call, asked, rank_env.rank, 2, gloo)
             right, run = made.wrong(7), made.run
 
             def spoil(made=made, run=run):

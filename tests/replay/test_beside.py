@@ -16,7 +16,7 @@ from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import BackgroundPattern, expert_exchanges
 from moetraffic.replay.plan.planning import make_plan
-from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.plan.selection import Depth, Verification
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 

@@ -27,7 +27,7 @@ from moetraffic.replay import request as request_module
 from moetraffic.replay.execution import control, payload
 from moetraffic.replay.failure import backend_error
 from moetraffic.replay.plan.program import Program
-from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.request import Request
 from moetraffic.replay.results import audit

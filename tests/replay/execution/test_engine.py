@@ -9,7 +9,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.trace.trace import Trace
 
 PLACE = r"iteration \d+, layer \d, \w+, (micro-batch|call) \d"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
-from moetraffic.replay.plan.verification import Depth, Verification
+from moetraffic.replay.plan.selection import Depth, Verification
 
 
 @settings(max_examples=12, deadline=None)

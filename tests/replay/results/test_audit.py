@@ -32,10 +32,9 @@ from moetraffic.replay.results.baselines import (
     network_bounds,
     port_times,
 )
-from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import Fidelity
+from moetraffic.replay.results.result import Fidelity, measure
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 

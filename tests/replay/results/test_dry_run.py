@@ -26,8 +26,8 @@ from moetraffic.replay.results.baselines import (
     serialized_time,
 )
 from moetraffic.replay.results.dry_run import (
-    DryRunOptions,
     estimate_plan,
+    print_dry_run,
 )
 from moetraffic.replay.scale.rescaling import Scaling
 
@@ -220,6 +220,7 @@ def test_wrong_use_is_one_sentence(toy_file, capsys, options, says):
     assert error.count("\n") == 1
 
 
-def test_an_outlook_refuses_what_it_cannot_write(tmp_path):
+def test_a_dry_run_refuses_what_it_cannot_write(tmp_path):
+    request = Request(trace=tmp_path / "toy.h5")
     with pytest.raises(ReplayError, match="does not exist"):
-        DryRunOptions(program=tmp_path / "no" / "plan.csv")
+        print_dry_run(request, program=tmp_path / "no" / "plan.csv")

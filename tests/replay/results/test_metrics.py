@@ -16,7 +16,6 @@ from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.console import ProgressDisplay
-from moetraffic.replay.results.durations import measure
 from moetraffic.replay.results.metrics import (
     PREFIX,
     Metric,
@@ -25,7 +24,7 @@ from moetraffic.replay.results.metrics import (
     result_metrics,
     write_metrics,
 )
-from moetraffic.replay.results.result import summarize
+from moetraffic.replay.results.result import measure, summarize
 
 UNITS = ("seconds", "bytes", "bytes_per_second", "ratio", "total")
 COUNTS = ("running", "ranks", "operations", "verified", "planned")
@@ -195,4 +194,4 @@ def test_a_full_disk_ends_the_metrics_not_the_replay(
     display.event(beat(0, 40))
     display.event(beat(0, 50))
     assert capsys.readouterr().err.count("cannot be written") == 1
-    assert display.progress.of_rank[0].done == 50
+    assert display.progress.done_of[0] == 50

@@ -14,7 +14,7 @@ from moetraffic.replay.results.console import (
     progress_display,
     render_progress,
 )
-from moetraffic.replay.results.progress import Progress
+from moetraffic.replay.results.metrics import Progress
 
 
 def beat(
@@ -76,9 +76,9 @@ def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
     clock.now += 50
     progress.update(beat(0, 1))
     assert progress.elapsed_s == 0
-    assert (progress.stage, progress.of_rank[0].done) == ("replay", 1)
+    assert (progress.stage, progress.done_of[0]) == ("replay", 1)
     assert not progress.update(beat(1, 95, stage="verify"))
-    assert progress.of_rank[1].done == 0
+    assert progress.done_of[1] == 0
 
 
 @pytest.mark.parametrize(
