@@ -99,7 +99,6 @@ SHRINKING: frozenset[str] = frozenset(
         "moetraffic/cli/workload.py",
         "moetraffic/generate/state_trial.py",
         "moetraffic/patterns/workload.py",
-        "moetraffic/trace/iterations.py",
         "replay/scale/rank_map.py",
     }
 )

@@ -279,7 +279,7 @@ class TraceContents:
         Copies that were dropped at the capacity limit are included.
         """
         panel = self._routing_panel("demand", occurrences)
-        return take(panel, self.rows.demand[occurrences])
+        return take(panel, self.rows.numbers("demand")[occurrences])
 
     def dropped(self, occurrences: Int64) -> Int32:
         """Return the routed token copies that were dropped, ``[n, W, E]`` int32.
@@ -302,7 +302,7 @@ class TraceContents:
         stored = np.flatnonzero(forms == DroppedForm.STORED)
         if len(stored):
             panel = self._routing_panel("dropped", occurrences)
-            out[stored] = take(panel, self.rows.dropped[occurrences[stored]])
+            out[stored] = take(panel, self.rows.numbers("dropped")[occurrences[stored]])
         return out
 
     def any_dropped(self, occurrences: Int64) -> bool:
@@ -353,7 +353,8 @@ class TraceContents:
         if not len(occurrences):
             return np.zeros((0, 0), np.int64)
         width = self.common_size(occurrences)
-        return take(self.panels[f"{name}_{width}"], self.rows.time[occurrences])
+        rows = self.rows.numbers(name)[occurrences]
+        return take(self.panels[f"{name}_{width}"], rows)
 
     def _routing_panel(self, name: str, occurrences: Int64) -> Panel:
         """Select the panel of a routing quantity for occurrences of equal (W, E)."""

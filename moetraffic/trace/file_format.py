@@ -24,6 +24,7 @@ from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.hdf5.tables import (
     as_text,
     meta_attributes,
+    read_columns,
     read_groups,
     read_meta,
     read_sites,
@@ -56,6 +57,7 @@ OWN = {
     "Conventions": "CF-1.11",
     "title": "traffic of a mixture-of-experts training run",
 }
+OCCURRENCE = np.dtype([("iteration", "<i8"), ("site", "<i4"), ("sequence", "<i8")])
 PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "present": ("|u1", ("member",), "1", "0 absent, 1 told, 2 recovered, 3 unsized"),
     "issue": ("<i8", ("member",), "ns", "time of the call, the rank's own clock"),
@@ -80,10 +82,7 @@ STEP_PANELS = {
     "step_start": ("<i8", "ns", "the rank's own clock"),
     "step_end": ("<i8", "ns", "the rank's own clock"),
 }
-PANEL_NAME = re.compile(
-    r"(present|issue|start|end|wire|volume)_(\d{1,7})"
-    r"|(demand|dropped)_(\d{1,7})x(\d{1,7})"
-)
+PANEL_NAME = re.compile(rf"({'|'.join(PANELS)})_(\d{{1,7}})(?:x(\d{{1,7}}))?")
 
 
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
@@ -110,7 +109,9 @@ def load(path: Path, kind: type[T]) -> T:
             meta=meta,
             groups=groups,
             sites=read_sites(container),
-            occurrences=_occurrences(container),
+            occurrences=Occurrences(
+                **read_columns(container, "occurrence", OCCURRENCE)
+            ),
             panels=_panels(container),
             steps=_steps(container, meta.world),
             programs=_programs(container),
@@ -135,17 +136,10 @@ def _write(image: Image, trace: TraceContents) -> None:
     write_groups(image, trace.groups)
     write_sites(image, trace.sites)
     _write_programs(image, trace.programs)
-    write_table(image, "placement", trace.placements)
-    write_table(image, "clock", trace.clocks)
+    write_table(image, "placement", trace.placements, PLACEMENT)
+    write_table(image, "clock", trace.clocks, CLOCK)
     _write_steps(image, trace.steps)
-    every = trace.occurrences
-    image.column("occurrence", np.arange(len(every)), "<i8")
-    for name, data, dtype in (
-        ("occurrence_iteration", every.iteration, "<i8"),
-        ("occurrence_site", every.site, "<i4"),
-        ("occurrence_sequence", every.sequence, "<i8"),
-    ):
-        image.column(name, data, dtype, axis="occurrence")
+    write_table(image, "occurrence", vars(trace.occurrences), OCCURRENCE)
     _write_panels(image, trace)
 
 
@@ -203,30 +197,16 @@ def _meta(container: Container) -> Meta:
     return replace(meta, nodes=tuple(nodes) if any(nodes) else ())
 
 
-def _occurrences(container: Container) -> Occurrences:
-    count = len(container.column("occurrence", "<i8"))
-    return Occurrences(
-        iteration=container.column("occurrence_iteration", "<i8", count),
-        site=container.column("occurrence_site", "<i4", count),
-        sequence=container.column("occurrence_sequence", "<i8", count),
-    )
-
-
 def _panels(container: Container) -> dict[str, Panel]:
     found: dict[str, Panel] = {}
     for name in sorted(container.names):
         match = PANEL_NAME.fullmatch(name)
-        if not match:
+        if not match or bool(match[3]) != ("expert" in PANELS[match[1]][1]):
             continue
-        kind = match[1] or match[3]
-        shape: tuple[int | None, ...]
-        if match[3]:
-            shape = (None, int(match[4]), int(match[5]))
-        else:
-            width = int(match[2])
-            shape = (None, width, width) if kind == "wire" else (None, width)
+        kind, width = match[1], int(match[2])
+        inner = [width, int(match[3] or width)][: len(PANELS[kind][1])]
         found[name] = container.panel(
-            name, PANELS[kind][0], shape, counts=kind in COUNTS
+            name, PANELS[kind][0], (None, *inner), counts=kind in COUNTS
         )
     return found
 

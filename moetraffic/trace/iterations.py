@@ -69,8 +69,8 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
         sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
         if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
             raise TraceError(
-                f"{what} are numbers, or A:B for A up to, not with, B, with commas "
-                f"between, but one is {part.strip()[:40]!r}: 0,4:8 are five"
+                f"{what} are numbers, or A:B for the half-open range [A, B), separated "
+                f"by commas, but one is {part.strip()[:40]!r}: 0,4:8 stands for five"
             )
         found += range(int(first), int(last)) if colon else [int(first)]
     return tuple(dict.fromkeys(found))
@@ -78,7 +78,5 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
 
 def _number(digits: str) -> int:
     """Parse decimal digits to an integer, limited to ``sys.maxsize``."""
-    significant = digits.lstrip("0")
-    if len(significant) > len(str(sys.maxsize)):
-        return sys.maxsize
-    return min(int(significant or 0), sys.maxsize)
+    # a limited number of digits, since Python rejects the conversion of thousands
+    return min(int(digits.lstrip("0")[:30] or 0), sys.maxsize)

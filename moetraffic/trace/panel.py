@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,17 +30,7 @@ class ArrayPanel:
     """Panel backed by an array or a memory map."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the panel; the first axis counts rows."""
-        return self._array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type of the panel."""
-        return self._array.dtype
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows of the half-open range [start, stop)."""
@@ -64,20 +52,8 @@ def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     ndarray
         ``[n, ...]``.
     """
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-        found = panel.read(int(rows[0]), int(rows[-1]) + 1)
-        return found if found.base is None else found.copy()
-    out = np.empty((len(rows), *panel.shape[1:]), panel.dtype)
-    for at, first, last in _runs(rows):
-        out[at : at + last - first] = panel.read(first, last)
-    return out
-
-
-def _runs(rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of consecutive rows: (position in ``rows``, first, last + 1)."""
-    if not len(rows):
-        return
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    edges = [0, *breaks.tolist(), len(rows)]
-    for a, b in pairwise(edges):
-        yield a, int(rows[a]), int(rows[b - 1]) + 1
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
+    parts = [panel.read(int(run[0]), int(run[-1]) + 1) for run in runs]
+    if len(parts) == 1 and parts[0].base is None:
+        return parts[0]
+    return np.concatenate([np.empty((0, *panel.shape[1:]), panel.dtype), *parts])

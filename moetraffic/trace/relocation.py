@@ -25,7 +25,6 @@ from .model import (
     Group,
     Int32,
     Int64,
-    Meta,
     Site,
     Steps,
     WireForm,
@@ -82,12 +81,10 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
         for number, group in enumerate(groups):
             mine = load[:, list(group.ranks)].sum(axis=1).astype(np.float64)  # [n, E]
             for start, used in _versions(when, mine, to.every):
-                width = len(group.ranks)
-                experts, members = (
-                    _contiguous(mine.shape[1], width)
-                    if used is None
-                    else to.place(used, width)
-                )
+                width, experts = len(group.ranks), np.arange(mine.shape[1])
+                members = experts * width // len(experts)  # contiguous
+                if used is not None:
+                    experts, members = to.place(used, width)
                 replica = np.arange(len(experts)) - np.searchsorted(experts, experts)
                 rows += [
                     (number, layer, int(e), int(r), group.ranks[int(m)], start)
@@ -97,7 +94,16 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
         layers,
         groups=groups,
         placements=np.unique(np.array(rows, PLACEMENT)),
-        meta=_meta(trace.meta, to),
+        meta=replace(
+            trace.meta,
+            world=to.ranks,
+            dp=to.ranks,
+            ep=len(to.groups[0]),
+            virtual=True,
+            backend="",
+            source=to.source,
+            nodes=("",) * to.ranks,
+        ),
         steps=_steps(trace.steps, to.ranks, np.unique([s.iteration for s in layers])),
         kind=Trace,
     )
@@ -245,23 +251,6 @@ def _versions(
     for first in range(every, len(when), every):
         versions.append((int(when[first]), load[first - every : first].sum(axis=0)))
     return versions
-
-
-def _contiguous(experts: int, ranks: int) -> tuple[Int64, Int64]:
-    return np.arange(experts), np.arange(experts) * ranks // experts
-
-
-def _meta(meta: Meta, to: Relocation) -> Meta:
-    return replace(
-        meta,
-        world=to.ranks,
-        dp=to.ranks,
-        ep=len(to.groups[0]),
-        virtual=True,
-        backend="",
-        source=to.source,
-        nodes=("",) * to.ranks,
-    )
 
 
 def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:

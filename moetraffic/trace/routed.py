@@ -37,8 +37,12 @@ from .model import (
 )
 from .panel import ArrayPanel
 from .placement import contiguous_placement
+from .rows import TIMES
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
+TIMES_OF_CALLS = {"present": np.uint8(1)} | dict.fromkeys(TIMES, np.int64(UNKNOWN_TIME))
+"""Values of the panels of calls whose times are unknown."""
+
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
 
 
@@ -104,17 +108,21 @@ def trace_of_routing(
     for number, group in enumerate(groups):
         order[number] = []
         for at, layer in enumerate(layers):
-            mine = _sites_of(layer, number, group, placements, len(sites), parts)
-            for step, site in mine:
+            width = len(group.ranks)
+            for step, site in _sites_of(
+                layer, number, group, placements, len(sites), parts
+            ):
                 place = _place_in_program(step, at, layer, layers)
                 order[number].append((place, len(sites)))
                 sites.append(site)
                 when.append(layer.iteration)
+                for name, value in TIMES_OF_CALLS.items():
+                    unknown = np.full((len(layer.iteration), width), value)
+                    parts.setdefault(f"{name}_{width}", []).append(unknown)
     position = np.full(len(sites), -1, np.int64)  # index among its group's collectives
     for called_here in order.values():
         called = [n for _, n in sorted(called_here) if sites[n].operation != ROUTING]
         position[called] = np.arange(len(called))
-    _add_times(sites, groups, when, parts)
     site_of = np.repeat(np.arange(len(sites)), [len(w) for w in when])
     iteration = np.concatenate(when) if when else np.zeros(0, np.int64)
     index = np.searchsorted(steps.iteration, iteration)
@@ -143,7 +151,11 @@ def trace_of_routing(
 
 
 def spread(
-    kept: Int64, placements: npt.NDArray[Any], group: Group, iterations: Int64
+    kept: Int64,
+    placements: npt.NDArray[Any],
+    group: Group,
+    iterations: Int64,
+    padded: int = 0,
 ) -> Int64:
     """Compute token copies between the ranks of a group, given replicated experts.
 
@@ -157,6 +169,8 @@ def spread(
         The group of W ranks.
     iterations
         ``[n]`` iteration of each matrix, which selects the placement version.
+    padded
+        Rows that each rank sends to every replica instead; 0: not padded.
 
     Returns
     -------
@@ -177,7 +191,8 @@ def spread(
             copies = kept[these][:, :, row["expert"]]  # [t, W]
             base, rest = np.divmod(copies, m)
             turn = (int(row["replica"]) - np.arange(width)) % m
-            out[these, :, member[int(row["rank"])]] += base + (turn < rest)
+            sent = padded or base + (turn < rest)
+            out[these, :, member[int(row["rank"])]] += sent
     return out
 
 
@@ -219,38 +234,21 @@ def _sites_of(
     if not layer.padded:
         made.append(("counts", _counts(exchange, rows, group)))
     single = not (rows["replica"] > 0).any()
-    told = None
+    sent = None  # rows between ranks, where they do not follow from the demand alone
     if layer.padded or not single:
         kept = layer.kept[:, ranks]
-        rows_sent = np.full_like(kept, layer.padded) if layer.padded else kept
-        told = _whole(rows_sent, rows, group, layer) * layer.row_bytes
+        sent = spread(kept, rows, group, layer.iteration, layer.padded)
+        sent *= layer.row_bytes
     for phase in layer.phases:
         direction = "backward" if phase.endswith("_grad") else "forward"
         site = replace(exchange, phase=phase, direction=direction)
-        if told is None:
+        if sent is None:
             site = replace(site, wire=WireForm.DEMAND, routing=first)
         else:
-            turned = told.transpose(0, 2, 1) if phase in TRANSPOSED_PHASES else told
+            turned = sent.transpose(0, 2, 1) if phase in TRANSPOSED_PHASES else sent
             site = _stated(site, turned, parts)
         made.append((phase, site))
     return made
-
-
-def _whole(
-    rows_sent: Int64, placements: npt.NDArray[Any], group: Group, layer: RoutedLayer
-) -> Int64:
-    """Compute rows between ranks; a padded layer sends its rows to every replica."""
-    if not layer.padded:
-        return spread(rows_sent, placements, group, layer.iteration)
-    alone = placements.copy()
-    # a padded layer sends full slots to each replica, as to separate experts
-    alone["expert"] = placements["expert"] * (placements["replica"].max() + 1)
-    alone["expert"] += placements["replica"]
-    alone["replica"] = 0
-    slots = np.full(
-        (*rows_sent.shape[:2], int(alone["expert"].max()) + 1), layer.padded, np.int64
-    )
-    return spread(slots, alone, group, layer.iteration)
 
 
 def _counts(exchange: Site, rows: npt.NDArray[Any], group: Group) -> Site:
@@ -268,28 +266,13 @@ def _counts(exchange: Site, rows: npt.NDArray[Any], group: Group) -> Site:
     )
 
 
-def _stated(site: Site, told: Int64, parts: dict[str, list[npt.NDArray[Any]]]) -> Site:
-    if len(told) and (told == told[0]).all():
-        constant = tuple(told[0].ravel().tolist())
+def _stated(site: Site, sent: Int64, parts: dict[str, list[npt.NDArray[Any]]]) -> Site:
+    """Store the bytes of a site once if they are constant, else in a panel."""
+    if len(sent) and (sent == sent[0]).all():
+        constant = tuple(sent[0].ravel().tolist())
         return replace(site, wire=WireForm.CONSTANT, constant=constant)
-    parts.setdefault(f"wire_{told.shape[1]}", []).append(told)
+    parts.setdefault(f"wire_{sent.shape[1]}", []).append(sent)
     return replace(site, wire=WireForm.STORED)
-
-
-def _add_times(
-    sites: Sequence[Site],
-    groups: Sequence[Group],
-    when: Sequence[Int64],
-    parts: dict[str, list[npt.NDArray[Any]]],
-) -> None:
-    """Mark every member rank as present, with unknown times."""
-    for site, iterations in zip(sites, when, strict=True):
-        width = len(groups[site.group].ranks)
-        shape = (len(iterations), width)
-        parts.setdefault(f"present_{width}", []).append(np.ones(shape, np.uint8))
-        for name in ("issue", "start", "end"):
-            unknown = np.full(shape, UNKNOWN_TIME, np.int64)
-            parts.setdefault(f"{name}_{width}", []).append(unknown)
 
 
 FORWARD = ("routing", "counts", "dispatch", "combine")

@@ -7,7 +7,6 @@ is the number of earlier occurrences that belong to the same panel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from moetraffic.errors import TraceError
 from .model import (
     ALL_TO_ALL,
     ROUTING,
-    Bool,
     DroppedForm,
     Group,
     Int64,
@@ -49,37 +47,25 @@ class Rows:
         self.experts = np.array([s.experts for s in sites], np.int64)
         self.routes = np.array([s.operation == ROUTING for s in sites], bool)
         self.square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)
+        # (W, E) of routing sites as one number, -1 for other sites
+        self.family = np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
+        stored = np.where(self.wire_form == WireForm.STORED, self.width, -1)
+        drops = self.dropped_form == DroppedForm.STORED
+        self._keys = {  # of the sites whose occurrences share a panel
+            "present": self.width,
+            "demand": self.family,
+            "dropped": np.where(drops, self.family, -1),
+            "wire": np.where(self.square, stored, -1),
+            "volume": np.where(self.square, -1, stored),
+        }
+        self._numbers: dict[str, Int64] = {}
 
-    @cached_property
-    def family(self) -> Int64:
-        """Key of a routing site's (W, E) as one number, ``[S]``; -1 for other sites."""
-        return np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
-
-    @cached_property
-    def time(self) -> Int64:
-        """Row of each occurrence in the presence, issue, start and end panels."""
-        return _running(self.width[self._every.site])
-
-    @cached_property
-    def demand(self) -> Int64:
-        """Row of each occurrence in ``demand_WxE``."""
-        return _running(self.family[self._every.site])
-
-    @cached_property
-    def dropped(self) -> Int64:
-        """Row of each occurrence in ``dropped_WxE``."""
-        stored = self.dropped_form == DroppedForm.STORED
-        return _running(np.where(stored, self.family, -1)[self._every.site])
-
-    @cached_property
-    def wire(self) -> Int64:
-        """Row of each occurrence in ``wire_W``."""
-        return self._stored(self.square)
-
-    @cached_property
-    def volume(self) -> Int64:
-        """Row of each occurrence in ``volume_W``."""
-        return self._stored(~self.square)
+    def numbers(self, kind: str) -> Int64:
+        """Return the row of each occurrence in the panels of one kind, -1 for none."""
+        key = kind if kind in self._keys else "present"
+        if key not in self._numbers:
+            self._numbers[key] = _running(self._keys[key][self._every.site])
+        return self._numbers[key]
 
     def of(self, panel: str) -> Int64:
         """Return the row of each occurrence in the named panel."""
@@ -88,14 +74,7 @@ class Rows:
         belongs = self.width == int(width)
         if experts:
             belongs = belongs & (self.experts == int(experts))
-        own = {
-            "demand": self.demand,
-            "dropped": self.dropped,
-            "wire": self.wire,
-            "volume": self.volume,
-        }
-        rows = own.get(kind, self.time)
-        return np.where(belongs[self._every.site], rows, -1)
+        return np.where(belongs[self._every.site], self.numbers(kind), -1)
 
     def at(self, sites: Int64, iterations: Int64) -> Int64:
         """Return the occurrences of given sites in given iterations, ``[n]`` int64.
@@ -138,20 +117,11 @@ class Rows:
                 want[name] = want.get(name, 0) + int(counts[number])
         return want
 
-    def _stored(self, these: Bool) -> Int64:
-        stored = (self.wire_form == WireForm.STORED) & these
-        return _running(np.where(stored, self.width, -1)[self._every.site])
-
 
 def _running(key: Int64) -> Int64:
     """Number the elements with equal key consecutively; -1 where a key is negative."""
-    out = np.full(len(key), -1, np.int64)
     order = np.argsort(key, kind="stable")
-    order = order[key[order] >= 0]
-    if not len(order):
-        return out
-    sorted_key = key[order]
-    new = np.r_[True, sorted_key[1:] != sorted_key[:-1]]
-    first = np.flatnonzero(new)
-    out[order] = np.arange(len(order)) - first[np.cumsum(new) - 1]
-    return out
+    ordered = key[order]
+    out = np.empty(len(key), np.int64)
+    out[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered)
+    return np.where(key < 0, -1, out)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from moetraffic.tables import ShownAsTables
 
-from . import labeled, matrix, placement, selection, wire
+from . import labeled, matrix, placement, wire
 from .contents import TraceContents
 from .file_format import load, save
-from .model import Int64, Meta, Steps, WireForm
-from .panel import ArrayPanel
+from .model import UNKNOWN_TIME, Int64, Meta, Occurrences, Steps, WireForm
+from .panel import ArrayPanel, take
 from .routed import arrays_as_trace
 from .rows import TIMES
 
@@ -247,13 +247,49 @@ class Trace(ShownAsTables, TraceContents):
 
     def order(self, rank: int) -> Int64:
         """Return the occurrences in the order in which a rank issued them, ``[n]``."""
-        return selection.issue_order(self, rank)
+        sites = self.occurrences.site
+        found, when = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for width in np.unique(self.rows.width):
+            of = np.flatnonzero(self.rows.width[sites] == width)
+            if not len(of):
+                continue
+            row, member = np.nonzero((self.members(of) == rank) & self.present(of))
+            issue, _, _ = self.times(of, own_clock=True)
+            found.append(of[row])
+            when.append(issue[row, member])
+        index, issued = np.concatenate(found), np.concatenate(when)
+        if (issued == UNKNOWN_TIME).any():
+            # by the position of each site in the rank's program; unlisted sites last
+            position = np.full(len(self.sites), len(self.sites), np.int64)
+            for program in self.programs:
+                if program.rank == rank:
+                    position[list(program.sites)] = np.arange(len(program.sites))
+            issued = position[sites[index]]
+        return index[np.lexsort((issued, self.occurrences.iteration[index]))]
 
     # ---- other forms ------------------------------------------------------------
 
     def select(self, occurrences: Int64) -> Trace:
         """Extract the given occurrences as a trace in memory; steps are kept."""
-        return selection.subset(self, occurrences)
+        every = self.occurrences
+        keep = np.unique(occurrences)
+        # wire that is derived from demand needs that demand
+        derived = keep[self.rows.wire_form[every.site[keep]] == WireForm.DEMAND]
+        if len(derived):
+            keep = np.union1d(keep, self.routing_of(derived))
+        panels = {}
+        for name, panel in self.panels.items():
+            mine = self.rows_of(name)[keep]
+            panels[name] = ArrayPanel(take(panel, mine[mine >= 0]))
+        return self.replaced(
+            occurrences=Occurrences(
+                iteration=every.iteration[keep],
+                site=every.site[keep],
+                sequence=every.sequence[keep],
+            ),
+            panels=panels,
+            container=None,
+        )
 
     def replace(
         self,

@@ -53,7 +53,7 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
             out[at] = np.array(site.constant, np.int64).reshape(shape)
         elif site.wire == WireForm.STORED:
             name = "wire" if square else "volume"
-            rows = getattr(trace.rows, name)[occurrences[at]]
+            rows = trace.rows.numbers(name)[occurrences[at]]
             out[at] = take(trace.panels[f"{name}_{width}"], rows)
         elif site.wire == WireForm.DEMAND:
             out[at] = bytes_by_demand(trace, site, trace.routing_of(occurrences[at]))
@@ -68,19 +68,7 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
 def bytes_by_demand(trace: TraceContents, site: Site, routed: Int64) -> Int64:
     """Compute (demand - dropped) x row bytes between ranks for an all-to-all.
 
-    Parameters
-    ----------
-    trace
-        The tables and panels.
-    site
-        The all-to-all.
-    routed
-        ``[n]`` the routing occurrences that determine its bytes.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W, W]`` int64 bytes.
+    See :func:`rows_by_demand`; returns ``[n, W, W]`` int64 bytes.
     """
     rows = rows_by_demand(trace, site, routed, trace.demand(routed))
     return in_bytes(rows, site.row_bytes)
@@ -93,8 +81,6 @@ def rows_by_demand(
 
     Parameters
     ----------
-    trace
-        The tables and panels.
     site
         The all-to-all.
     routed

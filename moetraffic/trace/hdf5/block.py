@@ -53,24 +53,14 @@ class Block:
 class Source:
     """Random access to a file's bytes, with a limit on the structure bytes read.
 
-    Parameters
-    ----------
-    pread
-        Function of an offset and a number of bytes.
-    size
-        Bytes of the file.
+    ``pread`` is a function of an offset and a number of bytes.
     """
 
     def __init__(self, pread: Callable[[int, int], bytes], size: int) -> None:
         self._pread = pread
-        self._size = size
+        self.size = size
         # bounds the work on cyclic structures, which would be read without end
         self._left = 4 * size + (1 << 20)
-
-    @property
-    def size(self) -> int:
-        """File size in bytes."""
-        return self._size
 
     def block(self, address: int, length: int) -> Block:
         """Read a block of the file at an address.
@@ -81,7 +71,7 @@ class Source:
             If it is outside the file, or the limit is exceeded.
         """
         self._left -= length
-        if not (0 <= address <= self._size - length and length >= 0 <= self._left):
+        if not (0 <= address <= self.size - length and length >= 0 <= self._left):
             raise Malformed("an address of its structure is outside of the file")
         data = self._pread(address, length)
         if len(data) != length:

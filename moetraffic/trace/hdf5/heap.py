@@ -57,12 +57,7 @@ class Heap:
     def object(self, name: bytes, most: int) -> Block:
         """Read the heap object with the given identifier.
 
-        Parameters
-        ----------
-        name
-            The identifier.
-        most
-            Upper limit of the number of objects.
+        The heap has at most ``most`` objects.
         """
         fields = Block(name)
         kind = fields.number(1)
@@ -109,16 +104,8 @@ def dense(
 ) -> Iterator[Block]:
     """Iterate over the objects of HDF5 dense link or attribute storage.
 
-    Parameters
-    ----------
-    heap, tree
-        Addresses.
-    kind
-        LINK_NAMES or ATTRIBUTE_NAMES.
-    record
-        Bytes of a record of the tree.
-    most
-        Upper limit of the number of objects.
+    ``heap`` and ``tree`` are addresses, ``kind`` LINK_NAMES or ATTRIBUTE_NAMES,
+    ``record`` the bytes of a record of the tree, ``most`` the limit of objects.
     """
     if heap == UNDEFINED:
         return

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.trace.model import DroppedForm, Group, Meta, Site, WireForm
 
@@ -67,12 +68,12 @@ def write_sites(image: Image, sites: Sequence[Site]) -> None:
     image.column("constant_bytes", values, "<i8", axis="constant", unit="bytes")
 
 
-def write_table(image: Image, name: str, table: Any) -> None:
-    """Write a structured array as one column per field."""
-    image.column(name, np.arange(len(table)), "<i8")
-    for field in table.dtype.names:
-        kind = table.dtype[field].str
-        image.column(f"{name}_{field}", table[field], kind, axis=name)
+def write_table(image: Image, name: str, table: Any, dtype: np.dtype[Any]) -> None:
+    """Write a structured array, or a mapping of arrays, as one column per field."""
+    names = dtype.names or ()
+    image.column(name, np.arange(len(table[names[0]])), "<i8")
+    for field in names:
+        image.column(f"{name}_{field}", table[field], dtype[field].str, axis=name)
 
 
 def as_text(values: Sequence[str]) -> tuple[Any, str]:
@@ -146,12 +147,23 @@ def read_sites(container: Container) -> list[Site]:
     ]
 
 
+def read_columns(
+    container: Container, name: str, dtype: np.dtype[Any]
+) -> dict[str, npt.NDArray[Any]]:
+    """Read the columns of a table by field, as :func:`write_table` wrote them."""
+    count = len(container.column(name, "<i8"))
+    return {
+        field: container.column(f"{name}_{field}", dtype[field].str, count)
+        for field in dtype.names or ()
+    }
+
+
 def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
     """Read a structured array from one column per field."""
-    count = len(container.column(name, "<i8"))
-    table = np.zeros(count, dtype)
-    for field in dtype.names or ():
-        table[field] = container.column(f"{name}_{field}", dtype[field].str, count)
+    columns = read_columns(container, name, dtype)
+    table = np.zeros(len(next(iter(columns.values()))), dtype)
+    for field, column in columns.items():
+        table[field] = column
     return table
 
 

@@ -15,15 +15,7 @@ GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
 
 
 class Reading:
-    """Inferred phases, labels and layers of the calls in one call sequence.
-
-    Parameters
-    ----------
-    program
-        The calls.
-    experts
-        The kinds of all-to-alls that are expert exchanges.
-    """
+    """Inferred phases, labels and layers of the calls in one call sequence."""
 
     def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program = program

@@ -41,11 +41,6 @@ LONGEST = 2000  # longest text of the remarks, in characters
 def infer_schedule(record: Record) -> Record:
     """Number unmarked steps and infer the phases of unannotated all-to-alls.
 
-    Parameters
-    ----------
-    record
-        The events of all ranks.
-
     Returns
     -------
     Record

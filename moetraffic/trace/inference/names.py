@@ -36,14 +36,7 @@ def find_names(
 ) -> Naming:
     """Infer phase, layer and label of the all-to-alls of all ranks.
 
-    Parameters
-    ----------
-    every
-        The calls of each rank.
-    numbered
-        The step of each call.
-    mixture
-        Whether the run is known to have experts.
+    ``mixture``: the run is known to have experts.
     """
     programs = gather_programs(every, numbered)
     experts = experts_sorts(programs, mixture=mixture)

@@ -25,11 +25,6 @@ MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
 def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
     """Infer step numbers of all ranks' calls, equal on all members of a collective.
 
-    Parameters
-    ----------
-    every
-        The calls of each rank.
-
     Returns
     -------
     dict or None
@@ -115,11 +110,6 @@ class Shared:
 
 def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
     """Match a rank's calls with those of the other members of each group.
-
-    Parameters
-    ----------
-    calls
-        Of one rank.
 
     Yields
     ------

@@ -67,13 +67,6 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
     exchange or a routing are.  Without either, all are, but only in a run with
     all-to-alls of one size that is known to have experts, or whose all-to-alls send
     rows of several experts to each rank.
-
-    Parameters
-    ----------
-    programs
-        Of all ranks.
-    mixture
-        Whether the run is known to have experts.
     """
     uneven: set[Sort] = set()
     counted: set[Sort] = set()
@@ -119,15 +112,7 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
 
 
 class Forward:
-    """Classifier of forward all-to-alls, which reads them in call order.
-
-    Parameters
-    ----------
-    program
-        The program of the calls.
-    experts
-        The kinds of all-to-alls that are expert exchanges.
-    """
+    """Classifier of forward all-to-alls, which reads them in call order."""
 
     def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program, self.experts = program, experts

@@ -78,11 +78,6 @@ class Events:
 def assemble_events(record: Record) -> Events:
     """Sort the events of all ranks into occurrences of calls.
 
-    Parameters
-    ----------
-    record
-        Events of all ranks, with numbered steps.
-
     Raises
     ------
     CaptureError

@@ -65,10 +65,7 @@ class Record:
 def gather_record(segments: Sequence[Segment]) -> Record:
     """Join the segments of all ranks; equal groups and equal sites are merged.
 
-    Parameters
-    ----------
-    segments
-        By rank, and by index within a rank; one at least.
+    There is at least one, sorted by rank, and by index within a rank.
     """
     groups = sorted(
         {g for segment in segments for g in segment.groups},

@@ -153,10 +153,10 @@ def write_segment(segment: Segment, folder: Path) -> Path:
     with Image(target, attributes) as image:
         write_groups(image, segment.groups)
         write_sites(image, segment.sites)
-        write_table(image, "placement", segment.placements)
-        write_table(image, "clock", segment.clocks)
-        write_table(image, "event", segment.events)
-        write_table(image, "step", segment.steps)
+        write_table(image, "placement", segment.placements, PLACEMENT)
+        write_table(image, "clock", segment.clocks, CLOCK)
+        write_table(image, "event", segment.events, EVENT)
+        write_table(image, "step", segment.steps, STEP)
         image.column("step_kind", *as_text(segment.kinds), axis="step")
         for kind, arrays, dtype in (
             ("splits", segment.splits, "<i8"),
