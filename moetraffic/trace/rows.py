@@ -64,7 +64,7 @@ class Rows:
         """Return the row of each occurrence in the panels of one kind, -1 for none."""
         key = kind if kind in self._keys else "present"
         if key not in self._numbers:
-            self._numbers[key] = _running(self._keys[key][self._every.site])
+            self._numbers[key] = count_equal(self._keys[key][self._every.site])
         return self._numbers[key]
 
     def of(self, panel: str) -> Int64:
@@ -118,7 +118,7 @@ class Rows:
         return want
 
 
-def _running(key: Int64) -> Int64:
+def count_equal(key: Int64) -> Int64:
     """Number the elements with equal key consecutively; -1 where a key is negative."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]

@@ -13,7 +13,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, Meta, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
-from moetraffic.trace.rows import _running
+from moetraffic.trace.rows import count_equal
 
 
 def test_wire_told_by_demand_is_kept_copies_times_row_bytes(trace: Trace) -> None:
@@ -156,7 +156,7 @@ def test_offsets_between_clock_knots_are_interpolated() -> None:
 
 @given(st.lists(st.integers(-2, 3)))
 def test_running_counts_number_each_value_by_itself(keys: list[int]) -> None:
-    counts = _running(np.array(keys, np.int64))
+    counts = count_equal(np.array(keys, np.int64))
     for value in set(keys):
         mine = counts[np.array(keys) == value].tolist()
         assert mine == ([-1] * len(mine) if value < 0 else list(range(len(mine))))

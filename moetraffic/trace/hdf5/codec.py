@@ -41,18 +41,9 @@ COLUMN_ROWS = 1 << 16
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Choose the chunk shape of a panel ``[N, ...]``: about 256 KB of whole rows.
 
-    Parameters
-    ----------
-    shape
-        Shape of the panel; the first axis counts occurrences.
-    itemsize
-        Bytes of an element.
-
-    Returns
-    -------
-    tuple of int
-        A power-of-two number of rows (at most 256 matrices or 4096 vectors) and the
-        full length of the other axes; a matrix above 1 MB is split by source rank.
+    The first axis of ``shape`` counts occurrences.  A chunk has a power-of-two number
+    of rows (at most 256 matrices or 4096 vectors) and the full length of the other
+    axes; a matrix above 1 MB is split by source rank.
     """
     row = shape[1:]
     cells = max(1, int(np.prod(row, dtype=np.int64)))

@@ -19,19 +19,22 @@ from moetraffic.errors import MoetrafficError
 SEGMENTS = ".segments"
 """Suffix, after the trace file name, of the folder that holds a capture's segments."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_REMEDIES = (
+    dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "make room or choose another folder",
+    )
+    | dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "choose a folder that you may write to",
+    )
+    | {errno.ENAMETOOLONG: "choose a shorter name"}
+)
 
 
 def remedy(error: OSError) -> str:
     """Suggest a remedy for a failed write, as a clause of an error message."""
-    if error.errno in _FULL:
-        return "make room or choose another folder"
-    if error.errno in _FORBIDDEN:
-        return "choose a folder that you may write to"
-    if error.errno == errno.ENAMETOOLONG:
-        return "choose a shorter name"
-    return "choose another path"
+    return _REMEDIES.get(error.errno or 0, "choose another path")
 
 
 def validate_output(
@@ -62,9 +65,12 @@ def validate_output(
     """
     folder = path.absolute().parent
     try:
-        if "\0" in str(path):
-            raise ValueError("a file name has no NUL")
         for wrong, what in (
+            (
+                "\0" in str(path),
+                f"{_short(path)} cannot be written (a file name has no NUL): choose "
+                "another path",
+            ),
             (
                 not path.name or path.is_dir(),
                 f"the output is a file, but {str(path)!r} is a folder: name a file in "
@@ -89,10 +95,10 @@ def validate_output(
         folder.joinpath(beside).exists()
         with tempfile.TemporaryFile(dir=folder):
             return
-    except (OSError, ValueError) as found:
-        why = found.strerror if isinstance(found, OSError) else str(found)
-        hint = remedy(found) if isinstance(found, OSError) else "choose another path"
-        raise error(f"{_short(path)} cannot be written ({why}): {hint}") from None
+    except OSError as found:
+        raise error(
+            f"{_short(path)} cannot be written ({found.strerror}): {remedy(found)}"
+        ) from None
 
 
 def validate_other_than_input(

@@ -78,17 +78,11 @@ def write_table(image: Image, name: str, table: Any, dtype: np.dtype[Any]) -> No
 
 def as_text(values: Sequence[str]) -> tuple[Any, str]:
     """Encode strings as fixed-width UTF-8 bytes, and return their type."""
-    raw = [_encoded(v) for v in values]
+    # of limited width, in whole characters; unencodable ones become "?"
+    cut = [v.encode(errors="replace")[:MOST_TEXT] for v in values]
+    raw = [v.decode(errors="ignore").encode() for v in cut]
     width = max([1, *map(len, raw)])
     return np.array(raw, f"S{width}"), f"S{width}"
-
-
-def _encoded(text: str) -> bytes:
-    """Encode text as UTF-8 of limited width; unencodable characters become "?"."""
-    raw = text.encode(errors="replace")
-    if len(raw) <= MOST_TEXT:
-        return raw
-    return raw[:MOST_TEXT].decode(errors="ignore").encode()
 
 
 def read_meta(container: Container) -> Meta:

@@ -1,6 +1,7 @@
 """Infer the steps, layers and phases of a run that was not annotated.
 
-1. Number the steps where the program did not mark them (``numbering``, ``period``).
+1. Number the steps where the program did not mark them (``numbering``, ``period``), and
+   combine them with the program's own step markers.
 2. Classify all-to-alls as dispatches, combines and their gradients, and assign them to
    layers (``programs``, ``phases``, ``gradients``, ``names``).
 3. Assign routings that a hook on a router reported to the group of their layer.
@@ -17,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Site
-from moetraffic.trace.segments.record import Record
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    PLACEMENT,
+    ROUTING,
+    UNKNOWN_TIME,
+    Bool,
+    Group,
+    Site,
+)
+from moetraffic.trace.segments.record import RANK_STEP, Record
 
 from .calls import Calls, gather_calls
-from .markers import (
-    hide_evaluations,
-    infer_kinds,
-    number_early_calls,
-    steps_bare,
-    with_inferred_steps,
-)
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
@@ -35,6 +37,7 @@ from .period import NumberedSteps
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
 
+MOST = 0.5  # minimum share of steps with a backward for classifying the others
 LONGEST = 2000  # longest text of the remarks, in characters
 
 
@@ -50,12 +53,12 @@ def infer_schedule(record: Record) -> Record:
     record = number_early_calls(record)
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
-        return infer_kinds(record)
+        return _infer_kinds(record)
     every = [gather_calls(record, rank) for rank in record.ranks]
     numbered: Mapping[int, NumberedSteps] | None = None
-    if not marked or steps_bare(record):
+    if not marked or _steps_bare(record):
         numbered = number_steps(every)
-    if marked and (numbered is None or not hide_evaluations(record, numbered)):
+    if marked and (numbered is None or not _hide_evaluations(record, numbered)):
         numbered = None
     inferred, remarks = numbered is not None, []
     if numbered is not None:
@@ -76,9 +79,9 @@ def infer_schedule(record: Record) -> Record:
     remarks += _names_found(every, naming)
     record = _with_names(record, every, naming)
     if inferred:
-        record = with_inferred_steps(record, every, numbered)
+        record = _with_inferred_steps(record, every, numbered)
     elif marked:
-        record = infer_kinds(record)
+        record = _infer_kinds(record)
     schedule = "; ".join(r for r in remarks if r)[:LONGEST]
     return replace(record, meta=replace(meta, schedule=schedule))
 
@@ -201,3 +204,97 @@ def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
         PLACEMENT,
     )
     return np.concatenate([rows, fresh])
+
+
+def number_early_calls(record: Record) -> Record:
+    """Assign calls recorded before the first step marker to the first step.
+
+    A window may be written before its first step has ended.
+    """
+    events = record.events.copy()
+    for rank in record.ranks:
+        mine = events["rank"] == rank
+        when = events["iteration"][mine]
+        ended = record.steps["iteration"][record.steps["rank"] == rank]
+        marked = np.concatenate([when[when >= 0], ended])
+        if len(marked):
+            events["iteration"][mine] = np.where(when < 0, marked.min(), when)
+    return replace(record, events=events)
+
+
+def _steps_bare(record: Record) -> bool:
+    """Return whether the marked steps lack losses, token counts and kinds."""
+    steps = record.steps
+    return bool(
+        np.isnan(steps["loss"]).all()
+        and (steps["tokens"] < 0).all()
+        and (steps["kind"] == "train").all()
+    )
+
+
+def _hide_evaluations(record: Record, numbered: Mapping[int, NumberedSteps]) -> bool:
+    """Return whether the marked steps contain unmarked, inferred evaluations.
+
+    An optimizer marks the steps that it takes: an evaluation in between is recorded as
+    part of the step after it.
+    """
+    for rank, found in numbered.items():
+        marked = int((record.steps["rank"] == rank).sum())
+        evaluated = found.kinds.count("evaluation")
+        if not evaluated or len(found.kinds) - evaluated != marked:
+            return False
+    return True
+
+
+def _infer_kinds(record: Record) -> Record:
+    """Classify marked training steps without a backward as evaluation or skipped.
+
+    In a run whose steps have backward calls, a step without one is an evaluation if it
+    has all-to-alls or routings, and was skipped if it has no call at all.
+    """
+    steps = record.steps.copy()
+    when = steps["iteration"]
+
+    def with_calls(mask: Bool | slice) -> Bool:
+        return np.isin(when, record.events["iteration"][mask])
+
+    exchanged = [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
+    backward = with_calls(
+        record.site_mask([s.direction != "forward" for s in record.sites])
+    )
+    trained = len(np.unique(when[backward]))
+    if not trained or trained < MOST * len(np.unique(when)):
+        return record
+    lacking = (steps["kind"] == "train") & ~backward
+    steps["kind"][lacking & with_calls(record.site_mask(exchanged))] = "evaluation"
+    steps["kind"][lacking & ~with_calls(slice(None))] = "skipped"
+    return replace(record, steps=steps)
+
+
+def _with_inferred_steps(
+    record: Record, every: Sequence[Calls], numbered: Mapping[int, NumberedSteps]
+) -> Record:
+    """Assign inferred step numbers to calls, and list the complete steps."""
+    events, rows = record.events.copy(), []
+    continued = record.continued.copy()
+    for calls in every:
+        found, segment = numbered[calls.rank], calls.table["segment"]
+        step = found.step
+        events["iteration"][calls.place] = step
+        first = np.flatnonzero(np.diff(segment, prepend=-1))
+        for at in first.tolist():
+            continued[segment[at]] = at > 0 and step[at] == step[at - 1]
+        # steps never decrease
+        ends = np.searchsorted(step, np.arange(len(found.whole) + 1))
+        for number, whole in enumerate(found.whole):
+            mine = calls.table[ends[number] : ends[number + 1]]
+            if whole and len(mine):
+                times = np.concatenate([mine["issue"], mine["end"]])
+                times = times[times != UNKNOWN_TIME]
+                span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
+                kind = found.kinds[number]
+                last = mine["segment"][-1]
+                rows.append((number, np.nan, -1, *span, kind, calls.rank, last))
+    return replace(
+        record, events=events, steps=np.array(rows, RANK_STEP), continued=continued
+    )

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.trace.model import Int64
+from moetraffic.trace.rows import count_equal
 
 from .calls import Calls
 from .period import NumberedSteps, find_steps
@@ -35,7 +36,11 @@ def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
     own = {rank: steps for rank, steps in found.items() if steps is not None}
     if not own:
         return None
-    kinds = _agreed([s.kinds for s in own.values()])
+    every_kinds = [s.kinds for s in own.values()]
+    # the kinds that most ranks inferred; a prefix counts as agreement
+    kinds = max(
+        every_kinds, key=lambda k: (sum(_same(k, o) for o in every_kinds), len(k))
+    )
     numbered: dict[int, NumberedSteps] = {}
     shared = Shared()
     waiting = {c.rank: c for c in every}
@@ -63,12 +68,6 @@ def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
             shared.add(calls, step)
             del waiting[calls.rank]
     return _with_common_kinds(numbered)
-
-
-def _agreed(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the step kinds that most ranks inferred; a prefix counts as agreement."""
-    votes = Counter(kinds)
-    return max(votes, key=lambda k: (sum(_same(k, o) for o in kinds), len(k)))
 
 
 def _same(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
@@ -125,13 +124,7 @@ def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
         number = calls.table["sequence"][mine].astype(np.int64)
         # several groups of the same ranks count separately: the first call of a number
         # is the same on all members, and so is the second
-        order = np.argsort(number, kind="stable")
-        new = np.ones(len(mine), bool)
-        new[1:] = number[order][1:] != number[order][:-1]
-        starts = np.flatnonzero(new)
-        again = np.zeros(len(mine), np.int64)
-        again[order] = np.arange(len(mine)) - starts[np.cumsum(new) - 1]
-        yield members, mine, number * MOST_GROUPS + again
+        yield members, mine, number * MOST_GROUPS + count_equal(number)
 
 
 def _taken(calls: Calls, shared: Shared) -> Int64 | None:

@@ -211,8 +211,7 @@ class _Blocks:
         """Return the usual forward calls before a pipelined step's first backward."""
         if not self.piped:
             return ()
-        rest = [_after_end(self.before[k], self.of_pass) for k in leads]
-        return _usual(rest)
+        return _usual(_after_end(self.before[k], self.of_pass) for k in leads)
 
     def _end_of_step(self, block: int, evaluated: int | None, lead: Word) -> Word:
         """Return the calls before a block's forward pass that end the previous step."""
@@ -291,18 +290,12 @@ def _after_end(before: Word, of_pass: set[int]) -> Word:
 
 def _common_end(a: Word, b: Word) -> int:
     """Return the length of the common suffix of two call sequences."""
-    count = 0
-    for x, y in zip(reversed(a), reversed(b), strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(reversed(a), reversed(b), strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _contains(word: Word, part: Word) -> bool:
     """Return whether a call sequence contains another as a contiguous part."""
-    if not part:
-        return False
     return any(
         word[at : at + len(part)] == part for at in range(len(word) - len(part) + 1)
     )

@@ -160,16 +160,13 @@ def _call_index(table: Table, sites: Sequence[Site]) -> Int64:
         ],
         np.int64,
     )
-    if not len(table):
-        return np.zeros(0, np.int64)
     keys = (place_of[table["site"]], table["iteration"], table["rank"])
     order = np.lexsort(keys)  # stable: the order of the calls is kept
-    begins = np.ones(len(table), bool)
-    begins[1:] = np.any([k[order][1:] != k[order][:-1] for k in keys], axis=0)
+    change = np.any([k[order][1:] != k[order][:-1] for k in keys], axis=0)
+    begins = np.append(True, change)[: len(table)]
     starts = np.flatnonzero(begins)
-    within = np.arange(len(table)) - starts[np.cumsum(begins) - 1]
     slots = np.empty(len(table), np.int64)
-    slots[order] = within
+    slots[order] = np.arange(len(table)) - starts[np.cumsum(begins) - 1]
     return slots
 
 

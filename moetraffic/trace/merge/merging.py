@@ -73,10 +73,7 @@ class NothingRecorded(CaptureError):
 def merge(folder: Path) -> Merged:
     """Read a folder of segments, and merge them into a trace.
 
-    Parameters
-    ----------
-    folder
-        Holds ``rank-00000/segment-000000.h5`` and so on.
+    ``folder`` holds ``rank-00000/segment-000000.h5`` and so on.
 
     Raises
     ------
@@ -231,15 +228,15 @@ def _read_all(folder: Path) -> tuple[list[Segment], list[str]]:
             + (f"; {len(missing) - 2} more" if len(missing) > 2 else "")
         )
     # ranks of another world are left over from a capture of more ranks
-    kinds = Counter((s.meta.world, s.shards) for s in segments)
-    world, shards = kinds.most_common(1)[0][0]
-    strange = [s for s in segments if (s.meta.world, s.shards) != (world, shards)]
+    kinds = [(s.meta.world, s.shards) for s in segments]
+    usual = Counter(kinds).most_common(1)[0][0]
+    kept = [s for s, kind in zip(segments, kinds, strict=True) if kind == usual]
     missing += [
-        f"a segment is left out: window {s.index} of rank {s.rank} tells of "
-        f"{s.meta.world} ranks, the others of {world}"
-        for s in strange
+        f"a segment is left out: window {s.index} of rank {s.rank} has "
+        f"{s.meta.world} ranks, the others have {usual[0]}"
+        for s, kind in zip(segments, kinds, strict=True)
+        if kind != usual
     ]
-    kept = [s for s in segments if (s.meta.world, s.shards) == (world, shards)]
     return kept, missing
 
 

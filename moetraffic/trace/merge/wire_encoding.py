@@ -10,7 +10,7 @@ all occurrences, store no matrices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +84,10 @@ def encode_bytes(
         values = payload = events.payload(number)
         if site.operation == ALL_TO_ALL:
             recorded = there[rows] == Presence.RECORDED
-            found = _reconcile(payload, recorded, recover=recover)
-            values, there[rows] = found.sent, found.presence
-            wrong += _unequal(draft, site, of, found, payload)
+            values, there[rows], conflict = _reconcile(
+                payload, recorded, recover=recover
+            )
+            wrong += _unequal(draft, site, of, conflict, payload)
         else:
             there[rows] = np.where(payload < 0, Presence.UNSIZED, there[rows])
             values = np.maximum(payload, 0)
@@ -130,22 +131,16 @@ def encode_bytes(
     return draft.replaced(sites=sites, panels=panels), wrong
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reconciled:
-    """Bytes of an all-to-all's occurrences after reconciling both ends' records."""
-
-    sent: Int64  # [n, W, W] bytes, row sends; 0 where unknown
-    presence: UInt8  # [n, W] Presence
-    conflict: Bool  # [n, W, W] where the two ends contradict each other
-
-
-def _reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> _Reconciled:
+def _reconcile(
+    splits: Int64, recorded: Bool, *, recover: bool
+) -> tuple[Int64, UInt8, Bool]:
     """Compare the bytes that members sent and received, ``[n, W, 2, W]``, < 0: unknown.
 
     ``recorded [n, W]`` marks the members that recorded the occurrence.  With
     ``recover``, bytes missing at the source are those received at the destination: a
     row in which every cell is known is RECORDED, or RECOVERED if a cell came from a
-    peer.  Rank-local bytes, which no peer records, are then 0.
+    peer.  Rank-local bytes, which no peer records, are then 0.  Returns the bytes
+    ``[n, W, W]``, 0 where unknown; the presence ``[n, W]``; and where both ends differ.
     """
     sent, received = splits[:, :, 0], splits[:, :, 1].transpose(0, 2, 1)
     by_source = recorded[:, :, None] & (sent >= 0)
@@ -163,9 +158,7 @@ def _reconcile(splits: Int64, recorded: Bool, *, recover: bool) -> _Reconciled:
     presence[whole] = Presence.RECOVERED
     presence[recorded & ~whole] = Presence.UNSIZED
     presence[recorded & own] = Presence.RECORDED
-    return _Reconciled(
-        sent=np.asarray(values, np.int64), presence=presence, conflict=conflict
-    )
+    return np.asarray(values, np.int64), presence, conflict
 
 
 def _layer(site: Site) -> Layer:
@@ -218,18 +211,18 @@ def _not_transposed(
 
 
 def _unequal(
-    draft: Trace, site: Site, of: Int64, found: _Reconciled, splits: Int64
+    draft: Trace, site: Site, of: Int64, conflict: Bool, splits: Int64
 ) -> list[str]:
     """Report pairs of ranks whose sent and received bytes differ."""
-    if not found.conflict.any():
+    if not conflict.any():
         return []
     ranks = draft.groups[site.group].ranks
-    at, source, destination = (int(v[0]) for v in np.nonzero(found.conflict))
+    at, source, destination = (int(v[0]) for v in np.nonzero(conflict))
     return [
         f"{_call(draft, site, of[at])}: rank {ranks[source]} sent "
         f"{splits[at, source, 0, destination]} bytes to rank {ranks[destination]}, "
         f"which received {splits[at, destination, 1, source]} "
-        f"({int(found.conflict.sum())} such pairs)"
+        f"({int(conflict.sum())} such pairs)"
     ]
 
 

@@ -63,6 +63,21 @@ MOST_WORDS = 1000  # maximum length of a text attribute, in characters
 MOST_PANEL_BYTES = 64 << 20  # panel size accepted without check
 MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
 
+ATTRIBUTES: dict[str, type[Any]] = {
+    "rank": int,
+    "index": int,
+    "final": bool,
+    "node": str,
+    "unrecorded": int,
+    "shards": int,
+    "ended": str,
+    "left_out": str,
+    "window": int,
+    "continued": bool,
+}
+LATER: dict[str, Any] = {"ended": "", "left_out": "", "window": 0, "continued": False}
+"""Attributes that the first release did not write, and their values in its files."""
+
 EVENT = np.dtype(
     [
         ("iteration", "<i8"),  # -1 if the end of the step is unknown
@@ -139,17 +154,10 @@ def write_segment(segment: Segment, folder: Path) -> Path:
     attributes = meta_attributes(segment.meta) | {
         "format": KIND,
         "format_version": VERSION,
-        "rank": segment.rank,
-        "index": segment.index,
-        "final": segment.final,
-        "node": segment.node,
-        "unrecorded": segment.unrecorded,
-        "shards": segment.shards,
-        "ended": segment.ended[:MOST_WORDS],
-        "left_out": segment.left_out[:MOST_WORDS],
-        "window": segment.window,
-        "continued": segment.continued,
     }
+    for attribute, form in ATTRIBUTES.items():
+        value = getattr(segment, attribute)
+        attributes[attribute] = value[:MOST_WORDS] if form is str else value
     with Image(target, attributes) as image:
         write_groups(image, segment.groups)
         write_sites(image, segment.sites)
@@ -192,7 +200,7 @@ def read_segment(path: Path) -> Segment:
 
 
 def _read(container: Container) -> Segment:
-    attributes = container.attributes
+    attributes = LATER | container.attributes
     steps = read_table(container, "step", STEP)
     panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
     for name in container.names:
@@ -204,17 +212,9 @@ def _read(container: Container) -> Segment:
             if size > max(MOST_PANEL_BYTES, MOST_PANEL_RATIO * panel.stored_bytes):
                 raise container.damaged(f"{name} inflates to {size} bytes")
             panels[kind][int(width)] = panel.read(0, panel.shape[0])
+    own = {name: kind(attributes[name]) for name, kind in ATTRIBUTES.items()}
     return Segment(
-        rank=int(attributes["rank"]),
-        index=int(attributes["index"]),
-        final=bool(attributes["final"]),
-        node=str(attributes["node"]).strip("\0"),
-        unrecorded=int(attributes["unrecorded"]),
-        shards=int(attributes["shards"]),
-        ended=str(attributes.get("ended", "")).strip("\0"),
-        left_out=str(attributes.get("left_out", "")).strip("\0"),
-        window=int(attributes.get("window", 0)),
-        continued=bool(attributes.get("continued", False)),
+        **own,
         meta=read_meta(container),
         groups=tuple(read_groups(container)),
         sites=tuple(read_sites(container)),
