@@ -42,7 +42,7 @@ STEPS_BACK = (
     "the program records by itself, so moetraffic run steps back and leaves the "
     "capture to it",
 )
-Say = Callable[[str, str], None]
+Say = Callable[[str, str], None]  # kind of a message, and its text
 _times = itertools.count()
 _ending = threading.RLock()
 _attached: Attachment | None = None
@@ -50,19 +50,10 @@ _mask = threading.local()  # signal mask before a fork
 
 
 class Attachment:
-    """Running recorder of an unmodified program and its termination handlers.
-
-    Parameters
-    ----------
-    recorder
-        A started recorder.
-    say
-        Prints a message once per host; arguments are its kind and its text.
-    """
+    """Running recorder of an unmodified program and its termination handlers."""
 
     def __init__(self, recorder: Recorder, say: Say) -> None:
         self.recorder, self.say = recorder, say
-        self.pid = os.getpid()
         self.rank = dist.get_rank()
         self.listener = SigtermListener(lambda: end(why="interrupted by SIGTERM"))
         self.listener.start()
@@ -117,17 +108,9 @@ def begin(
 ) -> None:
     """Start recording the new default process group, without raising exceptions.
 
-    Parameters
-    ----------
-    path
-        Path of the requested trace.
-    force
-        Whether an existing trace may be replaced.
-    model, router, k
-        Model name, router name and experts per token as text; empty if unknown.
-    say, note
-        Functions of the start-up hook: print a message once per host, and leave a note
-        for the launcher.
+    ``force`` allows replacing an existing trace.  Model, router and experts per token
+    are given as text, empty if unknown.  ``say`` prints a message once per host, and
+    ``note`` leaves a note for the launcher.
     """
     global _attached
     with _ending:
@@ -160,17 +143,13 @@ def begin(
 def end(error: BaseException | None = None, *, why: str = "") -> None:
     """Close the attached recorder, if any, without raising exceptions.
 
-    Parameters
-    ----------
-    error
-        The exception that ends the program, if any.
-    why
-        The reason as text, as in :meth:`Recorder.end_early`.
+    ``error`` is the exception that ends the program, ``why`` the reason as text, as in
+    :meth:`Recorder.end_early`.
     """
     global _attached
     with _ending:
         attached, _attached = _attached, None
-        if attached is None or attached.pid != os.getpid():
+        if attached is None:
             return
         try:
             attached.close(why or _early(error))

@@ -62,26 +62,24 @@ def measure_offset(
         if rank == 0:
             names = [_get(store, f"{key}/identity/{r}") for r in range(world)]
             _answer(store, key, [r for r in range(1, world) if names[r] != names[0]])
-            return _knot(rank, 0, 0)
+            return _offset(rank, 0, 0)
         if _get(store, f"{key}/identity/0") == own:
-            return _knot(rank, 0, 0)
+            return _offset(rank, 0, 0)
         return _ask(store, key, rank)
     except RuntimeError:  # DistError: a rank timed out, or the store is closed
         return np.zeros(0, CLOCK)
 
 
 def _ask(store: Store, key: str, rank: int) -> npt.NDArray[Any]:
-    best: tuple[int, int] | None = None
+    trips = []
     for trip in range(ROUND_TRIPS):
         sent = now_ns()
         store.set(f"{key}/ask/{rank}/{trip}", "1")
         answer = int(_get(store, f"{key}/answer/{rank}/{trip}"))
         back = now_ns()
-        error = (back - sent + 1) // 2
-        if best is None or error < best[1]:
-            best = (answer - (sent + back) // 2, error)
-    assert best is not None
-    return _knot(rank, *best)
+        trips.append(((back - sent + 1) // 2, answer - (sent + back) // 2))
+    error, offset = min(trips)
+    return _offset(rank, offset, error)
 
 
 def _answer(store: Store, key: str, ranks: Iterable[int]) -> None:
@@ -97,5 +95,5 @@ def _get(store: Store, key: str) -> str:
     return raw.decode()
 
 
-def _knot(rank: int, offset: int, error: int) -> npt.NDArray[Any]:
+def _offset(rank: int, offset: int, error: int) -> npt.NDArray[Any]:
     return np.array([(rank, now_ns(), offset, error)], CLOCK)

@@ -1,7 +1,7 @@
-"""Validation of losses, token counts and expert counts passed to a recorder.
+"""Validation of the arguments of a recorder, and of the values passed to it later.
 
-No function raises exceptions, except :func:`counts_of` and :func:`demand_of`, whose
-callers handle them.
+Arguments are rejected.  Invalid losses and token counts are omitted without an
+exception; callers handle the exceptions of :func:`counts_of` and :func:`demand_of`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,94 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from moetraffic.errors import CaptureError
 from moetraffic.trace.model import Int32
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
 LARGEST_COUNT = 2**31 - 1
+LONGEST_NAME = 1000  # characters
 MOST_KINDS = 20
 
 
-class OmittedRecords:
-    """Counter of records omitted from a trace, by kind.
+def check_names_and_counts(**values: Any) -> None:
+    """Check that names (text) and counts of the metadata can be stored in a trace.
 
-    Parameters
-    ----------
-    warn
-        Called with a message for the first omitted record of each kind.
+    Raises
+    ------
+    CaptureError
+        If an argument is invalid; the message contains its name.
     """
+    for name, value in values.items():
+        if isinstance(value, str):
+            sound = len(value) <= LONGEST_NAME and "\0" not in value
+            sound = sound and not any("\ud800" <= c <= "\udfff" for c in value)
+            rule = f"text of at most {LONGEST_NAME} characters"
+        else:
+            sound = isinstance(value, int) and not isinstance(value, bool)
+            sound = sound and 0 <= value <= LARGEST_COUNT
+            rule = "a whole number from 0 on"
+        if not sound:
+            raise CaptureError(
+                f"{name} is {rule}, but {str(value)[:40]!r} was given: change it"
+            )
+
+
+def checked_placement(
+    placement: Mapping[int, Sequence[int]],
+) -> dict[int, tuple[int, ...]]:
+    """Validate an expert placement: the group rank of each expert, by layer.
+
+    Raises
+    ------
+    CaptureError
+        If the placement is invalid.
+    """
+    try:
+        checked = {
+            operator.index(layer): tuple(operator.index(m) for m in members)
+            for layer, members in placement.items()
+        }
+        sound = all(min(m, default=0) >= 0 for m in checked.values())
+    except (TypeError, AttributeError):
+        checked, sound = {}, False
+    if not sound:
+        raise CaptureError(
+            "a placement is, by layer, the group rank of each expert, from 0 on, but "
+            f"{str(placement)[:60]!r} was given: change it"
+        )
+    return checked
+
+
+def checked_groups(
+    groups: Mapping[str, dist.ProcessGroup | None],
+) -> dict[str, str]:
+    """Validate process groups; return their kinds by group name.
+
+    Raises
+    ------
+    CaptureError
+        If a value is not a process group.
+    """
+    for kind, group in groups.items():
+        check_names_and_counts(groups=str(kind))
+        if group is not None and not hasattr(group, "group_name"):
+            raise CaptureError(
+                "groups are process groups of torch.distributed by their kind, but "
+                f"{kind!r} is {type(group).__name__}: give what new_group returned"
+            )
+    return {str(g.group_name): str(k) for k, g in groups.items() if g is not None}
+
+
+class OmittedRecords:
+    """Counter of omitted records by kind; calls ``warn`` at the first of each kind."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

@@ -9,7 +9,7 @@ belongs to the next iteration, as do all calls since the last optimizer step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass
@@ -20,7 +20,7 @@ class IterationBoundaries:
     marked: bool = False  # the program calls step()
     begun: int = 0  # ns, start of this iteration
     _optimizer: tuple[int, int] | None = None  # calls before it, time in ns
-    _calls: int = field(default=0)
+    _calls: int = 0
 
     @property
     def known(self) -> bool:
@@ -35,20 +35,11 @@ class IterationBoundaries:
     def call(self, *, settles: bool) -> tuple[int, int] | None:
         """Count a call, which may show that the current iteration has ended.
 
-        Parameters
-        ----------
-        settles
-            Whether the call can only belong to a model's forward or backward pass.
-
-        Returns
-        -------
-        tuple of int or None
-            If an iteration has ended: the number of earlier calls that belong to the
-            next iteration, and the time of the end in ns.
+        A call ``settles`` if it can only belong to a model's forward or backward pass.
+        If an iteration has ended, the result is the number of earlier calls that belong
+        to the next iteration, and the time of the end in ns.
         """
-        found = None
-        if settles and self._optimizer is not None:
-            found = self.settle()
+        found = self.settle() if settles else None
         self._calls += 1
         return found
 

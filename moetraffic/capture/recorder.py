@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from moetraffic.capture.hook.completion import CompletionTracker
-from moetraffic.capture.hook.device_clock import DeviceClock
+from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
 from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
@@ -34,15 +33,18 @@ from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 from . import clock_offset
 from .annotate import here, is_layer, subscribe
 from .hook import python as hook
-from .input_validation import OmittedRecords, cause, demand_of, loss_of, tokens_of
-from .metadata import (
+from .input_validation import (
+    OmittedRecords,
+    cause,
     check_names_and_counts,
     checked_groups,
     checked_placement,
-    describe,
+    demand_of,
+    loss_of,
+    tokens_of,
 )
 from .pipe_format import OPTIMIZER, ROUTED, STEP
-from .recording import Recording, check_output
+from .recording import Recording, check_output, describe
 
 if TYPE_CHECKING:
     from moetraffic.trace.merge.merging import Merged

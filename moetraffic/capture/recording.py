@@ -1,15 +1,23 @@
-"""Output, warnings and merge of a recording, common to both recorders."""
+"""Output, metadata, warnings and merge of a recording, common to both recorders."""
 
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
+from moetraffic import __version__
 from moetraffic.errors import CaptureError
+from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged, merge_into
+from moetraffic.trace.model import Meta
 from moetraffic.trace.segments.store import prepare
 
 if TYPE_CHECKING:
@@ -22,15 +30,7 @@ PATIENCE = timedelta(seconds=30)
 
 
 class Recording:
-    """Base class of the recorders: path of the trace, warnings and early end.
-
-    Parameters
-    ----------
-    path
-        The trace to write.
-    force
-        Overwrite ``path`` and remaining files of an earlier capture.
-    """
+    """Base class of the recorders: path of the trace, warnings and early end."""
 
     def __init__(self, path: str | Path, *, force: bool) -> None:
         self.path = Path(path)
@@ -73,18 +73,9 @@ def ask_rank_0(
 ) -> str:
     """Return on every rank what rank 0 decides; every rank must call this.
 
-    Parameters
-    ----------
-    store
-        A store that all ranks reach; None where no other rank exists.
-    rank
-        This rank.
-    key
-        Key of the decision in the store, used once.
-    decide
-        Called on rank 0, or without a store.
-    otherwise
-        The result if rank 0 does not answer within 30 s.
+    All ranks reach ``store``, which is None where no other rank exists; ``key`` is used
+    once.  Rank 0 calls ``decide``; the result is ``otherwise`` if it does not answer
+    within 30 s.
     """
     if store is None or rank == 0:
         decision = decide()
@@ -109,17 +100,8 @@ def check_output(
     """Check on rank 0 that a capture can be written; every rank must call this.
 
     If each rank checked by itself, a rank that fails would leave the others waiting.
-
-    Parameters
-    ----------
-    path
-        Path of the trace.
-    store, rank
-        As in :func:`ask_rank_0`; rank 0 also removes old files.
-    number
-        Number of recorders created by this process; equal on all ranks.
-    force
-        Remove the files of an earlier capture.
+    ``force`` removes the files of an earlier capture; ``number`` counts the recorders
+    of a process, and is equal on all ranks.
 
     Raises
     ------
@@ -138,3 +120,52 @@ def check_output(
     failure = ask_rank_0(store, rank, f"moetraffic/claim/{number}", check, otherwise="")
     if failure:
         raise CaptureError(failure)
+
+
+def describe(
+    workload: Workload | None, world: int, *, model: str, router: str, k: int
+) -> Meta:
+    """Create the metadata of a new capture of ``world`` ranks.
+
+    Model and router names ("" if unknown) and experts per token (0 if unknown) take
+    precedence over the workload's.
+    """
+    backend = dist.get_backend() if dist.is_initialized() else ""
+    meta = Meta(
+        origin="captured",
+        model=model,
+        router=router,
+        k=k,
+        world=world,
+        backend=backend,
+        moetraffic=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    if workload is None:
+        return meta
+    shape, gating = workload.model, workload.gating
+    layout, training = workload.layout, workload.training
+    return replace(
+        meta,
+        model=model or shape.name,
+        router=router or gating.router,
+        dispatch=gating.dispatch,
+        dp=layout.dp,
+        tp=layout.tp,
+        pp=layout.pp,
+        ep=layout.ep,
+        cp=layout.cp,
+        order=layout.order,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        experts=shape.experts,
+        k=k or gating.k,
+        capacity_factor=(
+            float("nan") if gating.dispatch == "dropless" else gating.capacity_factor
+        ),
+        dtype=training.dtype,
+        seed=training.seed,
+        workload=workload.to_json(),
+    )

@@ -29,10 +29,7 @@ PATIENCE_S = 10.0
 class SigtermListener:
     """Listener that calls a function on SIGTERM and then ends the process by it.
 
-    Parameters
-    ----------
-    closing
-        Called in a thread; the process ends after at most 10 s.
+    ``closing`` is called in a thread; the process ends after at most 10 s.
     """
 
     def __init__(self, closing: Callable[[], None]) -> None:
@@ -115,19 +112,17 @@ class SigtermListener:
         signal.signal, signal.getsignal = signal_, getsignal
 
     def _listen(self, reader: int) -> None:
-        while heard := os.read(reader, 64):
-            # the descriptor also receives SIGINT and other signals with a handler
-            if signal.SIGTERM in heard and self._listens():
+        while numbers := os.read(reader, 64):
+            # the descriptor also receives SIGINT and other signals with a handler, and
+            # SIGTERM after the program has set a handler of its own
+            handler: Any = self._seen[1](signal.SIGTERM)
+            ours = self._pipe is not None and handler == self._handle
+            if signal.SIGTERM in numbers and ours:
                 closing = threading.Thread(target=self._closing, daemon=True)
                 closing.start()
                 closing.join(PATIENCE_S)
                 die_of(signal.SIGTERM)
         os.close(reader)
-
-    def _listens(self) -> bool:
-        """Whether SIGTERM would end the process without this listener."""
-        handler: Any = self._seen[1](signal.SIGTERM)
-        return self._pipe is not None and bool(handler == self._handle)
 
 
 def die_of(number: int) -> None:

@@ -27,8 +27,7 @@ from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
 from .input_validation import cause
-from .metadata import describe
-from .recording import Recording, check_output
+from .recording import Recording, check_output, describe
 
 WINDOW_STEPS = 32
 WINDOW_BYTES = 32 << 20
@@ -154,15 +153,13 @@ class VirtualRecorder(Recording):
     def _shards(self, decided: ShardRouting) -> None:
         began = time.perf_counter_ns()
         counts = decided.demand.detach().cpu().numpy()
-        key = (
-            *(decided.layer, decided.slot, decided.row_bytes),
-            *(decided.dtype, decided.padded),
-        )
+        row = decided.row_bytes, decided.dtype, decided.padded
+        key = (decided.layer, decided.slot, *row)
         site = self._sites.setdefault(key, len(self._sites))
-        rows = self._step.get(site)
-        if rows is None:
+        if site not in self._step:
             shape = (2, self._ranks, counts.shape[1])
-            rows = self._step[site] = np.zeros(shape, np.int32)
+            self._step[site] = np.zeros(shape, np.int32)
+        rows = self._step[site]
         # a recomputed forward pass reports the same routing again
         mine = slice(decided.first, decided.first + len(counts))
         rows[0, mine] = counts

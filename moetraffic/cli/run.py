@@ -61,7 +61,7 @@ def run(
         )
     make_room(output, force=force)
     hook = hook_environment.variables(
-        output, force=force, told={"model": model, "router": router, "k": k}
+        output, force=force, names={"model": model, "router": router, "k": k}
     )
     if environment:
         print(hook_environment.exports(hook))

@@ -207,8 +207,8 @@ def room(folder: Path, needed: float, area: str, name: str) -> Finding:
 
 def _limits() -> Iterator[Finding]:
     check = partial(finding, "machine")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    yield check("processors", State.OK, f"{cores or os.cpu_count()} are available")
+    cores = len(os.sched_getaffinity(0))
+    yield check("processors", State.OK, f"{cores} are available")
     memory = available_bytes()
     enough = memory is None or memory >= LITTLE_BYTES
     yield check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from moetraffic.errors import install_command
 
 from .finding import Finding, State, finding
 
-AREA = "software"
+_check = partial(finding, "software")
 
 
 class Package(NamedTuple):
@@ -54,12 +55,12 @@ PACKAGES = (
 
 def software() -> Iterator[Finding]:
     """Yield findings on the versions of Python, moetraffic and its dependencies."""
-    yield finding(
-        *(AREA, "python", State.OK),
+    yield _check(
+        *("python", State.OK),
         f"{platform.python_version()} ({platform.python_implementation()}, "
         f"{platform.system()} {platform.release()}, {platform.machine()})",
     )
-    yield finding(AREA, "moetraffic", State.OK, moetraffic.__version__)
+    yield _check("moetraffic", State.OK, moetraffic.__version__)
     yield from map(_package, PACKAGES)
 
 
@@ -89,7 +90,7 @@ def _package(package: Package) -> Finding:
         sound = newer(have, package.least)
         state = State.OK if sound else worse
         said = have if sound else f"{have}, but {package.least} or newer is needed"
-    return finding(AREA, package.name, state, said, install)
+    return _check(package.name, state, said, install)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

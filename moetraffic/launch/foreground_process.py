@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 PASSED_ON = (
     signal.SIGINT,
@@ -65,23 +64,13 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 number = early.pop(0)
                 if number not in TYPED:
                     process.send_signal(number)
-            told = _wait(awaited)
-            if told is not None and told[0] != signal.SIGCHLD and told[1]:
-                process.send_signal(told[0])
+            info = signal.sigtimedwait(awaited, LOOK_EVERY_S)
+            # signals from the kernel, which a terminal causes, have a positive code
+            if info and info.si_signo != signal.SIGCHLD and info.si_code <= 0:
+                process.send_signal(info.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     code = process.returncode
     return code if code >= 0 else 128 - code
-
-
-def _wait(awaited: set[signal.Signals]) -> tuple[int, bool] | None:
-    """Wait for a signal; return it and whether a process sent it, None on timeout."""
-    look: Any = getattr(signal, "sigtimedwait", None)
-    if look is None:  # no sender here: assume that TYPED is the terminal's
-        number = signal.sigwait(awaited)
-        return number, number not in TYPED
-    info = look(awaited, LOOK_EVERY_S)
-    # signals from the kernel, which a terminal causes, have a positive code
-    return None if info is None else (info.si_signo, info.si_code <= 0)

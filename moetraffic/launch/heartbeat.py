@@ -14,6 +14,7 @@ Without these variables heartbeats stay within the process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -96,26 +97,17 @@ def counter() -> memoryview:
         after it.  Without a supervisor only this process reads it: :func:`latest`.
     """
     global _counted
-    _counted = _mapped() or _unread()
+    path, first = os.environ.get(COUNTERS), COUNTER_BYTES * _rank()
+    own = memoryview(bytearray(COUNTER_BYTES))
+    # the supervisor's folder may be gone: then the counters are no longer read
+    with contextlib.suppress(OSError, ValueError):
+        if path:
+            with open(path, "r+b") as file:
+                counters = memoryview(mmap.mmap(file.fileno(), 0))
+            if len(counters) >= first + COUNTER_BYTES:
+                own = counters[first : first + COUNTER_BYTES]
+    _counted = own.cast("q")
     return _counted
-
-
-def _mapped() -> memoryview | None:
-    """Map this rank's part of the supervisor's counter file, if there is one."""
-    path, rank = os.environ.get(COUNTERS), _rank()
-    if not path:
-        return None
-    try:
-        with open(path, "r+b") as file:
-            mapped = mmap.mmap(file.fileno(), 0)
-    except (OSError, ValueError):
-        # the supervisor's folder is gone, so the counters are no longer read
-        return None
-    if len(mapped) < COUNTER_BYTES * (rank + 1):
-        return None
-    return memoryview(mapped)[COUNTER_BYTES * rank : COUNTER_BYTES * (rank + 1)].cast(
-        "q"
-    )
 
 
 def supervised() -> bool:
@@ -137,10 +129,6 @@ def latest() -> LastHeartbeat:
     """Return the last heartbeat and operation count of this process."""
     event, operation, beat_s, within_s = _last
     return LastHeartbeat(event, operation, _counted[0], beat_s, within_s)
-
-
-def _unread() -> memoryview:
-    return memoryview(bytearray(COUNTER_BYTES)).cast("q")
 
 
 def _rank() -> int:
@@ -167,15 +155,15 @@ def _pipe() -> int | None:
 
 
 def _line(event: str, operation: str, fields: dict[str, Any]) -> bytes:
-    said = {"rank": _rank(), "event": event, "operation": operation[:_LONGEST_TEXT]}
+    core = {"rank": _rank(), "event": event, "operation": operation[:_LONGEST_TEXT]}
     extra = {
         name: value[:_LONGEST_TEXT] if isinstance(value, str) else value
         for name, value in fields.items()
     }
     try:
-        line = json.dumps({**extra, **said}, default=str).encode() + b"\n"
+        line = json.dumps({**extra, **core}, default=str).encode() + b"\n"
     except (TypeError, ValueError):
         line = b""  # a field that JSON does not support: send the rest
     if not 0 < len(line) <= select.PIPE_BUF:
-        line = json.dumps(said).encode() + b"\n"
+        line = json.dumps(core).encode() + b"\n"
     return line if len(line) <= select.PIPE_BUF else b"\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 OUT = "MOETRAFFIC_OUT"
@@ -28,43 +27,28 @@ NAMES = {
 
 def hook_folder() -> Path:
     """Return the folder of the start-up hook's ``sitecustomize.py``."""
-    spec = find_spec("moetraffic")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).absolute().parent / "capture" / "startup"
+    return Path(__file__).absolute().parents[1] / "capture" / "startup"
 
 
 def variables(
-    output: Path, *, force: bool, told: Mapping[str, object]
+    output: Path, *, force: bool, names: Mapping[str, object]
 ) -> dict[str, str]:
     """Return the environment variables of the capture hook, without PYTHONPATH.
 
-    Parameters
-    ----------
-    output
-        Path of the trace.
-    force
-        Whether an existing trace may be replaced.
-    told
-        Values by the names in :data:`NAMES`; empty ones and 0 are left out.
+    ``names`` has values by the keys of :data:`NAMES`; empty ones and 0 are left out.
     """
     found = {OUT: str(output.absolute())}
     if force:
         found[FORCE] = "1"
-    return found | {NAMES[n]: str(value) for n, value in told.items() if value}
+    return found | {NAMES[n]: str(value) for n, value in names.items() if value}
 
 
 def environment(
     hook: Mapping[str, str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a command: the current one with the hook added.
+    """Return the environment of a command: ``base``, or this one, with the hook added.
 
-    Parameters
-    ----------
-    hook
-        Variables from :func:`variables`.
-    base
-        Environment to extend; ``os.environ`` by default.
+    ``hook`` are the variables from :func:`variables`.
     """
     found = dict(os.environ if base is None else base)
     for name in (OUT, FORCE, NOTES, *NAMES.values()):

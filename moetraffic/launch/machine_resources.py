@@ -36,11 +36,11 @@ def check_workload(workload: Workload, *, ranks: int) -> None:
     """
     shape, training = workload.model, workload.training
     if training.device == "cuda":
-        _refuse_no_gpu()
+        _check_gpu()
     else:
         # a virtual run is one process, whatever the number of its ranks
         share = 1.0 if training.virtual else ranks / workload.layout.world
-        _refuse_no_memory(least_bytes(workload) * share)
+        _check_memory(least_bytes(workload) * share)
     check_text(
         training.corpus,
         sequence=shape.window,
@@ -62,8 +62,8 @@ def _system() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         parts = (line.partition(":") for line in lines)
-        told = {name: int(rest.split()[0]) for name, _, rest in parts}
-        return (told["MemAvailable"] + told.get("SwapFree", 0)) * 1024
+        kilobytes = {name: int(rest.split()[0]) for name, _, rest in parts}
+        return (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return None
 
@@ -78,8 +78,8 @@ def _control_group() -> int | None:
             stat = (folder / "memory.stat").read_text().split()
         except (OSError, ValueError):
             continue  # no limit ("max"), or no such version
-        told = dict(zip(stat[::2], map(int, stat[1::2]), strict=False))
-        cache = told.get("file", told.get("total_cache", 0))
+        parts = dict(zip(stat[::2], map(int, stat[1::2]), strict=False))
+        cache = parts.get("file", parts.get("total_cache", 0))
         known.append(max(0, most - now + cache))
     return min(known, default=None)
 
@@ -110,17 +110,17 @@ def _groups() -> Iterator[tuple[Path, str, str]]:
                 break
 
 
-def _refuse_no_memory(needed: float) -> None:
-    there = available_bytes()
-    if there is not None and needed > there:
+def _check_memory(needed: float) -> None:
+    available = available_bytes()
+    if available is not None and needed > available:
         raise LayoutError(
             f"the model, its gradients and the optimizer's moments need at least "
-            f"{needed / 1e9:.3g} GB on this machine, but {there / 1e9:.3g} GB are "
+            f"{needed / 1e9:.3g} GB on this machine, but {available / 1e9:.3g} GB are "
             "available: lower --layers, --hidden, --experts, --micro-batch or --nproc"
         )
 
 
-def _refuse_no_gpu() -> None:
+def _check_gpu() -> None:
     # slow import, needed only if a GPU is requested
     import torch
 

@@ -1,7 +1,7 @@
 """Start a rank that the kernel kills when its supervisor dies.
 
 ``python parent_death_signal.py PARENT COMMAND...`` requests SIGKILL on the death of the
-supervisor (Linux, ``PR_SET_PDEATHSIG``, which survives ``exec``) and then executes the
+supervisor (``PR_SET_PDEATHSIG``, which survives ``exec``) and then executes the
 command.  A separate process does this because Python code between fork and exec may
 deadlock in a parent with threads.  It imports nothing of this library, to start fast.
 """
@@ -20,9 +20,7 @@ NOT_FOUND = 127  # a shell's exit status for a command that cannot be run
 def main(arguments: list[str]) -> int:
     """Request the parent-death signal, then execute the command; return on failure."""
     parent, command = int(arguments[0]), arguments[1:]
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return NOT_FOUND  # the supervisor died before the request
     try:

@@ -154,9 +154,9 @@ class RankMonitor:
                 if not key.data.read():
                     self._selector.unregister(key.fileobj)
             else:
-                self._hear()
+                self._read_heartbeats()
 
-    def _hear(self) -> None:
+    def _read_heartbeats(self) -> None:
         """Read heartbeats from the pipe; ignore other data."""
         while True:
             try:
@@ -167,17 +167,17 @@ class RankMonitor:
             self._unread = rest if len(rest) < _LONGEST_LINE else b""
             for line in lines:
                 try:
-                    said = json.loads(line)
+                    fields = json.loads(line)
                 except ValueError:
                     continue  # other output that a rank wrote into the pipe
-                if isinstance(said, dict):
-                    self._note(said)
+                if isinstance(fields, dict):
+                    self._note(fields)
             if not chunk:
                 return
 
-    def _note(self, said: dict[str, Any]) -> None:
-        rank, name = said.pop("rank", None), said.pop("event", None)
-        operation = said.pop("operation", "")
+    def _note(self, fields: dict[str, Any]) -> None:
+        rank, name = fields.pop("rank", None), fields.pop("event", None)
+        operation = fields.pop("operation", "")
         if not isinstance(rank, int) or rank not in self._state_of:
             return
         if name not in heartbeat.EVENTS or not isinstance(operation, str):
@@ -186,17 +186,17 @@ class RankMonitor:
         state.last_event = name
         state.operation = operation or state.operation
         state.changed_s = time.monotonic()
-        within_s = said.get("within_s", 0.0)
+        within_s = fields.get("within_s", 0.0)
         state.within_s = within_s if isinstance(within_s, (int, float)) else 0.0
-        counted = said.get("counted")
+        counted = fields.get("counted")
         if state.within_s and isinstance(counted, int):
             state.entered = counted
         state.ready |= name in ("ready", "enter", "exit", "step")
         state.done |= name == "done"
         if name == "error":
-            state.error = {**said, "operation": operation}
+            state.error = {**fields, "operation": operation}
         if self._on_event is not None:
-            event = Heartbeat(rank=rank, event=name, operation=operation, fields=said)
+            event = Heartbeat(rank=rank, event=name, operation=operation, fields=fields)
             self._on_event(event)
 
     # ---- end -------------------------------------------------------------------
@@ -214,7 +214,7 @@ class RankMonitor:
             process.outlast(now + _REST_S)
         self._look(now)
         self._on_event = None  # remaining heartbeats serve the root cause only
-        self._hear()
+        self._read_heartbeats()
         for state, process in zip(self.states, self._processes, strict=False):
             process.read()
             state.stderr = process.last_lines()

@@ -38,16 +38,8 @@ class RankProcess:
         inherited: Sequence[int],
     ) -> None:
         # -I -S: the guard needs no site-packages, and starts in half the time
-        guarded = [
-            sys.executable,
-            "-I",
-            "-S",
-            _WRAPPER,
-            str(os.getpid()),
-            *command,
-        ]
         self._process = subprocess.Popen(
-            guarded,
+            [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -82,7 +74,7 @@ class RankProcess:
         return self._process.wait()
 
     def stopped(self) -> bool:
-        """Whether a signal such as SIGSTOP has stopped the rank (Linux; else False)."""
+        """Whether a signal such as SIGSTOP has stopped the rank."""
         return state_of(self.pid) == "stopped"
 
     def send(self, number: int) -> None:
@@ -96,18 +88,13 @@ class RankProcess:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
 
-    def outlast(self, until: float) -> None:
-        """Wait until all killed processes of the rank have ended.
+    def outlast(self, until_s: float) -> None:
+        """Wait for the end of all killed processes, until a time of time.monotonic().
 
         A killed process exists until it is scheduled, and only its own parent, the
         ended rank, is notified of its end.
-
-        Parameters
-        ----------
-        until
-            Time of the monotonic clock at which to stop waiting.
         """
-        while _group_lives(self.pid) and time.monotonic() < until:
+        while _group_lives(self.pid) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
 
     def read(self) -> bool:
@@ -147,29 +134,29 @@ def _group_lives(group: int) -> bool:
         return False
     for process in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = process.read_text().rpartition(")")[2].split()
+            fields = _stat(process)
         except OSError:
             continue  # it has just ended, or belongs to another user
         if int(fields[2]) == group and fields[0] not in "ZX":
             return True
-    return not Path("/proc/self/stat").exists()  # without /proc, assume that it runs
+    return False
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process: "running", "stopped" or "ended".
-
-    Without /proc, the result is "running".
-    """
+    """Return the state of a process: "running", "stopped" or "ended"."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        letter = _stat(Path(f"/proc/{pid}/stat"))[0]
     except (FileNotFoundError, ProcessLookupError):
-        return "ended" if Path("/proc/self/stat").exists() else "running"
+        return "ended"
     except OSError:
         return "running"
-    letter = text.rpartition(")")[2].split()[0]
-    return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "ended"}.get(
-        letter, "running"
-    )
+    names = {"T": "stopped", "t": "stopped", "Z": "ended", "X": "ended"}
+    return names.get(letter, "running")
+
+
+def _stat(path: Path) -> list[str]:
+    """Read the fields of a process after its name: state, parent, process group ..."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def pid_namespace() -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,8 @@ class RankState:
     @property
     def complaint(self) -> str:
         """Error message that the rank reported, or the last line of its stderr."""
-        told = str(self.error.get("message", ""))
-        return told or (self.stderr[-1] if self.stderr else "")
+        message = str(self.error.get("message", ""))
+        return message or (self.stderr[-1] if self.stderr else "")
 
     @property
     def aftermath(self) -> bool:
@@ -99,7 +99,7 @@ def first_failure(
     patience
         Description of the deadline that expired, for ranks that were killed.
     """
-    found = _find(states, patience)
+    found = next(_candidates(states, patience), None)
     if found is None:
         return None
     state, reason = found
@@ -122,48 +122,51 @@ def _operation(state: RankState, namer: OperationNamer | None) -> str:
     return namer(state.rank, state.entered // 2) or state.operation
 
 
-def _find(states: Sequence[RankState], patience: str) -> tuple[RankState, str] | None:
+def _candidates(
+    states: Sequence[RankState], patience: str
+) -> Iterator[tuple[RankState, str]]:
+    """Yield ranks and reasons, the most certain root cause first."""
     failed = _by_time(s for s in states if s.exit_code != 0)
+    silent = [s for s in failed if s.killed and not s.error]
+    ended = [s for s in failed if not s.killed]
     # Step 1: a mismatch that a rank reported
-    for s in failed:
-        if s.error.get("cause") == "mismatch":
-            return s, s.complaint
+    yield from ((s, s.complaint) for s in failed if s.error.get("cause") == "mismatch")
     # Step 2: a signal of another process.  After an error report it is only the end
     # of the interpreter, and NCCL's watchdog aborts a rank if another is lost.
     for s in failed:
         abort = s.exit_code == -signal.SIGABRT and s.aftermath
         if s.signalled and not s.error and not abort:
-            return s, f"was ended by {_signal_name(s)}" + _said(s)
+            yield s, f"was ended by {_signal_name(s)}" + _detail(s)
     # Step 3: an error of its own
-    for s in failed:
-        if s.error.get("cause") == "own":
-            return s, f"failed: {s.complaint}"
+    own = (s for s in failed if s.error.get("cause") == "own")
+    yield from ((s, f"failed: {s.complaint}") for s in own)
     # Step 4: stopped
-    silent = [s for s in failed if s.killed and not s.error]
-    for s in silent:
-        if s.stopped:
-            return s, "was stopped by a signal and did not go on"
+    stopped = (s for s in silent if s.stopped)
+    yield from ((s, "was stopped by a signal and did not go on") for s in stopped)
     # Step 5: an error that no other rank explains
-    ended = [s for s in failed if not s.killed]
-    for s in ended:
-        if not s.aftermath:
-            return s, f"ended with exit code {s.exit_code}" + _said(s)
+    unexplained = (s for s in ended if not s.aftermath)
+    yield from ((s, _exit(s)) for s in unexplained)
     # Step 6: ended without a report, while the others waited for it
-    first = min((s.ended_s for s in failed), default=0.0)
-    for s in _by_time(s for s in states if s.exit_code == 0):
-        if not s.done and s.ended_s <= first + _SAME_MOMENT_S:
-            return s, "ended early, without an error"
+    first = min((s.ended_s for s in failed), default=0.0) + _SAME_MOMENT_S
+    early = (s for s in states if s.exit_code == 0 and not s.done)
+    yield from (
+        (s, "ended early, without an error")
+        for s in _by_time(early)
+        if s.ended_s <= first
+    )
     # Step 7: no response
     for s in sorted(silent, key=lambda s: (s.done, _progress(s), s.changed_s)):
         if s.done:
-            return s, f"did not end{patience}, though it had reported to be done"
-        return s, f"did not answer{patience}"
+            yield s, f"did not end{patience}, though it had reported to be done"
+        yield s, f"did not answer{patience}"
     # Step 8: only errors about other ranks: the one with the least progress
-    for s in sorted(ended, key=lambda s: (_progress(s), -s.changed_s)):
-        return s, f"ended with exit code {s.exit_code}" + _said(s)
-    for s in failed:
-        return s, "had to be ended: " + s.complaint
-    return None
+    least = sorted(ended, key=lambda s: (_progress(s), -s.changed_s))
+    yield from ((s, _exit(s)) for s in least)
+    yield from ((s, "had to be ended: " + s.complaint) for s in failed)
+
+
+def _exit(state: RankState) -> str:
+    return f"ended with exit code {state.exit_code}" + _detail(state)
 
 
 def _progress(state: RankState) -> tuple[int, int]:
@@ -176,7 +179,7 @@ def _by_time(states: Iterable[RankState]) -> list[RankState]:
     return sorted(states, key=lambda s: s.ended_s)
 
 
-def _said(state: RankState) -> str:
+def _detail(state: RankState) -> str:
     return f": {state.complaint}" if state.complaint else ""
 
 

@@ -45,7 +45,7 @@ class SegmentMerger:
     ) -> None:
         self._say = say
         self._output, self._began, self._force = output, began, force
-        self._fellows = current_rank() is not None
+        self._shared = current_rank() is not None
 
     def gather(self, notes: Path) -> list[Path]:
         """Merge the segments of all captures of the command into traces.
@@ -66,7 +66,7 @@ class SegmentMerger:
             If a trace cannot be written, or its segments are damaged.
         """
         made: list[Path] = []
-        quiet = self._fellows
+        quiet = self._shared
         self._wait()
         with alone(self._output):
             # the first holds the list of the others, so it is merged last
@@ -77,7 +77,7 @@ class SegmentMerger:
                     continue
                 if still := recording(folder):
                     quiet = True
-                    if not self._fellows:
+                    if not self._shared:
                         self._say(
                             f"ranks {still} still record into {folder}: "
                             "what runs them makes the trace; where nothing does, run "
@@ -93,9 +93,10 @@ class SegmentMerger:
 
     def _merge(self, folder: Path, path: Path) -> bool:
         """Merge a folder of segments; return False if it is empty."""
-        if self._is_fresh(path) and path.stat().st_mtime >= _newest(folder):
+        written = [p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")]
+        if self._is_fresh(path) and path.stat().st_mtime >= max(written, default=0.0):
             return True  # another launcher merged it, with data missing
-        if not any(folder.glob(f"{RANKS}/{PATTERN}")):
+        if not written:
             remove_folder(folder)
             return False
         try:
@@ -127,31 +128,24 @@ class SegmentMerger:
             time.sleep(0.1)
 
 
-def _newest(folder: Path) -> float:
-    """Return the modification time of the newest segment of a folder."""
-    return max(
-        (p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")), default=0.0
-    )
+_REASONS = {
+    "own": "the program records by itself, see the output of its own recorder",
+    "refused": "a rank reported the reason above",
+    "begun": "its ranks ended before a collective was on the disk",
+    "initialized": "its process group sends nothing (backend fake)",
+    "distributed": "torch.distributed was imported, but no process completed "
+    "init_process_group",
+    "python": "no process of the command imported torch.distributed",
+}
+"""Reasons for an empty capture by the last note that a start-up hook left."""
 
 
 def explain_nothing_recorded(notes: Path) -> str:
     """Explain why no process recorded, from the notes of its start-up hooks."""
-    told = {note.name: note.read_text() for note in notes.iterdir()}
-    if "own" in told:
-        return "the program records by itself, see the output of its own recorder"
-    if "refused" in told:
-        return "a rank said why above"
-    if "begun" in told:
-        return "its ranks ended before a collective was on the disk"
-    if "initialized" in told:
-        return "its process group sends nothing (backend fake)"
-    if "distributed" in told:
-        return (
-            "torch.distributed was imported, but no process got through "
-            "init_process_group"
-        )
-    if "python" in told:
-        return "no process of the command imported torch.distributed"
+    left = {note.name for note in notes.iterdir()}
+    for name, reason in _REASONS.items():
+        if name in left:
+            return reason
     return (
         "no Python process of the command ran the start-up hook: the command is not "
         "Python, Python's options -I, -E or -S disable the hook, a script replaces "

@@ -118,7 +118,17 @@ def launch(
                 watch.until_ended(start_deadline_s, operation_deadline_s, grace_s)
         finally:
             watch.end()
-        return _outcome(watch, namer)
+        codes = tuple(s.exit_code or 0 for s in watch.states)
+        ok = not (any(codes) or watch.not_started or watch.interrupted)
+        return Outcome(
+            ok=ok,
+            interrupted=watch.interrupted,
+            blame=None if ok or watch.interrupted else watch.blame(namer),
+            exit_codes=codes,
+            killed=tuple(s.killed for s in watch.states),
+            stderr=tuple(s.stderr for s in watch.states),
+            duration_s=watch.duration_s,
+        )
 
 
 @contextmanager
@@ -137,17 +147,3 @@ def _forwarding(watch: RankMonitor) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _outcome(watch: RankMonitor, namer: OperationNamer | None) -> Outcome:
-    codes = tuple(s.exit_code or 0 for s in watch.states)
-    ok = not (any(codes) or watch.not_started or watch.interrupted)
-    return Outcome(
-        ok=ok,
-        interrupted=watch.interrupted,
-        blame=None if ok or watch.interrupted else watch.blame(namer),
-        exit_codes=codes,
-        killed=tuple(s.killed for s in watch.states),
-        stderr=tuple(s.stderr for s in watch.states),
-        duration_s=watch.duration_s,
-    )

@@ -72,15 +72,15 @@ def capture_run(
     RankEnded
         If this is a rank of another launcher, but not rank 0, which reports.
     """
-    tells = rank_env is None or rank_env.rank == 0
+    reports = rank_env is None or rank_env.rank == 0
     ranks = workload.layout.world
     if workload.training.virtual or rank_env is not None:
         ranks = 1
-    if tells:
+    if reports:
         prepare(output, force=force, overwrite=overwrite)
     before = _written(output)
     elsewhere = rank_env is not None
-    heard = StepProgress(
+    progress = StepProgress(
         ranks,
         on_step or (lambda done, note: None),
         "rank 0's loss" if elsewhere else "mean loss",
@@ -97,32 +97,26 @@ def capture_run(
         start_deadline_s=math.inf if elsewhere else 120.0,
         operation_deadline_s=math.inf if elsewhere else 300.0,
         grace_s=10.0,
-        on_event=heard,
+        on_event=progress,
         rank_env=rank_env,
     )
-    if outcome.ok and (not tells or _written(output) != before):
-        return Trace.open(output) if tells else None
-    if not tells:
+    if outcome.ok and (not reports or _written(output) != before):
+        return Trace.open(output) if reports else None
+    if not reports:
         raise RankEnded(outcome)
     why = outcome.sentence or "the capture ended early"
     many = rank_env is not None and rank_env.world > 1
-    said = f"{why}; {_kept(output, before, heard.steps, force=force, others=many)}"
+    kept = _kept(output, before, progress.steps, force=force, others=many)
     if outcome.interrupted:
-        raise Interrupted(said, outcome.interrupted)
-    raise CaptureError(said)
+        raise Interrupted(f"{why}; {kept}", outcome.interrupted)
+    raise CaptureError(f"{why}; {kept}")
 
 
 class StepProgress:
     """Training progress of all ranks, from their heartbeats.
 
-    Parameters
-    ----------
-    ranks
-        Number of ranks that send heartbeats.
-    tick
-        Called for each step that all ranks have ended, with their mean loss.
-    name
-        Name of the mean loss in the text.
+    It calls ``tick`` for each step that all ranks have ended, with a text of their mean
+    loss, which begins with ``name``.
     """
 
     def __init__(self, ranks: int, tick: Callable[[int, str], None], name: str) -> None:
@@ -136,13 +130,13 @@ class StepProgress:
         if event.event != "step" or not isinstance(iteration, int):
             return
         self.steps = max(self.steps, iteration + 1)
-        told = self._losses.setdefault(iteration, {})
-        told[event.rank] = float(loss) if isinstance(loss, int | float) else math.nan
-        if len(told) < self._ranks:
+        losses = self._losses.setdefault(iteration, {})
+        losses[event.rank] = float(loss) if isinstance(loss, int | float) else math.nan
+        if len(losses) < self._ranks:
             return
         # a full pipe loses lines: do not wait for earlier steps
         self._losses = {i: t for i, t in self._losses.items() if i > iteration}
-        mean = sum(told.values()) / len(told)
+        mean = sum(losses.values()) / len(losses)
         self._tick(iteration + 1, f"{self._name} {mean:.3f}")
 
 
@@ -154,14 +148,9 @@ def _written(path: Path) -> int:
 def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool) -> str:
     """Merge the segments of an interrupted capture, and describe the result.
 
-    Parameters
-    ----------
-    before
-        Modification time of the output before the capture, ns.
-    trained
-        Number of steps that at least one rank has ended.
-    others
-        Whether ranks that another launcher started may still be writing.
+    The output had the modification time ``before`` (ns) before the capture, in which a
+    rank ended ``trained`` steps; ``others`` is whether ranks that another launcher
+    started may still be writing.
     """
     folder = segments_folder(output)
     left = any(folder.glob(f"{RANK_FOLDERS}/{PATTERN}"))

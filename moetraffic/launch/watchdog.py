@@ -8,6 +8,7 @@ handles both: it checks the rank's heartbeats, and receives signals in a pipe.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -15,31 +16,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from . import heartbeat
 
 EXPIRED = 2
 """Exit code of a rank that missed a deadline."""
-HEARD = (signal.SIGTERM,)
-"""Signals that the watchdog handles, to report the rank's operation."""
-
 _LOOK_S = 0.5
 
 
 class Watchdog:
     """Thread that ends this process if it misses a deadline or receives SIGTERM.
 
-    Parameters
-    ----------
-    rank
-        Rank of this process, for messages.
-    start_s
-        Longest time to the "ready" heartbeat.
-    operation_s
-        Longest time between later heartbeats, unless a longer one is announced.
-    grace_s
-        Time that the process has to end by itself after a signal.
+    The longest time to the "ready" heartbeat is ``start_s``, between later ones
+    ``operation_s`` unless a longer one is announced.  After a signal the process has
+    ``grace_s`` to end by itself.
     """
 
     def __init__(
@@ -52,19 +42,17 @@ class Watchdog:
         self._done = threading.Event()
         self._began_s = self._moved_s = time.monotonic()
         self._pulse = heartbeat.latest()
-        self._signals, self._heard = os.pipe()
+        self._signals, self._wakeup = os.pipe()
         self.namer: Callable[[int], str] | None = None  # of the n-th operation
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
         """Start the thread; signals are handled only if this is the main thread."""
-        for fd in (self._signals, self._heard):
-            os.set_blocking(fd, False)
+        os.set_blocking(self._wakeup, False)
         if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(self._heard, warn_on_full_buffer=False)
-            for number in HEARD:
-                # no action here: the wake-up pipe notifies the thread at once
-                signal.signal(number, _nothing)
+            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            # no action here: the wake-up pipe notifies the thread at once
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
         self._thread.start()
 
     def stop(self) -> None:
@@ -72,8 +60,7 @@ class Watchdog:
         self._done.set()
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
-            for number in HEARD:
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _watch(self) -> None:
         end_s, number = float("inf"), 0
@@ -113,17 +100,11 @@ class Watchdog:
         if self.namer is not None and self._ready and not name:
             name = self.namer(pulse.counted // 2)
         place = f" at {name}" if name else ""
-        try:
+        with contextlib.suppress(OSError):  # stderr may be closed
             print(
                 f"moetraffic: rank {self._rank}{place} {why}: look at this rank's "
                 "host, or raise the timeout",
                 file=sys.stderr,
                 flush=True,
             )
-        except OSError:
-            os._exit(code)  # stderr is closed
         os._exit(code)
-
-
-def _nothing(_: int, __: FrameType | None) -> None:
-    """Signal handler that does nothing: the watchdog thread handles the signal."""

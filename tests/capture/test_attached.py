@@ -27,7 +27,7 @@ def played(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
 
     def make(folder: Path) -> None:
         hook = hook_environment.variables(
-            folder / "run.h5", force=False, told={"model": "mine"}
+            folder / "run.h5", force=False, names={"model": "mine"}
         )
         ran = subprocess.run(
             [sys.executable, HERE / "attachments.py", folder],

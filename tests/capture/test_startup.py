@@ -61,7 +61,7 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(place), **extra}
     if hook:
-        told = hook_environment.variables(place / "run.h5", force=False, told={})
+        told = hook_environment.variables(place / "run.h5", force=False, names={})
         if notes:
             told[hook_environment.NOTES] = str(place.parent / "notes")
         env = hook_environment.environment(told, env)

@@ -11,7 +11,7 @@ from moetraffic.launch import hook_environment
 
 def test_the_hook_comes_first_and_nothing_else_changes() -> None:
     hook = hook_environment.variables(
-        Path("run.h5"), force=True, told={"model": "m", "router": "", "k": 2}
+        Path("run.h5"), force=True, names={"model": "m", "router": "", "k": 2}
     )
     folder = str(hook_environment.hook_folder())
     assert hook == {
@@ -44,7 +44,7 @@ def test_the_folder_holds_the_hook_which_reads_these_variables() -> None:
 
 def test_a_shell_that_takes_in_the_lines_has_the_same_environment() -> None:
     hook = hook_environment.variables(
-        Path("it's a $run.h5"), force=False, told={"model": 'a "b" `c`'}
+        Path("it's a $run.h5"), force=False, names={"model": 'a "b" `c`'}
     )
     for earlier in ({}, {"PYTHONPATH": "mine:yours"}):
         base = {"PATH": os.environ["PATH"], **earlier}

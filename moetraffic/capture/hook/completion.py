@@ -4,13 +4,18 @@ The end of a wait is the time at which the result is available to the program.  
 are observed in Python (``Work.wait``) and for functional collectives (``wait_tensor``).
 Collectives that only C++ code waits for (DDP's reducer) are found as completed works
 without an observed wait; later calls of the same kind report completion by a callback.
-On CUDA a wait orders streams and returns at once: there, events before the call and
-after the wait are read once the device has completed them (:mod:`.device_clock`).
-Nothing here synchronizes with a device.
+On CUDA a wait orders streams and returns at once: there, an event before the call and
+one after the wait are recorded on the calling stream.  A background thread queries
+whether the device has completed them, and converts their distance from a base event
+into host times.  The start is the time at which the stream reaches the call, a lower
+bound of the start of the collective; the end is the time at which the stream can
+continue with the result.  Nothing here synchronizes with the training's streams.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -22,7 +27,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from moetraffic.capture.pipe_format import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .device_clock import DeviceClock
 from .python import KEY, SynchronousCall, now_ns
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
@@ -31,17 +35,76 @@ _unbox = dist.Work.unbox
 Put = Callable[[tuple[Any, ...]], None]
 
 
+REBASE_NS = 5_000_000_000
+"""Maximum age of the base event: the time between two events is a float32 in
+milliseconds, whose resolution is 1 us up to 16 s."""
+
+
+class DeviceClock:
+    """Converter of CUDA event times to times of the host clock.
+
+    It calls ``put`` with ``(END, number, start, end)``, times in ns of the host clock.
+    """
+
+    def __init__(self, put: Put, cuda: Any = torch.cuda) -> None:
+        self._put, self._cuda = put, cuda
+        self._waiting: deque[tuple[int, Any, Any]] = deque()
+        self._base: tuple[Any, int] | None = None
+        self._side: Any = None
+        self.error_ns = 0  # maximum error of the base event's time
+
+    def before(self) -> Any:
+        """Record an event on the current stream; None during CUDA graph capture."""
+        if self._cuda.is_current_stream_capturing():
+            return None  # the event would become part of the graph
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ahead_of(self, tensor: torch.Tensor | None) -> Any:
+        """Record an event before a call if the tensor is on a CUDA device."""
+        return None if tensor is None or not tensor.is_cuda else self.before()
+
+    def ended(self, number: int, before: Any) -> None:
+        """Record an event after the call that was preceded by the event ``before``."""
+        after = self.before()
+        if after is not None:
+            self._waiting.append((number, before, after))
+
+    def resolve(self) -> None:
+        """Report start and end times of the calls that the device has completed."""
+        if not self._waiting:
+            return
+        if self._base is None or now_ns() - self._base[1] > REBASE_NS:
+            self._rebase()
+        assert self._base is not None
+        event, at = self._base
+        while self._waiting and self._waiting[0][2].query():
+            number, before, after = self._waiting.popleft()
+            start, end = (
+                at + round(event.elapsed_time(e) * 1e6) for e in (before, after)
+            )
+            self._put((END, number, start, end))
+
+    def _rebase(self) -> None:
+        # on a separate idle stream the event completes at once, regardless of the work
+        # queued on the training's streams
+        if self._side is None:
+            self._side = self._cuda.Stream()
+        event = self._cuda.Event(enable_timing=True)
+        began = now_ns()
+        event.record(self._side)
+        event.synchronize()
+        done = now_ns()
+        self._base = (event, (began + done) // 2)
+        self.error_ns = max(self.error_ns, (done - began + 1) // 2)
+
+
 class CompletionTracker:
     """Tracker of launched collectives until the program waits for their results.
 
-    Parameters
-    ----------
-    put
-        Called with ``(END, number, start, end)``, times in ns.
-    device
-        Converter of CUDA events to host times.
-    native
-        The compiled hook, if it records the calls.
+    It calls ``put`` with ``(END, number, start, end)``, times in ns; ``native`` is the
+    compiled hook, if it records the calls.
     """
 
     def __init__(
@@ -53,39 +116,23 @@ class CompletionTracker:
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
         self._unawaited: set[int] = set()
-        self._library: torch.library.Library | None = None
-        self._waits: list[tuple[Any, Any]] = []
 
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
+        installed = contextlib.ExitStack()
+        installed.callback(self._works.clear)
+        installed.callback(self._by_output.clear)
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
         for kind in kinds:
             if "wait" in vars(kind):
-                self._waits.append((kind, kind.wait))
+                installed.callback(setattr, kind, "wait", kind.wait)
                 kind.wait = self._watched(kind.wait)
-        operator = getattr(torch.ops._c10d_functional, "wait_tensor", None)
-        if operator is not None:
-            self._library = torch.library.Library(  # type: ignore[no-untyped-call]
-                "_c10d_functional", "IMPL"
-            )
-            self._library.impl(  # type: ignore[no-untyped-call]
-                "wait_tensor",
-                self._waiter(operator.default._handle.redispatch_boxed),
-                KEY,
-                with_keyset=True,
-            )
-        return self.uninstall
-
-    def uninstall(self) -> None:
-        """Remove the hooks on ``Work.wait`` and ``wait_tensor``."""
-        for kind, wait in self._waits:
-            kind.wait = wait
-        self._waits.clear()
-        if self._library is not None:
-            self._library._destroy()  # type: ignore[no-untyped-call]
-            self._library = None
-        self._works.clear()
-        self._by_output.clear()
+        operator = torch.ops._c10d_functional.wait_tensor.default
+        library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+        installed.callback(library._destroy)
+        kernel = self._waiter(operator._handle.redispatch_boxed)
+        library.impl("wait_tensor", kernel, KEY, with_keyset=True)
+        return installed.close
 
     def launched(
         self,
@@ -97,18 +144,9 @@ class CompletionTracker:
     ) -> None:
         """Track a launched collective until its result is waited for.
 
-        Parameters
-        ----------
-        number
-            Number of the call.
-        result
-            Return value of the c10d operator.
-        tensor
-            An output tensor of the call.
-        kind
-            Operation and pass; calls of one kind are waited for in the same way.
-        before
-            The device event before the call, if any.
+        ``result`` is the return value of the c10d operator, ``tensor`` an output,
+        ``before`` the device event before the call, if any.  Calls of one kind
+        (operation and pass) are waited for in the same way.
         """
         self.waiting.number = None
         if result is None:

@@ -118,12 +118,9 @@ def check_not_installed() -> None:
 
 
 def set_attached_recorder(stop: Callable[[], None] | None) -> None:
-    """Register the attached recorder, which is stopped when another recorder starts.
+    """Register how to stop the attached recorder when another one starts.
 
-    Parameters
-    ----------
-    stop
-        Stops the attached recorder and removes its hook; None when it has ended.
+    ``stop`` also removes its hook; it is None when the attached recorder has ended.
     """
     global _stop_attached
     _stop_attached = stop
@@ -138,18 +135,8 @@ def stop_attached_recorder() -> None:
 def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], None]:
     """Install the dispatcher hook, which reports all c10d collectives to ``sink``.
 
-    Parameters
-    ----------
-    sink
-        Receiver of the records.
-    native
-        The compiled hook, which stores the records of calls itself; None uses the
-        Python kernels.
-
-    Returns
-    -------
-    callable
-        Function that removes the hook.
+    With the compiled hook ``native``, which stores the records of calls itself, Python
+    kernels are not used.  The result is a function that removes the hook.
 
     Raises
     ------

@@ -33,28 +33,11 @@ class Directions:
     ) -> tuple[str, int]:
         """Classify a collective; return its direction and autograd sequence number.
 
-        Parameters
-        ----------
-        operation
-            Name of the collective.
-        in_backward
-            Whether the autograd engine runs.
-        grad
-            Whether autograd records.
-        link
-            Sequence number of the running node; in the forward pass, of the node that
-            was created last.
-        node
-            Name of the running node, "" for none.
-        phase
-            Phase annotated by the program, "" for none.
-
-        Returns
-        -------
-        str
-            "forward", "backward" or "recompute".
-        int
-            The link, -1 where there is none.
+        In a backward pass, ``node`` and ``link`` are name and sequence number of the
+        running autograd node ("" and -1 for none); in a forward pass, ``link`` is that
+        of the last created node.  ``grad`` is whether autograd records, and ``phase``
+        the program's annotation.  The result is "forward", "backward" or "recompute",
+        and the link, -1 where there is none.
         """
         if not in_backward:
             self._links.setdefault(link)

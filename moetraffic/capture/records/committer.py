@@ -62,12 +62,8 @@ LOOK_S = 0.5  # interval between checks whether the training process is alive
 class Committer:
     """Builder and writer of the trace segments of one rank.
 
-    Parameters
-    ----------
-    about
-        ``folder``, ``rank``, ``node``, ``meta``, ``placement`` and ``window``.
-    report
-        File descriptor for the final report, a JSON object.
+    ``about`` is the first message of the training process, and ``report`` the file
+    descriptor for the final report, a JSON object.
     """
 
     def __init__(self, about: dict[str, Any], report: int) -> None:
@@ -162,12 +158,8 @@ class Committer:
     def close(self, *, final: bool, even_empty: bool = False) -> None:
         """Commit the remaining records, and send the final report.
 
-        Parameters
-        ----------
-        final
-            Whether the rank ended its capture itself.
-        even_empty
-            Whether an empty segment is written for a rank without records.
+        ``final`` is whether the rank ended its capture itself; then ``even_empty``
+        writes an empty segment for a rank without records.
         """
         self._settle(self._boundaries.settle())
         rest = bool(self._window.events or self._window.steps)
@@ -285,12 +277,8 @@ class Committer:
     def commit(self, *, final: bool, last: bool = False) -> None:
         """Write the current window as a segment, and start a new window.
 
-        Parameters
-        ----------
-        final
-            Whether the rank ended its capture itself.
-        last
-            Whether this is the last segment.
+        ``final`` is whether the rank ended its capture itself, ``last`` whether this is
+        the last segment.
         """
         self._settle(self._boundaries.settle())
         window, self._window = self._window, RecordWindow()
@@ -362,12 +350,7 @@ def _even(rows: int, width: int) -> Int64:
 def main(reader: int, parent: int) -> None:
     """Process the frames of a pipe until it is closed; report on standard output.
 
-    Parameters
-    ----------
-    reader
-        File descriptor of the pipe.
-    parent
-        Process id of the training: when it has ended, the pipe is considered closed.
+    The pipe also counts as closed when the training, process ``parent``, has ended.
     """
     # signals are for the training; the end of the pipe ends this process
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -40,15 +41,10 @@ class Encoder:
     def encode(self, record: Sequence[Any], words: list[int]) -> None:
         """Encode a record and append its int64 words to a list.
 
-        Parameters
-        ----------
-        record
-            ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
-            ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
-            ``(OPTIMIZER, end)`` or ``(ROUTED, issue, group, layer, label, thread,
-            in_backward, grad, demand, dropped)``.
-        words
-            The list to append to.
+        A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
+        ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
+        ``(OPTIMIZER, end)`` or ``(ROUTED, issue, group, layer, label, thread,
+        in_backward, grad, demand, dropped)``.
 
         Raises
         ------
@@ -85,11 +81,7 @@ class Encoder:
          node, source, destination, size, shape, rows, sent, received) = record
         # fmt: on
         ran = -1 if node is None else self.number("node", node)
-        row = 0
-        if shape:
-            row = dtype.itemsize
-            for length in shape[1:]:
-                row *= length
+        row = dtype.itemsize * math.prod(shape[1:]) if shape else 0
         words += (
             *(CALL, CALL_HEAD + len(sent) + len(received), number, issue, operation),
             *(self.number("group", group), self.number("place", place)),

@@ -109,11 +109,8 @@ class Journal:
     def stepped(self, *, waits: bool = True) -> None:
         """Notify the encoder thread that a step has ended.
 
-        Parameters
-        ----------
-        waits
-            Whether the training waits briefly if half a window of steps is not yet
-            written to the pipe, or the committer cannot keep up.
+        If ``waits``, the training waits briefly while half a window of steps is not yet
+        written to the pipe, or the committer cannot keep up.
         """
         self._steps += 1
         if self._steps - self._handed >= max(1, self._window // HASTE):
@@ -127,17 +124,9 @@ class Journal:
         return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
 
     def close(self, *, even_empty: bool) -> dict[str, Any]:
-        """Write all records to the pipe and end the committer process.
+        """Write all records and end the committer process; return its final report.
 
-        Parameters
-        ----------
-        even_empty
-            Whether an empty segment is written for a rank without records.
-
-        Returns
-        -------
-        dict
-            Final report of the committer; empty if it sent none.
+        ``even_empty`` writes an empty segment for a rank without records.
         """
         self.send(close=even_empty)
         self._closing = True
@@ -309,9 +298,8 @@ def _start_committer(lock: int) -> tuple[subprocess.Popen[bytes], int]:
     """Start a committer process; return it and the descriptor of its pipe."""
     reader, pipe = os.pipe()
     os.set_blocking(pipe, False)
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with contextlib.suppress(OSError):  # where the system permits it
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     # the import path of this process, which moetraffic and h5py were found in
     paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
     try:

@@ -62,10 +62,7 @@ class RecordWindow:
 
     def step_table(self) -> npt.NDArray[Any]:
         """Convert the recorded steps to an array, ``[s]`` STEP."""
-        table = np.zeros(len(self.steps), STEP)
-        for at, step in enumerate(self.steps):
-            table[at] = step
-        return table
+        return np.array(self.steps, STEP)
 
 
 class SiteTable:

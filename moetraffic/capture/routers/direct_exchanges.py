@@ -29,11 +29,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import CallContext
 
-from . import graph_operator, router_readers
+from . import router_readers
+from .observed_router import has_no_values
 
 LABEL = "bypass"
 KEY = "BackendSelect"
@@ -187,10 +189,10 @@ class DirectExchangeHooks:
         before = annotate.place()
         if before.layer < 0 or before.layer in self._routed:
             return
-        if graph_operator.has_no_values(tuple(given.values())):
+        if has_no_values(tuple(given.values())):
             return
         try:
-            with torch.no_grad(), graph_operator.no_modes():
+            with torch.no_grad(), _disable_current_modes():
                 demand = reader(given, result)
             if demand is None:
                 return

@@ -9,7 +9,7 @@ number in its path (3 of ``model.layers.3.mlp.gate``).
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import NamedTuple
 
 from torch import nn
@@ -80,11 +80,10 @@ def position_of(module: nn.Module, held: ParentModules) -> Position | None:
         for i, (holder, name) in enumerate(path)
         if name.isdecimal()
     ]
-    for holder, called, index in numbered:
-        if called in STACKS:
-            return Position(id(holder), index, _length(holder))
+    numbered.sort(key=lambda part: part[1] not in STACKS)  # stacks first
     for holder, _, index in numbered[:1]:
-        return Position(id(holder), index, _length(holder))
+        length = len(holder) if isinstance(holder, Sized) else 0
+        return Position(id(holder), index, length)
     return None
 
 
@@ -129,10 +128,3 @@ class LayerNumbering:
         self._taken[layer] = -1
         self._end = max(self._end, layer + 1)
         return layer
-
-
-def _length(holder: nn.Module) -> int:
-    try:
-        return len(holder)  # type: ignore[arg-type]
-    except TypeError:
-        return 0

@@ -2,23 +2,28 @@
 
 The hooks are objects, so that a hooked model can be copied and pickled: a copy shares
 the hooks, and a pickle contains no-op hooks.
+
+In a module that torch compiles, a router's hook becomes one operator of the graph,
+``moetraffic::routed``: it causes no graph break, and passes the router's output
+to the hook when the graph runs.  The operator declares that it mutates a tensor, so
+that dead-code elimination keeps it.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import NO_CONTEXT, CallContext
-
-from . import graph_operator
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -57,12 +62,13 @@ class ObservedRouter:
         self.holder: Callable[[], nn.Module | None] = lambda: None
         self.layer = -1
         self._group: ReferenceType[Any] | None = None
-        self.key = graph_operator.register_router(self)
+        self.key = next(_numbers)
+        _entries[self.key] = self
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Report the router's output, or insert a reporting operator when tracing."""
         if torch.compiler.is_compiling():
-            graph_operator.emit(self.key, output)
+            emit(self.key, output)
         else:
             self.hooks.routed(self, module, inputs, output)
 
@@ -155,3 +161,70 @@ def _expert_meshes(holder: nn.Module | None) -> Iterator[Any]:
         for parameter in experts.parameters():
             if hasattr(parameter, "device_mesh"):
                 yield parameter.device_mesh
+
+
+# ---- in compiled modules -----------------------------------------------------------
+
+_entries: WeakValueDictionary[int, ObservedRouter] = WeakValueDictionary()
+_numbers = itertools.count(1)
+_ledger = torch.zeros(1, dtype=torch.int8)
+"""Tensor that the operator declares to mutate; a temporary one could be eliminated."""
+
+
+def emit(key: int, output: Any) -> None:
+    """Insert the reporting operator into the traced graph."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    at = [n for n, value in enumerate(values) if isinstance(value, Tensor)]
+    if at:
+        tensors = [values[n].detach() for n in at]
+        single = not isinstance(output, (tuple, list))
+        length = -1 if single else len(values)
+        torch.ops.moetraffic.routed(tensors, at, length, key, _ledger)
+
+
+@torch.library.custom_op(
+    "moetraffic::routed",
+    mutates_args=("ledger",),
+    schema="(Tensor[] tensors, int[] at, int length, int key, Tensor(a!) ledger) -> ()",
+)
+def routed(
+    tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
+) -> None:
+    """Pass a router's output tensors to its hook when the graph runs."""
+    entry = _entries.get(key)
+    if entry is None:
+        return
+    output: Any = tensors[0]
+    if length >= 0:
+        values: list[Any] = [None] * length
+        for position, tensor in zip(at, tensors, strict=True):
+            values[position] = tensor
+        output = tuple(values)
+    entry.hooks.routed(entry, entry.module(), (), output)
+
+
+@routed.register_fake
+def _(
+    tensors: list[Tensor], at: list[int], length: int, key: int, ledger: Tensor
+) -> None:
+    return None
+
+
+def has_no_values(output: Any) -> bool:
+    """Whether an output has no readable values (fake tensor or CUDA graph capture)."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    for value in values:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor) or value.is_meta:
+                return True
+            return value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return False
+
+
+def local(output: Any) -> Any:
+    """Replace distributed tensors of an output by their local shards."""
+    if isinstance(output, tuple):
+        return tuple(local(value) for value in output)
+    if isinstance(output, Tensor) and hasattr(output, "to_local"):
+        return output.to_local()
+    return output

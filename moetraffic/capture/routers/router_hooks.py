@@ -18,13 +18,20 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import CallContext, RoutingSink
 from moetraffic.errors import CaptureError
 
-from . import graph_operator, layer_index, router_readers
-from .observed_router import InferredContext, LayerHooks, ObservedRouter
+from . import layer_index, router_readers
+from .observed_router import (
+    InferredContext,
+    LayerHooks,
+    ObservedRouter,
+    has_no_values,
+    local,
+)
 
 log = logging.getLogger("moetraffic")
 
@@ -125,7 +132,7 @@ def watch_routers(
     Nothing is reported for fake tensors, while a CUDA graph is captured, or if the
     program itself reports a layer's routing through
     :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
-    reports (see :mod:`.graph_operator`).
+    reports (see :mod:`.observed_router`).
     """
     hooks = RouterHooks(on_routing, on_failure, model)
     hooks.scan()
@@ -236,12 +243,12 @@ class RouterHooks:
         output: Any,
     ) -> None:
         """Read the expert demand from a router's output and report it."""
-        if self._closed or module is None or graph_operator.has_no_values(output):
+        if self._closed or module is None or has_no_values(output):
             return
         before = annotate.place()
         try:
-            with torch.no_grad(), graph_operator.no_modes():
-                decision = entry.reader(module, inputs, graph_operator.local(output))
+            with torch.no_grad(), _disable_current_modes():
+                decision = entry.reader(module, inputs, local(output))
             if decision is None:
                 return
             layer = before.layer

@@ -75,15 +75,12 @@ class ImportFinder:
         if name != AWAITED:
             return None
         sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
-            look = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None
-            if look is not None:
-                spec = look(name, path, target)
-            if spec is not None:
-                attach_when_executed(spec.loader)
-                return spec
-        return None
+        from importlib import util
+
+        spec = util.find_spec(name)
+        if spec is not None:
+            attach_when_executed(spec.loader)
+        return spec
 
 
 def attach_when_executed(loader: Any) -> None:
@@ -102,7 +99,7 @@ def attach_when_executed(loader: Any) -> None:
         execute = loader.exec_module
         loader.exec_module = exec_module
     except (AttributeError, TypeError):
-        say("refused", f"torch is loaded by {loader!r}, which nothing can be hung on")
+        say("refused", f"torch is loaded by {loader!r}, which cannot be hooked")
 
 
 def attach(module: Any) -> None:
@@ -135,11 +132,10 @@ def begin() -> None:
     except Exception as error:
         # in the user's environment any package may be missing or too old
         host = os.uname().nodename
-        said = f"{type(error).__name__}: {error}"
         say(
             "refused",
             f"this run is not captured on {host}, because moetraffic is not installed "
-            f"for {sys.executable} ({said}): install it there",
+            f"for {sys.executable} ({type(error).__name__}: {error}): install it there",
         )
         return
     attached.begin(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.capture.hook import device_clock
-from moetraffic.capture.hook.device_clock import DeviceClock
+from moetraffic.capture.hook import completion
+from moetraffic.capture.hook.completion import DeviceClock
 from moetraffic.capture.pipe_format import END
 
 
@@ -53,7 +53,7 @@ def test_times_are_the_device_s_on_the_host_s_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(device_clock, "now_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr(completion, "now_ns", lambda: 1_000_000_000)
     clock = DeviceClock(told.append, Cuda())
     Event.clock, Event.passed = 5.0, float("-inf")
     before = clock.before()
