@@ -44,7 +44,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic import Recorder
 from moetraffic.capture.hook import native
-from moetraffic.capture.recorder import WINDOW_STEPS
+from moetraffic.capture.recording import WINDOW_STEPS
 
 CALLS, ROUNDS, PAUSE_S, ROWS = 64, 8, 0.03, 16
 BLOCKS, SETTLED_S = 5, 1.5

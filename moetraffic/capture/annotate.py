@@ -59,16 +59,16 @@ def is_layer(layer: object) -> bool:
     return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
 
 
-def set_context(there: CallContext) -> CallContext:
+def set_context(context: CallContext) -> CallContext:
     """Set the current thread's annotation of collectives; return the previous one.
 
     For hooks, which cannot use a ``with`` statement: the caller must restore the
     returned context.
     """
     before = here.place
-    here.place = there
+    here.place = context
     if _mirror is not None:
-        _mirror(there)
+        _mirror(context)
     return before
 
 

@@ -44,14 +44,13 @@ from .input_validation import (
     tokens_of,
 )
 from .pipe_format import OPTIMIZER, ROUTED, STEP
-from .recording import Recording, check_output, describe
+from .recording import WINDOW_STEPS, Recording, check_output, describe
 
 if TYPE_CHECKING:
     from moetraffic.trace.merge.merging import Merged
 
 log = logging.getLogger("moetraffic")
 
-WINDOW_STEPS = 32
 MERGE_WAIT_S = 30.0
 LEAVE_S = 1.0
 FOUND_BY = ("router", "bypass")  # labels of what hooks report

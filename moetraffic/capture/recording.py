@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moetraffic")
 
+WINDOW_STEPS = 32
+"""Default number of steps that a killed rank may lose."""
 PATIENCE = timedelta(seconds=30)
 """Maximum time a rank waits for a decision of rank 0."""
 

@@ -27,9 +27,8 @@ from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
 from .input_validation import cause
-from .recording import Recording, check_output, describe
+from .recording import WINDOW_STEPS, Recording, check_output, describe
 
-WINDOW_STEPS = 32
 WINDOW_BYTES = 32 << 20
 SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded rows
 

@@ -189,12 +189,12 @@ def _files(folder: Path) -> Iterator[Finding]:
             f"{h5py.version.hdf5_version}, written and read in {folder}",
             "reinstall h5py",
         )
-        yield room(folder, LITTLE_BYTES, "files", "disk")
+        yield disk_space(folder, LITTLE_BYTES, "files", "disk")
     temporary = Path(tempfile.gettempdir())
-    yield room(temporary, LITTLE_BYTES // 4, "files", "temporary folder")
+    yield disk_space(temporary, LITTLE_BYTES // 4, "files", "temporary folder")
 
 
-def room(folder: Path, needed: float, area: str, name: str) -> Finding:
+def disk_space(folder: Path, needed: float, area: str, name: str) -> Finding:
     """Check the free disk space of a folder."""
     free = shutil.disk_usage(folder).free
     return finding(

@@ -14,7 +14,7 @@ from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
 
 from .finding import Finding, State, finding
-from .machine import room
+from .machine import disk_space
 
 _check = partial(finding, "replay")
 RANK_BYTES = 300_000_000
@@ -63,7 +63,7 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
         _ports(ranks),
         _memory(ranks, largest),
         # the same operations with other times: about the same size
-        room(folder, 2 * trace.stat().st_size, "replay", "disk"),
+        disk_space(folder, 2 * trace.stat().st_size, "replay", "disk"),
     ]
 
 

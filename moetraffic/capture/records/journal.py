@@ -59,18 +59,10 @@ MESSAGE_RECORD = -1  # kind of a queued message
 class Journal:
     """Queue and encoder thread between a training process and its committer.
 
-    Parameters
-    ----------
-    about
-        Initial message to the committer; see :class:`.committer.Committer`.
-    lock
-        File descriptor of the lock that marks this rank as recording.
-    resolve
-        Called periodically to collect completed device events.
-    left_out
-        Called with the kind of a record that cannot be encoded, and the reason.
-    native
-        The compiled hook, which stores the records of calls until they are taken.
+    ``about`` is the first message to the committer, ``lock`` the descriptor of the lock
+    that marks this rank as recording.  ``resolve`` is called periodically to collect
+    completed device events, ``left_out`` with the kind of a record that cannot be
+    encoded and the reason.  ``native`` is the compiled hook, if it records the calls.
     """
 
     def __init__(

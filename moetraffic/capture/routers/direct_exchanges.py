@@ -39,13 +39,13 @@ from .observed_router import has_no_values
 
 LABEL = "bypass"
 KEY = "BackendSelect"
+Reader = Callable[[Mapping[str, Any], Any], "Tensor | None"]
 
 # ---- readers of calls: named arguments and result to demand [E] int64 --------------
 
 
-def _layout(_given: Mapping[str, Any], result: Any) -> Tensor:
-    demand: Tensor = result[2].to(torch.int64)
-    return demand
+def _layout(_given: Mapping[str, Any], result: Any) -> Any:
+    return result[2].to(torch.int64)
 
 
 def _ids(given: Mapping[str, Any], _result: Any) -> Tensor:
@@ -61,19 +61,17 @@ def _ids_or_map(given: Mapping[str, Any], _result: Any) -> Tensor | None:
     return None
 
 
-def _counts(given: Mapping[str, Any], _result: Any) -> Tensor:
-    demand: Tensor = given["num_local_tokens_per_expert_E"].to(torch.int64)
-    return demand
+def _counts(given: Mapping[str, Any], _result: Any) -> Any:
+    return given["num_local_tokens_per_expert_E"].to(torch.int64)
 
 
-def _splits(given: Mapping[str, Any], _result: Any) -> Tensor:
+def _splits(given: Mapping[str, Any], _result: Any) -> Any:
     """Read splits ``[E]``, in older releases the first row of ``in_out_splits``."""
     splits = given["in_splits"] if "in_splits" in given else given["in_out_splits"]
-    demand: Tensor = (splits[0] if splits.dim() == 2 else splits).to(torch.int64)
-    return demand
+    return (splits[0] if splits.dim() == 2 else splits).to(torch.int64)
 
 
-METHODS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
+METHODS: dict[str, Reader] = {
     "Buffer.get_dispatch_layout": _layout,
     "Buffer.low_latency_dispatch": _ids,
     "HybridEPBuffer.dispatch": _ids_or_map,
@@ -81,7 +79,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
 }
 """Readers of the methods of module ``deep_ep``, by name."""
 
-OPERATORS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
+OPERATORS: dict[str, Reader] = {
     "deepep::dispatch": _ids,
     "hybridep::dispatch": _ids,
     "minimal_async_ep::dispatch": _counts,
@@ -93,13 +91,9 @@ OPERATORS: dict[str, Callable[[Mapping[str, Any], Any], Tensor | None]] = {
 class DirectExchangeHooks:
     """Hooks that report the demand of exchanges outside torch.distributed.
 
-    The demand goes to :func:`moetraffic.capture.annotate.routing`.
-
-    Parameters
-    ----------
-    on_failure
-        Called with the operation's name and the error if a call cannot be read; such
-        errors do not reach the program.
+    The demand goes to :func:`moetraffic.capture.annotate.routing`.  If a call cannot be
+    read, ``on_failure`` is called with the operation's name and the error, which does
+    not reach the program.
     """
 
     def __init__(self, on_failure: Callable[[str, Exception], Any]) -> None:
@@ -181,7 +175,7 @@ class DirectExchangeHooks:
     def _read(
         self,
         name: str,
-        reader: Callable[[Mapping[str, Any], Any], Tensor | None],
+        reader: Reader,
         given: Mapping[str, Any],
         result: Any,
     ) -> None:
