@@ -42,11 +42,11 @@ def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Findi
     number = ranks if rank_env is None else rank_env.world
     results = [event.fields for event in events if event.event == "step"]
     if not outcome.ok or not results:
-        failure = outcome.sentence or "a rank ended early"
         return [
             finding(
                 *("network", "exchange", State.STOP),
-                f"{number} ranks did not exchange rows over gloo: {failure}",
+                f"{number} ranks did not exchange rows over gloo: "
+                f"{outcome.sentence or 'a rank ended early'}",
                 "see network and memory in this table; GLOO_SOCKET_IFNAME names the "
                 "interface to use",
             )

@@ -66,8 +66,8 @@ class Watchdog:
         end_s, number = float("inf"), 0
         while not self._done.is_set():
             if select.select([self._signals], [], [], _LOOK_S)[0]:
-                for number in os.read(self._signals, 64):
-                    end_s = min(end_s, time.monotonic() + self._grace_s)
+                number = os.read(self._signals, 64)[-1]
+                end_s = min(end_s, time.monotonic() + self._grace_s)
             now_s = time.monotonic()
             late = self._late(now_s)
             if self._done.is_set():
