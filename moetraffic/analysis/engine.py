@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.convergence.convergence import Convergence
 from moetraffic.analysis.forecast.forecasting import HORIZONS
-from moetraffic.analysis.forecast.lead_time import LeadTimes, leads
+from moetraffic.analysis.forecast.lead_time import LeadTimes, lead_times
 from moetraffic.analysis.forecast.within_iteration import (
     WithinIteration,
     within_iteration,
@@ -171,7 +171,7 @@ def analyze(
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
-    when = leads(trace, iterations=iterations)
+    when = lead_times(trace, iterations=iterations)
     followed = bool({"forecasts", "limits", "convergence"} & set(parts))
     by = mapper or in_threads(trace, threads, cells=followed)
     exchanges: list[ExchangeAnalysis] = []

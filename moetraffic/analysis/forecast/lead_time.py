@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import step_ns, step_starts, timed
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-Int64 = npt.NDArray[np.int64]
 Key = tuple[int, str]
 
 LOOKED_AT = 512
@@ -35,7 +33,7 @@ class LeadTimes:
         return self.offset_s.get(sent, np.nan) - self.offset_s.get(known, np.nan)
 
 
-def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
+def lead_times(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
     """Compute the median offset of each exchange from the start of its iteration.
 
     Parameters
@@ -69,7 +67,10 @@ def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
                 [(s.layer, s.phase, s.slot) == (layer, phase, 0) for s in trace.sites],
                 bool,
             )
-            mine = _thinned(found[of[site]])
+            mine = found[of[site]]
+            if len(mine) > LOOKED_AT:
+                at = np.linspace(0, len(mine) - 1, LOOKED_AT).astype(np.int64)
+                mine = mine[at]
             begin = np.concatenate(
                 [
                     np.where(t.known, t.begin, np.iinfo(np.int64).max).min(axis=1)
@@ -84,10 +85,3 @@ def leads(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
                 since = begin[inside] - starts[step[inside]]
                 offsets[layer, phase] = float(np.median(since)) / 1e9
     return LeadTimes(iteration_s=step_ns(trace, 0) / 1e9, offset_s=offsets)
-
-
-def _thinned(occurrences: Int64) -> Int64:
-    if len(occurrences) <= LOOKED_AT:
-        return occurrences
-    at = np.linspace(0, len(occurrences) - 1, LOOKED_AT).astype(np.int64)
-    return occurrences[at]

@@ -45,7 +45,7 @@ class TypicalIteration:
     about: str  # which all-to-alls these are
 
 
-def cadence(
+def find_typical_iteration(
     trace: Trace,
     *,
     iterations: range | None = None,
@@ -77,8 +77,8 @@ def cadence(
     first, last, size = rank_events(trace, found, rank)
     if not len(first):
         raise AnalysisError(
-            f"a cadence needs all-to-alls whose times are known, but {trace.name} has "
-            "none: capture it from ranks that really communicate"
+            "a typical iteration needs all-to-alls whose times are known, but "
+            f"{trace.name} has none: capture it from ranks that communicate"
         )
     marks = step_starts(trace, rank, iterations)
     if link_bytes_s is not None:
@@ -94,8 +94,8 @@ def cadence(
     period = told.period_ns if sure and np.isfinite(told.period_ns) else step
     if not np.isfinite(period):
         raise AnalysisError(
-            f"a cadence needs a period, but the all-to-alls of rank {rank} in "
-            f"{trace.name} show none: give a longer run"
+            "a typical iteration needs a period, but the all-to-alls of rank "
+            f"{rank} in {trace.name} have none: give a longer run"
         )
     if len(marks) < 3:  # steps are not known: cut at whole periods
         number = int((last.max() - first.min()) / period)

@@ -1,4 +1,9 @@
-"""Calibrate the time model from a captured run: utilization and bandwidths.
+"""Step times of a captured run, and the time model calibrated on them.
+
+A rank communicates from the issue of a collective to its end on that rank; overlapping
+collectives count once.  A call *moves* data from its last member's issue on (before,
+others wait for that member).  The rest of a step is computation and all other work of
+the program.
 
 The trace of a moetraffic workload contains its configuration, so that measured times
 can be compared with the model's prediction.
@@ -6,9 +11,11 @@ can be compared with the model's prediction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.patterns import Workload
@@ -23,9 +30,13 @@ from moetraffic.patterns.time_model import (
     estimate,
     operations,
 )
-from moetraffic.trace import Trace
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
-from .step_times import StepTimes, step_times
+from .call_times import times_in_blocks, training_steps
+from .iteration_traffic import world_matrices
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 BYTES = {"float32": 4.0, "float64": 8.0, "bfloat16": 2.0}
 
@@ -119,3 +130,147 @@ def calibrated(
         measured=found,
         predicted=estimate(config, system, conventions=conventions),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Computation and communication times of training steps, s, ``[S, R]``."""
+
+    steps: Int64  # [S] iterations with known times
+    whole: Float64  # from a step's start to its end
+    communicating: Float64  # in any collective, waiting included
+    moving: dict[str, Float64]  # by kind of group: after the last member's issue
+    sent_bytes: dict[str, Float64]  # by kind: bytes of ring algorithms; 0 if unknown
+
+    @property
+    def computing(self) -> Float64:
+        """Computation time: the rest of a step, ``[S, R]`` s."""
+        return np.asarray(self.whole - self.communicating)
+
+    @property
+    def iteration_s(self) -> float:
+        """Median over steps of the slowest rank's step time, s."""
+        return float(np.median(self.whole.max(axis=1)))
+
+    @property
+    def compute_s(self) -> float:
+        """Median over steps of the computation time averaged over ranks, s."""
+        return float(np.median(self.computing.mean(axis=1)))
+
+    @property
+    def comm_share(self) -> float:
+        """Median over steps of the communication share averaged over ranks."""
+        return float(np.median((self.communicating / self.whole).mean(axis=1)))
+
+    def bandwidth(self, kind: str) -> float:
+        """Compute the mean bandwidth of transfers in a kind of group, bytes/s."""
+        time = float(self.moving[kind].sum())
+        return float(self.sent_bytes[kind].sum()) / time if time else float("inf")
+
+
+def step_times(
+    trace: Trace, iterations: Sequence[int] | None = None, *, warm_up: int = 3
+) -> StepTimes:
+    """Measure computation, communication and waiting of training steps.
+
+    Parameters
+    ----------
+    trace
+        Trace with times of steps and of collectives.
+    iterations
+        Iterations of the steps; None takes all training steps but the first ``warm_up``
+        ones, which allocate and connect, if there are more.
+
+    Raises
+    ------
+    AnalysisError
+        If no training step among them has times.
+    """
+    steps = trace.steps
+    known = (steps.start != UNKNOWN_TIME).all(axis=1)
+    known &= (steps.end > steps.start).all(axis=1)
+    there = np.flatnonzero(training_steps(trace, None) & known)
+    if iterations is None:
+        there = there[warm_up:] if len(there) > warm_up else there
+    else:
+        there = there[np.isin(steps.iteration[there], np.asarray(iterations))]
+    if not len(there):
+        raise AnalysisError(
+            f"{trace.name} has no training step with a start and an end among those "
+            "asked for: capture with Recorder.step, or ask for others"
+        )
+    chosen = steps.iteration[there]
+    whole = (steps.end[there] - steps.start[there]) / 1e9
+    shape = whole.shape
+    calls = _calls(trace, chosen)
+    kinds = sorted({trace.groups[s.group].kind for s in trace.sites})
+    communicating = _union(calls, shape, "issue")
+    return StepTimes(
+        steps=chosen,
+        whole=whole,
+        communicating=np.minimum(communicating, whole),
+        moving={kind: _union(calls, shape, "moved", kind) for kind in kinds},
+        sent_bytes={
+            kind: world_matrices(trace, chosen.tolist(), kinds=[kind])
+            .sum(axis=2)
+            .astype(np.float64)
+            for kind in kinds
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Times of calls on each participating rank, one row per call and rank."""
+
+    step: Int64  # index among the chosen steps
+    rank: Int64
+    issue: Int64  # ns
+    moved: Int64  # ns, last member's issue
+    end: Int64  # ns
+    kind: npt.NDArray[np.str_]
+
+
+def _calls(trace: Trace, chosen: Int64) -> _Calls:
+    when, site = trace.occurrences.iteration, trace.occurrences.site
+    of = np.array([s.operation != ROUTING for s in trace.sites], bool)
+    asked = np.flatnonzero(np.isin(when, chosen) & of[site])
+    kinds = np.array([trace.groups[s.group].kind for s in trace.sites])
+    parts: list[tuple[npt.NDArray[np.generic], ...]] = []
+    for part, issue, start, end in times_in_blocks(trace, asked):
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        last = np.where(known, issue, UNKNOWN_TIME).max(axis=1, keepdims=True)
+        moved = np.where(start != UNKNOWN_TIME, start, np.broadcast_to(last, end.shape))
+        place = np.searchsorted(chosen, when[part])
+        row, member = np.nonzero(known & (end >= issue))
+        parts.append(
+            (
+                place[row],
+                trace.members(part)[row, member],
+                issue[row, member],
+                np.clip(moved, issue, end)[row, member],
+                end[row, member],
+                kinds[site[part]][row],
+            )
+        )
+    none: list[npt.NDArray[np.generic]] = [
+        np.zeros(0, kind) for kind in (*[np.int64] * 5, np.str_)
+    ]
+    return _Calls(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
+def _union(
+    calls: _Calls, shape: tuple[int, ...], begins: str, kind: str | None = None
+) -> Float64:
+    """Compute the time in which a rank has at least one call active, ``[S, R]`` s."""
+    out = np.zeros(shape)
+    mine = np.ones(len(calls.step), bool) if kind is None else calls.kind == kind
+    for rank in np.unique(calls.rank[mine]):
+        of = mine & (calls.rank == rank)
+        begin, end = getattr(calls, begins)[of], calls.end[of]
+        order = np.argsort(begin, kind="stable")
+        begin, end, step = begin[order], end[order], calls.step[of][order]
+        before = np.maximum.accumulate(end)
+        open_ = np.concatenate([begin[:1], np.maximum(begin[1:], before[:-1])])
+        np.add.at(out[:, rank], step, np.maximum(end - open_, 0) / 1e9)
+    return out

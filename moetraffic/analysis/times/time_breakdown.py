@@ -67,12 +67,9 @@ class TimeBreakdown:
     @property
     def shares(self) -> Float64:
         """Shares of each rank's time over all steps, ``[R, 4]``, in field order."""
-        parts = (self.compute, self.communication, self.overlapped, self.idle)
-        sums = np.stack([p.sum(axis=0) for p in parts], axis=1).astype(np.float64)
-        total = sums.sum(axis=1, keepdims=True)
-        shares = np.full_like(sums, np.nan)
-        np.divide(sums, total, out=shares, where=total > 0)
-        return shares
+        parts = (getattr(self, name).sum(axis=0) for name in PARTS)
+        sums = np.stack(list(parts), axis=1).astype(np.float64)
+        return _quotient(sums, sums.sum(axis=1, keepdims=True))
 
     @property
     def communication_fraction(self) -> Float64:
@@ -82,10 +79,14 @@ class TimeBreakdown:
     @property
     def hidden_fraction(self) -> Float64:
         """Share of each rank's communication hidden behind compute, ``[R]``."""
-        both, every = self.shares[:, 2], self.communication_fraction
-        hidden = np.full_like(both, np.nan)
-        np.divide(both, every, out=hidden, where=every > 0)
-        return hidden
+        return _quotient(self.shares[:, 2], self.communication_fraction)
+
+
+def _quotient(part: Float64, whole: Float64) -> Float64:
+    """Divide; NaN where the divisor is not above zero."""
+    out = np.full_like(part, np.nan)
+    np.divide(part, whole, out=out, where=whole > 0)
+    return out
 
 
 def distribution(
@@ -187,10 +188,7 @@ def occupation(
         parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
     return TimeBreakdown(
         iteration=iteration,
-        compute=parts[0],
-        communication=parts[1],
-        overlapped=parts[2],
-        idle=parts[3],
+        **dict(zip(PARTS, parts, strict=True)),
         known=known,
         inferred=kernels is None,
     )

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.rhythm.typical_iteration import BINS, cadence, rescaled
+from moetraffic.analysis.rhythm.typical_iteration import (
+    BINS,
+    find_typical_iteration,
+    rescaled,
+)
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME
 
@@ -60,7 +64,7 @@ def to_others(trace: Trace) -> np.ndarray:
 
 def test_a_square_wave_is_its_own_typical_iteration(captured: Path) -> None:
     trace = square(captured)
-    found = cadence(trace)
+    found = find_typical_iteration(trace)
     assert found.period_ns == pytest.approx(10 * MS)
     at = (np.arange(BINS) + 0.5) / BINS
     assert (found.on > 0.5).tolist() == ((at > 0.3) & (at < 0.5)).tolist()
@@ -75,14 +79,14 @@ def test_a_faster_link_shortens_bursts_alone(captured: Path) -> None:
     trace = square(captured)
     sent = to_others(trace)
     rate = float(sent[:, sent.sum(axis=0).argmax()].mean()) / 1e-3  # 1 ms a burst
-    found = cadence(trace, link_bytes_s=rate)
+    found = find_typical_iteration(trace, link_bytes_s=rate)
     assert found.period_ns == pytest.approx(9 * MS, rel=0.05)
     assert found.on.mean() == pytest.approx(1 / 9, rel=0.1)
 
 
 def test_real_runs_have_a_cadence(captured: Path) -> None:
     with Trace.open(captured) as trace:
-        found = cadence(trace)
+        found = find_typical_iteration(trace)
         steps = np.diff(trace.steps.start[:, found.rank])
     assert 0.5 * np.median(steps) <= found.period_ns <= 2 * np.median(steps)
     assert 0 < found.on.mean() < 1
@@ -97,4 +101,4 @@ def test_without_times_there_is_none(captured: Path) -> None:
         never = timed(silent, np.full(len(silent.occurrences), UNKNOWN_TIME))
         silent = silent.replace(issue=never, start=never, end=never)
         with pytest.raises(AnalysisError, match="whose times are known"):
-            cadence(silent)
+            find_typical_iteration(silent)
