@@ -8,7 +8,7 @@ from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter
 from .fairscale_top2 import FairscaleTop2Router
 from .gshard import GShardRouter
-from .hash_router import HashRouter
+from .hashing import HashRouter
 from .losses import (
     balance_counts,
     balance_loss,
@@ -23,8 +23,7 @@ from .registry import ROUTERS, build
 from .routing import Routing
 from .sinkhorn import SinkhornRouter
 from .skewed import SkewedRouter
-from .switch import SwitchRouter
-from .topk import TopKRouter
+from .topk import SwitchRouter, TopKRouter
 
 __all__ = [
     "ROUTERS",

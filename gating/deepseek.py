@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moetraffic.errors import LayoutError
-
 from .linear_gate import LinearGate, check_options
 from .losses import load_error_sign
 from .routing import Routing
@@ -67,19 +65,13 @@ class DeepSeekRouter(LinearGate):
         renormalize: bool | None = None,
         scale: float = 1.0,
     ) -> None:
-        if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
-            raise LayoutError(
-                "the groups divide the experts and top_groups are some of them, but "
-                f"there are {experts} experts, {groups} groups and top_groups is "
-                f"{top_groups}: change one of these"
-            )
-        reach = top_groups * (experts // groups)
-        if not 1 <= k <= reach:
-            raise LayoutError(
-                f"a token's k experts lie in its top_groups, but these hold {reach} "
-                f"experts and k is {k}: choose k between 1 and {reach}"
-            )
-        check_options("deepseek", score=score, group_score=group_score)
+        check_options(
+            *("deepseek", experts, k),
+            score=score,
+            groups=groups,
+            top_groups=top_groups,
+            group_score=group_score,
+        )
         super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.score = score
         self.groups = groups

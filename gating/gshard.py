@@ -67,7 +67,7 @@ class GShardRouter(LinearGate):
         weights: str = "chosen",
     ) -> None:
         check_two(experts)
-        check_options("gshard", second=second, weights=weights)
+        check_options("gshard", experts, 2, second=second, weights=weights)
         super().__init__(hidden, experts, k=2, capacity_factor=capacity_factor)
         self.second = second
         self.weights = weights

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ROUTERS
+from moetraffic.patterns.router_spec import OptionValue, Setup
 
 from .capacity import limit
 from .losses import load_balancing_loss, router_z_loss
@@ -29,16 +30,21 @@ def check_k(k: int, experts: int) -> None:
         )
 
 
-def check_options(router: str, **options: str) -> None:
-    """Check that the options of a built-in router have one of their listed values.
+def check_options(
+    router: str, experts: int, k: int, **options: OptionValue | None
+) -> None:
+    """Check the options of a built-in router, and how they go with experts and k.
 
     Raises
     ------
     LayoutError
-        If an option has another value.
+        If an option has another value than its range, or contradicts another.
     """
-    for rule, _ in ROUTERS[router].broken_options(options):
-        raise LayoutError(f"{rule}: choose one of these")
+    spec = ROUTERS[router]
+    given = {name: value for name, value in options.items() if value is not None}
+    setup = Setup(options=options, k=k, experts=experts, tokens=experts, virtual=False)
+    for rule, _ in spec.broken_options(given) or spec.rule(setup):
+        raise LayoutError(f"{rule}: change one of these")
 
 
 class LinearGate(nn.Module):

@@ -5,7 +5,8 @@ expert i, ``P_i`` the mean probability of expert i over the tokens of this rank'
 micro-batch.  It is 1 for a uniform router and at most E; its gradient flows through
 ``P`` alone.  Copies over capacity are counted, because they are part of the demand.
 The losses differ in the tokens over which ``f`` is computed: those of the micro-batch,
-of each sequence, or of the global batch.
+of each sequence, or of the global batch.  Every loss is a scalar tensor; below,
+``probabilities`` are ``[T, E]`` float whose rows sum to 1.
 """
 
 from __future__ import annotations
@@ -24,14 +25,9 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
     Parameters
     ----------
     probabilities
-        ``[T, E]`` float, rows sum to 1.
+        ``[T, E]``.
     expert
         ``[N]`` int64 (any shape), the chosen experts; ``N = k T`` for token choice.
-
-    Returns
-    -------
-    Tensor
-        Scalar.
 
     References
     ----------
@@ -51,16 +47,11 @@ def sequence_balance_loss(
     Parameters
     ----------
     probabilities
-        ``[T, E]`` float, rows sum to 1; the tokens of B consecutive sequences.
+        ``[T, E]``, the tokens of B consecutive sequences.
     expert
         ``[T, J]`` int64, the experts counted for each token.
     sequences
         Number of sequences B, which divides T.
-
-    Returns
-    -------
-    Tensor
-        Scalar.
 
     Raises
     ------
@@ -99,15 +90,10 @@ def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
     Parameters
     ----------
     probabilities
-        ``[T, E]`` float, rows sum to 1; this rank's tokens.
+        ``[T, E]``, this rank's tokens.
     counts
         ``[E]`` int64, copies that chose each expert, summed over the data-parallel
         ranks (and over earlier micro-batches of the step, where they are kept).
-
-    Returns
-    -------
-    Tensor
-        Scalar.
 
     References
     ----------
@@ -143,11 +129,6 @@ def balance_loss(
     counts
         ``[E]`` int64, :func:`balance_counts` summed over ranks, for ``"global"``.
 
-    Returns
-    -------
-    Tensor
-        Scalar.
-
     Raises
     ------
     LayoutError
@@ -161,7 +142,7 @@ def balance_loss(
     if scope == "global" and counts is not None:
         return global_balance_loss(routing.probabilities, counts)
     raise LayoutError(
-        "a balance scope is micro_batch, sequence, or global with counts, but it is "
+        "a balance scope is micro_batch, sequence, or global with counts, but is "
         f"{scope!r}{' without counts' if counts is None else ''}: give one of these"
     )
 
@@ -169,15 +150,7 @@ def balance_loss(
 def router_z_loss(logits: Tensor) -> Tensor:
     """Compute the router z-loss: the mean of ``logsumexp(logits)^2`` over tokens.
 
-    Parameters
-    ----------
-    logits
-        ``[T, E]`` float.
-
-    Returns
-    -------
-    Tensor
-        Scalar; ``(log E)^2`` for logits of zero.
+    It is ``(log E)^2`` for ``[T, E]`` logits of zero.
 
     References
     ----------
@@ -189,15 +162,8 @@ def router_z_loss(logits: Tensor) -> Tensor:
 def load_error_sign(load: Tensor) -> Tensor:
     """Compute the update direction of the loss-free bias from the expert load.
 
-    Parameters
-    ----------
-    load
-        ``[E]`` int64, copies that chose each expert.
-
-    Returns
-    -------
-    Tensor
-        ``[E]`` int64, the sign of ``mean(load) - load``, in integer arithmetic.
+    This is the sign of ``mean(load) - load``, ``[E]`` int64 as the load, in integer
+    arithmetic.
 
     References
     ----------

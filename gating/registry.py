@@ -29,12 +29,11 @@ from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter
 from .fairscale_top2 import FairscaleTop2Router
 from .gshard import GShardRouter
-from .hash_router import HashRouter
+from .hashing import HashRouter
 from .protocols import Seeded
 from .sinkhorn import SinkhornRouter
 from .skewed import SkewedRouter
-from .switch import SwitchRouter
-from .topk import TopKRouter
+from .topk import SwitchRouter, TopKRouter
 
 RouterFactory = Callable[[Gating, int, int], nn.Module]
 

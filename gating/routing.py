@@ -52,22 +52,16 @@ class Routing:
         probabilities: Tensor | None = None,
         balanced: Tensor | None = None,
     ) -> Routing:
-        """Create a routing from the ``[T, K]`` experts and weights of each token.
+        """Create a routing from the experts and weights of each token.
 
         Parameters
         ----------
-        expert
-            ``[T, K]`` int64, distinct within a row.
-        weight
-            ``[T, K]`` float.
-        experts
-            Number of experts E.
+        expert, weight
+            ``[T, K]`` int64, distinct within a row, and ``[T, K]`` float.
+        experts, auxiliary_loss, z_loss, probabilities, balanced
+            As the attributes.
         capacity
             Maximum copies per expert, earlier tokens first; None keeps all.
-        auxiliary_loss, z_loss
-            Scalars.
-        probabilities, balanced
-            Inputs of the balance losses; see the attributes.
         """
         tokens, k = expert.shape
         chosen = expert.reshape(-1)

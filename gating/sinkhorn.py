@@ -50,7 +50,7 @@ class SinkhornRouter(LinearGate):
         tolerance: float = 1e-4,
         rounds: int = 1000,
     ) -> None:
-        check_options("sinkhorn", score=score)
+        check_options("sinkhorn", experts, k, score=score)
         super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
         self.score = ("sigmoid" if k == 1 else "softmax") if score == "auto" else score
         self.tolerance = tolerance

@@ -58,23 +58,23 @@ def main() -> int:
     except MoetrafficError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return stop.exit_code
+        pass  # a second signal
     except Exception as error:
-        if stop.caught:
-            return stop.exit_code  # peers may have ended already, which is no error
-        if _out_of_memory(error):
-            return _refuse(
-                "training needs more memory than there is, on the "
-                f"{workload.training.device}: lower --micro-batch, --sequence, "
-                "--hidden, --layers or --experts"
-            )
-        lines = str(error).splitlines() or [type(error).__name__]
-        # what torch raises when another rank is gone or late
-        peer = isinstance(error, dist.DistError) or "gloo" in str(error)
-        heartbeat.send("error", message=lines[0], cause="peer" if peer else "own")
-        raise
+        # after a signal peers may have ended already, which is no error
+        if not stop.caught:
+            if _out_of_memory(error):
+                return _refuse(
+                    "training needs more memory than there is, on the "
+                    f"{workload.training.device}: lower --micro-batch, --sequence, "
+                    "--hidden, --layers or --experts"
+                )
+            lines = str(error).splitlines() or [type(error).__name__]
+            # what torch raises when another rank is gone or late
+            peer = isinstance(error, dist.DistError) or "gloo" in str(error)
+            heartbeat.send("error", message=lines[0], cause="peer" if peer else "own")
+            raise
     if stop.caught:
-        return stop.exit_code
+        return 128 + stop.caught
     heartbeat.send("done")
     return 0
 
@@ -102,11 +102,6 @@ class StopSignal:
         self.caught = 0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._catch)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of a process that was ended by the caught signal."""
-        return 128 + self.caught
 
     def __call__(self) -> bool:
         """Whether a signal to end training has been caught."""

@@ -49,6 +49,25 @@ class Losses:
         )
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Compute the cross-entropy of logits in float32 at least, nats.
+
+    Parameters
+    ----------
+    logits
+        ``[B, S, V]`` float.
+    targets
+        ``[B, S]`` int64; ``IGNORED`` ones count for nothing.
+    reduction
+        ``"mean"`` over tokens, or ``"none"``: one for each of the ``B S`` tokens.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.flatten(0, 1).to(dtype)
+    return F.cross_entropy(
+        logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
+
+
 class GPT(nn.Module):
     """Transformer language model of one rank, with the rank's layers and experts.
 
@@ -254,13 +273,10 @@ class GPT(nn.Module):
             ones count for nothing.
         """
         logits, routings = self.logits(tokens)
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        logits = logits.flatten(0, 1).to(dtype)
-        none = logits.new_zeros(())
+        entropy = cross_entropy(logits, targets)
+        none = entropy.new_zeros(())
         return Losses(
-            cross_entropy=F.cross_entropy(
-                logits, targets.flatten(), ignore_index=IGNORED
-            ),
+            cross_entropy=entropy,
             auxiliary=sum((r.auxiliary_loss for r in routings), none),
             z=sum((r.z_loss for r in routings), none),
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -16,7 +15,7 @@ LEAST_STEPS = 500
 EVERY_STEPS = 50
 
 
-class SteadyLoad:
+class SteadyLoad(ExitStack):
     """Detector of a stationary expert-load uniformity in all MoE layers.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
@@ -27,22 +26,13 @@ class SteadyLoad:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.curves: dict[int, list[float]] = {}  # layer -> [steps]
         self._loads: dict[int, np.ndarray] = {}  # of this step, layer -> [E]
-        self._end: Callable[[], object] | None = None
 
     def __enter__(self) -> SteadyLoad:
-        self._end = subscribe_shards(self._routed)
+        self.callback(subscribe_shards(self._routed))
         return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._end is not None:
-            self._end()
 
     def __call__(self) -> bool:
         """Add a step's loads; return whether the load of every layer is stationary."""

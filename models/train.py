@@ -102,17 +102,7 @@ def train(
 
 
 class TrainingLoop(Generic[Loss]):
-    """Training state of a process: model, optimizer and gradients.
-
-    Parameters
-    ----------
-    workload
-        What to train.
-    groups
-        The process groups.
-    corpus
-        The text; None reads ``workload.training.corpus``.
-    """
+    """Training state of a process: model, optimizer and gradients."""
 
     def __init__(
         self, workload: Workload, groups: ParallelGroups, corpus: Corpus | None

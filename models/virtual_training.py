@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from moetraffic.gating import Routing
 from moetraffic.models.layers.lossy_network import LossyNetwork
@@ -21,7 +20,7 @@ from moetraffic.models.parallelism.groups import connect
 from moetraffic.patterns import ParallelLayout, Workload
 
 from .corpus import Corpus
-from .gpt import IGNORED
+from .gpt import IGNORED, cross_entropy
 from .train import StepRecorder, TrainingLoop
 
 PASS_TOKENS = 16_384
@@ -47,14 +46,8 @@ def train_virtually(
     ----------
     workload
         What to train; its layout has data and expert parallelism alone.
-    recorder
-        Receives the losses and tokens of each step; None: no recording.
-    on_step
-        Called with (iteration, mean loss) after each step.
-    corpus
-        The text; None reads ``workload.training.corpus``.
-    stop
-        Called after each step; a true result ends training.
+    recorder, on_step, corpus, stop
+        As of :func:`~.train.train`, with a loss for each rank and with their mean.
 
     Returns
     -------
@@ -101,12 +94,10 @@ class VirtualTraining(TrainingLoop[list[float]]):
         """Compute the mean cross-entropy of held-out batches, without packet loss."""
         network, self.network = self.network, None
         losses = []
-        try:
-            for batch in range(batches):
-                shards = self._shards(self.ranks + batch, 1, 0)
-                losses.append(self._entropy(EVALUATION, shards)[0])
-        finally:
-            self.network = network
+        for batch in range(batches):
+            shards = self._shards(self.ranks + batch, 1, 0)
+            losses.append(self._entropy(EVALUATION, shards)[0])
+        self.network = network
         return float(torch.cat(losses).double().mean())
 
     def _together(self, iteration: int) -> Tensor:
@@ -170,12 +161,6 @@ class VirtualTraining(TrainingLoop[list[float]]):
         if self.network is not None:
             self.network.slot = shards.slot
         logits, routings = self.model.logits(tokens)
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        each = F.cross_entropy(
-            logits.flatten(0, 1).to(dtype),
-            targets.flatten(),
-            reduction="none",
-            ignore_index=IGNORED,
-        )
+        each = cross_entropy(logits, targets, reduction="none")
         counted = (targets != IGNORED).view(shards.count, -1).sum(1)
         return each.view(shards.count, -1).sum(1) / counted, routings

@@ -1,9 +1,9 @@
 """Mixture-of-experts layer that runs fairscale's ``MOELayer``.
 
 ``fairscale.nn.MOELayer`` runs as it is: its einsums, its padding to ``[E, C, h]`` and
-its all-to-alls, which send as much whatever is routed.  It does not say where its
-all-to-alls stand, so the layer around it does: what runs right before each of them, the
-gate, the experts and their gradients, enters the phase.
+its all-to-alls, which send as much whatever is routed.  They are annotated with layer
+and phase by what runs right before each of them: the gate, the experts and their
+gradients.
 
 References
 ----------
@@ -14,7 +14,8 @@ algorithm 2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -33,7 +34,7 @@ class FairscaleMixture(MixtureOfExperts):
     """A :class:`MixtureOfExperts` computed by fairscale's ``MOELayer``.
 
     Rows travel in float32, which is what MOELayer's dispatch computes in.  The routing
-    tells of the copies that are sent: see
+    contains the copies that are sent: see
     :class:`~moetraffic.gating.FairscaleTop2Router`.
 
     Parameters
@@ -55,7 +56,6 @@ class FairscaleMixture(MixtureOfExperts):
         self,
         router: nn.Module,
         *,
-        experts: int,
         dispatch: str,
         group: dist.ProcessGroup | None = None,
         **sizes: Any,
@@ -71,15 +71,11 @@ class FairscaleMixture(MixtureOfExperts):
                 "fairscale's MOELayer is an exchange within a process group, but there "
                 "is none: start ranks, one at least, or use --router fairscale-top2"
             )
-        super().__init__(
-            router, experts=experts, dispatch=dispatch, group=group, **sizes
-        )
+        super().__init__(router, dispatch=dispatch, group=group, **sizes)
         self.call = _Call(self.layer)  # state of the current forward pass
-        mine = experts // self.ranks
         # parameters belong to this module: what MOELayer holds only refers to it
-        self.fairscale = MOELayer(
-            _Gate(self), nn.ModuleList(_Expert(self, i) for i in range(mine)), group
-        )
+        local = (_Step(partial(self._apply_expert, i)) for i in range(self.local))
+        self.fairscale = MOELayer(_Step(self._gate), nn.ModuleList(local), group)
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """Compute the weighted sum of the experts' outputs, and the routing.
@@ -90,76 +86,62 @@ class FairscaleMixture(MixtureOfExperts):
         x_th = x.reshape(-1, x.shape[-1]).float()
         try:
             # what follows dispatch_grad on the way back: nothing is sent any more
-            x_th = _mark(x_th, call.leave)
+            x_th = _mark(x_th, call.close)
             y_t1h = self.fairscale(x_th.unsqueeze(1))
             y_t1h = _mark(y_t1h, lambda: call.enter("combine_grad"))
         finally:
-            call.leave()
+            call.close()
             self.fairscale.l_aux = None
         sequences = len(x) if x.dim() > 2 else 1
         (routing,) = self._balanced([cast("Routing", call.routing)], sequences)
         return y_t1h.view(x.shape).to(x.dtype), routing
 
+    def _gate(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply fairscale's gate, and start the dispatch phase."""
+        router = cast("FairscaleTop2Router", self.router)
+        auxiliary_loss, combine, dispatch = output = router.decide(x_th)
+        routing = self.call.routing = router.routing(x_th, output)
+        # what the gate dropped does not show: absent, not zero
+        report_routing(self.layer, routing.demand(), None, self.group)
+        self.call.enter("dispatch")
+        return auxiliary_loss, combine.float(), dispatch
 
-class _Call:
+    def _apply_expert(self, index: int, x: Tensor) -> Tensor:
+        """Apply a local expert to its ``[W, 1, C, h]`` float32 rows from all ranks.
+
+        The combine phase starts behind it.
+        """
+        experts, call = self.experts, self.call
+        call.close()
+        x_ah = _mark(x, lambda: call.enter("dispatch_grad")).reshape(-1, x.shape[-1])
+        counts = [0] * self.local
+        counts[index] = len(x_ah)
+        y_ah = experts.ragged(x_ah.to(next(experts.parameters()).dtype), counts)
+        y = _mark(y_ah.to(x.dtype).view_as(x), call.close)
+        call.enter("combine")
+        return y
+
+
+class _Call(ExitStack):
     """State of one forward pass: its routing and its current phase."""
 
     def __init__(self, layer: int) -> None:
+        super().__init__()
         self.layer = layer
         self.routing: Routing | None = None
-        self._place: AbstractContextManager[None] | None = None
 
     def enter(self, phase: str) -> None:
-        """Annotate the following collectives with this phase."""
-        self.leave()
-        self._place = at(layer=self.layer, phase=phase)
-        self._place.__enter__()
-
-    def leave(self) -> None:
-        """End the annotation of collectives."""
-        place, self._place = self._place, None
-        if place is not None:
-            place.__exit__(None, None, None)
+        """Annotate the following collectives with this phase, until closed."""
+        self.close()
+        self.enter_context(at(layer=self.layer, phase=phase))
 
 
-class _Gate(nn.Module):
-    """fairscale's gate, followed by the start of the dispatch phase."""
+class _Step(nn.Module):
+    """Module without parameters that calls a function."""
 
-    def __init__(self, owner: FairscaleMixture) -> None:
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self._owner = (owner,)  # a tuple: no submodule of it
-
-    def forward(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (owner,) = self._owner
-        router = cast("FairscaleTop2Router", owner.router)
-        output = router.decide(x_th)
-        routing = owner.call.routing = router.routing(x_th, output)
-        # what the gate dropped does not show: absent, not zero
-        report_routing(owner.layer, routing.demand(), None, owner.group)
-        owner.call.enter("dispatch")
-        auxiliary_loss, combine, dispatch = output
-        return auxiliary_loss, combine.float(), dispatch
-
-
-class _Expert(nn.Module):
-    """One local expert, followed by the start of the combine phase."""
-
-    def __init__(self, owner: FairscaleMixture, index: int) -> None:
-        super().__init__()
-        self._owner, self.index = (owner,), index
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the expert to its ``[W, 1, C, h]`` float32 rows from all ranks."""
-        (owner,) = self._owner
-        experts, call = owner.experts, owner.call
-        call.leave()
-        x_ah = _mark(x, lambda: call.enter("dispatch_grad")).reshape(-1, x.shape[-1])
-        counts = [0] * (owner.experts_all // owner.ranks)
-        counts[self.index] = len(x_ah)
-        y_ah = experts.ragged(x_ah.to(next(experts.parameters()).dtype), counts)
-        y = _mark(y_ah.to(x.dtype).view_as(x), call.leave)
-        call.enter("combine")
-        return y
+        self.forward = function
 
 
 def _mark(x: Tensor, on_backward: Callable[[], None]) -> Tensor:

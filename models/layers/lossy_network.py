@@ -7,6 +7,7 @@ Transport for Distributed DNN Training", NSDI 2024): training bears some loss.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -70,8 +71,13 @@ class LossyNetwork:
         if site == "combine" or site == "dispatch_grad":
             message = -1 - message  # the way back: other messages than the way forth
         factor = self._factor(rows, number, message, crosses, weight)
-        apply = cast("Callable[..., Tensor]", _Scaled.apply)
-        return apply(rows, factor, site.endswith(BACKWARD))
+        if not site.endswith(BACKWARD):
+            return cast("Callable[..., Tensor]", _Scaled.apply)(rows, factor)
+        rows = rows.view_as(rows)
+        if rows.requires_grad:
+            scale = partial(torch.mul, factor)
+            rows.register_hook(scale)  # type: ignore[no-untyped-call]
+        return rows
 
     def thin(self, gradient: Tensor, rank: int) -> None:
         """Apply packet loss to one rank's gradient contribution, in place.
@@ -109,7 +115,7 @@ class LossyNetwork:
         else:
             unit = _units(rows, message, plan)  # [N, h]
             count = int(unit.max()) + 1 if unit.numel() else 0
-            drops = _draw(plan, count, draws).to(rows.device)
+            drops = _drawn(plan, count, draws).to(rows.device)
             lost = drops[unit] & crosses.unsqueeze(1)
         self.crossed += int(crosses.sum()) * rows.shape[1]
         self.lost += int(lost.sum())
@@ -120,33 +126,19 @@ class LossyNetwork:
 
 
 class _Scaled(torch.autograd.Function):
-    """Multiply by a factor either in the forward or in the backward pass."""
+    """Multiply by a factor in the forward pass alone."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, factor: Tensor, backward: bool) -> Tensor:
-        ctx.backward_only = backward
-        if backward:
-            ctx.save_for_backward(factor)
-            return rows.view_as(rows)
+    def forward(ctx: Any, rows: Tensor, factor: Tensor) -> Tensor:
         return rows * factor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        if ctx.backward_only:
-            (factor,) = ctx.saved_tensors
-            gradient = gradient * factor
-        return gradient, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
-    """Compute the index of the packet or message that contains each element.
-
-    Returns
-    -------
-    Tensor
-        ``[N, h]`` int64, packets of one message one after another.
-    """
+    """Compute the index of each element's packet or message, ``[N, h]`` int64."""
     _, numbered, counts = torch.unique(message, return_inverse=True, return_counts=True)
     if plan.pattern == "messages":
         whole: Tensor = numbered.unsqueeze(1).expand_as(rows)
@@ -167,7 +159,7 @@ def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
     return unit
 
 
-def _draw(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
+def _drawn(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
     """Sample which of ``count`` units are lost, ``[count]`` bool."""
     if plan.pattern != "bursts":
         return torch.rand(count, generator=draws) < plan.share

@@ -7,9 +7,9 @@ capacity, h hidden size, f feed-forward width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from moetraffic.gating import Adaptive, Router, Routing, balance_counts, balance
 
 from .feedforward import LocalExperts
 from .lossy_network import LossyNetwork
-from .token_exchange import exchange
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class MixtureOfExperts(nn.Module):
                 f"{self.ranks}: change --experts or --ep"
             )
         self.experts_all = experts
+        self.local = experts // self.ranks  # experts of this rank
         self.dispatch = dispatch
         self.layer = layer
         self.group = group
@@ -100,14 +100,14 @@ class MixtureOfExperts(nn.Module):
         self.load = torch.zeros(experts, dtype=torch.int64)
         self.router = router
         self.experts = LocalExperts(
-            experts // self.ranks, hidden, width, activation=activation, gated=gated
+            self.local, hidden, width, activation=activation, gated=gated
         )
 
     @property
     def first_expert(self) -> int:
         """Global index of this rank's first expert."""
         rank = 0 if self.group is None else dist.get_rank(self.group)
-        return rank * (self.experts_all // self.ranks)
+        return rank * self.local
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """Compute the weighted sum of the experts' outputs, and the routing.
@@ -125,13 +125,7 @@ class MixtureOfExperts(nn.Module):
         x_th = x.reshape(-1, x.shape[-1])
         ids_t = None if ids is None else ids.reshape(-1)
         sequences = len(x) if x.dim() > 2 else 1
-        if self.shards is not None:
-            routing = self._route_shards(x_th, ids_t, sequences, self.shards)
-        else:
-            routing = cast("Router", self.router)(x_th, ids=ids_t)
-            routing = self._balanced([routing], sequences)[0]
-            drops = None if self.dispatch == "dropless" else routing.dropped()
-            report_routing(self.layer, routing.demand(), drops, self.group)
+        routing = self._route(x_th, ids_t, sequences)
         # Step 1: the kept copies, by expert and then by token.
         kept_n = routing.kept.nonzero().squeeze(1)
         order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
@@ -177,26 +171,30 @@ class MixtureOfExperts(nn.Module):
             for r, loss in zip(routings, losses, strict=True)
         ]
 
-    def _route_shards(
-        self, x_th: Tensor, ids_t: Tensor | None, sequences: int, shards: Shards
-    ) -> Routing:
-        """Route each virtual rank's tokens, and record the routing."""
-        router, count = cast("Router", self.router), shards.count
+    def _route(self, x_th: Tensor, ids_t: Tensor | None, sequences: int) -> Routing:
+        """Route the tokens, of each virtual rank by itself, and report the routing."""
+        router, shards = cast("Router", self.router), self.shards
+        count = 1 if shards is None else shards.count
         ids = [None] * count if ids_t is None else ids_t.chunk(count)
         routings = [
             router(x, ids=i) for x, i in zip(x_th.chunk(count), ids, strict=True)
         ]
         routings = self._balanced(routings, sequences // count)
+        demand = torch.stack([r.demand() for r in routings])
         drops = None
         if self.dispatch != "dropless":
             drops = torch.stack([r.dropped() for r in routings])
+        if shards is None:
+            dropped = None if drops is None else drops[0]
+            report_routing(self.layer, demand[0], dropped, self.group)
+            return routings[0]
         padded = routings[0].capacity if self.dispatch == "padded" else 0
         shard_routing(
             ShardRouting(
                 layer=self.layer,
                 slot=shards.slot,
                 first=shards.first,
-                demand=torch.stack([r.demand() for r in routings]),
+                demand=demand,
                 dropped=drops,
                 row_bytes=x_th.shape[1] * x_th.element_size(),
                 dtype=str(x_th.dtype).removeprefix("torch."),
@@ -249,8 +247,7 @@ class MixtureOfExperts(nn.Module):
             rows_nh, send, receive, group=group, layer=self.layer, phase="dispatch"
         )
         # Rows arrive by source rank, then expert; the experts want them by expert.
-        local = arriving_wl.shape[1]
-        expert_wl = torch.arange(local, device=rows_ah.device).repeat(self.ranks)
+        expert_wl = torch.arange(self.local, device=rows_ah.device).repeat(self.ranks)
         expert_a = expert_wl.repeat_interleave(arriving_wl.reshape(-1))
         order_a = torch.argsort(expert_a, stable=True)
         done_ah = self.experts.ragged(
@@ -278,7 +275,7 @@ class MixtureOfExperts(nn.Module):
         begin_e = counts_e.cumsum(0) - counts_e
         place_n = torch.arange(len(order_n), device=order_n.device) - begin_e[expert_n]
         slot_n = expert_n * routing.capacity + place_n
-        hidden, local = rows_nh.shape[1], self.experts_all // self.ranks
+        hidden, local = rows_nh.shape[1], self.local
         slots = rows_nh.new_zeros(self.experts_all * routing.capacity, hidden)
         slots = self._even(slots.index_copy(0, slot_n, rows_nh), "dispatch")
         x_wlch = slots.view(self.ranks, local, routing.capacity, hidden)
@@ -318,3 +315,77 @@ def adapt(
     for mixture, load in zip(adaptive, loads, strict=True):
         mixture.load = torch.zeros_like(load)
         cast("Adaptive", mixture.router).after_step(load)
+
+
+def exchange(
+    rows: Tensor,
+    send: list[int] | None,
+    receive: list[int] | None,
+    *,
+    group: dist.ProcessGroup,
+    layer: int,
+    phase: str,
+) -> Tensor:
+    """Exchange rows with all ranks of a group by a differentiable all-to-all.
+
+    Its backward pass is the reverse all-to-all.  The forward call is annotated with
+    ``phase``, the backward call with ``phase + "_grad"``.
+
+    Parameters
+    ----------
+    rows
+        ``[N, h]``, the rows for rank 0 first.
+    send, receive
+        Rows for and from each rank of the group; both None: N divided evenly.
+    group
+        The expert-parallel group.
+    layer
+        Global layer index, for recording.
+    phase
+        ``"dispatch"`` or ``"combine"``.
+
+    Returns
+    -------
+    Tensor
+        ``[sum(receive), h]``, the rows of rank 0 first.
+    """
+    apply = cast("Callable[..., Tensor]", _Exchange.apply)
+    return apply(rows, send, receive, group, layer, phase)
+
+
+class _Exchange(torch.autograd.Function):
+    """``all_to_all_single`` whose gradient is the reverse ``all_to_all_single``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        send: list[int] | None,
+        receive: list[int] | None,
+        group: dist.ProcessGroup,
+        layer: int,
+        phase: str,
+    ) -> Tensor:
+        ctx.send, ctx.receive = send, receive
+        ctx.group, ctx.layer, ctx.phase = group, layer, phase
+        with at(layer=layer, phase=phase):
+            return _all_to_all(rows, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        with at(layer=ctx.layer, phase=f"{ctx.phase}_grad"):
+            rows = _all_to_all(gradient, ctx.receive, ctx.send, ctx.group)
+        return rows, None, None, None, None, None
+
+
+def _all_to_all(
+    rows: Tensor,
+    send: list[int] | None,
+    receive: list[int] | None,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    arriving = len(rows) if receive is None else sum(receive)
+    arrived = rows.new_empty(arriving, *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
+    return arrived

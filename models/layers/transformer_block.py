@@ -61,7 +61,18 @@ class TransformerBlock(nn.Module):
         if layer not in shape.moe_layers:
             self.mlp = _feedforward(shape, shape.ffn_width)
             return
-        self.mlp = _mixture(shape, gating, layer, group, seed)
+        kind = FairscaleMixture if gating.router == "fairscale" else MixtureOfExperts
+        self.mlp = kind(
+            build(gating, shape.hidden, shape.experts, seed=seed, layer=layer),
+            experts=shape.experts,
+            hidden=shape.hidden,
+            width=shape.expert_width,
+            dispatch=gating.dispatch,
+            layer=layer,
+            group=group,
+            activation=shape.activation,
+            gated=shape.gated,
+        )
         if shape.shared_ffn:
             self.shared = _feedforward(shape, shape.shared_ffn)
             if shape.shared_gate:
@@ -125,25 +136,4 @@ def _feedforward(shape: ModelShape, width: int) -> FeedForward:
         activation=shape.activation,
         gated=shape.gated,
         bias=shape.bias,
-    )
-
-
-def _mixture(
-    shape: ModelShape,
-    gating: Gating,
-    layer: int,
-    group: dist.ProcessGroup | None,
-    seed: int,
-) -> MixtureOfExperts:
-    kind = FairscaleMixture if gating.router == "fairscale" else MixtureOfExperts
-    return kind(
-        build(gating, shape.hidden, shape.experts, seed=seed, layer=layer),
-        experts=shape.experts,
-        hidden=shape.hidden,
-        width=shape.expert_width,
-        dispatch=gating.dispatch,
-        layer=layer,
-        group=group,
-        activation=shape.activation,
-        gated=shape.gated,
     )

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.nn import functional as F
 
 from moetraffic.capture import at
-from moetraffic.models.gpt import GPT
+from moetraffic.models.gpt import GPT, cross_entropy
 from moetraffic.patterns import Workload
 
 from .groups import ParallelGroups
@@ -27,14 +26,7 @@ from .groups import ParallelGroups
 class Pipeline:
     """Pipeline stage of one rank under torch's 1F1B schedule.
 
-    Parameters
-    ----------
-    model
-        With the layers of this stage, in its final dtype and on its device.
-    workload
-        What is trained.
-    groups
-        This rank's process groups, with ``pp > 1``.
+    The model has the layers of this stage, in its final dtype and on its device.
     """
 
     def __init__(self, model: GPT, workload: Workload, groups: ParallelGroups) -> None:
@@ -124,9 +116,7 @@ class Pipeline:
             agree(part, {}, targets.chunk(self.micro_batches)[0])
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        entropy = F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten())
-        return entropy / self.micro_batches
+        return cross_entropy(logits, targets) / self.micro_batches
 
 
 class _StageModule(nn.Module):

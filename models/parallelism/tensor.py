@@ -160,7 +160,7 @@ def _split_linears(
 
 
 def _from(linear: nn.Linear) -> dict[str, Any]:
-    """Build the constructor arguments of fairscale's parallel layer from a linear."""
+    """Return the constructor arguments of fairscale's layer for a linear layer."""
     return {
         "in_features": linear.in_features,
         "out_features": linear.out_features,
@@ -178,18 +178,13 @@ def _copied(x: Tensor, layer: int) -> Tensor:
     """Return ``x``, whose gradient is all-reduced over the tensor-parallel ranks."""
     y: Tensor = copy_to_model_parallel_region(x)
     if y.grad_fn is not None:
-        # the backward pass runs on a thread of autograd's own choice: say there, and
-        # then, where this all-reduce stands
-        stack = ExitStack()
-
-        def enter(_: Any) -> None:
-            stack.enter_context(at(layer=layer, label=LABEL))
-
-        def leave(_: Any, __: Any) -> None:
-            stack.close()
-
-        y.grad_fn.register_prehook(enter)
-        y.grad_fn.register_hook(leave)
+        # the backward pass runs on a thread of autograd's own choice: annotate its
+        # all-reduce there
+        place = ExitStack()
+        y.grad_fn.register_prehook(
+            lambda _: place.enter_context(at(layer=layer, label=LABEL))
+        )
+        y.grad_fn.register_hook(lambda _, __: place.close())
     return y
 
 

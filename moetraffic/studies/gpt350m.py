@@ -96,16 +96,7 @@ def bandwidth_estimate(
 ) -> float:
     """Compute the bandwidth of an all-gather or reduce-scatter from its time, bytes/s.
 
-    Parameters
-    ----------
-    size_bytes
-        Of all weights or gradients.
-    gpus
-        Data-parallel ranks n.
-    time_s
-        Of one of both.
-    share
-        Whether (n-1)/n is counted, as it must be.
+    With ``share`` only (n-1)/n of the bytes are counted, as they are sent.
 
     Examples
     --------

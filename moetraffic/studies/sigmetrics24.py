@@ -42,18 +42,22 @@ def systems() -> dict[str, dict[str, str]]:
     return {name: {row["field"]: row[name] for row in rows} for name in SYSTEMS}
 
 
-def system(name: str, *, utilization: float = 0.4) -> System:
-    """Create a system of table 4 from measured GPU copy and nominal NIC rates."""
+def _links(name: str) -> NodeLinks:
     told = systems()[name]
-    links = NodeLinks(
+    return NodeLinks(
         gpus=float(told["gpus_per_node"]),
         inside_bytes_s=float(told["p2p_GBps"]) * GIGA,
         nic_bytes_s=float(told["nic_bw_per_node_GBps"]) * GIGA,
     )
+
+
+def system(name: str) -> System:
+    """Create a system of table 4 from measured GPU copy and nominal NIC rates."""
+    told = systems()[name]
     return System(
         peak_flops=PEAK,
-        utilization=utilization,
-        bandwidth=links,
+        utilization=0.4,
+        bandwidth=_links(name),
         memory_bytes=(80 if "80GB" in told["gpu_mem"] else 40) * GIGA,
         memory_bytes_s=float(told["gpu_mem_bw_GBps"]) * GIGA,
     )
@@ -105,12 +109,10 @@ def hierarchical_s(name: str, gpus: int, size: float) -> float:
 
     ``2 (G-1)/G S/inside + 2 (k-1)/k S/NIC`` for k nodes of G GPUs.
     """
-    told = systems()[name]
-    each = int(told["gpus_per_node"])
-    nodes = gpus // each
-    inside = 2 * (each - 1) / each * size / (float(told["p2p_GBps"]) * GIGA)
-    rate = float(told["nic_bw_per_node_GBps"]) * GIGA
-    return inside + 2 * (nodes - 1) / nodes * size / rate
+    links = _links(name)
+    each, nodes = links.gpus, gpus // links.gpus
+    inside = 2 * (each - 1) / each * size / links.inside_bytes_s
+    return float(inside + 2 * (nodes - 1) / nodes * size / links.nic_bytes_s)
 
 
 def ring_s(name: str, gpus: int, size: float) -> float:
@@ -193,8 +195,7 @@ def _projection() -> Table:
 
 
 def _scaled(name: str, stage: int) -> Estimate:
-    each = int(systems()[name]["gpus_per_node"])
-    gpus = each * 2.0 ** np.arange(7)
+    gpus = _links(name).gpus * 2.0 ** np.arange(7)
     config = Configuration(
         model=Architecture.of(preset("gpt-1.3b").model),
         dp=gpus,
@@ -242,7 +243,7 @@ def _model_parallel() -> Table:
     )
     rows = []
     for name in (LOW, HIGH):
-        node = int(systems()[name]["gpus_per_node"])
+        node = int(_links(name).gpus)
         told = {
             f"tp {node}, a node": (node, 1),
             f"tp {2 * node}, two nodes": (2 * node, 1),

@@ -117,7 +117,7 @@ def test_experts_come_from_the_best_groups() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"groups": 4}, "there are 6 experts, 4 groups"),
+        ({"groups": 4}, "there are 6 experts in 4 groups"),
         ({"groups": 3, "top_groups": 4}, "top_groups is 4"),
         ({"groups": 3, "top_groups": 1, "k": 3}, "these hold 2 experts and k is 3"),
         ({"score": "cosine"}, "score is one of sigmoid, softmax"),

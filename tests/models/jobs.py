@@ -20,7 +20,7 @@ from moetraffic.launch import heartbeat
 from moetraffic.models import GPT, MixtureOfExperts, ParameterSets, clip, connect, train
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
-from moetraffic.models.layers.token_exchange import exchange
+from moetraffic.models.layers.moe import exchange
 from moetraffic.models.parallelism.gradients import ReplicatedUpdate
 from moetraffic.patterns import Gating, ParallelLayout, Training, Workload
 

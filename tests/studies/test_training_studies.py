@@ -8,7 +8,7 @@ import pytest
 from moetraffic.data import published
 from moetraffic.errors import LayoutError
 from moetraffic.studies import gpt350m, merced, reproduce, there
-from moetraffic.studies.merced_memory import MODELS, needed_bytes
+from moetraffic.studies.merced import MODELS, needed_bytes
 
 
 @pytest.fixture(scope="module")
