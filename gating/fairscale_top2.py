@@ -61,7 +61,7 @@ class FairscaleTop2Router(nn.Module):
                 "experts: change --micro-batch, --sequence or --experts"
             )
         weight = self.gate.wg.weight
-        dtype = _precise(x)
+        dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             # the unmodified gate, with its weight cast to the precision of the other
             # routers
@@ -74,7 +74,7 @@ class FairscaleTop2Router(nn.Module):
         """Convert the output of ``Top2Gate`` into a :class:`Routing`."""
         auxiliary_loss, combine, dispatch = output
         token, expert, place = dispatch.nonzero(as_tuple=True)
-        dtype = _precise(x)
+        dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(dtype), self.gate.wg.weight.to(dtype))
         probabilities = logits.softmax(-1)
@@ -95,7 +95,3 @@ class FairscaleTop2Router(nn.Module):
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Compute the expert assignment of ``[T, h]`` token vectors."""
         return self.routing(x, self.decide(x))
-
-
-def _precise(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -16,13 +16,7 @@ from .routing import Routing
 
 
 def check_k(k: int, experts: int) -> None:
-    """Check that the number of experts per token k is between 1 and the expert count.
-
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and the number of experts.
-    """
+    """Raise LayoutError unless k is between 1 and the number of experts."""
     if not 1 <= k <= experts:
         raise LayoutError(
             f"a token's k experts are distinct, but k is {k} and there are {experts} "
@@ -33,13 +27,7 @@ def check_k(k: int, experts: int) -> None:
 def check_options(
     router: str, experts: int, k: int, **options: OptionValue | None
 ) -> None:
-    """Check the options of a built-in router, and how they go with experts and k.
-
-    Raises
-    ------
-    LayoutError
-        If an option has another value than its range, or contradicts another.
-    """
+    """Raise LayoutError if an option is out of range or contradicts experts and k."""
     spec = ROUTERS[router]
     given = {name: value for name, value in options.items() if value is not None}
     setup = Setup(options=options, k=k, experts=experts, tokens=experts, virtual=False)
@@ -104,18 +92,9 @@ class LinearGate(nn.Module):
         probabilities: Tensor | None = None,
         balanced: Tensor | None = None,
     ) -> Routing:
-        """Create the routing of chosen experts, with its capacity and losses.
+        """Create the routing of ``[T, K]`` experts and weights, with its losses.
 
-        Parameters
-        ----------
-        logits
-            ``[T, E]`` float.
-        expert, weight
-            ``[T, K]`` int64 and float, the experts of each token and their weights.
-        probabilities
-            ``[T, E]`` float for the balance loss; None: the router has none.
-        balanced
-            ``[T, J]`` int64, the experts that balance losses count; None: ``expert``.
+        ``probabilities`` and ``balanced`` are those of :class:`~.routing.Routing`.
         """
         loss = logits.new_zeros(())
         if probabilities is not None:

@@ -28,7 +28,6 @@ class Router(Protocol):
             ``[T]`` int64, the token ids.  Ignored by routers that do not use them;
             required by those that do.
         """
-        ...
 
 
 @runtime_checkable
@@ -46,7 +45,6 @@ class Adaptive(Protocol):
             ``[E]`` int64, token copies that chose each expert in this step, over
             capacity included, summed over micro-batches and data-parallel ranks.
         """
-        ...
 
 
 @runtime_checkable
@@ -55,4 +53,3 @@ class Seeded(Protocol):
 
     def reseed(self, seed: int, layer: int) -> None:
         """Draw a new random assignment from a run's seed and a global layer index."""
-        ...

@@ -86,12 +86,8 @@ class Routing:
     def joined(cls, shards: Sequence[Routing]) -> Routing:
         """Concatenate the routings of several data-parallel shards.
 
-        Capacity has been applied within each shard; losses are means over shards.
-
-        Parameters
-        ----------
-        shards
-            Routings of at least one shard, all with T tokens and from the same router.
+        All have T tokens and are from the same router.  Capacity has been applied
+        within each shard; losses are means over shards.
         """
         first = shards[0]
         token = [s.token + at * first.tokens for at, s in enumerate(shards)]

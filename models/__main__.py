@@ -88,10 +88,9 @@ def _refuse(sentence: str) -> int:
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed, on the CPU or a GPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    texts = ("can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     )
 
 

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic.gating import Routing
+from moetraffic.models.layers.attention import norm
 from moetraffic.models.layers.feedforward import ACTIVATIONS
 from moetraffic.models.layers.moe import MixtureOfExperts
-from moetraffic.models.layers.norm import norm
 from moetraffic.models.layers.positions import RelativeBias, sinusoids
 from moetraffic.models.layers.transformer_block import TransformerBlock
 from moetraffic.patterns import Gating, ModelShape

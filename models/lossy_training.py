@@ -24,12 +24,9 @@ EVALUATIONS = 32
 def run(workload: Workload) -> dict[str, float]:
     """Train a workload on virtual ranks with packet loss and evaluate its loss.
 
-    Returns
-    -------
-    dict
-        ``loss``, nats a token on batches never trained on, with nothing lost;
-        ``crossed`` and ``lost``, elements that should have crossed the network at the
-        site, and those that did not arrive.
+    The result has ``loss``, nats a token on batches never trained on, with nothing
+    lost; ``crossed`` and ``lost``, elements that should have crossed the network at the
+    site, and those that did not arrive.
     """
     training = VirtualTraining(workload)
     for iteration in range(workload.training.iterations):

@@ -44,7 +44,6 @@ class StepRecorder(Protocol):
 
     def step(self, *, loss: Any, tokens: int) -> None:
         """Record the end of a training step, with a loss for each virtual rank."""
-        ...
 
 
 def train(

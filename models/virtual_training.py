@@ -1,8 +1,7 @@
 """Virtual expert parallelism: train the shards of all ranks in one process.
 
-A rank's shard of the batch, its capacity and its load-balancing loss are those that it
-has in a parallel run, so the routing is the same up to rounding: in which order a
-gradient's terms are added is the one difference.
+A rank has the shard of the batch, the capacity and the load-balancing loss that it has
+in a parallel run: only the order in which a gradient's terms are added differs.
 """
 
 from __future__ import annotations

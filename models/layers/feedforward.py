@@ -71,9 +71,7 @@ class LocalExperts(nn.Module):
     ----------
     experts
         Their number L.
-    hidden, width
-        Sizes h and f.
-    activation, gated
+    hidden, width, activation, gated
         As of :class:`FeedForward`.
     """
 

@@ -51,18 +51,12 @@ class LossyNetwork:
 
         Parameters
         ----------
-        rows
-            ``[N, h]``.
-        phase
-            ``"dispatch"`` or ``"combine"``.
-        layer
-            Global layer index, part of the random key.
-        message
-            ``[N]`` int64, number of the message that a row belongs to.
+        rows, phase, layer
+            ``[N, h]`` of the exchange ``"dispatch"`` or ``"combine"`` of a layer.
+        message, weight
+            ``[N]`` number of each row's message, and its gate weight.
         crosses
             ``[N]`` bool, false for rows that stay on their rank.
-        weight
-            ``[N]`` gate weight of each row.
         """
         site = self.dropping.site
         if self.dropping.share == 0 or site.removesuffix(BACKWARD) != phase:
@@ -80,15 +74,7 @@ class LossyNetwork:
         return rows
 
     def thin(self, gradient: Tensor, rank: int) -> None:
-        """Apply packet loss to one rank's gradient contribution, in place.
-
-        Parameters
-        ----------
-        gradient
-            ``[n]``, the rank's own gradients in one flat tensor.
-        rank
-            Number of the rank, part of the random key.
-        """
+        """Apply packet loss to a rank's own gradients ``[n]``, in place."""
         if self.dropping.share == 0 or self.dropping.site != "gradient_sync":
             return
         rows = gradient.view(-1, 1)

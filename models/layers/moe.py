@@ -143,12 +143,8 @@ class MixtureOfExperts(nn.Module):
     def _balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
         """Set the balance loss of this layer's scope, and count the expert load.
 
-        Parameters
-        ----------
-        routings
-            Of one rank, or of the shards of several.
-        sequences
-            Of each.
+        The routings are of one rank or of several virtual ones, each of so many
+        sequences.
         """
         # a recomputed forward pass has been counted already
         if torch._C._current_graph_task_id() == -1:
@@ -289,21 +285,17 @@ class MixtureOfExperts(nn.Module):
         """Exchange as many rows with each rank, if there are several."""
         if self.group is None or self.ranks == 1:
             return slots
-        layer, group = self.layer, self.group
-        return exchange(slots, None, None, group=group, layer=layer, phase=phase)
+        return exchange(
+            slots, None, None, group=self.group, layer=self.layer, phase=phase
+        )
 
 
 def adapt(
     mixtures: Sequence[MixtureOfExperts], replicas: dist.ProcessGroup | None
 ) -> None:
-    """Pass the global expert load of the finished step to each adaptive router.
+    """Pass the expert load of the finished step to each adaptive router.
 
-    Parameters
-    ----------
-    mixtures
-        This rank's MoE layers.
-    replicas
-        The data-parallel group, over which loads are summed; None: one process.
+    Loads are summed over ``replicas``, the data-parallel group, if there is one.
     """
     adaptive = [m for m in mixtures if isinstance(m.router, Adaptive)]
     if not adaptive:

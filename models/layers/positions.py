@@ -105,19 +105,10 @@ class RelativeBias(nn.Module):
 
 
 def buckets(distance: Tensor, *, causal: bool) -> Tensor:
-    """Map distances to T5's buckets, of logarithmically growing size.
+    """Map distances to T5's buckets, of logarithmically growing size, int64.
 
-    Parameters
-    ----------
-    distance
-        int64, key's place less query's.
-    causal
-        Whether keys behind the query share bucket 0, for nobody sees them.
-
-    Returns
-    -------
-    Tensor
-        int64, 0 to ``RELATIVE_BUCKETS - 1``.
+    A distance is the key's position less the query's.  With ``causal``, keys behind the
+    query share bucket 0, since no query attends to them.
     """
     count, first = RELATIVE_BUCKETS, torch.zeros_like(distance)
     if causal:

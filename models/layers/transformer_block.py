@@ -9,28 +9,16 @@ from torch import Tensor, nn
 from moetraffic.gating import Routing, build
 from moetraffic.patterns import Gating, ModelShape
 
-from .attention import Attention, LatentAttention
+from .attention import Attention, LatentAttention, norm
 from .fairscale_moe import FairscaleMixture
 from .feedforward import FeedForward
 from .moe import MixtureOfExperts
-from .norm import norm
 
 
 class TransformerBlock(nn.Module):
-    """One transformer layer, dense or with experts according to its index.
+    """One transformer layer, dense or with experts according to its global index.
 
-    Parameters
-    ----------
-    shape
-        Sizes and building blocks.
-    gating
-        Router and dispatch form, where the layer carries experts.
-    layer
-        Global layer index.
-    group
-        The expert-parallel process group, or None.
-    seed
-        For routers that hold a random assignment.
+    Parameters are those of :class:`~moetraffic.models.GPT`.
     """
 
     def __init__(

@@ -72,15 +72,8 @@ class Pipeline:
     def run(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Run all micro-batches forward and backward, and accumulate gradients.
 
-        Parameters
-        ----------
-        batches
-            Tokens and targets of each micro-batch, ``[B, S]`` int64 each.
-
-        Returns
-        -------
-        float
-            The mean cross-entropy, nats a token, on every stage.
+        Tokens and targets are ``[B, S]`` int64 each.  The result, on every stage, is
+        the mean cross-entropy, nats a token.
         """
         tokens = torch.cat([t for t, _ in batches]).to(self.device)
         targets = torch.cat([t for _, t in batches]).to(self.device)

@@ -38,17 +38,11 @@ LABEL = "tensor_parallel"
 
 
 def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
-    """Replace a model's matrices by this rank's tensor-parallel slices.
+    """Replace a model's matrices by this rank's tensor-parallel slices, in place.
 
     A module names the ``nn.Linear`` to split by output in its class attribute
-    ``column_parallel`` and those to split by input in ``row_parallel``.
-
-    Parameters
-    ----------
-    model
-        With its initial parameters on the CPU; changed in place.
-    groups
-        This rank's process groups, with ``tp > 1``.
+    ``column_parallel`` and those to split by input in ``row_parallel``.  The model has
+    its initial parameters on the CPU.
 
     Returns
     -------

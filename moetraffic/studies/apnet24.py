@@ -10,6 +10,7 @@ configurations of the estimate.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from moetraffic.data import published
@@ -163,8 +164,8 @@ def _expected(kind: str, sizes: tuple[int, int, int]) -> list[int]:
     return sorted({stride, stride * (ranks - 1)})
 
 
-def _configurations() -> Iterator[tuple[str, Configuration, float, float]]:
-    """Yield name, configuration, peak FLOP/s and utilization of each configuration."""
+def _configurations() -> Iterator[tuple[str, Configuration, System]]:
+    """Yield name, layout and system of each of the four configurations."""
     for row in published("hkust_configs"):
         gpus, size = int(row["gpus"]), float(row["model_params_B"])
         p, t, d = ASSUMED[gpus]
@@ -187,18 +188,20 @@ def _configurations() -> Iterator[tuple[str, Configuration, float, float]]:
             recompute="full",
         )
         name = f"{gpus} {row['gpu']}, {size:g}B, assumed ({p},{t},{d})"
-        yield name, config, PEAKS[row["gpu"]], float(row["u_assumed"])
+        system = System(
+            peak_flops=PEAKS[row["gpu"]],
+            utilization=float(row["u_assumed"]),
+            bandwidth=BANDWIDTHS[1],
+        )
+        yield name, config, system
 
 
 def _estimates() -> Table:
     rows = []
-    for name, config, peak, share in _configurations():
+    for name, config, system in _configurations():
         for speed in BANDWIDTHS:
-            found = estimate(
-                config,
-                System(peak_flops=peak, utilization=share, bandwidth=speed),
-                conventions=APNET24,
-            )
+            sped = replace(system, bandwidth=speed)
+            found = estimate(config, sped, conventions=APNET24)
             numbers = (
                 *(found.compute, found.tp, found.pp, found.dp, found.bubble),
                 *(found.iteration, found.bubble_share, found.comm_share),
@@ -218,9 +221,8 @@ def _estimates() -> Table:
 def _bubbles() -> Table:
     """Compare pipeline-bubble shares by formula and by the time model's terms."""
     rows = []
-    for name, config, peak, share in _configurations():
+    for name, config, system in _configurations():
         p, m = float(config.pp), float(config.micro_batches)
-        system = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
         found = estimate(config, system, conventions=APNET24)
         without = float(found.bubble / (found.iteration - found.dp))
         formula = (p - 1) / (p - 1 + m)
@@ -245,8 +247,7 @@ def _bubbles() -> Table:
 
 def _conventions() -> Table:
     """Compare the iteration time under different published model conventions."""
-    name, config, peak, share = next(_configurations())
-    system = System(peak_flops=peak, utilization=share, bandwidth=BANDWIDTHS[1])
+    name, config, system = next(_configurations())
     choices = {
         "as the study (8 N tokens, N/(pt) reduced)": APNET24,
         "N reduced by each rank": Conventions(flops="parameters", reduced="whole"),

@@ -35,12 +35,6 @@ from .study import Study, compared, rounded
 
 Float64 = npt.NDArray[np.float64]
 
-PEAK = 312e12  # A100, fp16: section 5.1
-INSIDE = 300e9  # NVLink and NVSwitch each way: 600 GB/s both ways (A100's datasheet)
-NIC = 8 * 25e9  # eight 200 Gb/s HDR adapters a node: section 5
-MEMORY = 80e9
-MEMORY_SPEED = 2.039e12  # A100 80GB's datasheet
-
 FITTED = ("utilization", "layer_overhead_s", "iteration_overhead_s")
 
 TARGET = 0.06
@@ -78,12 +72,17 @@ def table() -> tuple[Configuration, Float64, dict[str, Float64]]:
 
 def system() -> System:
     """Create the model of the A100 nodes with nominal rates, without fitted values."""
-    links = NodeLinks(gpus=8, inside_bytes_s=INSIDE, nic_bytes_s=NIC)
     return System(
-        peak_flops=PEAK,
-        bandwidth=links,
-        memory_bytes=MEMORY,
-        memory_bytes_s=MEMORY_SPEED,
+        peak_flops=312e12,  # A100, fp16: section 5.1
+        bandwidth=NodeLinks(
+            gpus=8,
+            # NVLink and NVSwitch each way: 600 GB/s both ways (A100's datasheet)
+            inside_bytes_s=300e9,
+            # eight 200 Gb/s HDR adapters a node: section 5
+            nic_bytes_s=8 * 25e9,
+        ),
+        memory_bytes=80e9,
+        memory_bytes_s=2.039e12,  # A100 80GB's datasheet
     )
 
 

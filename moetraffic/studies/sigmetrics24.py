@@ -30,7 +30,6 @@ from moetraffic.tables import Table
 from .study import Study, compared, rounded
 
 PEAK = 312e12  # A100, bf16, dense (NVIDIA's datasheet)
-BITS = 8
 SYSTEMS = ("Polaris", "TG40", "TG80")
 LOW, HIGH = "Polaris", "TG40"
 GIGA = 1e9
@@ -217,7 +216,7 @@ def _systems() -> Table:
             ),
             "NICs of a node, GB/s": (
                 float(told["nic_bw_per_node_GBps"]),
-                float(told["nic_bw_per_node_Gbps"]) / BITS,
+                float(told["nic_bw_per_node_Gbps"]) / 8,
             ),
             "a NIC, Gb/s": (
                 {"ConnectX-5": 100.0, "ConnectX-6": 200.0}[told["nic"]],
