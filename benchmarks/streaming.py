@@ -167,7 +167,7 @@ def child(path: Path, what: str, plain: bool) -> None:
     if plain:
         sys.modules["isal"] = None  # type: ignore[assignment]
     from moetraffic.analysis import analyze
-    from moetraffic.analysis.engine import observed
+    from moetraffic.analysis.engine import in_threads, observed
     from moetraffic.analysis.exchange import sources
 
     spent: list[float] = []
@@ -176,7 +176,7 @@ def child(path: Path, what: str, plain: bool) -> None:
             begin = time.perf_counter()
             if what == "demand":
                 for source in sources(trace, [], of=("demand",)):
-                    observed(trace, source, cells=False)
+                    observed(source, in_threads(trace, 2, cells=False))
             else:
                 analyze(trace)
             spent.append(time.perf_counter() - begin)

@@ -85,9 +85,6 @@ EXCEPTIONS = {
 
 SHRINKING: frozenset[str] = frozenset(
     {
-        "moetraffic/analysis/comparison.py",
-        "moetraffic/analysis/conclusion.py",
-        "moetraffic/analysis/network/packets.py",
         "moetraffic/cli/app.py",
         "moetraffic/cli/capture.py",
         "moetraffic/cli/choices.py",

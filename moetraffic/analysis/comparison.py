@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from .distances import (
     total_variation,
     wasserstein,
 )
-from .engine import Tick, observed
+from .engine import Tick, in_threads, observed
 from .exchange import OF, Rows, Source, sources
 from .observation import SKEW
 from .resampling import LEVEL, block_means, block_values
@@ -45,8 +46,15 @@ if TYPE_CHECKING:
     import pandas
 
 Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Statistic = Callable[[Float64, Float64], Any]
+
+STATISTICS: dict[Statistic, tuple[str, Callable[[Float64], Any] | None]] = {
+    total_variation: ("total variation", None),
+    relative_difference: ("relative difference", np.mean),
+    relative_median: ("relative difference", np.median),
+    wasserstein: ("Wasserstein-1", np.mean),
+}
+"""Name of each distance, and the summary of one run that is stored with it."""
 
 SHARES = {
     "demand.load": "expert load",
@@ -106,9 +114,9 @@ class Comparison(ShownAsTables):
         """
         import pandas
 
-        rows = [vars(d) | {"beyond_chance": d.beyond_chance} for d in self.distances]
-        names = [*Distance.__dataclass_fields__, "beyond_chance"]
-        return pandas.DataFrame(rows, columns=names)
+        return pandas.DataFrame(
+            [vars(d) | {"beyond_chance": d.beyond_chance} for d in self.distances]
+        )
 
 
 def compare(
@@ -155,20 +163,13 @@ def compare(
         notes,
     )
     found: list[Distance] = []
-    done = 0
-
-    def read(_: int, where: str) -> None:
-        nonlocal done
-        done += 1
-        if tick is not None:
-            tick(done, where)
-
+    done = count(1)
     for one, other in pairs:
-        rows = [
-            observed(trace, source, threads=threads, tick=read)
+        of_a, of_b = (
+            observed(source, in_threads(trace, threads), done=done, tick=tick)
             for trace, source in ((a, one), (b, other))
-        ]
-        found += _of_exchange(one.layer, rows[0], rows[1], notes, seed)
+        )
+        found += _of_exchange(one.layer, of_a, of_b, notes, seed)
     found += _durations(a, b, iterations, notes, seed)
     if not found:
         raise AnalysisError(
@@ -203,67 +204,37 @@ def _matched(
 def _of_exchange(
     layer: int, a: Rows, b: Rows, notes: list[str], seed: int
 ) -> list[Distance]:
+    wanted: list[tuple[str, Statistic, str, str]] = [
+        (name, total_variation, about, "1") for name, about in SHARES.items()
+    ]
+    for kind, load, unit in (
+        ("demand", "demand.load", "token copies"),
+        ("wire", "wire.sent", "bytes"),
+    ):
+        wanted.append((load, relative_difference, f"{kind} an iteration", unit))
+        wanted += [
+            (f"{kind}.{name}", wasserstein, f"{name.replace('_', ' ')} of {kind}", "1")
+            for name in SKEW
+        ]
     found = []
-    for name, about in SHARES.items():
-        if name not in a or name not in b:
-            continue
-        x, y = (np.asarray(rows[name], np.float64) for rows in (a, b))
-        if x.shape[1] != y.shape[1]:
-            notes.append(
-                f"layer {layer}: {about} not compared, for {x.shape[1]} and "
-                f"{y.shape[1]} cells are no pairs"
-            )
-            continue
-        found.append(
-            distance(
-                x,
-                y,
-                total_variation,
-                layer=layer,
-                of=about,
-                measure="total variation",
-                unit="1",
-                seed=seed,
-            )
-        )
-    for kind, name in (("demand", "demand.load"), ("wire", "wire.sent")):
+    for name, statistic, of, unit in wanted:
         if name not in a or name not in b:
             continue
         x, y = (
-            np.asarray(rows[name], np.float64).sum(axis=1, keepdims=True)
+            np.asarray(rows[name], np.float64).reshape(len(rows[name]), -1)
             for rows in (a, b)
         )
+        if statistic is relative_difference:
+            x, y = (values.sum(axis=1, keepdims=True) for values in (x, y))
+        if x.shape[1] != y.shape[1]:
+            notes.append(
+                f"layer {layer}: {of} not compared, for the first has {x.shape[1]} "
+                f"cells and the second {y.shape[1]}"
+            )
+            continue
         found.append(
-            distance(
-                x,
-                y,
-                relative_difference,
-                layer=layer,
-                of=f"{kind} an iteration",
-                measure="relative difference",
-                unit="token copies" if kind == "demand" else "bytes",
-                seed=seed,
-                figure=lambda values: float(np.mean(values)),
-            )
+            distance(x, y, statistic, layer=layer, of=of, unit=unit, seed=seed)
         )
-        for measure in SKEW:
-            x, y = (
-                np.asarray(rows[f"{kind}.{measure}"], np.float64)[:, None]
-                for rows in (a, b)
-            )
-            found.append(
-                distance(
-                    x,
-                    y,
-                    wasserstein,
-                    layer=layer,
-                    of=f"{measure.replace('_', ' ')} of {kind}",
-                    measure="Wasserstein-1",
-                    unit="1",
-                    seed=seed,
-                    figure=lambda values: float(np.mean(values)),
-                )
-            )
     return found
 
 
@@ -271,24 +242,22 @@ def _durations(
     a: Trace, b: Trace, iterations: range | None, notes: list[str], seed: int
 ) -> list[Distance]:
     """Compare all-to-all durations of each phase recorded in both runs."""
-    told = [durations(trace, iterations) for trace in (a, b)]
-    for trace, times in zip((a, b), told, strict=True):
+    of_a, of_b = (durations(trace, iterations) for trace in (a, b))
+    for trace, times in ((a, of_a), (b, of_b)):
         if not times:
             notes.append(f"no durations: {trace.name} has no times of all-to-alls")
     return [
         distance(
-            told[0][name][:, None],
-            told[1][name][:, None],
+            times[:, None],
+            of_b[name][:, None],
             relative_median,
             layer=-1,
             of=f"duration of {name}",
-            measure="relative difference",
             unit="s",
             seed=seed,
-            figure=lambda values: float(np.median(values)),
         )
-        for name in told[0]
-        if name in told[1]
+        for name, times in of_a.items()
+        if name in of_b
     ]
 
 
@@ -333,10 +302,8 @@ def distance(
     *,
     layer: int,
     of: str,
-    measure: str,
     unit: str,
     seed: int = 0,
-    figure: Callable[[Float64], float] | None = None,
 ) -> Distance:
     """Compute one distance with its confidence interval and noise floor.
 
@@ -345,42 +312,49 @@ def distance(
     x, y
         ``[T, C]`` and ``[U, C]``, time first; C is 1 for statistics of values.
     statistic
-        Distance function.
-    layer, of, measure, unit
+        One of STATISTICS.
+    layer, of, unit
         As in :class:`Distance`.
     seed
         Seed of the resamples.
-    figure
-        Summary of one run, stored with the distance.
 
     Returns
     -------
     Distance
     """
     rng = np.random.default_rng(seed)
+    measure, summary = STATISTICS[statistic]
+    draw: Callable[..., list[Float64]] = block_means
     if statistic in ON_MEANS:
         value = float(statistic(x.mean(axis=0), y.mean(axis=0)))
-        drawn = [block_means(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
-        itself = [block_means(x, n, rng) for n in (len(x), len(y))]
     else:
         x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
         value = float(statistic(x, y))
-        drawn = [block_values(v, n, rng) for v, n in ((x, len(x)), (y, len(y)))]
-        itself = [block_values(x, n, rng) for n in (len(x), len(y))]
-    resampled = np.array([statistic(p, q) for p, q in zip(*drawn, strict=True)])
-    own = np.array([statistic(p, q) for p, q in zip(*itself, strict=True)])
-    low, high = _interval(value, resampled)
+        draw = block_values
+    between, itself = (
+        np.array(
+            [
+                statistic(p, q)
+                for p, q in zip(
+                    draw(x, len(x), rng), draw(other, len(y), rng), strict=True
+                )
+            ]
+        )
+        for other in (y, x)
+    )
+    a, b = (float(summary(v)) if summary else float("nan") for v in (x, y))
+    low, high = _interval(value, between)
     return Distance(
         layer=layer,
         of=of,
         measure=measure,
         unit=unit,
-        a=float("nan") if figure is None else figure(x),
-        b=float("nan") if figure is None else figure(y),
+        a=a,
+        b=b,
         value=value,
         low=low,
         high=high,
-        floor=_quantile(own, LEVEL),
+        floor=_quantile(itself, LEVEL),
     )
 
 
@@ -397,11 +371,8 @@ def _interval(value: float, drawn: Float64) -> tuple[float, float]:
     Noise biases small distances upward, those of resamples even more: each end is the
     conservative one.
     """
-    known = drawn[np.isfinite(drawn)]
-    if not len(known):
-        return float("nan"), float("nan")
-    above = float(np.quantile(known, (1 + LEVEL) / 2))
-    return max(0.0, 2 * value - above), max(value, above)
+    above = _quantile(drawn, (1 + LEVEL) / 2)
+    return float(np.maximum(0.0, 2 * value - above)), float(np.maximum(value, above))
 
 
 def _quantile(values: Float64, level: float) -> float:

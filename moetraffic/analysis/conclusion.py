@@ -16,16 +16,18 @@ from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.noise.null_model import (
+    GRID,
     Floors,
     NoiseFloor,
-    load_floors,
+    NullModel,
     matrix_floors,
+    skew_floors,
 )
 from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.trace import Meta
 
 from .exchange import Rows, Source
-from .observation import MEASURED, SKEW, Sample, samples
+from .observation import MEASURED, SKEW, samples
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -107,14 +109,12 @@ def conclude(
         rank, if bytes were.
     """
     tokens = tokens_of(source, rows, meta, notes)
-    about = _Run(
-        source, rows, meta, tokens, notes, tuple(parts), tuple(horizons), leads
-    )
+    run = _Run(source, rows, meta, tokens, tuple(parts), tuple(horizons), leads)
     subjects: list[Subject] = []
     if "demand.load" in rows:
-        subjects += about.of_demand()
+        subjects += run.of_demand()
     if "wire.sent" in rows:
-        subjects += about.of_wire()
+        subjects += run.of_wire()
     elif len(source.sent):
         notes.append(f"{source.where}: no wire, for one rank sends nothing to another")
     return tuple(subjects)
@@ -125,7 +125,7 @@ def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64
     if "demand.sent" not in rows:
         return None
     if not 1 <= meta.k <= source.experts:
-        notes.append(f"{source.where}: no noise floors, for the trace does not tell k")
+        notes.append(f"{source.where}: no noise floors, as the trace has no top-k")
         return None
     # token counts of ranks differ slightly even with equal batches
     sent = np.asarray(rows["demand.sent"], np.float64)
@@ -171,7 +171,6 @@ class _Run:
     rows: Rows
     meta: Meta
     tokens: Int64 | None
-    notes: list[str]
     parts: tuple[str, ...]
     horizons: tuple[int, ...]
     leads: LeadTimes | None
@@ -181,46 +180,43 @@ class _Run:
         ranks, experts, k = len(self.source.ranks), self.source.experts, self.meta.k
         load = np.asarray(self.rows["demand.load"], np.int64)
         every = None if self.tokens is None else self.tokens * ranks
-        skew = {
-            name: np.asarray(MEASURES[name](load, axis=-1), np.float64)
-            for name in OF_LOADS
-        }
         floors: Floors = {}
         of_matrix: Floors = {}
         if every is not None and self.tokens is not None and "skew" in self.parts:
-            floors = load_floors(every, OF_LOADS, experts=experts, k=k)
+            floors = skew_floors(
+                OF_LOADS, every, NullModel(experts=experts, k=k), most=GRID
+            )
             of_matrix = matrix_floors(
-                self.tokens, MEASURED, experts=experts, k=k, sources=ranks
+                MEASURED, self.tokens, NullModel(experts=experts, k=k, sources=ranks)
             )
         counted = {"k": max(1, k), "experts": experts}
         return [
-            Subject(
-                name="expert_load",
-                about="token copies that each expert was given by all ranks",
-                unit="token copies",
-                cells=experts,
-                followed=experts,
-                curves=self.curves(skew, floors),
-                **self.ahead(load, "expert load", every, counted),
+            self.subject(
+                "expert_load",
+                "token copies that each expert was given by all ranks",
+                load,
+                _skew(load, OF_LOADS),
+                floors,
+                of="expert load",
+                tokens=every,
+                **counted,
             ),
-            Subject(
-                name="demand",
-                about="token copies that each rank routed to each expert",
-                unit="token copies",
-                **self.sampled("demand"),
-                curves=self.curves(self.measured("demand"), of_matrix),
-                **self.ahead(
-                    np.asarray(self.rows["demand.cells"]),
-                    "demand matrix",
-                    self.tokens,
-                    counted,
-                ),
+            self.subject(
+                "demand",
+                "token copies that each rank routed to each expert",
+                np.asarray(self.rows["demand.cells"]),
+                self.measured("demand"),
+                of_matrix,
+                of="demand matrix",
+                tokens=self.tokens,
+                **counted,
             ),
         ]
 
     def of_wire(self) -> list[Subject]:
         """Compute the statistics of the wire matrix and of bytes received by rank."""
         ranks, k, experts = len(self.source.ranks), self.meta.k, self.source.experts
+        phase = self.source.phase
         tokens = sent_tokens(self.source, self.rows, self.meta)
         unit = int(np.gcd.reduce(np.asarray(self.rows["wire.unit"], np.int64)))
         cells = np.asarray(self.rows["wire.cells"], np.int64) // unit
@@ -228,52 +224,35 @@ class _Run:
         even = experts > 0 and experts % ranks == 0
         floors: Floors = {}
         if tokens is not None and even and "skew" in self.parts:
-            floors = matrix_floors(
-                tokens,
-                MEASURED,
-                experts=experts,
-                k=k,
-                sources=ranks,
-                ranks=ranks,
-                received=SKEW,
-            )
+            model = NullModel(experts=experts, k=k, sources=ranks, ranks=ranks)
+            floors = matrix_floors(MEASURED, tokens, model, received=SKEW)
         counted = {
             "k": max(1, k),
             "experts": experts or None,
             "held": experts // ranks if even else 1,
-        }
-        skew = {
-            name: np.asarray(MEASURES[name](received, axis=-1), np.float64)
-            for name in SKEW
+            "weights": unit,
         }
         counts = tokens if even and unit > 1 else None
         return [
-            Subject(
-                name="wire",
-                about=f"bytes that {self.source.phase} sent from each rank to each "
-                "other rank",
-                unit="bytes",
-                **self.sampled("wire"),
-                curves=self.curves(self.measured("wire"), floors),
-                **self.ahead(cells, "wire matrix", counts, counted, weight=unit),
+            self.subject(
+                "wire",
+                f"bytes that {phase} sent from each rank to each other rank",
+                cells,
+                self.measured("wire"),
+                floors,
+                of="wire matrix",
+                tokens=counts,
+                **counted,
             ),
-            Subject(
-                name="received",
-                about=f"bytes that each rank received in {self.source.phase} from "
-                "other ranks",
-                unit="bytes",
-                cells=ranks,
-                followed=ranks,
-                curves=self.curves(
-                    skew, {name: floors[f"received.{name}"] for name in SKEW if floors}
-                ),
-                **self.ahead(
-                    received // unit,
-                    "bytes received",
-                    None if counts is None else counts * (ranks - 1),
-                    counted,
-                    weight=unit,
-                ),
+            self.subject(
+                "received",
+                f"bytes that each rank received in {phase} from other ranks",
+                received // unit,
+                _skew(received, SKEW),
+                {name: floors[f"received.{name}"] for name in SKEW if floors},
+                of="bytes received",
+                tokens=None if counts is None else counts * (ranks - 1),
+                **counted,
             ),
         ]
 
@@ -281,47 +260,33 @@ class _Run:
         """Return the observed measures of each matrix by name, ``[T]`` each."""
         return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
 
-    def sampled(self, name: str) -> dict[str, Any]:
-        """Return the number of cells and of cells tracked over time."""
-        chosen: Sample = samples(self.source)[name]
-        return {"cells": chosen.of, "followed": len(chosen.index)}
-
-    def curves(
-        self, skew: Mapping[str, Float64], floors: Mapping[str, NoiseFloor]
-    ) -> dict[str, Curve]:
-        """Build curves of measures over iterations, with noise floors if available."""
-        if "skew" not in self.parts:
-            return {}
-        return {
-            name: Curve(
-                values=values,
-                floor=floors.get(name),
-                trend=trend(values, at=self.source.iterations),
-                settling=settling(values),
-            )
-            for name, values in skew.items()
-        }
-
-    def ahead(
+    def subject(
         self,
+        name: str,
+        about: str,
         cells: npt.NDArray[np.generic],
-        of: str,
-        tokens: Int64 | None,
-        counted: Mapping[str, Any],
-        *,
-        weight: int = 1,
-    ) -> dict[str, Any]:
-        """Compute forecasts and predictability bounds of the cells."""
-        found: dict[str, Any] = {"forecasts": None, "limits": None, "memory": None}
+        skew: Mapping[str, Float64],
+        floors: Mapping[str, NoiseFloor],
+        **counted: Any,
+    ) -> Subject:
+        """Compute curves of measures, forecasts and predictability bounds of cells."""
+        curves, forecasts, bounds, memory = {}, None, None, None
+        if "skew" in self.parts:
+            curves = {
+                measure: Curve(
+                    values=values,
+                    floor=floors.get(measure),
+                    trend=trend(values, at=self.source.iterations),
+                    settling=settling(values),
+                )
+                for measure, values in skew.items()
+            }
         if "forecasts" in self.parts:
             own = (self.source.layer, self.source.phase)
             at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
-            found["forecasts"] = forecast(
+            forecasts = forecast(
                 cells,
                 horizons=self.horizons,
-                tokens=tokens,
-                weights=weight,
-                of=of,
                 iteration_s=self.leads.iteration_s if self.leads else float("nan"),
                 # a matrix is known once it is sent
                 known_s=at,
@@ -329,6 +294,22 @@ class _Run:
                 **counted,
             )
         if "limits" in self.parts:
-            found["limits"] = limits(np.asarray(cells, np.float64))
-            found["memory"] = fit_memory(shares(cells))
-        return found
+            bounds = limits(np.asarray(cells, np.float64))
+            memory = fit_memory(shares(cells))
+        sample = samples(self.source).get(name)
+        return Subject(
+            name=name,
+            about=about,
+            unit="token copies" if name in ("expert_load", "demand") else "bytes",
+            cells=sample.of if sample else cells.shape[1],
+            followed=cells.shape[1],
+            curves=curves,
+            forecasts=forecasts,
+            limits=bounds,
+            memory=memory,
+        )
+
+
+def _skew(load: Int64, names: Sequence[str]) -> dict[str, Float64]:
+    """Compute measures of loads ``[T, C]`` by name, ``[T]`` each."""
+    return {name: MEASURES[name](load) for name in names}

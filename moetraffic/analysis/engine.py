@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,6 @@ from .observation import joined, observe
 if TYPE_CHECKING:
     import pandas
 
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
@@ -51,6 +51,7 @@ MOST_TIMES = 1 << 24
 """Maximum number of calls times ranks of a time breakdown, to bound memory."""
 
 Tick = Callable[[int, str], None]
+Loads = tuple[Source, npt.NDArray[np.generic] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,28 +167,34 @@ def analyze(
     TraceError
         If the file is damaged.
     """
-    _refuse_unknown(parts)
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise AnalysisError(
+            f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "
+            "none of these: choose among them"
+        )
     notes: list[str] = []
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
     when = lead_times(trace, iterations=iterations)
     followed = bool({"forecasts", "limits", "convergence"} & set(parts))
-    by = mapper or in_threads(trace, threads, cells=followed)
+    mapper = mapper or in_threads(trace, threads, cells=followed)
     exchanges: list[ExchangeAnalysis] = []
-    first: Rows = {}
-    later: dict[str, npt.NDArray[np.generic]] = {}
-    early: dict[str, float] = {}
-    done = 0
+    loads: list[Loads] = []
+    done = count(1)
     for source in every:
-        gathered = []
-        computed = by(source, windows(source))
-        for part in computed:
-            gathered.append(part)
-            done += 1
-            if tick is not None:
-                tick(done, source.where)
-        rows = joined(gathered)
+        rows = observed(source, mapper, done=done, tick=tick)
+        subjects = conclude(
+            source, rows, trace.meta, notes, parts=parts, horizons=horizons, leads=when
+        )
+        convergence = packets = statistics = None
+        if "convergence" in parts:
+            convergence = converged(source, rows, trace.meta)
+        if "complexity" in parts:
+            packets = packet_complexity(trace, source, notes)
+        if "skew" in parts:
+            tokens = sent_tokens(source, rows, trace.meta)
+            statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
         exchanges.append(
             ExchangeAnalysis(
                 layer=source.layer,
@@ -196,56 +203,43 @@ def analyze(
                 ranks=source.ranks,
                 iterations=source.iterations,
                 left_out=source.left_out,
-                subjects=conclude(
-                    source,
-                    rows,
-                    trace.meta,
-                    notes,
-                    parts=parts,
-                    horizons=horizons,
-                    leads=when,
-                ),
-                convergence=(
-                    converged(source, rows, trace.meta)
-                    if "convergence" in parts
-                    else None
-                ),
-                complexity=(
-                    packet_complexity(trace, source, notes)
-                    if "complexity" in parts
-                    else None
-                ),
-                network=(
-                    network(
-                        source,
-                        rows,
-                        tokens=sent_tokens(source, rows, trace.meta),
-                        k=trace.meta.k,
-                    )
-                    if "skew" in parts
-                    else None
-                ),
+                subjects=subjects,
+                convergence=convergence,
+                complexity=packets,
+                network=statistics,
             )
         )
-        if "within" in parts:
-            _gather(source, rows, every[0], first, later, early, when)
-    told = (
-        beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
-        if "rhythm" in parts
-        else OnOffStatistics(about="", found=(), notes=())
-    )
-    notes += told.notes
-    spent: TimeBreakdown | None = None
-    if "occupation" in parts:
-        spent = _occupation(trace, iterations, notes)
+        loads.append((source, rows.get("demand.load", rows.get("wire.received"))))
+    found = OnOffStatistics(about="", found=(), notes=())
+    if "rhythm" in parts:
+        found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
+        notes += found.notes
+    spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
     return Analysis(
         exchanges=tuple(exchanges),
-        beats=told,
+        beats=found,
         leads=when,
-        sights=within_iteration(first["load"], later, lead_s=early) if later else (),
+        sights=_within(loads, when) if "within" in parts else (),
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _within(loads: list[Loads], when: LeadTimes) -> tuple[WithinIteration, ...]:
+    """Forecast loads of later layers on the first exchange's ranks from its load."""
+    (start, first), *rest = loads or [(None, None)]
+    if start is None or first is None:
+        return ()
+    later, lead_s = {}, {}
+    for source, load in rest:
+        same = np.array_equal(source.iterations, start.iterations)
+        if load is not None and source.group == start.group and same:
+            target = f"layer {source.layer}"
+            later[target] = load
+            lead_s[target] = when.between(
+                (start.layer, start.phase), (source.layer, source.phase)
+            )
+    return within_iteration(first, later, lead_s=lead_s) if later else ()
 
 
 def _occupation(
@@ -271,37 +265,6 @@ def _occupation(
         return None
 
 
-def _refuse_unknown(parts: Sequence[str]) -> None:
-    if unknown := sorted(set(parts) - set(PARTS)):
-        raise AnalysisError(
-            f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "
-            "none of these: choose among them"
-        )
-
-
-def _gather(
-    source: Source,
-    rows: Rows,
-    start: Source,
-    first: Rows,
-    later: dict[str, npt.NDArray[np.generic]],
-    early: dict[str, float],
-    when: LeadTimes,
-) -> None:
-    """Collect the loads of the first exchange and of later layers on the same ranks."""
-    name = "demand.load" if "demand.load" in rows else "wire.received"
-    if name not in rows or source.group != start.group:
-        return
-    if source is start:
-        first["load"] = rows[name]
-    elif "load" in first and np.array_equal(source.iterations, start.iterations):
-        target = f"layer {source.layer}"
-        later[target] = rows[name]
-        early[target] = when.between(
-            (start.layer, start.phase), (source.layer, source.phase)
-        )
-
-
 def effort(
     trace: Trace,
     *,
@@ -316,25 +279,22 @@ def effort(
 
 
 def observed(
-    trace: Trace,
     source: Source,
+    mapper: Mapper,
     *,
-    threads: int = 2,
-    cells: bool = True,
+    done: Iterator[int] | None = None,
     tick: Tick | None = None,
 ) -> Rows:
-    """Read an exchange and compute the rows of all its iterations.
+    """Compute the rows of all iterations of an exchange.
 
     Parameters
     ----------
-    trace
-        Trace with the exchange.
     source
-        Exchange to read.
-    threads
-        Number of threads that read and compute; results do not depend on it.
-    cells
-        Whether cells are tracked over time, as forecasts of matrices require.
+        The exchange.
+    mapper
+        Function that computes the rows of windows, such as from :func:`in_threads`.
+    done
+        Numbers of windows read, for ``tick``; None: from 1 on.
     tick
         Progress callback: number of windows read so far, and the exchange.
 
@@ -343,11 +303,12 @@ def observed(
     Rows
         As from :func:`.observation.observe`.
     """
+    number = done or count(1)
     parts: list[Rows] = []
-    for part in in_threads(trace, threads, cells=cells)(source, windows(source)):
+    for part in mapper(source, windows(source)):
         parts.append(part)
         if tick is not None:
-            tick(len(parts), source.where)
+            tick(next(number), source.where)
     return joined(parts)
 
 

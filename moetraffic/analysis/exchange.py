@@ -95,35 +95,12 @@ def sources(
     AnalysisError
         If the trace has no such layer, phase or iteration.
     """
-    chosen = _layers(trace, layers)
-    _refuse_strange(trace, phase, iterations, of)
-    if not chosen:
-        notes.append(
-            "no skew and no predictability: the trace shows no routing and no labeled "
-            "expert exchange"
-        )
-    return [
-        source
-        for layer in chosen
-        for group in _groups(trace, layer, phase)
-        if (source := _source(trace, layer, group, phase, iterations, of, notes))
-    ]
-
-
-def _layers(trace: Trace, layers: Sequence[int] | None) -> tuple[int, ...]:
-    chosen = tuple(trace.layers if layers is None else layers)
-    unknown = sorted(set(chosen) - set(trace.layers))
-    if unknown:
+    chosen = trace.layers if layers is None else tuple(layers)
+    if unknown := sorted(set(chosen) - set(trace.layers)):
         raise AnalysisError(
             f"statistics are of MoE layers, but {unknown} are none: this trace has "
             f"{list(trace.layers)}"
         )
-    return chosen
-
-
-def _refuse_strange(
-    trace: Trace, phase: str, iterations: range | None, of: Sequence[str]
-) -> None:
     if phase not in PHASES:
         raise AnalysisError(
             f"a phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
@@ -140,22 +117,28 @@ def _refuse_strange(
             f"{len(there)} training iterations, whose last is "
             f"{int(there.max(initial=-1))}: choose among these"
         )
+    if not chosen:
+        notes.append(
+            "no skew and no predictability: the trace shows no routing and no labeled "
+            "expert exchange"
+        )
+    groups = {
+        (s.layer, s.group)
+        for s in trace.sites
+        if s.layer in chosen and (s.phase == phase or s.operation == ROUTING)
+    }
+    return [
+        source
+        for layer in chosen
+        for _, group in sorted(g for g in groups if g[0] == layer)
+        if (source := _source(trace, layer, group, phase, iterations, of, notes))
+    ]
 
 
 def _words(iterations: range) -> str:
     """Format a range of iterations for messages; its end may be open."""
     last = iterations.stop - 1
     return f"from {iterations.start} " + ("on" if last > 1 << 60 else f"to {last}")
-
-
-def _groups(trace: Trace, layer: int, phase: str) -> list[int]:
-    return sorted(
-        {
-            s.group
-            for s in trace.sites
-            if s.layer == layer and (s.phase == phase or s.operation == ROUTING)
-        }
-    )
 
 
 def _source(
@@ -182,7 +165,7 @@ def _source(
         if not len(routed):
             notes.append(
                 f"{where}: no demand, for its router was not seen "
-                "(moetraffic.capture.routing tells of it)"
+                "(moetraffic.capture.routing records it)"
             )
     if "wire" in of:
         sent = trace.find(
@@ -195,26 +178,26 @@ def _source(
         # activation checkpointing repeats the forward exchange: count it once
         again = np.array([s.direction == "recompute" for s in trace.sites], bool)
         sent = sent[~again[trace.occurrences.site[sent]]]
-        if not len(sent):
+        used = np.unique(trace.occurrences.site[sent]).tolist()
+        if not used:
             notes.append(f"{where}: no wire, for its {phase} was not seen")
-        else:
-            blind = {
-                trace.sites[s].wire == WireForm.UNKNOWN
-                for s in np.unique(trace.occurrences.site[sent]).tolist()
-            }
-            if True in blind:
-                notes.append(f"{where}: no wire, for its bytes were not seen")
-                sent = nothing
+        elif any(trace.sites[s].wire == WireForm.UNKNOWN for s in used):
+            notes.append(f"{where}: no wire, for its bytes were not seen")
+            sent = nothing
     found = [each for each in (routed, sent) if len(each)]
     if not found:
         return None
+    iteration = trace.occurrences.iteration
+    there = [np.unique(iteration[each]) for each in found]
+    seen = np.union1d(there[0], there[-1])
     # complete: a record of every rank for every occurrence
-    whole = [_whole_iterations(trace, each) for each in found]
-    when = np.intersect1d(whole[0], whole[-1])
+    lacking = [np.setdiff1d(each, trace.complete(each)) for each in found]
+    when = np.setdiff1d(
+        np.intersect1d(there[0], there[-1]), iteration[np.concatenate(lacking)]
+    )
     if not len(when):
         notes.append(f"{where}: nothing, for no iteration has every rank's record")
         return None
-    seen = np.unique(np.concatenate([trace.occurrences.iteration[f] for f in found]))
     ranks = trace.groups[group].ranks
     nodes = trace.meta.nodes
     experts = {
@@ -229,25 +212,9 @@ def _source(
         experts=max(experts, default=0),
         iterations=when,
         left_out=len(seen) - len(when),
-        routed=_within(trace, routed, when),
-        sent=_within(trace, sent, when),
+        routed=routed[np.isin(iteration[routed], when)],
+        sent=sent[np.isin(iteration[sent], when)],
     )
-
-
-def _within(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
-    iteration = trace.occurrences.iteration[occurrences]
-    return occurrences[np.isin(iteration, when)]
-
-
-def _whole_iterations(trace: Trace, occurrences: Int64) -> Int64:
-    """Find the iterations with complete records of every occurrence, ``[T]``."""
-    when = trace.occurrences.iteration[occurrences]
-    whole = trace.occurrences.iteration[trace.complete(occurrences)]
-    every, wanted = np.unique(when, return_counts=True)
-    there, found = np.unique(whole, return_counts=True)
-    count = np.zeros(len(every), np.int64)
-    count[np.searchsorted(every, there)] = found
-    return np.asarray(every[count == wanted], np.int64)
 
 
 def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:

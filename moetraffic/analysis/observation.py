@@ -18,7 +18,6 @@ from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
 from .exchange import Rows, Source, Window
 from .network_statistics import network_rows
 
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 SKEW = ("normalized_entropy", "max_over_mean", "cv", "gini")
 """Skew measures computed of loads and matrices."""
@@ -45,11 +44,6 @@ class Sample:
 
     index: Int64  # [C] into the row-major cells, without the diagonal where it is off
     of: int  # number of cells
-
-    @property
-    def whole(self) -> bool:
-        """Whether every cell is tracked."""
-        return len(self.index) == self.of
 
 
 @lru_cache(maxsize=64)
@@ -101,8 +95,8 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
     Rows
         ``demand.load`` ``[n, E]`` and ``demand.sent`` ``[n, W]`` int64 token copies;
         ``wire.sent`` and ``wire.received`` ``[n, W]`` int64 bytes to and from other
-        ranks; ``wire.kept`` ``[n]`` those to itself, ``wire.bottleneck`` ``[n]``, and
-        ``wire.unit`` ``[n]`` bytes of a copy, 1 where they follow no demand;
+        ranks; ``wire.bottleneck`` ``[n]``, and ``wire.unit`` ``[n]`` bytes of a copy, 1
+        where they follow no demand;
         ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
         every measure ``demand.<measure>`` and ``wire.<measure>`` ``[n]`` float64, the
         wire's without the diagonal.
@@ -112,42 +106,27 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
         name: chosen.index if cells else chosen.index[:0]
         for name, chosen in samples(source).items()
     }
+    found: dict[str, MatrixStatistics] = {}
     if window.demand is not None:
         demand = window.demand
-        told = matrix_statistics(demand)
-        rows["demand.load"], rows["demand.sent"] = told.received, told.sent
+        found["demand"] = of = matrix_statistics(demand)
+        rows["demand.load"], rows["demand.sent"] = of.received, of.sent
         flat = demand.reshape(len(demand), -1)
         rows["demand.cells"] = flat.take(followed["demand"], axis=1)
-        _measure(rows, "demand", told)
     if window.wire is not None and len(source.ranks) > 1:
         wire, unit = window.wire, window.wire_unit
-        told = matrix_statistics(wire, diagonal=False)
-        rows["wire.sent"], rows["wire.received"] = (
-            told.sent * unit,
-            told.received * unit,
-        )
-        own = np.trace(wire, axis1=1, axis2=2, dtype=np.int64)
-        rows["wire.kept"] = np.asarray(own * unit, np.int64)
+        found["wire"] = of = matrix_statistics(wire, diagonal=False)
+        rows["wire.sent"], rows["wire.received"] = of.sent * unit, of.received * unit
         rows["wire.unit"] = np.full(len(wire), unit, np.int64)
-        rows["wire.bottleneck"] = told.bottleneck * unit
-        flat = wire.reshape(len(wire), -1)
-        at = _with_diagonal(followed["wire"], len(source.ranks))
-        chosen = flat.take(at, axis=1)
+        rows["wire.bottleneck"] = of.bottleneck * unit
+        # without the first cell, each run of W + 1 cells ends on the diagonal
+        at = 1 + followed["wire"] + followed["wire"] // len(source.ranks)
+        chosen = wire.reshape(len(wire), -1).take(at, axis=1)
         rows["wire.cells"] = chosen.astype(np.int64) * unit
-        _measure(rows, "wire", told)
         rows |= network_rows(source, window.first, wire)
+    for name, of in found.items():
+        rows |= {f"{name}.{measure}": getattr(of, measure) for measure in MEASURED}
     return rows
-
-
-def _measure(rows: Rows, name: str, told: MatrixStatistics) -> None:
-    for measure in MEASURED:
-        rows[f"{name}.{measure}"] = getattr(told, measure)
-
-
-def _with_diagonal(index: Int64, width: int) -> Int64:
-    """Convert cell indices without the diagonal to indices in the whole matrix."""
-    # without the first cell, each run of W + 1 cells ends on the diagonal
-    return np.asarray(1 + index + index // width, np.int64)
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

@@ -6,6 +6,7 @@ the wire of each site is stored once.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +60,8 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         raise LayoutError(
             f"a trace has at least one iteration, but there are {iterations}: raise it"
         )
-    draft = _Draft(pattern)
-    world, sites = pattern.grid.world, draft.sites
+    programs = _Programs(pattern)
+    world, sites = pattern.grid.world, programs.sites
     if len(sites) * iterations > MOST_SITES:
         raise LayoutError(
             f"a trace holds {MOST_SITES} calls at most, but {iterations} iterations of "
@@ -70,15 +71,15 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
     occurrences = Occurrences(
         iteration=np.tile(np.arange(iterations, dtype=np.int64), len(sites)),
         site=np.repeat(np.arange(len(sites), dtype=np.int32), iterations),
-        sequence=draft.sequence(iterations),
+        sequence=programs.sequence(iterations),
     )
     unknown = np.full((iterations, world), UNKNOWN_TIME, np.int64)
     return Trace(
         meta=_meta(pattern),
-        groups=draft.groups,
+        groups=programs.groups,
         sites=sites,
         occurrences=occurrences,
-        panels=draft.panels(iterations),
+        panels=programs.panels(iterations),
         steps=Steps(
             iteration=np.arange(iterations, dtype=np.int64),
             kind=("train",) * iterations,
@@ -89,9 +90,9 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         ),
         programs=[
             Program(rank=rank, kind="train", sites=tuple(order))
-            for rank, order in enumerate(draft.orders)
+            for rank, order in enumerate(programs.orders)
         ],
-        placements=_placements(pattern, draft.groups),
+        placements=_placements(pattern, programs.groups),
     )
 
 
@@ -136,80 +137,61 @@ def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
     return made
 
 
-class _Draft:
-    """Builder of the groups, sites and per-rank call order of a pattern's programs.
+class _Programs:
+    """Groups, sites and per-rank call order of the programs of a pattern.
 
     The n-th identical call of a group is the site with call index n, as in a capture.
     """
 
     def __init__(self, pattern: Pattern) -> None:
-        self.groups: list[Group] = []
         self.sites: list[Site] = []
-        self.counts: list[
-            int
-        ] = []  # per site: index of the collective within its group
+        self.counts: list[int] = []  # per site: index in its group's collectives, or -1
         self.orders: list[list[int]] = []
-        self._number_of: dict[tuple[str, tuple[int, ...]], int] = {}
-        known: dict[tuple[int, Call, int], list[int]] = {}
+        numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+        known: dict[tuple[int, Call, int], range] = {}
         spots: dict[Call, Call] = {}  # identical calls may differ in size
-        mine: dict[tuple[int, str], tuple[int, ...]] = {}
-        for kind in pattern.kinds:
-            for ranks in pattern.grid.groups(kind):
-                mine |= {(rank, kind): ranks for rank in ranks}
+        mine = {
+            (rank, kind): ranks
+            for kind in pattern.kinds
+            for ranks in pattern.grid.groups(kind)
+            for rank in ranks
+        }
         for rank in range(pattern.grid.world):
             order: list[int] = []
-            seen: dict[tuple[int, Call], int] = {}
-            called: dict[int, int] = {}
+            seen: Counter[tuple[int, Call]] = Counter()
+            called: Counter[int] = Counter()
             for call, _ in pattern.program(rank):
                 ranks = mine[rank, call.group]
-                group = self._group(call.group, ranks)
+                group = numbers.setdefault((call.group, ranks), len(numbers))
                 if call not in spots:
                     spots[call] = replace(call, size=0, root=0, exact=True)
-                spot = spots[call]
-                slot = seen.get((group, spot), 0)
-                seen[group, spot] = slot + 1
-                place = (group, spot, slot)
+                slot = seen[group, spots[call]]
+                seen[group, spots[call]] += 1
+                place = (group, spots[call], slot)
+                sends = call.operation == SENDS
                 if place not in known:
-                    known[place] = self._add(
-                        call, group, ranks, slot, called.get(group, 0)
-                    )
+                    made = call_sites(call, group=group, slot=slot, width=len(ranks))
+                    first = len(self.sites)
+                    known[place] = range(first, first + len(made))
+                    self.sites += made
+                    self.counts += [-1 if sends else called[group]] * len(made)
+                member = ranks.index(rank)
                 order += [
                     number
                     for number in known[place]
-                    if self._takes_part(number, ranks.index(rank))
+                    if not sends or member in self.sites[number].peers
                 ]
-                if call.operation != SENDS:
-                    called[group] = called.get(group, 0) + 1
+                called[group] += not sends
             self.orders.append(order)
-
-    def _group(self, kind: str, ranks: tuple[int, ...]) -> int:
-        if (kind, ranks) not in self._number_of:
-            self._number_of[kind, ranks] = len(self.groups)
-            self.groups.append(Group(kind=kind, ranks=ranks))
-        return self._number_of[kind, ranks]
-
-    def _add(
-        self, call: Call, group: int, ranks: tuple[int, ...], slot: int, count: int
-    ) -> list[int]:
-        """Add the sites of a call: one, or one per message of a point-to-point send."""
-        made = call_sites(call, group=group, slot=slot, width=len(ranks))
-        first = len(self.sites)
-        self.sites += made
-        self.counts += [-1 if call.operation == SENDS else count] * len(made)
-        return list(range(first, first + len(made)))
-
-    def _takes_part(self, number: int, member: int) -> bool:
-        peers = self.sites[number].peers
-        return peers[0] < 0 or member in peers
+        self.groups = [Group(kind=kind, ranks=ranks) for kind, ranks in numbers]
 
     def sequence(self, iterations: int) -> Any:
         """Number each call among the collectives of its group, ``[O]`` int64."""
         group = np.array([s.group for s in self.sites], np.int64)
-        count = np.array(self.counts, np.int64)
-        each = np.bincount(group[count >= 0], minlength=len(self.groups))
-        later = np.arange(iterations)[None, :] * each[group][:, None]
-        told = count[:, None] + later
-        return np.where(count[:, None] < 0, -1, told).ravel()
+        index = np.array(self.counts, np.int64)[:, None]
+        each = np.bincount(group[index[:, 0] >= 0], minlength=len(self.groups))
+        number = index + np.arange(iterations) * each[group][:, None]
+        return np.where(index < 0, -1, number).ravel()
 
     def panels(self, iterations: int) -> dict[str, ArrayPanel]:
         """Build the presence panels and the panels of unknown times."""
@@ -223,11 +205,10 @@ class _Draft:
                 if peers[0] >= 0:
                     present[row] = Presence.ABSENT
                     present[row, list(peers)] = Presence.RECORDED
-            made[f"present_{width}"] = ArrayPanel(
-                np.repeat(present, iterations, axis=0)
-            )
+            present = np.repeat(present, iterations, axis=0)
+            made[f"present_{width}"] = ArrayPanel(present)
             for name in ("issue", "start", "end"):
-                times = np.full((len(here) * iterations, width), UNKNOWN_TIME, np.int64)
+                times = np.full(present.shape, UNKNOWN_TIME, np.int64)
                 made[f"{name}_{width}"] = ArrayPanel(times)
         return made
 

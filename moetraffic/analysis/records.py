@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .conclusion import Subject
 from .forecast.accuracy import mean_of_known
+from .noise.null_model import NoiseFloor
 from .times.time_breakdown import PARTS as TIME_PARTS
 
 if TYPE_CHECKING:
     from .engine import Analysis, ExchangeAnalysis
+    from .forecast.judging import HorizonScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,60 +73,54 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             found += _flat(exchange.network, "network", here)
         if exchange.complexity is not None:
             found += _flat(exchange.complexity, "packets", here)
-        if exchange.convergence is not None:
-            together = exchange.convergence
-            for name, part in (
-                ("load", together.load),
-                ("matrix", together.cells),
-                ("hot_experts", together.hot_experts),
-                ("hot_pairs", together.hot_cells),
-            ):
-                found += _flat(part, name, here)
+        if (converged := exchange.convergence) is not None:
+            found += _flat(converged.load, "load", here)
+            found += _flat(converged.cells, "matrix", here)
+            found += _flat(converged.hot_experts, "hot_experts", here)
+            found += _flat(converged.hot_cells, "hot_pairs", here)
+    run = {"file": file}
     for source in analysis.beats.found:
         kind, name = source.by, source.name
-        subject_name = name if kind in name else f"{kind} {name}"
-        found += _flat(source.rhythm, subject_name, {"file": file})
+        found += _flat(source.rhythm, name if kind in name else f"{kind} {name}", run)
     if analysis.occupation is not None:
-        for rank, row in enumerate(analysis.occupation.shares.tolist()):
-            found += [
-                Record(
-                    file=file,
-                    subject=f"rank {rank}",
-                    statistic=f"share_of_time.{name}",
-                    unit="share",
-                    value=value,
-                )
-                for name, value in zip(TIME_PARTS, row, strict=True)
-            ]
-    for sight in analysis.sights:
-        found += _flat(sight, f"{sight.target} from the first dispatch", {"file": file})
+        found += [
+            Record(
+                file=file,
+                subject=f"rank {rank}",
+                statistic=f"share_of_time.{name}",
+                unit="share",
+                value=value,
+            )
+            for rank, row in enumerate(analysis.occupation.shares.tolist())
+            for name, value in zip(TIME_PARTS, row, strict=True)
+        ]
+    for later in analysis.sights:
+        found += _flat(later, f"{later.target} from the first dispatch", run)
     return found
 
 
 def _of_subject(
     exchange: ExchangeAnalysis, subject: Subject, here: Mapping[str, Any]
 ) -> Iterator[Record]:
+    row = partial(Record, **here, subject=subject.name)
+    unknown = np.full(len(exchange.iterations), np.nan)
     for name, curve in subject.curves.items():
-        floor = curve.floor
-        each = np.full((3, len(curve.values)), np.nan)
-        if floor is not None:
-            each[0], each[1] = floor.mean, floor.std
-            each[2] = floor.z_score(curve.values)
-        for at, iteration in enumerate(exchange.iterations.tolist()):
-            yield Record(
-                **here,
-                subject=subject.name,
+        floor = curve.floor or NoiseFloor(mean=unknown, std=unknown)
+        z = floor.z_score(curve.values)
+        columns = (exchange.iterations, curve.values, floor.mean, floor.std, z)
+        for iteration, value, mean, std, above in zip(
+            *(each.tolist() for each in columns), strict=True
+        ):
+            yield row(
                 statistic=name,
                 unit=_unit(name),
                 iteration=iteration,
-                value=float(curve.values[at]),
-                floor=float(each[0, at]),
-                floor_std=float(each[1, at]),
-                z=float(each[2, at]),
+                value=value,
+                floor=mean,
+                floor_std=std,
+                z=above,
             )
-        yield Record(
-            **here,
-            subject=subject.name,
+        yield row(
             statistic=f"{name}.slope",
             unit="an iteration",
             value=float(curve.trend.slope),
@@ -131,72 +128,50 @@ def _of_subject(
             high=float(curve.trend.high),
         )
     if subject.forecasts is not None:
-        yield from _of_forecasts(subject, here)
-    if subject.memory is not None:
-        yield Record(
-            **here,
-            subject=subject.name,
+        for horizon in subject.forecasts.horizons:
+            yield from _of_horizon(horizon, partial(row, horizon=horizon.horizon))
+    if (memory := subject.memory) is not None:
+        yield row(
             statistic="memory.phi",
-            value=subject.memory.phi,
-            low=subject.memory.phi_low,
-            high=subject.memory.phi_high,
+            value=memory.phi,
+            low=memory.phi_low,
+            high=memory.phi_high,
         )
     if subject.limits is not None:
-        yield Record(
-            **here,
-            subject=subject.name,
-            statistic="limit.nmse",
-            horizon=1,
-            value=subject.limits.pooled_nmse,
+        yield row(statistic="limit.nmse", horizon=1, value=subject.limits.pooled_nmse)
+
+
+def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:
+    for score in horizon.scores:
+        of = partial(row, forecaster=score.forecaster)
+        yield of(statistic="nmse", value=score.nmse, floor=horizon.nmse_floor)
+        yield of(statistic="mape", value=score.mape, floor=horizon.mape_floor)
+        yield of(
+            statistic="skill",
+            value=score.skill,
+            low=score.skill_low,
+            high=score.skill_high,
         )
-
-
-def _of_forecasts(subject: Subject, here: Mapping[str, Any]) -> Iterator[Record]:
-    assert subject.forecasts is not None
-    for horizon in subject.forecasts.horizons:
-        common = {**here, "subject": subject.name, "horizon": horizon.horizon}
-        for score in horizon.scores:
-            of = {**common, "forecaster": score.forecaster}
-            yield Record(
-                **of, statistic="nmse", value=score.nmse, floor=horizon.nmse_floor
-            )
-            yield Record(
-                **of, statistic="mape", value=score.mape, floor=horizon.mape_floor
-            )
-            yield Record(
-                **of,
-                statistic="skill",
-                value=score.skill,
-                low=score.skill_low,
-                high=score.skill_high,
-            )
-            yield Record(**of, statistic="hot_recall", value=score.hot_recall)
-        verdict = horizon.verdict
-        best = {**common, "forecaster": verdict.forecaster}
-        for tolerance, share in zip(verdict.tolerances, verdict.within, strict=True):
-            yield Record(
-                **best,
-                statistic=f"bytes_within_{100 * tolerance:g}_percent",
-                unit="share",
-                value=share,
-            )
-        yield Record(**best, statistic="lead", unit="s", value=verdict.lead_s)
+        yield of(statistic="hot_recall", value=score.hot_recall)
+    verdict = horizon.verdict
+    best = partial(row, forecaster=verdict.forecaster)
+    for tolerance, share in zip(verdict.tolerances, verdict.within, strict=True):
+        name = f"bytes_within_{100 * tolerance:g}_percent"
+        yield best(statistic=name, unit="share", value=share)
+    yield best(statistic="lead", unit="s", value=verdict.lead_s)
 
 
 def _flat(value: Any, subject: str, here: Mapping[str, Any]) -> Iterator[Record]:
     """Yield a record per numeric field of a dataclass, with arrays averaged."""
-    for field in fields(value):
-        each = getattr(value, field.name)
-        if isinstance(each, bool) or each is None or isinstance(each, str):
-            continue
+    for name, each in vars(value).items():
         if isinstance(each, np.ndarray):
             each = mean_of_known(np.asarray(each, np.float64))
-        if isinstance(each, int | float | np.number):
+        if isinstance(each, int | float | np.number) and not isinstance(each, bool):
             yield Record(
                 **here,
                 subject=subject,
-                statistic=field.name,
-                unit=_unit(field.name),
+                statistic=name,
+                unit=_unit(name),
                 value=float(each),
             )
 

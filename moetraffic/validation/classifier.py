@@ -26,7 +26,6 @@ from moetraffic.errors import AnalysisError
 from .features import Features, joint
 
 Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 NAME = "ridge logistic regression on features and their squares"
 
@@ -40,7 +39,7 @@ PENALTY = 1.0
 """Ridge penalty on the coefficients, relative to the sum of log losses."""
 
 
-def windows(run: Features, length: int = WINDOW) -> Float64:
+def windows(run: Features) -> Float64:
     """Compute classifier features of consecutive windows of a run, ``[n, F]`` float64.
 
     Of the ordered loads, the series and the rows' coupling: mean and standard deviation
@@ -50,19 +49,13 @@ def windows(run: Features, length: int = WINDOW) -> Float64:
     Parameters
     ----------
     run
-        T iterations.
-    length
-        Of a window; what is left at the end is left out.
+        T iterations, in windows of WINDOW; those left at the end are omitted.
     """
-    total = len(run.load)
-    number = total // length
-    if number < 1 or length < 2:
-        raise AnalysisError(
-            f"a window has 2 iterations or more and fits the run, but it has {length} "
-            f"of {total}: give a longer run"
-        )
-    cut = joint(run)[: number * length].reshape(number, length, -1)
-    load = run.load[: number * length].reshape(number, length, *run.load.shape[1:])
+    number = len(run.load) // WINDOW
+    cut, load = (
+        values[: number * WINDOW].reshape(number, WINDOW, *values.shape[1:])
+        for values in (joint(run), run.load)
+    )
     moved = np.abs(load[:, -1] - load[:, 0]).sum(axis=2) / 2  # [n, L]
     x = load - load.mean(axis=1, keepdims=True)
     whole = (x**2).sum(axis=(1, 3))
@@ -74,8 +67,6 @@ def windows(run: Features, length: int = WINDOW) -> Float64:
 def two_sample_auc(
     synthetic: Sequence[Float64],
     real: Sequence[Float64],
-    *,
-    blocks: int = BLOCKS,
 ) -> float:
     """Compute the AUC of the classifier on held-out runs and time blocks.
 
@@ -85,8 +76,6 @@ def two_sample_auc(
         Features ``[n, F]`` of windows in time order, of m runs each; the i-th
         synthetic and the i-th real run are held out together (such as a synthetic run
         and the one it was fitted to).  With one pair, time alone is held out.
-    blocks
-        Number of time blocks, each held out once.
 
     Returns
     -------
@@ -99,17 +88,16 @@ def two_sample_auc(
         If there are no pairs, or runs have fewer than two windows a block.
     """
     fewest = min((len(f) for f in (*synthetic, *real)), default=0)
-    if len(synthetic) != len(real) or not real or fewest < 2 * blocks or blocks < 2:
+    if len(synthetic) != len(real) or fewest < 2 * BLOCKS:
         raise AnalysisError(
-            "a classifier is tested on runs of at least two windows in each of "
-            f"two or more time blocks, but there are {len(synthetic)} and {len(real)} "
-            f"runs, {fewest} windows at least and {blocks} blocks: give longer runs or "
-            "larger blocks"
+            f"a classifier is tested on pairs of runs of {2 * BLOCKS} windows or more, "
+            f"but there are {len(synthetic)} and {len(real)} runs of {fewest} windows "
+            "at least: give longer runs"
         )
     from sklearn.metrics import roc_auc_score
 
     found = []
-    edges = np.linspace(0, fewest, blocks + 1).astype(np.int64)
+    edges = np.linspace(0, fewest, BLOCKS + 1).astype(np.int64)
     at = np.arange(fewest)
     for pair in range(len(real)):
         others = [i for i in range(len(real)) if i != pair] or [pair]

@@ -236,11 +236,8 @@ def _of_window(counts: Counts, holder: Int64, hosts: Int64) -> dict[str, Float64
 def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
     """Compute token copies between the ranks of each group, ``[T, L, G, W, W]``."""
     total, depth, ranks, _ = counts.shape
-    out = np.zeros((total, depth, ranks, width), np.int64)
-    for layer in range(depth):
-        for rank in range(width):
-            here = holder[layer] == rank
-            out[:, layer, :, rank] = counts[:, layer][..., here].sum(axis=-1)
+    held = holder[..., None] == np.arange(width)  # [L, E, W]
+    out = np.asarray(counts @ held, np.int64)
     return out.reshape(total, depth, ranks // width, width, width)
 
 

@@ -39,7 +39,7 @@ def _shares(seed: int, p: np.ndarray, steps: int = 120) -> np.ndarray:
 def test_the_interval_covers_the_truth_and_the_floor_chance() -> None:
     p = np.array([0.4, 0.3, 0.2, 0.1])
     q = np.array([0.3, 0.3, 0.3, 0.1])
-    names = {"layer": 0, "of": "load", "measure": "total variation", "unit": "1"}
+    names = {"layer": 0, "of": "load", "unit": "1"}
     covered = chance = 0
     for seed in range(40):
         one = _shares(seed, p)

@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_windows_or_threads(
 def test_rows_conserve_bytes(captured: Path) -> None:
     with Trace.open(captured) as trace:
         for source in sources(trace, []):
-            rows = observed(trace, source)
+            rows = observed(source, in_threads(trace, 2))
             assert np.array_equal(
                 rows["wire.sent"].sum(axis=1), rows["wire.received"].sum(axis=1)
             )
@@ -82,7 +82,7 @@ def test_rows_conserve_bytes(captured: Path) -> None:
                 rows["demand.load"].sum(axis=1), rows["demand.sent"].sum(axis=1)
             )
             # all cells of so small a matrix are followed
-            assert samples(source)["wire"].whole
+            assert len(samples(source)["wire"].index) == len(source.ranks) * 3
             assert np.array_equal(
                 rows["wire.cells"].sum(axis=1), rows["wire.sent"].sum(axis=1)
             )
@@ -90,11 +90,11 @@ def test_rows_conserve_bytes(captured: Path) -> None:
 
 def test_large_matrices_are_followed_in_a_sample() -> None:
     few = sample(1024 * 256, 100_000)
-    assert not few.whole
+    assert few.of == 1024 * 256
     assert len(few.index) == 64
     assert len(np.unique(few.index)) == 64
     assert np.array_equal(few.index, sample(1024 * 256, 100_000).index)
-    assert sample(56, 10).whole
+    assert len(sample(56, 10).index) == 56
 
 
 def test_what_is_no_choice_is_refused(captured: Path) -> None:

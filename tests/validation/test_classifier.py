@@ -54,5 +54,5 @@ def test_what_cannot_be_tried_is_refused() -> None:
     few = np.zeros((9, 2))
     with pytest.raises(AnalysisError, match="longer runs"):
         two_sample_auc([few], [few])
-    with pytest.raises(AnalysisError, match="classifier is tested on"):
+    with pytest.raises(AnalysisError, match="pairs of runs"):
         two_sample_auc([np.zeros((40, 2))], [])

@@ -160,35 +160,27 @@ def complexity(
         )
     code = _Code(pair, sequence.pairs, compressor)
     rng = np.random.default_rng(seed)
-    told = len(pair) > 1 and sequence.pairs > 1
     # Step 1: compress the sequence, its shuffles and a uniform sequence.
-    own = code.bits(pair) if told else _NAN
-    shuffled = [
-        code.bits(rng.permutation(pair)) if told else _NAN for _ in range(shuffles)
-    ]
+    own = code.bits(pair)
+    shuffled = [code.bits(rng.permutation(pair)) for _ in range(shuffles)]
     even = rng.integers(0, max(1, sequence.pairs), len(pair))
-    uniform = code.bits(even) if told else _NAN
-    mean = float(np.mean(shuffled))
+    mean, uniform = float(np.mean(shuffled)), code.bits(even)
     # Step 2: the spread over windows.
     borders = sequence.borders
     rows = np.array(
         [
-            _ratios(code.bits(part), code.bits(rng.permutation(part)), code.bits(flat))
-            for part, flat in (
-                (pair[a:b], even[a:b]) for a, b in pairwise(borders.tolist())
-            )
-            if told and len(part) >= FEWEST
+            _ratios(*map(code.bits, (pair[a:b], rng.permutation(pair[a:b]), even[a:b])))
+            for a, b in pairwise(borders.tolist())
+            if b - a >= FEWEST
         ]
     ).reshape(-1, 3)
     values = _ratios(own, mean, uniform)
     intervals = [_interval(v, rows[:, at]) for at, v in enumerate(values)]
     # Step 3: bias of the compressor on a Markov chain of known entropy rate.
-    entropy, markov, drawn = _NAN, _NAN, pair
-    corrected, most = _NAN, _NAN
-    if told:
-        most = float(np.log2(sequence.pairs))
-        entropy, markov, drawn = _chain(pair, sequence.pairs, rng)
-        entropy = min(entropy, most)
+    most = float(np.log2(max(1, sequence.pairs)))
+    entropy, markov, drawn = _chain(pair, sequence.pairs, rng)
+    entropy = min(entropy, most)
+    corrected = _NAN
     if markov > 0 and values[0] == values[0]:
         reached = _over(code.bits(drawn), code.bits(rng.permutation(drawn)))
         corrected = min(1.0, values[0] * (markov / entropy) / reached)
@@ -202,7 +194,7 @@ def complexity(
         non_temporal_interval=intervals[1],
         product_interval=intervals[2],
         temporal_corrected=corrected,
-        non_temporal_limit=entropy / most,
+        non_temporal_limit=_over(entropy, most),
         shuffle_spread=float(np.std([_over(own, s) for s in shuffled], ddof=1))
         if shuffles > 1
         else _NAN,
@@ -240,13 +232,14 @@ class _Code:
             third = -(-letters // 3)
             low = (1 << third) - 1
             self._cuts = ((32, 0), (2 * third, 255), (third, low), (0, low))
+        self._several = pairs > 1
         self._size = COMPRESSORS[compressor]
         # fixed overhead of an empty input is subtracted
         self._empty = self._size(b"", len(self._cuts))
 
     def bits(self, pair: Int64) -> float:
-        """Compute the compressed bits per packet; NaN of an empty sequence."""
-        if not len(pair):
+        """Compute compressed bits per packet; NaN of less than two packets or pairs."""
+        if len(pair) < 2 or not self._several:
             return _NAN
         rank = self._rank[pair]
         width = len(self._cuts)
@@ -283,6 +276,8 @@ def _chain(
     The sequence is closed to a cycle: the stationary distribution of the chain is then
     exactly that of the sequence, and there are no absorbing states.
     """
+    if len(pair) < 2 or pairs < 2:
+        return _NAN, _NAN, pair
     after = np.roll(pair, -1)
     counts = np.bincount(pair, minlength=pairs)
     steps = np.unique(pair * pairs + after, return_counts=True)[1]

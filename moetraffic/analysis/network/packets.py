@@ -137,10 +137,10 @@ def packets(
     Parameters
     ----------
     matrices
-        ``[n, R, C]`` integers, in time order; or a function that gives those from a
-        first to before a last, and then their ``number`` n.
+        ``[n, R, C]`` integers, in time order; or a function that returns those of a
+        half-open range.
     number
-        n, where a function is given.
+        n, required with a function.
     diagonal
         Whether rank-local traffic counts, for square matrices; in others every cell
         counts.
@@ -166,56 +166,56 @@ def packets(
     AnalysisError
         If amounts are negative or not integers, or an argument is out of range.
     """
-    read, length = _reader(matrices, number)
+    if callable(matrices):
+        if number is None:
+            raise AnalysisError(
+                "a function that reads matrices needs their number: give number"
+            )
+        read, length = matrices, number
+    else:
+        array = np.asarray(matrices)
+        if array.ndim != 3:
+            raise AnalysisError(
+                f"packets are drawn from matrices [n, R, C], but the shape is "
+                f"{array.shape}: give three axes"
+            )
+        read, length = (lambda first, last: array[first:last]), len(array)
     if min(budget, windows, 1 if quantum is None else quantum) < 1:
         raise AnalysisError(
             f"packets are drawn with a budget, windows and a quantum of at least 1, "
             f"not {budget}, {windows} and {quantum}: choose larger ones"
         )
     starts = np.unique(np.arange(windows) * length // windows)[:length]
-    firsts = [_cells(read(int(s), int(s) + 1), diagonal) for s in starts]
-    pairs = (firsts[0] if firsts else _cells(read(0, 0), diagonal)).shape[1]
+
+    def cells(first: int, last: int) -> Int64:
+        return _cells(read(first, last), diagonal)
+
+    firsts = [cells(int(s), int(s) + 1) for s in starts]
+    pairs = (firsts[0] if firsts else cells(0, 0)).shape[1]
     share = max(1, budget // max(1, len(starts)))
     if quantum is None:
         typical = float(np.mean([f.sum(dtype=np.float64) for f in firsts] or [0.0]))
         wanted = typical * min(MATRICES, max(1.0, length / max(1, len(starts)))) / share
         quantum = 1 << max(0, int(np.ceil(np.log2(max(wanted, 1.0)))))
     rng = np.random.default_rng(seed)
-    taken, borders, seen, whole = [], [0], 0, True
+    taken, seen, whole = [np.zeros(0, np.int64)], 0, True
     for start, stop in pairwise([*starts.tolist(), length]):
+        carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
         part, used, ended = _window(
-            read, (start, stop), pairs, diagonal, order, quantum, share, rng
+            cells, (start, stop), carry, order, quantum, share, rng
         )
         taken.append(part)
-        borders.append(borders[-1] + len(part))
         seen += used
         whole &= ended
     return Packets(
-        pair=np.concatenate(taken) if taken else np.zeros(0, np.int64),
-        borders=np.array(borders, np.int64),
+        pair=np.concatenate(taken),
+        borders=np.cumsum([len(part) for part in taken], dtype=np.int64),
         pairs=pairs,
         order=order,
         quantum=quantum,
         matrices=seen,
         whole=whole,
     )
-
-
-def _reader(matrices: npt.ArrayLike | Read, number: int | None) -> tuple[Read, int]:
-    if callable(matrices):
-        if number is None:
-            raise AnalysisError(
-                "a function that reads matrices does not tell how many there are: "
-                "give number"
-            )
-        return matrices, number
-    array = np.asarray(matrices)
-    if array.ndim != 3:
-        raise AnalysisError(
-            f"packets are drawn from matrices [n, R, C], but the shape is "
-            f"{array.shape}: give three axes"
-        )
-    return lambda first, last: array[first:last], len(array)
 
 
 def _cells(matrices: npt.NDArray[Any], diagonal: bool) -> Int64:
@@ -238,23 +238,20 @@ def _cells(matrices: npt.NDArray[Any], diagonal: bool) -> Int64:
 
 
 def _window(
-    read: Read,
-    reach: tuple[int, int],
-    pairs: int,
-    diagonal: bool,
+    read: Callable[[int, int], Int64],
+    span: tuple[int, int],
+    carry: Int64,
     order: str,
     quantum: int,
     share: int,
     rng: np.random.Generator,
 ) -> tuple[Int64, int, bool]:
     """Sample the packets of one window, its number of matrices, and completeness."""
-    parts: list[Int64] = []
-    (start, stop), have = reach, 0
-    carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
-    step = max(1, min(MATRICES, _CELLS // max(1, pairs)))
-    at = start
+    parts, have, whole = [np.zeros(0, np.int64)], 0, True
+    (at, stop), step = span, max(1, min(MATRICES, _CELLS // max(1, len(carry))))
+    start = at
     while at < stop and have < share:
-        cells = _cells(read(at, min(stop, at + step)), diagonal)
+        cells = read(at, min(stop, at + step))
         before = carry + np.cumsum(cells, axis=0) - cells
         counts = (before + cells) // quantum - before // quantum
         carry = (carry + cells.sum(axis=0)) % quantum
@@ -263,9 +260,8 @@ def _window(
         wanted = int(np.searchsorted(reached, share - have)) + 1
         counts = counts[:wanted]
         part = expand(counts, order=order, seed=int(rng.integers(1 << 31)))
+        whole = len(part) <= share - have
         parts.append(part[: share - have])
         have += len(parts[-1])
         at += len(counts)
-    pair = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    complete = at >= stop and (not parts or len(parts[-1]) == len(part))
-    return pair, at - start, complete
+    return np.concatenate(parts), at - start, at >= stop and whole

@@ -14,7 +14,7 @@ the mean of CV^2, entropy and Gini, and both moments of sparsity, are exact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.analysis.skew.measures import MEASURES
+from moetraffic.analysis.skew.measures import MEASURES, ratio
 from moetraffic.errors import AnalysisError
 
 from .closed_forms import mean_entropy, mean_gini, sparsity_moments
@@ -76,12 +76,7 @@ class NoiseFloor:
         >>> round(float(floor.z_score(0.3)), 6)
         2.0
         """
-        above = np.asarray(measured, dtype=np.float64) - self.mean
-        std = np.broadcast_to(self.std, above.shape)
-        score: Float64 = np.full_like(above, np.nan)
-        np.divide(above, std, out=score, where=std > 0)
-        result: Float64 = score[()]
-        return result
+        return ratio(np.asarray(measured, np.float64) - self.mean, self.std)
 
 
 Floors = dict[str, NoiseFloor]
@@ -303,63 +298,72 @@ def noise_floor(
             f"and sources {sources}: make them equal"
         )
     model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
+    return skew_floors(
+        (measure,),
+        token_counts(tokens),
+        model,
+        diagonal=diagonal,
+        draws=draws,
+        seed=seed,
+    )[measure]
 
-    def at(number: int) -> Moments:
-        return _skew_moments(model, (measure,), diagonal, number, draws, seed)
 
-    return _at_tokens(at, token_counts(tokens))[measure]
-
-
-def load_floors(
-    tokens: Int64, measures: Sequence[str], *, experts: int, k: int
+def skew_floors(
+    measures: tuple[str, ...],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    diagonal: bool = True,
+    draws: int = 1000,
+    seed: int = 0,
+    most: int | None = None,
 ) -> Floors:
-    """Compute the noise floors of skew measures of expert loads.
+    """Compute the noise floors of skew measures over all cells of a matrix.
 
     Parameters
     ----------
-    tokens
-        ``[T]`` tokens of all ranks together.
     measures
         Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
-    experts, k
-        E, and distinct experts per token.
+    tokens
+        Tokens per source, any shape.
+    model
+        The balanced router.
+    diagonal, draws, seed
+        As in :func:`noise_floor`.
+    most
+        Maximum numbers of tokens to simulate; others are interpolated.  None: all.
 
     Returns
     -------
     dict of str to NoiseFloor
-        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens.
+        Arrays of the shape of ``tokens``.
     """
-    model, names = NullModel(experts=experts, k=k), tuple(measures)
-
-    def at(number: int) -> Moments:
-        return _skew_moments(model, names, True, number, 1000, 0)
-
-    return _at_tokens(at, tokens, most=GRID)
+    return _at_tokens(
+        lambda number: _skew_moments(model, measures, diagonal, number, draws, seed),
+        tokens,
+        most,
+    )
 
 
 def matrix_floors(
+    measures: tuple[str, ...],
     tokens: Int64,
-    measures: Sequence[str],
+    model: NullModel,
     *,
-    experts: int,
-    k: int,
-    sources: int,
-    ranks: int | None = None,
-    received: Sequence[str] = (),
+    received: tuple[str, ...] = (),
 ) -> Floors:
     """Compute the noise floors of statistics of a matrix and of its column sums.
 
+    The matrix between ranks, of a model with ranks, has no diagonal.
+
     Parameters
     ----------
-    tokens
-        ``[T]`` tokens per source.
     measures
         Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
-    experts, k, sources
-        E, k and W.
-    ranks
-        None: the matrix is W x E.  R, equal to W: the matrix between ranks that hold
-        E/R experts each, without its diagonal.
+    tokens
+        ``[T]`` tokens per source.
+    model
+        The balanced router.
     received
         Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
         returned as ``received.<measure>``.
@@ -369,12 +373,9 @@ def matrix_floors(
     dict of str to NoiseFloor
         Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens.
     """
-    model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
-
-    def at(number: int) -> Moments:
-        return _matrix_moments(model, tuple(measures), tuple(received), number)
-
-    return _at_tokens(at, tokens, most=GRID)
+    return _at_tokens(
+        lambda number: _matrix_moments(model, measures, received, number), tokens, GRID
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -433,7 +434,7 @@ def _matrix_moments(
 
 
 def _at_tokens(
-    moments: Callable[[int], Moments], tokens: Int64, *, most: int | None = None
+    moments: Callable[[int], Moments], tokens: Int64, most: int | None
 ) -> Floors:
     """Evaluate floors at each number of tokens, interpolated if there are too many."""
     distinct, inverse = np.unique(tokens, return_inverse=True)

@@ -11,9 +11,9 @@ from moetraffic.analysis.noise import null_model
 from moetraffic.analysis.noise.null_model import (
     NoiseFloor,
     NullModel,
-    load_floors,
     matrix_floors,
     noise_floor,
+    skew_floors,
 )
 from moetraffic.analysis.skew import measures
 from moetraffic.analysis.skew.kernels import matrix_statistics
@@ -175,17 +175,19 @@ def test_without_variation_there_is_no_z_score():
 
 def test_floors_of_many_token_counts_are_interpolated():
     tokens = np.arange(100, 400, 10)
-    coarse = load_floors(tokens, ["gini"], experts=8, k=2)["gini"]
+    model = NullModel(experts=8, k=2)
+    coarse = skew_floors(("gini",), tokens, model, most=8)["gini"]
     fine = noise_floor("gini", tokens, experts=8, k=2)
     assert coarse.mean == pytest.approx(fine.mean, rel=0.01)
-    none = load_floors(np.append(tokens, 0), ["gini"], experts=8, k=2)["gini"]
+    none = skew_floors(("gini",), np.append(tokens, 0), model, most=8)["gini"]
     assert np.isnan(none.mean[-1])
 
 
 def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     of = {"experts": 8, "k": 2, "sources": 4}
     tokens = np.array([64, 0, 128])
-    found = matrix_floors(tokens, ["gini"], ranks=4, received=["cv"], **of)
+    model = NullModel(ranks=4, **of)
+    found = matrix_floors(("gini",), tokens, model, received=("cv",))
     assert list(found) == ["gini", "received.cv"]
     assert np.isnan(found["gini"].mean).tolist() == [False, True, False]
     alone = noise_floor("gini", 64, ranks=4, diagonal=False, draws=4000, **of)
@@ -193,7 +195,7 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     # parts have seeds of their own
     monkeypatch.setattr(null_model, "AT_ONCE", 320)
     monkeypatch.setattr(null_model, "MOST", 399)
-    parts = matrix_floors(np.array([65]), ["gini"], **of)["gini"]
+    parts = matrix_floors(("gini",), np.array([65]), NullModel(**of))["gini"]
     assert parts.std[0] > 0
 
 
