@@ -227,11 +227,11 @@ def analyze(
 
 def _within(loads: list[Loads], when: LeadTimes) -> tuple[WithinIteration, ...]:
     """Forecast loads of later layers on the first exchange's ranks from its load."""
-    (start, first), *rest = loads or [(None, None)]
-    if start is None or first is None:
+    first = loads[0][1] if loads else None
+    if first is None:
         return ()
-    later, lead_s = {}, {}
-    for source, load in rest:
+    start, later, lead_s = loads[0][0], {}, {}
+    for source, load in loads[1:]:
         same = np.array_equal(source.iterations, start.iterations)
         if load is not None and source.group == start.group and same:
             target = f"layer {source.layer}"

@@ -138,7 +138,7 @@ def test_what_is_missing_is_said(captured: Path) -> None:
         wire_only = replace(trace.meta, k=0)
         nameless = trace.replace(meta=wire_only)
         found = analyze(nameless)
-        assert any("does not tell k" in note for note in found.notes)
+        assert any("has no top-k" in note for note in found.notes)
         for exchange in found.exchanges:
             for subject in exchange.subjects:
                 assert all(c.floor is None for c in subject.curves.values())
