@@ -76,11 +76,9 @@ def barrier(plan: Plan, backend: Backend) -> None:
 def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
     """Check that group members expect the sizes that others send, in the same order.
 
-    For each member, a rank computes a digest of the bytes of each operation, in the
-    order of its program, that it will send, and one of those that it expects.  Digests
-    are exchanged once per group, so the cost does not depend on the number of
-    operations.  Only where digests differ, all sizes are exchanged one by one to find
-    the first that differs.
+    Members exchange digests of all bytes that they will send and expect, in the order
+    of their programs.  Only where digests differ, sizes are exchanged one by one to
+    find the first that differs.
 
     Raises
     ------

@@ -211,12 +211,8 @@ def _workload(
 def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     """Extract the dense collectives of a communication pattern as background traffic.
 
-    Returns
-    -------
-    BackgroundTraffic
-        Collectives in one order for all ranks, which preserves the order of each rank
-        where the ranks agree.  They differ only in the order of pipeline messages,
-        which are asynchronous.
+    All ranks have one order, which preserves the order of each rank where the ranks
+    agree.  They differ only in the order of pipeline messages, which are asynchronous.
 
     Raises
     ------

@@ -113,10 +113,6 @@ def dependencies(
 
     Parameters
     ----------
-    issue_order
-        Times of the plan's operations.
-    rank
-        Rank of the replay.
     operation
         ``[N]`` operations of the rank in issue order; those beyond ``issue_order`` are
         background traffic without times.

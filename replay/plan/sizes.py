@@ -57,12 +57,8 @@ def volumes(
 
     Parameters
     ----------
-    trace
-        The trace to replay.
     occurrences
         ``[n]`` indices of operations, none of them an all-to-all.
-    scale
-        Converts ranks and bytes of the trace.
 
     Yields
     ------

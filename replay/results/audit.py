@@ -166,7 +166,6 @@ def audit(
     absolute: bool = False,
     pairs: Sequence[tuple[Times, Times]] = (),
     captured_wall_s: Mapping[int, float] | None = None,
-    seed: int = 0,
 ) -> Fidelity:
     """Compare the durations of a replay with the captured run and other baselines.
 
@@ -175,15 +174,15 @@ def audit(
     """
     base = baselines or Baselines()
     found = [
-        _part(plan, measured, base, by, label, at, seed)
+        _part(plan, measured, base, by, label, at)
         for by, label, at in parts(plan)
         if np.isfinite(measured.call_s[at]).any()
     ]
-    found.append(_iterations(plan, measured, captured_wall_s or {}, seed))
+    found.append(_iterations(plan, measured, captured_wall_s or {}))
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
-        slowdown=slowdown(plan, pairs, seed=seed) if pairs else None,
+        slowdown=slowdown(plan, pairs) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
         model_of=base.model_of,
@@ -192,9 +191,7 @@ def audit(
     )
 
 
-def slowdown(
-    plan: Plan, pairs: Sequence[tuple[Times, Times]], *, seed: int = 0
-) -> Ratio:
+def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
     """Compute the slowdown of all-to-alls by dense traffic, a ratio of total times.
 
     Both passes of a pair follow each other, so that other load of the machine affects
@@ -226,7 +223,7 @@ def slowdown(
         for into, call in zip(sums, taken, strict=True):
             into.append(by_iteration(call[both], plan.iteration[exchanges][both]))
     without, with_dense = (np.concatenate(s) for s in sums)
-    return _ratio(without, with_dense, seed)
+    return _ratio(without, with_dense)
 
 
 def punctuality(times: Times, *, absolute: bool = False) -> Punctuality | None:
@@ -287,7 +284,6 @@ def _part(
     by: str,
     label: str,
     at: Int64,
-    seed: int,
 ) -> PartFidelity:
     at = at[np.isfinite(measured.call_s[at])]
     call, transfer = measured.call_s[at], measured.transfer_s[at]
@@ -303,9 +299,7 @@ def _part(
         other = baseline[at]
         both = np.isfinite(other) & (other > 0)
         when = plan.iteration[at][both]
-        return _ratio(
-            by_iteration(other[both], when), by_iteration(own[both], when), seed
-        )
+        return _ratio(by_iteration(other[both], when), by_iteration(own[both], when))
 
     return PartFidelity(
         by=by,
@@ -325,7 +319,7 @@ def _part(
 
 
 def _iterations(
-    plan: Plan, measured: Measured, captured_s: Mapping[int, float], seed: int
+    plan: Plan, measured: Measured, captured_s: Mapping[int, float]
 ) -> PartFidelity:
     known = np.isfinite(measured.wall_s)
     own, when = measured.wall_s[known], measured.iteration[known]
@@ -339,7 +333,7 @@ def _iterations(
         network_bytes=int(plan.network_bytes.sum()),
         time_s=_quantiles(own),
         **_straggler(measured.wall_rank[known]),
-        over_captured=_ratio(before[both], own[both], seed),
+        over_captured=_ratio(before[both], own[both]),
     )
 
 
@@ -352,8 +346,8 @@ def _straggler(ranks: Int64) -> dict[str, Any]:
     return {"straggler": int(times.argmax()), "straggler_share": share}
 
 
-def _ratio(below: Float64, above: Float64, seed: int) -> Ratio:
-    return Ratio(**asdict(ratio(below, above, seed=seed)))
+def _ratio(below: Float64, above: Float64) -> Ratio:
+    return Ratio(**asdict(ratio(below, above)))
 
 
 def _quantiles(values: Float64) -> DurationQuantiles:
