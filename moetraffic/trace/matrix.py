@@ -98,10 +98,11 @@ def exchange_matrix(
     sites = trace.occurrences.site
     groups = sorted({trace.sites[s].group for s in sites[found]})
     if not groups:
+        span = [int(i) for i in (*trace.iterations[:1], *trace.iterations[-1:])]
         raise TraceError(
             f"the trace has no {of} of iteration {iteration}, layer {layer}, {phase}: "
             f"its MoE layers are {list(trace.layers)} and its training iterations "
-            f"{_span(trace.iterations)}"
+            f"{' to '.join(map(str, span)) or 'none'}"
         )
     if space == "group" and len(groups) > 1:
         raise TraceError(
@@ -194,9 +195,3 @@ def _sum(name: str, plural: str, values: list[int]) -> str:
     if len(values) == 1:
         return f"{name} {values[0]}"
     return f"sum over {plural} {', '.join(map(str, values))}"
-
-
-def _span(iterations: Int64) -> str:
-    if not len(iterations):
-        return "none"
-    return f"{int(iterations[0])} to {int(iterations[-1])}"

@@ -38,20 +38,7 @@ class ArrayPanel:
 
 
 def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Read the given rows of a panel, in the given order.
-
-    Parameters
-    ----------
-    panel
-        ``[N, ...]``.
-    rows
-        ``[n]`` int64 row numbers in any order.
-
-    Returns
-    -------
-    ndarray
-        ``[n, ...]``.
-    """
+    """Read the rows ``[n]`` int64 of a panel, in the given order, ``[n, ...]``."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
     parts = [panel.read(int(run[0]), int(run[-1]) + 1) for run in runs]
     if len(parts) == 1 and parts[0].base is None:

@@ -74,10 +74,8 @@ def between_ranks(
 
     Parameters
     ----------
-    trace
-        The trace; its placement may change during the run.
-    layer, group
-        Layer index, and index of the process group.
+    trace, layer, group
+        The trace, whose placement may change during the run; layer and group index.
     iterations
         ``[n]`` iteration of each matrix.
     by_expert

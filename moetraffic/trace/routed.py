@@ -164,11 +164,9 @@ def spread(
     kept
         ``[n, W, E]`` token copies.
     placements
-        Rows of one group and layer, of type PLACEMENT.
-    group
-        The group of W ranks.
-    iterations
-        ``[n]`` iteration of each matrix, which selects the placement version.
+        Rows of one group and layer, of type PLACEMENT; several versions by iteration.
+    group, iterations
+        The group of W ranks, and the ``[n]`` iteration of each matrix.
     padded
         Rows that each rank sends to every replica instead; 0: not padded.
 

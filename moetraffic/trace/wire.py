@@ -16,19 +16,8 @@ from .placement import between_ranks
 def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int64:
     """Return the bytes of all-to-alls, or the buffer bytes of other collectives.
 
-    Parameters
-    ----------
-    trace
-        The tables and panels.
-    occurrences
-        ``[n]``, of groups of one size.
-    square
-        True for all-to-alls, False for other collectives.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W, W]`` int64 (row sends, column receives), or ``[n, W]``.
+    The ``[n]`` occurrences are of groups of one size; ``square`` selects all-to-alls,
+    ``[n, W, W]`` int64 (row sends, column receives), or other collectives, ``[n, W]``.
 
     Raises
     ------
@@ -77,21 +66,11 @@ def bytes_by_demand(trace: TraceContents, site: Site, routed: Int64) -> Int64:
 def rows_by_demand(
     trace: TraceContents, site: Site, routed: Int64, demand: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.integer]:
-    """Compute demand - dropped between ranks, in the site's direction.
+    """Compute demand - dropped between ranks, in the direction of an all-to-all.
 
-    Parameters
-    ----------
-    site
-        The all-to-all.
-    routed
-        ``[n]`` the routing occurrences that determine its bytes.
-    demand
-        ``[n, W, E]`` token copies of the routing occurrences.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W, W]`` token copies, int32 or int64.
+    ``demand`` ``[n, W, E]`` are the token copies of ``routed`` ``[n]``, the routing
+    occurrences that determine its bytes.  Returns ``[n, W, W]`` token copies, int32 or
+    int64.
     """
     kept = demand
     if trace.any_dropped(routed):

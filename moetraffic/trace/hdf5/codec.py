@@ -113,19 +113,11 @@ def decode(
     *,
     summed: bool = False,
 ) -> npt.NDArray[Any]:
-    """Decode a chunk written by :func:`encode`.
+    """Decode a chunk of the given shape and type, written by :func:`encode`.
 
-    Parameters
-    ----------
-    raw
-        The stored bytes.
-    chunk, dtype
-        Shape and element type of the chunk.
-    out
-        A contiguous array of this shape and type to fill; None: a new one.
-    summed
-        Skip the stream's Adler-32, as the caller verifies a CRC: Adler-32 is weaker and
-        takes a third of zlib's time.
+    ``out`` is a contiguous array of this shape and type to fill, None for a new one.
+    ``summed`` skips the stream's Adler-32, as the caller verifies a CRC: Adler-32 is
+    weaker and takes a third of zlib's time.
 
     Raises
     ------

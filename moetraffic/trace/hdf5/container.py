@@ -58,12 +58,7 @@ class OtherVersionError(TraceError):
 class Container:
     """Validated HDF5 file of columns and panels; a context manager.
 
-    Parameters
-    ----------
-    path
-        The file.
-    kind, version
-        Expected values of its ``format`` and ``format_version`` attributes.
+    Its ``format`` and ``format_version`` attributes must be ``kind`` and ``version``.
 
     Raises
     ------

@@ -151,22 +151,22 @@ def _node(
     block.expect((b"BTIN\0" if depth else b"BTLF\0") + bytes([kind]))
     here = [block.take(size) for _ in range(count)]
     if depth:
-        counts, totals = _widths(node, size, depth)
+        width, totals = _widths(node, size, depth)
         for _ in range(count + 1):
-            child, its = block.number(8), block.number(counts[depth - 1])
+            child, its = block.number(8), block.number(width)
             block.take(totals[depth - 1] if depth > 1 else 0)
             yield from _node(source, child, kind, size, node, its, depth - 1)
     for record in here:
         yield Block(record)
 
 
-def _widths(node: int, size: int, depth: int) -> tuple[list[int], list[int]]:
-    """Return the byte widths of a B-tree child's record counts, by tree depth."""
+def _widths(node: int, size: int, depth: int) -> tuple[int, list[int]]:
+    """Return the byte widths of a child's record count, and of its total by depth."""
     below = max(1, (node - 10) // size)
-    counts, totals = [(below.bit_length() + 7) // 8] * depth, [0]
+    count, totals = (below.bit_length() + 7) // 8, [0]
     for _ in range(1, depth):
-        pointer = 8 + counts[0] + totals[-1]
+        pointer = 8 + count + totals[-1]
         inner = max(1, (node - 10 - pointer) // (size + pointer))
         below = (inner + 1) * below + inner
         totals.append((below.bit_length() + 7) // 8)
-    return counts, totals
+    return count, totals

@@ -34,12 +34,8 @@ TEXT_BYTES = 16384
 class Image:
     """Writer of an HDF5 file of columns and panels; a context manager.
 
-    Parameters
-    ----------
-    target
-        A binary file object, in memory or on disk.
-    attributes
-        Root attributes: str, int, float.
+    ``target`` is a binary file object in memory or on disk; ``attributes`` are those of
+    the root group: str, int, float.
     """
 
     def __init__(

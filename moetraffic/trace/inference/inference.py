@@ -62,7 +62,9 @@ def infer_schedule(record: Record) -> Record:
         numbered = None
     inferred, remarks = numbered is not None, []
     if numbered is not None:
-        remarks = [_steps_found(numbered)]
+        kinds = max((n.kinds for n in numbered.values()), key=len)
+        counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
+        remarks = [f"steps inferred from the period of the calls: {', '.join(counts)}"]
     else:
         # without markers, all calls form one step
         steps = [np.where(marked, c.table["iteration"], 0) for c in every]
@@ -92,12 +94,6 @@ def _unnamed(site: Site) -> bool:
 
 def _unbound(site: Site) -> bool:
     return site.operation == ROUTING and site.label == ROUTER
-
-
-def _steps_found(numbered: Mapping[int, NumberedSteps]) -> str:
-    kinds = max((n.kinds for n in numbered.values()), key=len)
-    counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
-    return f"steps inferred from the period of the calls: {', '.join(counts)}"
 
 
 def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:

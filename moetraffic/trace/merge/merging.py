@@ -173,8 +173,7 @@ def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
     Raises
     ------
     CaptureError
-        If there is nothing to merge, or if the output exists and the segments
-        contain no complete step.
+        If there is nothing to merge, or no complete step that may replace an output.
     TraceError
         If the file cannot be written.
     """

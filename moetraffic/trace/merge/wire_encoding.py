@@ -46,21 +46,10 @@ def encode_bytes(
 ) -> tuple[Trace, list[str]]:
     """Store the bytes of each call site in its most compact exact form.
 
-    Parameters
-    ----------
-    draft
-        The trace, without bytes.
-    events
-        The ranks' records.
-    recover
-        Reconstruct missing bytes of all-to-alls from the peers' records.
-
-    Returns
-    -------
-    Trace
-        With the form of each site's bytes, and panels of those that are stored.
-    list of str
-        Contradictions between the records, a sentence each.
+    ``draft`` is the trace without bytes, ``events`` are the ranks' records.  With
+    ``recover``, missing bytes of all-to-alls are reconstructed from the peers' records.
+    Returns the trace, with the form of each site's bytes and panels of those that are
+    stored, and the contradictions between the records, a sentence each.
     """
     sites, wrong = list(draft.sites), out_of_step(events)
     stored: dict[str, list[Int64]] = {}

@@ -27,12 +27,7 @@ MOST = 10_000
 def make_room(path: Path, *, force: bool) -> None:
     """Check that the output of a command's capture is free, before it starts.
 
-    Parameters
-    ----------
-    path
-        The trace.
-    force
-        Remove segments of an earlier capture.
+    ``force`` removes the segments of an earlier capture of the trace ``path``.
 
     Raises
     ------

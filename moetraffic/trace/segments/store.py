@@ -131,14 +131,8 @@ def _in_use(own: Path) -> bool:
 class RankFolder:
     """Folder of one rank's segments, locked while the rank records.
 
-    Parameters
-    ----------
-    folder
-        The folder of all ranks' segments.
-    rank
-        World rank of this process.
-    force
-        Remove this rank's segments of an earlier capture.
+    ``force`` removes this rank's segments of an earlier capture from ``folder``, the
+    folder of all ranks' segments.
 
     Raises
     ------
@@ -178,12 +172,7 @@ class RankFolder:
 class SegmentWriter:
     """Writer of a rank's segments that counts write errors and never raises them.
 
-    Parameters
-    ----------
-    folder
-        The folder of all ranks' segments.
-    rank
-        This rank, which holds its :class:`RankFolder`.
+    The rank holds its :class:`RankFolder` in ``folder``, which all ranks share.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -227,15 +216,7 @@ class SegmentWriter:
 class SegmentStore:
     """Background thread that builds and writes the segments of a rank.
 
-    Parameters
-    ----------
-    folder, rank, force
-        See :class:`RankFolder`.
-
-    Raises
-    ------
-    CaptureError
-        See :class:`RankFolder`.
+    The parameters and errors are those of :class:`RankFolder`.
     """
 
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
