@@ -5,7 +5,6 @@ Pure functions on byte matrices and demand patterns, independent of traces.
 
 from __future__ import annotations
 
-from .bounds import bisection_bytes_s, cut_bounds, port_bound, spreading_bound
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .collisions import (
     collisions,
@@ -33,7 +32,15 @@ from .decomposition import (
     term_seconds,
 )
 from .direct import dragonfly, torus
-from .loads import hottest, link_loads, link_times
+from .loads import (
+    bisection_bytes_s,
+    cut_bounds,
+    hottest,
+    link_loads,
+    link_times,
+    port_bound,
+    spreading_bound,
+)
 from .routing import ROUTINGS, Routes, route
 from .topology import PLACEMENTS, Hosts, Topology, block, explicit, strided
 

@@ -10,9 +10,17 @@ import numpy.typing as npt
 
 from moetraffic.tables import ShownAsTables
 
-from .bounds import cut_bounds, port_bound, spreading_bound
 from .collisions import Collision, collisions
-from .loads import BottleneckLink, byte_matrices, hottest, link_loads, link_times
+from .loads import (
+    BottleneckLink,
+    byte_matrices,
+    cut_bounds,
+    hottest,
+    link_loads,
+    link_times,
+    port_bound,
+    spreading_bound,
+)
 from .routing import route
 from .topology import Topology
 
@@ -59,10 +67,6 @@ def assess(
         As in :func:`moetraffic.fabric.routing.route`.
     hot
         Number of bottleneck links to list.
-
-    Returns
-    -------
-    Assessment
 
     Raises
     ------

@@ -36,26 +36,13 @@ from .topology import positive
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-ANGLES = 360
-"""Minimum number of discrete angles of the unified circle."""
-
-ANGLES_AN_ITERATION = 60
-"""Minimum angles per iteration of a job: steps of 6 degrees (CASSINI: 5 suffice)."""
-
-TOLERANCE = 0.02
-"""Default relative change of a period; at 2%, any two periods share a circle."""
-
-MOST_ANGLES = 4096
-"""Maximum least common multiple of the repeat counts of the jobs."""
-
-MOST_REPEATS = 64
-"""Maximum number of iterations of one job on the unified circle."""
-
-EXHAUSTIVE = 1 << 21
-"""Maximum combinations of shifts searched exhaustively; above it, local search."""
-
-STARTS = 16
-"""Number of starting points of the local search."""
+ANGLES = 360  # least number of discrete angles of the unified circle
+ANGLES_AN_ITERATION = 60  # least number, of 6 degrees (CASSINI: 5 suffice)
+TOLERANCE = 0.02  # relative change of a period; at 2%, any two periods share a circle
+MOST_ANGLES = 4096  # least common multiple of the repeat counts of the jobs
+MOST_REPEATS = 64  # iterations of one job on the unified circle
+EXHAUSTIVE = 1 << 21  # combinations of shifts to try; above it, local search
+STARTS = 16  # starting points of the local search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +99,6 @@ def unify(periods_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Circle
         Iteration times.
     tolerance
         Largest relative change of a period.
-
-    Returns
-    -------
-    Circle
 
     Raises
     ------
@@ -222,10 +205,6 @@ def compatibility(
     seed
         Seed of the local search, which is used above :data:`EXHAUSTIVE` combinations of
         shifts.
-
-    Returns
-    -------
-    Compatibility
 
     Raises
     ------

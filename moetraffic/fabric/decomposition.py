@@ -362,10 +362,6 @@ def duty(
     terms
         Number of leading terms to schedule; None: all.
 
-    Returns
-    -------
-    Duty
-
     Raises
     ------
     FabricError

@@ -21,7 +21,6 @@ from typing import Any
 
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .element_type import element_type
 from .imported_call import ImportedCall, RankRecord
 from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, opened, whole, wrong
@@ -42,6 +41,7 @@ from .torch_collective import (
     RecordedCollective,
     c10d_operator,
     call_of,
+    element_type,
     recorded_collective,
 )
 
@@ -233,8 +233,8 @@ def _attributes(node: Node, groups: ProfileGroups) -> dict[str, Any]:
     if at is None:
         return found
     if integers(found.get("in_split_size")) is None:
-        names = ("in_split_size", "out_split_size")
-        found |= zip(names, values[at + 1 : at + 3], strict=False)
+        splits = values[at + 1 : at + 3]
+        found |= zip(("in_split_size", "out_split_size"), splits, strict=False)
     sizes = [whole(v, 1) for v in values[at + 3 :] if not isinstance(v, bool)]
     if whole(found.get("pg_size"), 1) is None and sizes:
         found["pg_size"] = sizes[-1]

@@ -138,8 +138,18 @@ def _segment(
     demand: dict[int, list[Any]] = {}
     events = np.zeros(len(record.calls), EVENT)
     for row, call in zip(events, record.calls, strict=True):
-        group = groups.setdefault(call.group, len(groups))
-        site = _site(call, group)
+        site = Site(
+            group=groups.setdefault(call.group, len(groups)),
+            operation=call.operation,
+            phase=call.phase,
+            layer=call.layer,
+            direction=call.direction,
+            dtype=call.dtype,
+            row_bytes=max(0, call.row_bytes),
+            label=call.label,
+            peers=call.peers,
+            experts=len(call.sent) if call.operation == ROUTING else 0,
+        )
         row["site"] = sites.setdefault(site, len(sites))
         if call.operation in (ROUTING, ALL_TO_ALL):
             rows = demand if call.operation == ROUTING else splits
@@ -154,6 +164,12 @@ def _segment(
     steps = np.zeros(len(record.steps), STEP)
     for number, (iteration, start, end) in enumerate(record.steps):
         steps[number] = (iteration, np.nan, -1, start, end)
+    placements = [
+        (groups[group], layer, expert, 0, rank, 0)
+        for (layer, group), holders in placed.items()
+        if group in groups
+        for expert, rank in enumerate(holders)
+    ]
     return Segment(
         rank=record.rank,
         index=index,
@@ -167,24 +183,8 @@ def _segment(
         kinds=("train",) * len(steps),
         splits={w: np.array(r, np.int64) for w, r in splits.items()},
         demand={e: np.array(r, np.int32) for e, r in demand.items()},
-        placements=_placements(groups, placed),
+        placements=np.array(placements, PLACEMENT),
         left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
-    )
-
-
-def _site(call: ImportedCall, group: int) -> Site:
-    routes = call.operation == ROUTING
-    return Site(
-        group=group,
-        operation=call.operation,
-        phase=call.phase,
-        layer=call.layer,
-        direction=call.direction,
-        dtype=call.dtype,
-        row_bytes=max(0, call.row_bytes),
-        label=call.label,
-        peers=call.peers,
-        experts=len(call.sent) if routes else 0,
     )
 
 
@@ -199,16 +199,6 @@ def _sequence(
     key = (rank, call.group)
     counts[key] = counts.get(key, -1) + 1
     return counts[key]
-
-
-def _placements(groups: Mapping[Group, int], placed: Placed) -> Any:
-    rows = [
-        (groups[group], layer, expert, 0, rank, 0)
-        for (layer, group), holders in placed.items()
-        if group in groups
-        for expert, rank in enumerate(holders)
-    ]
-    return np.array(rows, PLACEMENT)
 
 
 def _settle_rows(records: Sequence[RankRecord]) -> None:

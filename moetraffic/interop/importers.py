@@ -24,7 +24,7 @@ from . import (
     nccl_inspector,
     traffic_matrix,
 )
-from .imported_call import RankRecord, segments
+from .imported_call import segments
 from .importer import ImportedFiles, Importer, ImportOptions
 from .json_reader import MOST_RANKS, opened, words
 
@@ -130,7 +130,6 @@ def import_files(
     """
     options = options or ImportOptions()
     format, files = choose(paths, format)
-    names = words(", ".join(f.name for f in files), 1000)
     read = IMPORTERS[format].read(files, options)
     world = _world(read, options)
     meta = Meta(
@@ -139,7 +138,7 @@ def import_files(
         experts=read.experts,
         k=read.k,
         moetraffic=__version__,
-        source=names,
+        source=words(", ".join(f.name for f in files), 1000),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     cells = sum(
@@ -153,9 +152,14 @@ def import_files(
             f"files have {cells}: import fewer steps"
         )
     if not any(r.calls for r in read.records):
+        left_out = ", ".join(
+            sorted({what for r in read.records for what in r.left_out})
+        )
+        why = (
+            f"it has {left_out}" if left_out else "it was written without communication"
+        )
         raise TraceError(
-            f"{meta.source[:200]} has no collective that can be imported: "
-            + (_left_out(read.records) or "it was written without communication")
+            f"{meta.source[:200]} has no collective that can be imported: {why}"
         )
     merged = merge_segments(
         segments(read.records, meta, read.placed),
@@ -218,11 +222,6 @@ def import_trace(
     return import_files(
         [Path(p) for p in files], format=format, options=options, keep=keep
     )[1].trace
-
-
-def _left_out(records: Sequence[RankRecord]) -> str:
-    words = {what for r in records for what in r.left_out}
-    return "it has " + ", ".join(sorted(words)) if words else ""
 
 
 def _world(read: ImportedFiles, options: ImportOptions) -> int:

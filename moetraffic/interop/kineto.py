@@ -17,7 +17,6 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .element_type import element_type
 from .imported_call import ImportedCall, RankRecord
 from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, number, opened, whole, words, wrong
@@ -37,6 +36,7 @@ from .torch_collective import (
     RecordedCollective,
     c10d_operator,
     call_of,
+    element_type,
     recorded_collective,
     width_of,
 )

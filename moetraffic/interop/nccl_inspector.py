@@ -31,6 +31,8 @@ OPERATIONS = {  # coll: (operation, whether the input has a part for each rank)
     "Reduce": ("reduce", False),
 }
 
+SMALL_LEFT_OUT = "NCCL Inspector leaves out messages below 8192 bytes by default"
+
 Process = tuple[str, int]  # host and process id
 
 
@@ -91,8 +93,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
                 record.add(call)
         record.calls.sort(key=lambda c: (c.issue, c.start))
         found.append(record)
-    remark = "NCCL Inspector leaves out messages below 8192 bytes by default"
-    return ImportedFiles(records=found, world=world, remarks=(remark,))
+    return ImportedFiles(records=found, world=world, remarks=(SMALL_LEFT_OUT,))
 
 
 def _operations(path: Path, into: Operations) -> None:

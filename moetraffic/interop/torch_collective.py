@@ -4,10 +4,13 @@ Two kinds of records describe a call: the operator (``c10d::alltoall_base_``, wi
 shapes of its output and inputs) and, on NCCL, ``record_param_comms`` inside it,
 with the group and the numbers of elements (torch ``ParamCommsUtils.hpp``).  Splits are
 rows, ``nelems`` elements: bytes = split x (nelems / rows) x bytes of an element.
+The element type is ``Float`` (c10's ScalarType) in the attributes of a collective, and
+``float`` or ``c10::BFloat16`` (the C++ type) in the types of an operator's inputs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +18,6 @@ from typing import Any
 
 from moetraffic.trace.model import ALL_TO_ALL, Group
 
-from .element_type import element_type
 from .imported_call import ImportedCall, RankRecord
 from .json_reader import integers, whole
 from .process_group import ProfileGroups
@@ -23,57 +25,64 @@ from .process_group import ProfileGroups
 C10D = "c10d::"
 
 OPERATORS = {  # c10d operator: (operation, index of this rank's input)
-    "alltoall_base_": (ALL_TO_ALL, 1),
-    "alltoall_": (ALL_TO_ALL, 1),
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "allgather_": ("all_gather", 1),
-    "_allgather_base_": ("all_gather", 1),
-    "allgather_coalesced_": ("all_gather", 1),
-    "allgather_into_tensor_coalesced_": ("all_gather", 1),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "reduce_": ("reduce", 0),
-    "broadcast_": ("broadcast", 0),
-    "gather_": ("gather", 1),
-    "scatter_": ("scatter", 1),
-    "barrier": ("barrier", -1),
-    "send": ("send_recv", 0),
-    "recv_": ("send_recv", 0),
-    "recv_any_source_": ("send_recv", 0),
+    name: (operation, source)
+    for operation, source, names in (
+        (ALL_TO_ALL, 1, "alltoall_base_ alltoall_"),
+        ("all_reduce", 0, "allreduce_ allreduce_coalesced_"),
+        ("all_gather", 1, "allgather_ _allgather_base_ allgather_coalesced_"),
+        ("all_gather", 1, "allgather_into_tensor_coalesced_"),
+        ("reduce_scatter", 1, "reduce_scatter_ _reduce_scatter_base_"),
+        ("reduce_scatter", 1, "reduce_scatter_tensor_coalesced_"),
+        ("reduce", 0, "reduce_"),
+        ("broadcast", 0, "broadcast_"),
+        ("gather", 1, "gather_"),
+        ("scatter", 1, "scatter_"),
+        ("barrier", -1, "barrier"),
+        ("send_recv", 0, "send recv_ recv_any_source_"),
+    )
+    for name in names.split()
 }
 
-RECORDED = {  # names in record_param_comms
-    "all_to_all": ALL_TO_ALL,
-    "all_to_allv": ALL_TO_ALL,
-    "alltoall": ALL_TO_ALL,
-    "alltoall_base": ALL_TO_ALL,
-    "all_to_all_single": ALL_TO_ALL,
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "allreduce_sparse": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_coalesced": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_coalesced": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce": "reduce",
-    "_reduce_oop": "reduce",
-    "broadcast": "broadcast",
-    "_broadcast_oop": "broadcast",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send_recv",
-    "recv": "send_recv",
+RECORDED = {  # name in record_param_comms: operation
+    name: operation
+    for operation, names in (
+        (ALL_TO_ALL, "all_to_all all_to_allv alltoall alltoall_base all_to_all_single"),
+        ("all_reduce", "allreduce all_reduce allreduce_sparse allreduce_coalesced"),
+        ("all_gather", "all_gather allgather _allgather_base all_gather_coalesced"),
+        ("all_gather", "all_gather_into_tensor_coalesced"),
+        ("all_gather", "allgather_into_tensor_coalesced"),
+        ("reduce_scatter", "reduce_scatter _reduce_scatter_base reduce_scatter_base"),
+        ("reduce_scatter", "reduce_scatter_coalesced reduce_scatter_tensor_coalesced"),
+        ("reduce", "reduce _reduce_oop"),
+        ("broadcast", "broadcast _broadcast_oop"),
+        ("gather", "gather"),
+        ("scatter", "scatter"),
+        ("barrier", "barrier"),
+        ("send_recv", "send recv"),
+    )
+    for name in names.split()
+}
+
+NUMBERED = re.compile(  # torch dtypes whose names contain their bits
+    r"(?:b?float16|float32|float64|float8_(?:e4m3fn|e5m2|e4m3fnuz|e5m2fnuz|e8m0fnu)"
+    r"|u?int(?:8|16|32|64)|complex64|complex128)"
+)
+TYPE_NAMES = {  # of c10's ScalarTypes and C++ types
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+    "long int": "int64",
+    "long long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
 }
 
 TruncatedList = tuple[list[int], bool]  # and whether the end was cut off
@@ -119,6 +128,23 @@ class RecordedCollective:
     output_rows: TruncatedList | None = None
     sequence: int = -1
     peer: int | None = None
+
+
+def element_type(name: str) -> tuple[str, int] | None:
+    """Return torch's name and element size of a type, None if unknown.
+
+    >>> element_type("Tensor(c10::BFloat16)"), element_type("long int")
+    (('bfloat16', 2), ('int64', 8))
+    """
+    plain = name.strip()
+    if plain.startswith("Tensor(") and plain.endswith(")"):
+        plain = plain[len("Tensor(") : -1]
+    plain = plain.removeprefix("c10::").removeprefix("torch.").lower()
+    plain = TYPE_NAMES.get(plain, plain)
+    if plain == "bool":
+        return plain, 1
+    bits = re.search(r"\d+", plain) if NUMBERED.fullmatch(plain) else None
+    return (plain, int(bits[0]) // 8) if bits else None
 
 
 def c10d_operator(

@@ -7,7 +7,7 @@ Each is ``[n]`` float64 seconds, one per operation of the plan, NaN if unknown:
 ``bound``
     lower bound on its duration on a network: no NIC sends faster than its capacity, and
     traffic that leaves a set of hosts does not cross its uplinks faster than theirs
-    (:mod:`moetraffic.fabric.bounds`).  With a capacity and no topology it is the
+    (:mod:`moetraffic.fabric.loads`).  With a capacity and no topology it is the
     busiest rank's bytes over the capacity, which is the port bound of one switch with
     one NIC per rank.  All-to-alls have the matrices of the plan, other collectives use
     the ring algorithm;

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from .exporter import ExportOptions
 
 Int64 = npt.NDArray[np.int64]
 
+CALL_SITE = attrgetter("operation", "phase", "layer", "direction", "slot", "label")
 AT_ONCE = 1 << 23  # matrix cells that are read at once: 64 MiB
 
 
@@ -206,16 +208,14 @@ def in_order(trace: Trace, occurrences: Int64) -> Int64:
     when = issue_times(trace, occurrences)
     if (when == UNKNOWN_TIME).any():
         # all members have the same order: the first member's program suffices
-        first = {g: trace.groups[g].ranks[0] for g in {s.group for s in trace.sites}}
         group = np.array([s.group for s in trace.sites], np.int64)
         mine = group[trace.occurrences.site[occurrences]]
         when = np.zeros(len(occurrences), np.int64)
-        for rank in sorted({first[g] for g in np.unique(mine).tolist()}):
-            order = trace.order(rank)
-            place = np.zeros(len(trace.occurrences), np.int64)
+        place = np.zeros(len(trace.occurrences), np.int64)
+        for number in np.unique(mine).tolist():
+            order = trace.order(trace.groups[number].ranks[0])
             place[order] = np.arange(len(order))
-            here = np.isin(mine, [g for g, r in first.items() if r == rank])
-            when[here] = place[occurrences[here]]
+            when[mine == number] = place[occurrences[mine == number]]
     iteration = trace.occurrences.iteration[occurrences]
     return occurrences[np.lexsort((occurrences, when, iteration))]
 
@@ -236,15 +236,7 @@ def exchanges(
     together: dict[tuple[Any, ...], list[int]] = {}
     for occurrence in order.tolist():
         one = trace.sites[trace.occurrences.site[occurrence]]
-        place = (
-            one.operation,
-            one.phase,
-            one.layer,
-            one.direction,
-            one.slot,
-            one.label,
-        )
-        key = (int(trace.occurrences.iteration[occurrence]), *place)
+        key = (int(trace.occurrences.iteration[occurrence]), CALL_SITE(one))
         together.setdefault(key, []).append(occurrence)
     world = trace.meta.world
     waiting = list(together.items())
@@ -264,7 +256,7 @@ def exchanges(
             if options.of == "wire":
                 pairs = (here[:, :, None], ranks[:, :, None], ranks[:, None, :])
                 np.add.at(cells, pairs, trace.wire(members[at]))
-        for number, ((iteration, *_), every) in enumerate(part):
+        for number, ((iteration, _), every) in enumerate(part):
             sites = [trace.sites[trace.occurrences.site[o]] for o in every]
             if options.of == "demand":
                 cells[number] = _wanted(trace, iteration, sites[0])

@@ -94,8 +94,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     (folder / GROUPS).write_text(json.dumps(named) + "\n")
     states = {rank: _Program() for rank in world}
     for rank in world:
-        head = delimited(text(1, VERSION))
-        (folder / f"run.{rank}.et").write_bytes(head)
+        (folder / f"run.{rank}.et").write_bytes(delimited(text(1, VERSION)))
     for rank, calls in programs(trace, chosen):
         with (folder / f"run.{rank}.et").open("ab") as file:
             for call in calls:

@@ -81,5 +81,5 @@ class Flows:
     @property
     def lost(self) -> list[str]:
         """Descriptions of omitted content, a sentence each, after the last burst."""
-        every = [*self._chosen.lost, *counted(self._lost)]
-        return [*every, "what ranks compute is left out"]
+        compute = "what ranks compute is left out"
+        return [*self._chosen.lost, *counted(self._lost), compute]

@@ -66,8 +66,11 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
                 f"  metadata: {{iteration: {one.iteration}, layer: {one.site.layer}, "
                 f"phase: '{one.site.phase}', micro_batch: {one.site.slot}}}\n"
             )
-    alike = "all ranks meet before each pattern, and sleep alike"
-    return [*chosen.lost, alike, *counted(lost)]
+    return [
+        *chosen.lost,
+        "all ranks meet before each pattern, and sleep alike",
+        *counted(lost),
+    ]
 
 
 def _gap(one: ExportedExchange, before: Int64 | None) -> int:

@@ -39,16 +39,10 @@ TYPES = {  # torch's name: PARAM's, bytes
     "bool": ("bool", 1),
 }
 BYTE = ("byte", 1)
-NAMES = {
+NAMES = {  # where they differ from the trace's
     ALL_TO_ALL: "all_to_allv",
-    "all_reduce": "all_reduce",
     "all_gather": "all_gather_base",
     "reduce_scatter": "reduce_scatter_base",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
 }
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 UNEVEN = "all-gathers and reduce-scatters of uneven parts are made even, as the largest"
@@ -135,7 +129,7 @@ def _entries(
     what = site.phase or site.label or site.operation
     where = [what] if site.layer < 0 else [what, f"layer {site.layer}"]
     entry: dict[str, Any] = {
-        "comms": NAMES.get(site.operation, ""),
+        "comms": NAMES.get(site.operation, site.operation),
         "req": call.number,
         "pg_id": groups[call.group.ranks],
         "world_size": width,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,8 +73,11 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
             file.write(between + json.dumps(event))
             between = ",\n"
         file.write("\n]}\n")
-    own = "matrices are left out: a call has its rank's own bytes"
-    return [*chosen.lost, own, *counted(lost)]
+    return [
+        *chosen.lost,
+        "matrices are left out: a call has its rank's own bytes",
+        *counted(lost),
+    ]
 
 
 @contextmanager
@@ -99,27 +102,20 @@ def _events(
     on: Int64,
     lost: Counter[str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of steps, calls and counters.
-
-    Parameters
-    ----------
-    on
-        When the last member issued each call, ``[n]`` ns of rank 0's clock.
-    lost
-        Counts the calls that are left out.
-    """
-    steps = trace.steps
-    keep = np.array([kind == "train" for kind in steps.kind], bool)
-    if options.iterations is not None:
-        chosen_steps = options.iterations
-        keep &= (steps.iteration >= chosen_steps.start) & (
-            steps.iteration < chosen_steps.stop
-        )
-    ranks = np.broadcast_to(np.arange(trace.meta.world), steps.start.shape)
-    start, end = (
-        to_common(trace.clocks, ranks, times)[keep]
-        for times in (steps.start, steps.end)
+    """Yield events; the last member issued call n at ``on[n]``, ns, rank 0's clock."""
+    steps, wanted = trace.steps, options.iterations
+    keep = np.array(
+        [
+            kind == "train" and (wanted is None or iteration in wanted)
+            for iteration, kind in zip(
+                steps.iteration.tolist(), steps.kind, strict=True
+            )
+        ],
+        bool,
     )
+    ranks = np.broadcast_to(np.arange(trace.meta.world), steps.start.shape)
+    start = to_common(trace.clocks, ranks, steps.start)[keep]
+    end = to_common(trace.clocks, ranks, steps.end)[keep]
     issued = [
         trace.times(chosen.occurrences[at])[0].ravel()
         for at in by_width(trace, chosen.occurrences)
@@ -142,12 +138,12 @@ def _events(
         loss = float(steps.loss[keep][at, rank])
         if np.isfinite(loss):
             yield _counter("loss", rank, finish - base, {"loss": loss})
-    lanes = {rank: _Lanes() for rank in range(trace.meta.world)}
+    lanes: dict[int, dict[int, tuple[str, int]]] = defaultdict(dict)
     for rank, calls in programs(trace, chosen):
         timed = [c for c in calls if UNKNOWN_TIME not in (c.issue_ns, c.end_ns)]
         lost[UNTIMED] += len(calls) - len(timed)
         for call in timed:
-            lane, new = lanes[rank].place(call)
+            lane, new = _lane(lanes[rank], call)
             if new:
                 name = f"calls, {call.group.kind}"
                 yield _named("thread_name", rank, lane, {"name": name})
@@ -162,24 +158,17 @@ def _us(ns: int) -> float:
 # ---- events ---------------------------------------------------------------------
 
 
-class _Lanes:
-    """Assign overlapping calls of a rank to separate threads."""
+def _lane(busy: dict[int, tuple[str, int]], call: ProgramCall) -> tuple[int, bool]:
+    """Return a thread of the call's group kind that is free, and whether it is new.
 
-    def __init__(self) -> None:
-        self._busy: dict[int, int] = {}  # thread -> end of its last call, ns
-        self._of: dict[str, list[int]] = {}
-
-    def place(self, call: ProgramCall) -> tuple[int, bool]:
-        """Assign a thread to a call; return the thread and whether it is new."""
-        mine = self._of.setdefault(call.group.kind, [])
-        for lane in mine:
-            if self._busy[lane] <= call.issue_ns:
-                self._busy[lane] = call.end_ns
-                return lane, False
-        lane = STEPS + 1 + len(self._busy)
-        mine.append(lane)
-        self._busy[lane] = call.end_ns
-        return lane, True
+    ``busy`` has the kind and the end of the last call of each thread of the rank.
+    """
+    kind = call.group.kind
+    free = (n for n, (of, end) in busy.items() if of == kind and end <= call.issue_ns)
+    lane = next(free, STEPS + 1 + len(busy))
+    new = lane not in busy
+    busy[lane] = kind, call.end_ns
+    return lane, new
 
 
 def _heads(trace: Trace) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,7 @@ import numpy as np
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
-from moetraffic.fabric.bounds import bisection_bytes_s
-from moetraffic.fabric.loads import link_times
+from moetraffic.fabric.loads import bisection_bytes_s, link_times
 from moetraffic.fabric.named import Network
 from moetraffic.report.chart import (
     DASHES,
