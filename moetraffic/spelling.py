@@ -18,16 +18,6 @@ def current_name(name: str) -> str:
 
     An earlier spelling is reported once, as one line on standard error.
 
-    Parameters
-    ----------
-    name
-        A name on a command line, in a configuration file or in a stored workload.
-
-    Returns
-    -------
-    str
-        The name itself, unless it is one of :data:`RENAMED`.
-
     Examples
     --------
     >>> current_name("utilization")

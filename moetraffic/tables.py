@@ -167,17 +167,7 @@ class Table:
 def written(value: object, form: str = "") -> str:
     """Format the value of a table cell as text.
 
-    Parameters
-    ----------
-    value
-        A cell of :class:`Table`.
-    form
-        Format of the column.
-
-    Returns
-    -------
-    str
-        Printable text; blank for unknown values.
+    Unknown values are blank; ``form`` is the format of the column.
 
     Examples
     --------
@@ -242,15 +232,6 @@ def plain(value: Any) -> Any:
 @singledispatch
 def tables_of(result: object) -> Sequence[Table]:
     """Tabulate a result of any type that :mod:`moetraffic.report` supports.
-
-    Parameters
-    ----------
-    result
-        An ``Analysis``, a ``Comparison``, an ``Assessment`` ...
-
-    Returns
-    -------
-    sequence of Table
 
     Raises
     ------

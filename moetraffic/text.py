@@ -11,17 +11,7 @@ def visible(value: object, *, lines: bool = False) -> str:
     Control characters, bidirectional marks, zero-width characters and lone surrogates
     become the escapes of a Python literal; other characters are kept.
 
-    Parameters
-    ----------
-    value
-        Text, or a value converted with ``str(value)``.
-    lines
-        Keep line breaks and tabs.
-
-    Returns
-    -------
-    str
-        Printable text.
+    With ``lines``, line breaks and tabs are kept.
 
     Examples
     --------

@@ -19,8 +19,8 @@ from moetraffic.report.console.options import (
     Phase,
     Threads,
     option,
+    positive_numbers,
     selection,
-    subjects,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
@@ -77,27 +77,38 @@ def analyze(
 
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
-    from moetraffic.analysis import PARTS
+    from moetraffic.analysis import PARTS, effort
+    from moetraffic.analysis import analyze as analyzed
+    from moetraffic.analysis.cluster import connected, on_cluster
     from moetraffic.report import plain_data
     from moetraffic.report.results import summary
 
-    asked = selection(layers, iterations, phase) | {"of": subjects(of)}
+    asked: dict[str, Any] = selection(layers, iterations, phase, of=of)
     if output is not None:
-        _refuse(output, force)
+        if output.suffix not in WRITTEN:
+            raise AnalysisError(
+                f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
+                "none of these: choose an ending"
+            )
+        validate_output(output, force=force, error=AnalysisError)
+    what = "horizons are iterations ahead, 1 or more,"
+    ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
+    how: dict[str, Any] = {
+        "parts": PARTS if only is None else tuple(only.split(",")),
+        "horizons": tuple(dict.fromkeys(ahead)),
+        "rhythm_by": tuple(rhythm_by.split(",")),
+        "threads": threads or os.cpu_count() or 1,
+    }
     found: list[tuple[Path, Analysis]] = []
     for path in traces:
-        one = _analyzed(
-            path,
-            asked,
-            {
-                "parts": PARTS if only is None else tuple(only.split(",")),
-                "horizons": _horizons(horizons),
-                "rhythm_by": tuple(rhythm_by.split(",")),
-                "threads": threads or os.cpu_count() or 1,
-            },
-            dask,
-            quiet=as_json,
-        )
+        client = nullcontext() if dask is None else connected(dask)
+        with Trace.open(path) as trace, client as cluster:
+            total = effort(trace, **asked)
+            mapper = None if dask is None else on_cluster(cluster, path, **asked)
+            # what is over at once needs no bar
+            quiet = as_json or total < 8
+            with progress(f"reading {path.name}", total, quiet=quiet) as tick:
+                one = analyzed(trace, **asked, **how, mapper=mapper, tick=tick)
         found.append((path, one))
     each = [{"file": str(p), **plain_data.as_dict(a)} for p, a in found]
     data = each if len(each) > 1 else each[0]
@@ -112,52 +123,3 @@ def analyze(
     for path, analysis in found:
         shown += [f"\n{path}"] * (len(found) > 1) + [*summary.tables(analysis)]
     present(data, *shown, as_json=as_json, written=(output,))
-
-
-def _analyzed(
-    path: Path,
-    asked: dict[str, Any],
-    how: dict[str, Any],
-    dask: str | None,
-    *,
-    quiet: bool,
-) -> Analysis:
-    from moetraffic.analysis import analyze as analyzed
-    from moetraffic.analysis import effort
-    from moetraffic.analysis.cluster import connected, on_cluster
-
-    client = nullcontext() if dask is None else connected(dask)
-    with Trace.open(path) as trace, client as cluster:
-        total = effort(trace, **asked)
-        # what is over at once needs no bar
-        with progress(f"reading {path.name}", total, quiet=quiet or total < 8) as tick:
-            return analyzed(
-                trace,
-                **asked,
-                **how,
-                mapper=None if dask is None else on_cluster(cluster, path, **asked),
-                tick=tick,
-            )
-
-
-def _horizons(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(each) for each in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise AnalysisError(
-            f"horizons are iterations ahead, 1 or more, with commas between, not "
-            f"{text!r}: give --horizons 1,10,100"
-        )
-    return tuple(dict.fromkeys(found))
-
-
-def _refuse(output: Path, force: bool) -> None:
-    """Refuse an output before the work, not after it."""
-    if output.suffix not in WRITTEN:
-        raise AnalysisError(
-            f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
-            "none of these: choose an ending"
-        )
-    validate_output(output, force=force, error=AnalysisError)

@@ -92,17 +92,9 @@ def _configure(context: typer.Context, verb: str, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; bad input ends with one sentence and exit code 2.
+    """Run the command line with arguments, or the process's own; return its exit code.
 
-    Parameters
-    ----------
-    arguments
-        What follows the program's name; the process's own arguments if not given.
-
-    Returns
-    -------
-    int
-        The exit code.
+    Bad input ends with one sentence and exit code 2.
     """
     logging.basicConfig(format="moetraffic: %(message)s", level=logging.WARNING)
     return terminal.run(app, arguments, "moetraffic")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
+from moetraffic.report.console.options import named_values
 from moetraffic.units import bytes_per_second
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def nominal(platform: str) -> dict[str, Any]:
 def read_bandwidth(text: str, gpus_per_node: int) -> Any:
     """Read a rate, rates by kind of traffic, or a file of measurements."""
     if "=" in text:
-        return {n: bytes_per_second(v) for n, v in _pairs(text, "bandwidth").items()}
+        rates = named_values(text.split(","), "a bandwidth", "dp=25GB/s")
+        return {kind: bytes_per_second(rate) for kind, rate in rates.items()}
     if text[0].isdigit():
         return bytes_per_second(text)
     from moetraffic.patterns.measurements import read_table
@@ -49,48 +51,24 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
 
 def read_shares(text: str) -> dict[str, float]:
     """Read shares by kind of traffic: ``dp=0.8,tp=0.2``."""
+    parts = filter(None, text.split(","))
+    shares = named_values(parts, "an overlap", "dp=0.8")
     try:
-        return {n: float(v) for n, v in _pairs(text, "overlap").items()}
+        return {kind: float(share) for kind, share in shares.items()}
     except ValueError:
         raise LayoutError(
             f"the overlap of a kind is a number, but is {text!r}: write dp=0.8"
         ) from None
 
 
-def _pairs(text: str, what: str) -> dict[str, str]:
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if not (name and equals and value):
-            raise LayoutError(
-                f"{what} is name=value with commas between, not {text!r}: write for "
-                "example dp=..."
-            )
-        found[name] = value
-    return found
-
-
 def read_conventions(given: list[str]) -> Conventions:
     """Read conventions: ``name=choice``, with commas or one by one."""
     from moetraffic.patterns.time_model import CHOICES, Conventions
 
-    chosen = _pairs(",".join(given), "a convention")
+    parts = filter(None, ",".join(given).split(","))
+    chosen = named_values(parts, "a convention", "flops=parameters")
     for name in sorted(set(chosen) - set(CHOICES)):
         raise LayoutError(
             f"a convention is one of {', '.join(CHOICES)}, not {name!r}: choose one"
         )
     return Conventions(**chosen)
-
-
-def read_sizes(text: str) -> list[int]:
-    """Read the sizes of a sweep: whole numbers with commas."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise LayoutError(
-            f"sizes are whole numbers above 0 with commas between, not {text!r}: give "
-            "--sizes 1,2,4"
-        )
-    return found

@@ -17,7 +17,6 @@ from moetraffic.report.console.options import (
     Phase,
     option,
     selection,
-    subjects,
 )
 from moetraffic.trace import Trace
 
@@ -57,7 +56,7 @@ def compare(
     from moetraffic.analysis.engine import effort
     from moetraffic.report.results.comparison import tables
 
-    chosen = selection(layers, iterations, phase) | {"of": subjects(of)}
+    chosen = selection(layers, iterations, phase, of=of)
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
         total = effort(a, **chosen) + effort(b, **chosen)

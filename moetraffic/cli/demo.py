@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from moetraffic.errors import LayoutError, MoetrafficError, ReplayError
+from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
@@ -18,10 +16,9 @@ from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy
 
 from .capture import OVERWRITE, refuse_empty_corpus
-from .output import json_text, present, progress, refuse_folder_outputs
+from .output import json_text, make_folder, present, progress
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "summary.txt", "summary.json")
@@ -57,18 +54,14 @@ def demo(
         layout=ParallelLayout(dp=nproc, ep=nproc),
         training=Training(iterations=iterations, corpus=corpus or ""),
     )
-    try:
-        refuse_folder_outputs(output, WRITES, force=force)
-    except OSError as error:
-        raise _unmade(output, error) from None
     check_workload(workload, ranks=nproc)
+    make_folder(output, WRITES, force=force)
     run, replayed = output / "run.h5", output / "replayed.h5"
-    with _folder(output):
-        _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
-        with progress("training", iterations, quiet=as_json) as tick:
-            trace = capture_run(
-                workload, run, force=force, on_step=tick, overwrite=OVERWRITE
-            )
+    _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
+    with progress("training", iterations, quiet=as_json) as tick:
+        trace = capture_run(
+            workload, run, force=force, on_step=tick, overwrite=OVERWRITE
+        )
     assert trace is not None  # this process is no rank
     with trace:
         held = overview(trace, run)
@@ -112,28 +105,6 @@ def _refuse_ranks(nproc: int) -> None:
             f"the demo spreads {EXPERTS} experts evenly over several ranks, but "
             f"--nproc is {nproc}: give 2, 4 or 8"
         )
-
-
-@contextmanager
-def _folder(output: Path) -> Iterator[None]:
-    """Create the folder of the demo; it is removed if it stays empty."""
-    try:
-        new = not output.exists()
-        output.mkdir(exist_ok=True)
-    except OSError as error:
-        raise _unmade(output, error) from None
-    try:
-        yield
-    finally:
-        if new and not any(output.iterdir()):
-            output.rmdir()
-
-
-def _unmade(output: Path, error: OSError) -> MoetrafficError:
-    return MoetrafficError(
-        f"the folder {str(output)[:200]} cannot be made ({error.strerror}): "
-        f"{remedy(error)}"
-    )
 
 
 def _replay(run: Path, replayed: Path, nproc: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import preset
+from moetraffic.patterns import preset, time_model
 from moetraffic.patterns.time_model import Architecture, Configuration, System
 from moetraffic.report.console.options import (
     AsJson,
@@ -18,9 +18,12 @@ from moetraffic.report.console.options import (
     Setting,
     field_options,
     option,
+    positive_numbers,
     refuse_idle,
     takes,
 )
+from moetraffic.report.results import time_model as report
+from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import seconds
 
@@ -29,7 +32,6 @@ from .assumptions import (
     read_bandwidth,
     read_conventions,
     read_shares,
-    read_sizes,
 )
 from .output import present
 
@@ -293,7 +295,9 @@ def estimate(
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
     elif sweep:
-        shown = _sweep(config, system, conventions, sweep, read_sizes(sizes), source)
+        what = "sizes are whole numbers above 0"
+        counts = positive_numbers(sizes, what, "--sizes 1,2,4")
+        shown = _sweep(config, system, conventions, sweep, counts, source)
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = _one(config, system, conventions, what, source)
@@ -312,8 +316,6 @@ def estimate(
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     """Configuration and system of a captured run, and a table of the fit."""
     from moetraffic.analysis.times.calibration import calibrated
-    from moetraffic.report.results import time_model as report
-    from moetraffic.trace import Trace
 
     with Trace.open(path) as trace:
         found = calibrated(trace)
@@ -333,9 +335,6 @@ def _one(
     what: str,
     source: str,
 ) -> Shown:
-    from moetraffic.patterns import time_model
-    from moetraffic.report.results import time_model as report
-
     layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
     if what == "zero":
         stages = time_model.zero_stages(config, system, conventions=conventions)
@@ -367,9 +366,6 @@ def _sweep(
     sizes: list[int],
     source: str,
 ) -> Shown:
-    from moetraffic.patterns import time_model
-    from moetraffic.report.results import time_model as report
-
     found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
     unit = "sequence" if scaling == "large-batch" else "GPU"
     counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
@@ -403,9 +399,6 @@ def _best(
     batch: int | None,
     source: str,
 ) -> Shown:
-    from moetraffic.patterns import time_model
-    from moetraffic.report.results import time_model as report
-
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch
     found = time_model.search(

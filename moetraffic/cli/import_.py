@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.report.console.options import AsJson, Force, option, refuse_idle
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
+from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present_trace
 
@@ -70,9 +70,7 @@ def import_(
     """
     from moetraffic.interop import ImportOptions, import_files
 
-    validate_output(output, force=force)
-    for file in files:
-        validate_other_than_input(file, output)
+    validate_outputs((output,), files, force=force)
     for reader, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
         if format not in (None, reader):
             refuse_idle(context, names, f"these options are only for {reader} files")

@@ -67,26 +67,27 @@ def listing(presets: list[Preset]) -> Table:
 
 def details(found: Preset) -> Table:
     """Tabulate one preset: the fields that differ from the default, and its sizes."""
-    shape, default, count = found.model, type(found.model)(), found.parameters
+    shape, default, told = found.model, type(found.model)(), as_dict(found)
     always = ("layers", "hidden", "heads")
     rows = {
-        name: str(value)
-        for name, value in asdict(shape).items()
+        name: value
+        for name, value in told["model"].items()
         if value != getattr(default, name) or name in always
     }
     if shape.experts:
-        gating = {n: str(v) for n, v in asdict(found.gating).items() if n != "options"}
-        options = {f"router's {n}": str(v) for n, v in found.gating.options.items()}
-        rows |= gating | options
-    rows["micro_batch"] = str(found.micro_batch)
-    totals = {**asdict(count), "total": count.total}
-    totals |= {"published": found.published} if found.published else {}
-    rows |= {f"{part} parameters": f"{n:,}" for part, n in totals.items()}
+        gating = told["gating"]
+        options = gating.pop("options")
+        rows |= gating | {f"router's {name}": v for name, v in options.items()}
+    sizes = told["parameters"]
+    if found.published:
+        sizes["published"] = found.published
+    rows |= {"micro_batch": found.micro_batch}
+    rows |= {
+        f"{part} parameters": f"{n:,}" for part, n in sizes.items() if n is not None
+    }
     rows |= {f"left out: {part}": f"{n:,}" for part, n in found.left_out.items()}
-    rows |= {"source": found.source} | (
-        {"remark": found.remark} if found.remark else {}
-    )
-    return Table(rows=[(name.replace("_", " "), value) for name, value in rows.items()])
+    rows |= {name: told[name] for name in ("source", "remark") if told[name]}
+    return Table(rows=[(n.replace("_", " "), str(value)) for n, value in rows.items()])
 
 
 def number(count: int) -> str:

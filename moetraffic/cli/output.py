@@ -51,20 +51,9 @@ def present(
 ) -> None:
     """Write the files of a result, and print it as JSON, or as tables and sentences.
 
-    Parameters
-    ----------
-    data
-        Plain data, for JSON.
-    shown
-        Tables and sentences, which are printed without ``--json``.
-    as_json
-        Whether JSON was asked for.
-    written
-        Files that were written already; None where one was not asked for.
-    output
-        JSON file to write.
-    chart, plot
-        Chart, and the PNG picture of it to write.
+    ``shown`` are tables and sentences, which are printed without ``--json``;
+    ``written`` are files that exist already (None where one was not asked for).
+    ``output`` is a JSON file to write, ``plot`` a PNG picture of ``chart``.
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
@@ -87,17 +76,9 @@ def present_trace(
 ) -> None:
     """Print what a trace file contains, and what a merge had to leave out.
 
-    Parameters
-    ----------
-    path
-        The file.
-    as_json
-        Whether JSON was asked for.
-    merged
-        The merge that made it, with the sentences ``missing``, ``remarks`` and
-        ``contradictions``.
-    more
-        Further entries of the JSON object, which stand first.
+    ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
+    and ``contradictions``; ``more`` are further entries of the JSON object, which stand
+    first.
     """
     with Trace.open(path) as trace:
         if not as_json:
@@ -110,42 +91,36 @@ def present_trace(
         console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
 
 
-def refuse_folder_outputs(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Refuse a folder that cannot be written, or that has files of these names.
+def make_folder(folder: Path, names: Sequence[str], *, force: bool) -> None:
+    """Make a folder for outputs; refuse one that has files of these names.
 
-    Parameters
-    ----------
-    folder
-        Of the outputs.
-    names
-        File names or patterns.
-    force
-        Files that are there may be replaced.
+    ``names`` are file names or patterns, which ``force`` allows to replace.
 
     Raises
     ------
     MoetrafficError
-        If it is a file, its own folder does not exist, or a file would be lost.
+        If it cannot be made, its own folder does not exist, or a file would be lost.
     """
-    if folder.exists() and not folder.is_dir():
-        raise MoetrafficError(f"{folder} is not a folder: choose another with -o")
-    validate_folder(folder.absolute().parent, error=MoetrafficError)
-    there = [p.name for name in names for p in sorted(folder.glob(name))]
-    if there and not force:
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise MoetrafficError(f"{folder} is not a folder: choose another with -o")
+        validate_folder(folder.absolute().parent, error=MoetrafficError)
+        there = [p.name for name in names for p in sorted(folder.glob(name))]
+        if there and not force:
+            raise MoetrafficError(
+                f"{folder} has {', '.join(there)}, which is not overwritten: choose "
+                "another folder with -o, or give --force"
+            )
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
         raise MoetrafficError(
-            f"{folder} has {', '.join(there)}, which is not overwritten: choose "
-            "another folder with -o, or give --force"
-        )
+            f"the folder {str(folder)[:200]} cannot be made ({error.strerror}): "
+            f"{remedy(error)}"
+        ) from None
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a text file that appears under its name complete, or not at all.
-
-    Raises
-    ------
-    MoetrafficError
-        If the disk refuses.
-    """
+    """Write a text file that appears under its name complete, or not at all."""
     try:
         write_whole(path, text.encode())
     except OSError as error:

@@ -249,7 +249,6 @@ def _show(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from moetraffic.report import figures
     from moetraffic.report.results import pattern as report
 
     g = strategy.grid
@@ -261,18 +260,15 @@ def _show(
         "EP": g.ep if g.ep > 1 else 0,
     }
     layout = ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
-    if plot is not None:
-        by_stage = g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0
-        drawn = report.heatmaps(
-            matrices,
-            title=f"{made.name} on {g.world} ranks: bytes between ranks",
-            source=f"Computed for {layout}; {strategy.accumulation} micro-batches of "
-            f"{strategy.micro_batch} sequences, {strategy.dtype}, gradients "
-            f"{strategy.gradients} by {strategy.synchronized}; collectives as "
-            f"{algorithm}",
-            stage=by_stage,
-        )
-        figures.save(drawn, plot)
+    chart = report.heatmaps(
+        matrices,
+        title=f"{made.name} on {g.world} ranks: bytes between ranks",
+        source=f"Computed for {layout}; {strategy.accumulation} micro-batches of "
+        f"{strategy.micro_batch} sequences, {strategy.dtype}, gradients "
+        f"{strategy.gradients} by {strategy.synchronized}; collectives as "
+        f"{algorithm}",
+        stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
+    )
     files = [path for path in (plot, output) if path is not None]
     told = report.as_dict(made, matrices)
     told |= {"algorithm": algorithm, "files": [str(path) for path in files]}
@@ -285,5 +281,7 @@ def _show(
         f"payload: input bytes of a group member; between ranks: bytes of an iteration "
         f"with {algorithm} collectives",
         as_json=as_json,
-        written=files,
+        written=(output,),
+        chart=chart,
+        plot=plot,
     )

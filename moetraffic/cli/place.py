@@ -11,7 +11,7 @@ from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.report.console.options import AsJson, Force, TraceFile, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.totals import totals
 
 from .output import present
@@ -59,8 +59,7 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    validate_output(output, force=force)
-    validate_other_than_input(trace, output)
+    validate_outputs((output,), (trace,), force=force)
     from moetraffic.analysis.expert_placement import place as place_experts
 
     with Trace.open(trace) as opened:
@@ -76,12 +75,8 @@ def place(
         moved.save(output, force=force)
         sums = {"before": asdict(totals(opened)), "after": asdict(totals(moved))}
     columns = {
-        "": "",
-        "ranks": "",
-        "EP": "",
-        "all-to-all": "bytes",
-        "between ranks": "bytes",
-        "busiest rank over mean": ".3f",
+        **{"": "", "ranks": "", "EP": "", "all-to-all": "bytes"},
+        **{"between ranks": "bytes", "busiest rank over mean": ".3f"},
     }
     fields = ("ranks", "ep", "bytes", "bytes_between_ranks", "busiest_rank_over_mean")
     rows = [

@@ -18,7 +18,7 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import number_list
 
-from .output import present, refuse_folder_outputs
+from .output import make_folder, present
 
 TRAFFIC = "traffic.png"
 
@@ -52,10 +52,9 @@ def plot(
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)
         names = operation_names(opened, operations)
-        refuse_folder_outputs(output, ("*.png",), force=force)
+        make_folder(output, ("*.png",), force=force)
         shown = pictures.traffic(opened, chosen, operations=names, algorithm=algorithm)
         found = analyze(opened, parts=["skew", "complexity", "rhythm", "occupation"])
-        output.mkdir(parents=False, exist_ok=True)
         drawn = [
             figures.save(shown, output / TRAFFIC),
             *pictures.draw(opened, found, output),

@@ -22,10 +22,7 @@ from moetraffic.report.console.options import (
     selection,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import (
-    validate_other_than_input,
-    validate_output,
-)
+from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 from .output import present, progress
@@ -87,10 +84,8 @@ def report(
 
     Example: moetraffic report run.h5 -o report.html --replay replayed.h5
     """
-    validate_output(output, force=force, error=AnalysisError)
-    for source in (trace, second, replay):
-        if source is not None:
-            validate_other_than_input(source, output, error=AnalysisError)
+    sources = (trace, second, replay)
+    validate_outputs((output,), sources, force=force, error=AnalysisError)
     asked = selection(layers, iterations, phase)
     from moetraffic.analysis import effort
     from moetraffic.report.page import write_report

@@ -9,7 +9,7 @@ import typer
 
 from moetraffic.report.console.options import AsJson, Force, option
 
-from .output import json_text, present, refuse_folder_outputs
+from .output import json_text, make_folder, present, write_output
 
 ALL = "all"
 
@@ -34,7 +34,7 @@ def reproduce(
 
     names = there() if study == ALL else (study,)
     if output is not None:
-        refuse_folder_outputs(output, [f"{name}.json" for name in names], force=force)
+        make_folder(output, [f"{name}.json" for name in names], force=force)
     found = [computed(name) for name in names]
     from moetraffic.report.results import study as report
 
@@ -44,10 +44,9 @@ def reproduce(
         from moetraffic.report import figures
         from moetraffic.report.results.pattern import stripes
 
-        output.mkdir(exist_ok=True)
         for one, said in zip(found, told, strict=True):
             path = output / f"{one.name}.json"
-            path.write_text(json_text(said) + "\n", encoding="utf-8")
+            write_output(path, json_text(said) + "\n")
             written.append(path)
             for table in one.tables:
                 if report.drawable(table):

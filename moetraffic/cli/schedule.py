@@ -21,13 +21,17 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second, seconds
 
-from .output import json_text, present, write_output
+from .output import present
 
 MEAN = "mean"
 CIRCUITS, SHIFTS = "Circuits of one trace", "Time shifts of several traces"
 DEMANDS = ("line", "rate", "scaled")
 CIRCUIT_OPTIONS = ("reconfigure", "matching", "matrices", "layers", "phase")
 JOB_OPTIONS = ("demand", "tolerance", "plot")
+
+
+Shown = tuple[dict[str, Any], Any, Any]
+"""Plain data, table, and chart or None."""
 
 
 def _matrices(text: str) -> int | None:
@@ -127,12 +131,10 @@ def schedule(
     if single:
         asked = selection(layers, iterations, phase)
         asked |= {"matching": matching, "matrices": matrices}
-        data, shown = _circuits(traces[0], capacity, reconfigure, asked)
+        data, shown, chart = _circuits(traces[0], capacity, reconfigure, asked)
     else:
-        data, shown = _shifts(traces, capacity, demand, tolerance, iterations, plot)
-    if output is not None:
-        write_output(output, json_text(data) + "\n")
-    present(data, shown, as_json=as_json, written=(output, plot))
+        data, shown, chart = _shifts(traces, capacity, demand, tolerance, iterations)
+    present(data, shown, as_json=as_json, output=output, chart=chart, plot=plot)
 
 
 def _shifts(
@@ -141,8 +143,7 @@ def _shifts(
     demand: str,
     tolerance: float,
     iterations: range | None,
-    plot: Path | None,
-) -> tuple[dict[str, Any], Any]:
+) -> Shown:
     """Find the time shifts with which the jobs of several traces share one link."""
     if not 0 < tolerance < 0.5:
         raise FabricError(
@@ -151,7 +152,6 @@ def _shifts(
         )
     from moetraffic.analysis.rhythm.typical_iteration import find_typical_iteration
     from moetraffic.fabric import Job, compatibility
-    from moetraffic.report import figures
     from moetraffic.report.results import schedule as report
 
     cadences, jobs = [], []
@@ -171,19 +171,16 @@ def _shifts(
             )
         )
     found = compatibility(jobs, capacity_bytes_s=rate, tolerance=tolerance)
-    if plot is not None:
-        source = f"Iterations as captured, demand: {demand}; dashed: the capacity"
-        drawn = report.jobs_figure(jobs, found, capacity_bytes_s=rate, source=source)
-        figures.save(drawn, plot)
+    source = f"Iterations as captured, demand: {demand}; dashed: the capacity"
+    drawn = report.jobs_figure(jobs, found, capacity_bytes_s=rate, source=source)
     told = report.jobs_as_dict(
         jobs, cadences, found, capacity_bytes_s=rate, demand=demand
     )
-    return told, report.jobs_tables(jobs, cadences, found, capacity_bytes_s=rate)
+    table = report.jobs_tables(jobs, cadences, found, capacity_bytes_s=rate)
+    return told, table, drawn
 
 
-def _circuits(
-    path: Path, rate: float, delay: float, asked: dict[str, Any]
-) -> tuple[dict[str, Any], Any]:
+def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> Shown:
     """Compute circuit schedules of each layer's all-to-all of one phase."""
     from moetraffic.analysis.network.circuit_plan import circuits
     from moetraffic.report.results import schedule as report
@@ -192,4 +189,4 @@ def _circuits(
         served = circuits(opened, **asked)
     limits = {"capacity_bytes_s": rate, "reconfigure_s": delay}
     told = {"file": str(path), **report.circuits_as_dict(served, **limits)}
-    return told, report.circuits_table(served, **limits)
+    return told, report.circuits_table(served, **limits), None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from moetraffic.errors import Interrupted, LayoutError
+from moetraffic.errors import Interrupted
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
@@ -20,11 +20,12 @@ from moetraffic.report.console.options import (
     Setting,
     field_options,
     option,
+    positive_numbers,
     takes,
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
-from .output import present, progress
+from .output import json_text, present, progress, write_output
 from .workload import WORKLOAD, describe
 
 LOSS = field_options(
@@ -74,7 +75,10 @@ def tolerance(
     Example: moetraffic tolerance --site combine --seeds 3 --iterations 100
     """
     validate_outputs((output, plot), force=force)
-    shares = [0.0, *_shares(percent)]
+    what = "the shares to drop are percentages above 0 and below 100"
+    example = "--percent 0.1,1,10"
+    dropped = positive_numbers(percent, what, example, kind=float, below=100)
+    shares = [0.0, *sorted({part / 100 for part in dropped})]
     base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
     dropping = Dropping(**loss)
     check_workload(base, ranks=base.layout.world)
@@ -88,7 +92,7 @@ def tolerance(
 
         def keep(done: int, run: Mapping[str, Any]) -> None:
             told["runs"].append(dict(run))
-            _write(output, told)
+            write_output(output, json_text(told) + "\n")
             tick(done, f"{run['share']:.3%} dropped: loss {run['loss']:.4f}")
 
         try:
@@ -104,7 +108,7 @@ def tolerance(
 
     found = estimate(shares, losses)
     told |= report.as_dict(found)
-    _write(output, told)
+    write_output(output, json_text(told) + "\n")
     title = f"{dropping.pattern} dropped at {dropping.site}"
     title += ", compensated" if dropping.compensate else ""
     steps, ranks = base.training.iterations, base.layout.world
@@ -117,20 +121,3 @@ def tolerance(
         chart=report.figure(found, source),
         plot=plot,
     )
-
-
-def _shares(percent: str) -> list[float]:
-    try:
-        shares = sorted({float(part) / 100 for part in percent.split(",")})
-    except ValueError:
-        shares = []
-    if not shares or not 0 < shares[0] <= shares[-1] < 1:
-        raise LayoutError(
-            "the shares to drop are percentages above 0 and below 100 with commas "
-            f"between, but are {percent!r}: give --percent 0.1,1,10"
-        )
-    return shares
-
-
-def _write(path: Path, told: dict[str, Any]) -> None:
-    path.write_text(json.dumps(told, indent=1) + "\n")

@@ -24,7 +24,12 @@ from moetraffic.patterns import (
 )
 from moetraffic.patterns.router_spec import OptionValue
 from moetraffic.patterns.routers import BALANCE_SCOPES
-from moetraffic.report.console.options import Setting, field_options, option
+from moetraffic.report.console.options import (
+    Setting,
+    field_options,
+    named_values,
+    option,
+)
 
 
 def _routers() -> str:
@@ -131,7 +136,10 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
                 "Data type of matrix products: bfloat16.", shown="as dtype"
             ),
             "recompute": Setting(
-                "Activation recomputation: none or full.", shown="none", kind=str
+                "Activation recomputation: none or full.",
+                shown="none",
+                kind=str,
+                rule={"choices": ("none", "full")},
             ),
             "corpus": Setting(
                 "Text to train on: a file, folder or glob.",
@@ -166,14 +174,10 @@ WORKLOAD: Mapping[str, Parameter] = {
 def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     """Make the workload of ``ranks`` ranks from the chosen fields and defaults.
 
-    Parameters
-    ----------
-    ranks
-        Data-parallel ranks times those of the other axes: what dp is, if not chosen.
-    chosen
-        Values by field name, and a preset's name as "model"; what is absent or None
-        was not chosen.  A model of another size than the preset's follows the rules of
-        :func:`~moetraffic.patterns.scaled`.
+    ``chosen`` has values by field name, and a preset's name as "model"; what is absent
+    or None was not chosen. ``ranks`` is the product of the parallel degrees, which
+    gives dp if it was not chosen. A model of another size than the preset's follows the
+    rules of :func:`~moetraffic.patterns.scaled`.
 
     Raises
     ------
@@ -199,7 +203,7 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     }
     parts["training"] |= {n: given[n] for n in UNLISTED if n in given}
     if "recompute" in given:
-        parts["training"]["recompute"] = _recomputes(given["recompute"])
+        parts["training"]["recompute"] = given["recompute"] == "full"
     model: ModelShape = scaled(base.pop("model"), parts.pop("model"))
     parts["layout"] = _whole(ranks, parts["layout"])
     if not model.experts:
@@ -236,28 +240,11 @@ def _router_defaults(router: str) -> dict[str, Any]:
 def parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
     """Read ``["groups=4", "score=softmax"]`` as a mapping with typed values.
 
-    ``true`` and ``false`` are truth values; what reads as a number is one.
-
-    Raises
-    ------
-    LayoutError
-        If a text is not ``name=value``, or a name comes twice.
+    ``true`` and ``false`` are truth values; what reads as a number is one. LayoutError:
+    a text is not ``name=value``, or a name comes twice.
     """
-    found: dict[str, OptionValue] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise LayoutError(
-                f"a router option is name=value, not {text!r}: write for example "
-                "--router-option seed=1"
-            )
-        if name in found:
-            raise LayoutError(
-                f"a router option is given once, but {name} is {found[name]} and "
-                f"{value}: leave out one of them"
-            )
-        found[name] = _value(value)
-    return found
+    told = named_values(texts, "a router option", "--router-option seed=1")
+    return {name: _value(value) for name, value in told.items()}
 
 
 def _value(text: str) -> OptionValue:
@@ -269,16 +256,6 @@ def _value(text: str) -> OptionValue:
         except ValueError:
             continue
     return text
-
-
-def _recomputes(text: str) -> bool:
-    """Whether activations are recomputed: ``none`` or ``full``."""
-    if text not in ("none", "full"):
-        raise LayoutError(
-            f"recomputation is none or full in a training, not {text!r}: change "
-            "--recompute"
-        )
-    return text == "full"
 
 
 def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,21 +41,9 @@ SYMBOLS = {"circle": "o", "diamond": "D", "tick": "|"}
 
 
 def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:
-    """Write a chart as a PNG file; equal charts give equal bytes.
+    """Write a chart as a PNG file of 9 to 12 inches; equal charts give equal bytes.
 
-    Parameters
-    ----------
-    chart
-        Any.
-    path
-        The file; it is overwritten.
-    dpi
-        Pixels per inch; the figures are 9 to 12 inches wide.
-
-    Returns
-    -------
-    Path
-        The file.
+    An existing file is replaced; ``dpi`` is in pixels per inch.
     """
     target = Path(path)
     draw(chart).savefig(target, format="png", dpi=dpi, metadata={"Software": None})

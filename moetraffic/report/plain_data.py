@@ -100,11 +100,8 @@ def _curve(curve: Curve) -> dict[str, Any]:
 def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
     """Write an analysis data frame as CSV or Parquet, by the file's extension.
 
-    Raises
-    ------
-    AnalysisError
-        If the extension is another, the file exists and ``force`` is not set, pyarrow
-        is not installed, or the file cannot be written.
+    AnalysisError: the extension is another, the file exists and ``force`` is not set,
+    pyarrow is not installed, or the file cannot be written.
     """
     validate_output(path, force=force, error=AnalysisError)
     if path.suffix not in (".csv", ".parquet"):

@@ -41,19 +41,8 @@ def read(
 ) -> dict[str, dict[str, Any]]:
     """Read a TOML configuration file with one table of options per verb.
 
-    Parameters
-    ----------
-    path
-        The file, or the folder that contains ``moetraffic.toml``.
-    verbs
-        Names of all verbs.
-    strict
-        Reject tables of other verbs.
-
-    Returns
-    -------
-    dict
-        Options by verb, with TOML values.
+    ``path`` is the file, or the folder that contains ``moetraffic.toml``. With
+    ``strict``, tables of verbs other than ``verbs`` are rejected.
 
     Raises
     ------
@@ -94,23 +83,10 @@ def read(
 def defaults(
     table: Mapping[str, Any], verb: str, parameters: Iterable[Any], path: object
 ) -> dict[str, Any]:
-    """Convert the configured options of a verb to defaults of its parameters.
+    """Convert the configured options of a verb to click's ``default_map``.
 
-    Parameters
-    ----------
-    table
-        Options by name, with TOML values.
-    verb
-        Name of the verb, for error messages.
-    parameters
-        The verb's parameters, as click describes them.
-    path
-        The file, for error messages.
-
-    Returns
-    -------
-    dict
-        Values by parameter name of the verb's function, for click's ``default_map``.
+    ``parameters`` are the verb's parameters, as click describes them; ``verb`` and
+    ``path`` are for messages.
 
     Raises
     ------

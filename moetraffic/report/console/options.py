@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from moetraffic.errors import AnalysisError, MoetrafficError
+from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, number_list
@@ -36,29 +36,11 @@ def option(
 ) -> Any:
     """Describe a command-line option and the constraint on its values.
 
-    Parameters
-    ----------
-    help
-        Help text, a full sentence.
-    names
-        Spellings; the parameter's name with dashes if none is given.
-    panel
-        Heading in the help text above the option.
-    shown
-        Description of the default in the help text, if its value is not meaningful.
-    choices
-        The allowed values; shells complete them.
-    read
-        Function that parses the command-line text.
-    above, min, max
-        Bounds of a number: exclusive minimum, inclusive minimum, inclusive maximum.
-    more
-        Further arguments of ``typer.Option``.
-
-    Returns
-    -------
-    typer.models.OptionInfo
-        For ``typing.Annotated``.
+    A number may be bounded by ``above`` (exclusive), ``min`` and ``max``; ``choices``
+    are the allowed texts, which shells complete; ``read`` parses a text. ``names`` are
+    the spellings (the parameter's name if empty), ``panel`` is the heading in the help
+    text, and ``shown`` describes a default whose value is not meaningful. Further
+    arguments are those of ``typer.Option``.
     """
     if choices:
         more |= {"parser": _one_of(choices), "metavar": "TEXT"}
@@ -109,13 +91,7 @@ def _within(
 
 
 def picture(path: Path | None) -> Path | None:
-    """Return the path of a picture after checking that it ends in .png.
-
-    Raises
-    ------
-    MoetrafficError
-        If it has another extension.
-    """
+    """Return the path of a picture after checking that it ends in .png."""
     if path is not None and path.suffix.lower() != ".png":
         raise MoetrafficError(
             f"pictures are PNG files, but {path.name!r} has another ending: name it "
@@ -165,39 +141,27 @@ Threads = Annotated[
 
 
 def selection(
-    layers: list[str] | None, iterations: range | None, phase: str
+    layers: list[str] | None, iterations: range | None, phase: str, **more: Any
 ) -> dict[str, Any]:
-    """Return the keyword arguments of analyses that select exchanges."""
-    return {
-        "layers": layer_numbers(layers),
-        "phase": phase,
-        "iterations": iterations,
-    }
+    """Return the keyword arguments of analyses that select exchanges.
 
-
-def subjects(of: str | None) -> tuple[str, ...]:
-    """Return the analyzed quantities of an exchange: demand, wire, or both."""
-    return ("demand", "wire") if of is None else (of,)
+    An argument ``of`` becomes the analyzed quantities: demand, wire, or both.
+    """
+    if "of" in more:
+        more["of"] = ("demand", "wire") if more["of"] is None else (more["of"],)
+    chosen = {"layers": layer_numbers(layers), "phase": phase}
+    return {**chosen, "iterations": iterations, **more}
 
 
 def layer_numbers(given: list[str] | None) -> tuple[int, ...] | None:
-    """Parse the layer numbers of all given lists; None stands for all layers.
-
-    Raises
-    ------
-    TraceError
-        If a text is not a list of numbers.
-    """
+    """Parse the layer numbers of all given lists; None stands for all layers."""
     return number_list(",".join(given), "layers") if given else None
 
 
 def operation_names(trace: Trace, given: str | None) -> list[str] | None:
     """Return the operations that were given, with commas; None for all.
 
-    Raises
-    ------
-    AnalysisError
-        If the trace does not have one.
+    AnalysisError: the trace does not have one.
     """
     known = sorted({s.operation for s in trace.sites} - {"routing"})
     names = None if given is None else given.split(",")
@@ -207,6 +171,51 @@ def operation_names(trace: Trace, given: str | None) -> list[str] | None:
             "among these"
         )
     return names
+
+
+def positive_numbers(
+    text: str, what: str, example: str, *, kind: type = int, below: float = inf
+) -> list[Any]:
+    """Parse positive numbers with commas between.
+
+    Raises
+    ------
+    MoetrafficError
+        If the text is not a list of such numbers; the message begins with ``what``.
+    """
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not 0 < min(found) <= max(found) < below:
+        raise MoetrafficError(
+            f"{what} with commas between, not {text!r}: give {example}"
+        )
+    return found
+
+
+def named_values(texts: Iterable[str], what: str, example: str) -> dict[str, str]:
+    """Parse texts ``name=value``, in which each name comes once.
+
+    Raises
+    ------
+    LayoutError
+        If a text is another, or a name comes twice; the message begins with ``what``.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise LayoutError(
+                f"{what} is name=value, not {text!r}: write for example {example}"
+            )
+        if name in found:
+            raise LayoutError(
+                f"{what} is given once, but {name} is {found[name]} and {value}: leave "
+                "out one of them"
+            )
+        found[name] = value
+    return found
 
 
 @dataclass(frozen=True)
@@ -228,23 +237,11 @@ def field_options(
     *,
     optional: bool = False,
 ) -> dict[str, inspect.Parameter]:
-    """Derive command-line options from the fields of a dataclass.
+    """Derive command-line options from the fields of a dataclass, for :func:`takes`.
 
-    Parameters
-    ----------
-    kind
-        The dataclass.
-    panel
-        Heading of the options in the help text.
-    settings
-        Help text, or :class:`Setting` of the option, by field.
-    optional
-        Whether an omitted option is None instead of the field's default.
-
-    Returns
-    -------
-    dict
-        Parameters of a command, by field, for :func:`takes`.
+    ``settings`` has the help text, or a :class:`Setting`, by field; ``panel`` is their
+    heading in the help text. With ``optional``, an omitted option is None instead of
+    the field's default.
     """
     hints = get_type_hints(kind)
     defaults = {f.name: f.default for f in fields(kind)}
@@ -298,20 +295,6 @@ def takes(
     return taking
 
 
-def told(context: typer.Context, names: Sequence[str]) -> list[str]:
-    """Return the given options that are on the command line, as they are spelled.
-
-    Options in a configuration file are not included: such a file serves many runs.
-    """
-    spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
-    return [
-        spelled[name]
-        for name in names
-        if (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"
-    ]
-
-
 def refuse_idle(
     context: typer.Context,
     names: Sequence[str],
@@ -321,23 +304,16 @@ def refuse_idle(
 ) -> None:
     """Reject options that have no effect in combination with the others.
 
-    Parameters
-    ----------
-    context
-        Context of the verb.
-    names
-        Parameters of the verb that have no effect.
-    why
-        Condition under which they have an effect, for the message.
-    error
-        Class of the error to raise.
-
-    Raises
-    ------
-    MoetrafficError
-        Of class ``error``, if one of the options is on the command line.
+    Raises an error of class ``error``, which explains with ``why`` when the options
+    have an effect, if one of the parameters ``names`` is on the command line.
     """
-    idle = told(context, names)
+    spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
+    idle = [
+        spelled[name]
+        for name in names
+        if (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"  # a configuration file serves many runs
+    ]
     if idle:
         verb, them = ("is", "it") if len(idle) == 1 else ("are", "them")
         raise error(f"{why}, but {', '.join(idle)} {verb} given: leave {them} out")

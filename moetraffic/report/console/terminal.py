@@ -70,19 +70,9 @@ def run(
 ) -> int:
     """Run a command line; invalid input prints one sentence and returns exit code 2.
 
-    Under torchrun and srun, only the first rank of each host prints errors.
-
-    Parameters
-    ----------
-    app
-        The typer application.
-    arguments
-        Arguments without the program name; ``sys.argv[1:]`` if None.
-    name
-        Program name in the help text.
-    verb
-        Verb whose options a configuration file may set; "" for a program that reads
-        such a file itself.
+    Under torchrun and srun, only the first rank of each host prints errors. ``verb`` is
+    the verb whose options a configuration file may set; "" for a program that reads
+    such a file itself.
 
     Returns
     -------

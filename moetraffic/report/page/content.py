@@ -20,7 +20,7 @@ from moetraffic.report.results import (
     schedule,
     skew,
 )
-from moetraffic.report.results.complexity import complexity_map
+from moetraffic.report.results.complexity import complexities, complexity_map
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
@@ -107,11 +107,6 @@ def content(
     notes = found.notes
     shown = matrices(trace, kept, phase=phase)
     no_bytes = "the trace has no routing and no expert exchange whose bytes are known"
-    packets = {
-        f"{skew.named(e, found)}, {e.phase}": e.complexity
-        for e in found.exchanges
-        if e.complexity is not None
-    }
     no_times = rhythm.why_no_times(found)
     runs = {"this run": trace, "replay": replay, "second run": other}
     known = {name: run for name, run in runs.items() if run is not None}
@@ -173,7 +168,8 @@ def content(
             "circuits that would serve it.",
             parts=(
                 complexity_map(
-                    packets, reason="; ".join(n for n in notes if "complexity" in n)
+                    complexities(found),
+                    reason="; ".join(n for n in notes if "complexity" in n),
                 ),
                 *fabric.links(trace, network),
                 schedule.circuits_chart(

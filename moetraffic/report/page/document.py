@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,7 @@ POLICY = (
 
 
 def document(content: Content) -> str:
-    """Render the content of a report as HTML.
-
-    Parameters
-    ----------
-    content
-        Result of :func:`.content.content`.
-
-    Returns
-    -------
-    str
-        HTML text, to be encoded as UTF-8.
+    """Render the content of a report as HTML text, to be encoded as UTF-8.
 
     Raises
     ------
@@ -202,27 +191,21 @@ def _part(part: Any) -> str:
             '<p class="downloads"></p></article>'
         )
     if isinstance(part, Matrices):
+        kind, height = "matrices", 520
         data = {"key": part.key, "blocks": part.blocks}
-        return _figure(part.key, part.title, part.source, "matrices", data, 520)
-    return _figure(
-        part.key, part.title, part.source, "chart", as_dict(part), part.height
-    )
-
-
-def _figure(
-    key: str, title: str, source: str, kind: str, data: Mapping[str, Any], height: int
-) -> str:
+    else:
+        kind, height, data = "chart", part.height, as_dict(part)
     return (
-        f'<article class="card figure" id="figure-{key}" data-kind="{kind}">'
-        f"<h3>{escape(title)}</h3>"
+        f'<article class="card figure" id="figure-{part.key}" data-kind="{kind}">'
+        f"<h3>{escape(part.title)}</h3>"
         '<div class="controls"></div>'
         f'<div class="plot" style="height:{height}px" role="img" '
-        f'aria-label="{escape(title)}"></div>'
+        f'aria-label="{escape(part.title)}"></div>'
         '<p class="aside" aria-live="polite"></p>'
-        f'<p class="source">{escape(source)}</p>'
+        f'<p class="source">{escape(part.source)}</p>'
         '<p class="downloads"></p>'
-        f'<script type="application/json" id="data-{key}">{data_text(data)}</script>'
-        "</article>"
+        f'<script type="application/json" id="data-{part.key}">{data_text(data)}'
+        "</script></article>"
     )
 
 

@@ -54,40 +54,34 @@ class Seen:
 
     source: Source
     chosen: Int64  # [n] indices into source.iterations
-    demand: dict[int, npt.NDArray[np.integer]] = field(default_factory=dict)
-    wire: dict[int, tuple[npt.NDArray[np.integer], int]] = field(default_factory=dict)
+    demand: dict[int, tuple[Any, int]] = field(default_factory=dict)  # cells, unit
+    wire: dict[int, tuple[Any, int]] = field(default_factory=dict)
     loads: dict[int, tuple[str, npt.NDArray[Any]]] = field(default_factory=dict)
 
     def load(self) -> tuple[str, npt.NDArray[Any]] | None:
         """Return "expert" or "rank", and its loads ``[T, E]`` in all iterations."""
-        if not self.loads:
-            return None
-        order = sorted(self.loads)
-        return self.loads[order[0]][0], np.concatenate(
-            [self.loads[at][1] for at in order]
-        )
+        every = [self.loads[at] for at in sorted(self.loads)]
+        whole = [values for _, values in every]
+        return (every[0][0], np.concatenate(whole)) if every else None
 
     @property
     def iterations(self) -> Int64:
         """Iterations whose matrices were kept."""
         return np.asarray(self.source.iterations[self.chosen], np.int64)
 
-    def demands(self) -> npt.NDArray[np.integer] | None:
+    def demands(self) -> Int64 | None:
         """Return token copies ``[n, W, E]`` of the kept iterations."""
-        if not self.demand:
-            return None
-        return np.stack([self.demand[at] for at in self.chosen.tolist()])
+        return self._stacked(self.demand)
 
     def wires(self) -> Int64 | None:
         """Return wire bytes ``[n, W, W]`` of the kept iterations."""
-        if not self.wire:
+        return self._stacked(self.wire)
+
+    def _stacked(self, cells: dict[int, tuple[Any, int]]) -> Int64 | None:
+        if not cells:
             return None
-        return np.stack(
-            [
-                self.wire[at][0].astype(np.int64) * self.wire[at][1]
-                for at in self.chosen.tolist()
-            ]
-        )
+        every = [cells[at] for at in self.chosen.tolist()]
+        return np.stack([values.astype(np.int64) * unit for values, unit in every])
 
 
 class Kept:
@@ -132,22 +126,15 @@ class Kept:
         for at in inside.tolist():
             row = at - window.first
             if window.demand is not None:
-                seen.demand[at] = window.demand[row].copy()
+                seen.demand[at] = window.demand[row].copy(), 1
             if window.wire is not None:
                 seen.wire[at] = window.wire[row].copy(), window.wire_unit
 
 
 def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
-    """Build the heatmap of the kept matrices of all phases.
+    """Build the heatmap of the kept matrices of all phases; None without matrices.
 
-    Parameters
-    ----------
-    trace
-        The trace that was read.
-    kept
-        Matrices that were kept while reading.
-    phase
-        Phase whose wire bytes were read.
+    ``phase`` is the phase whose wire bytes were read.
     """
     told = _packed(trace, kept, phase)
     if not told:
@@ -196,16 +183,8 @@ def blocks(
 ) -> list[dict[str, Any]]:
     """Pack the matrices of one exchange; derivable ones become references.
 
-    Parameters
-    ----------
-    trace
-        The trace that was read.
-    seen
-        Kept loads and matrices of the exchange.
-    phase
-        Phase whose wire bytes were read with it.
-    first
-        Number of the first block.
+    ``phase`` is the phase whose wire bytes were read with the exchange; ``first`` is
+    the number of its first block in the page.
     """
     source = seen.source
     found: list[dict[str, Any]] = []
@@ -241,15 +220,8 @@ def blocks(
                     found.append(told)
                     plain.append(made)
                     return
-        most = int(whole.max(initial=0))
-        kind = next(
-            (
-                k
-                for k, top in (("u1", 255), ("u2", 65535), ("u4", 2**32 - 1))
-                if most <= top
-            ),
-            "f8",
-        )
+        size = np.min_scalar_type(whole.max(initial=0)).itemsize
+        kind = f"u{size}" if size <= 4 else "f8"
         data = np.ascontiguousarray(whole, np.dtype(kind).newbyteorder("<"))
         told |= {
             "dtype": kind,
@@ -262,7 +234,7 @@ def blocks(
     held = None
     if demand is not None:
         held = _holders(trace, seen)
-        add("demand", "", "token copies", demand.astype(np.int64), None)
+        add("demand", "", "token copies", demand, None)
     for name in PHASES:
         values = seen.wires() if name == phase else _other_phase(trace, seen, name)
         if values is not None:
@@ -316,14 +288,6 @@ def _other_phase(trace: Trace, seen: Seen, phase: str) -> Int64 | None:
             continue
         if not np.isin(seen.iterations, other.iterations).all():
             return None
-        when = trace.occurrences.iteration[other.sent]
-        sent = other.sent[np.isin(when, seen.iterations)]
-        demand = seen.demands()
-        if demand is not None and len(sent) == len(demand):
-            # reuses the demand that is already in memory
-            told = trace.rows_sent(sent, demand)
-            if told is not None:
-                return np.asarray(told[0], np.int64) * told[1]
         at = np.searchsorted(other.iterations, seen.iterations)
         parts = []
         for part in windows(other):

@@ -34,10 +34,7 @@ SYMBOLS = {"tick": "line-ns-open"}
 def as_dict(chart: Chart) -> dict[str, Any]:
     """Convert a chart to the data that the page's script reads.
 
-    Returns
-    -------
-    dict
-        ``views`` are the panels, each with Plotly traces and layout.
+    ``views`` are the panels, each with Plotly traces and layout.
     """
     return {
         "key": chart.key,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis import Comparison, Distance
+from moetraffic.analysis import Comparison
 from moetraffic.analysis.comparison import SCALES
 from moetraffic.analysis.resampling import LEVEL
-from moetraffic.analysis.times.completion import TimeRatio
 from moetraffic.report.chart import (
     OTHER_COLOR,
     Axis,
@@ -24,29 +23,24 @@ from moetraffic.report.chart import (
 
 def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
     """Draw the ratio of total call times, second run to first, by category of call."""
-    rows = [t for t in found.times if np.isfinite(t.ratio.value)]
-
-    def panel(rows: list[Any]) -> Panel:
-        points = Series(
-            kind="points",
-            x=np.array([t.ratio.value for t in rows]),
-            y=[_part(t) for t in rows],
-            name=f"ratio, {LEVEL:.0%} interval",
-            size=9,
-            x_interval=([t.ratio.low for t in rows], [t.ratio.high for t in rows]),
-        )
-        label = "ratio of total times (1 = equal)"
-        return _rows(rows[0].measure, label, (points,), rules=(Rule(x=1),))
-
-    return _by_measure(
-        rows,
-        panel,
+    notes = [n for n in found.notes if "time" in n or "duration" in n]
+    number = found.times[0].number if found.times else 0
+    return _chart(
+        [
+            (
+                t.measure,
+                "all calls" if t.by == "all" else f"{t.by} {t.label}".strip(),
+                *(t.ratio, np.nan),
+            )
+            for t in found.times
+        ],
+        "ratio",
         key=f"{key}-ratios",
         title=f"Call times of {second} relative to {first}",
-        reason=_untimed(found),
-        source=f"Sums over the {rows[0].number if rows else 0} calls that both runs "
-        "have; intervals from iterations resampled for both together. Call: from issue "
-        "to the end on the slowest member; transfer: from the last member's issue.",
+        reason="; ".join(notes) or "no call has times in both traces",
+        source=f"Sums over the {number} calls that both runs have; intervals from "
+        "iterations resampled for both together. Call: from issue to the end on the "
+        "slowest member; transfer: from the last member's issue.",
         columns=("ratio (dimensionless)", "part"),
         choices=("time",),
     )
@@ -54,34 +48,16 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
 
 def distances(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
     """Draw distances between the runs' traffic, and the within-run noise."""
-    rows = [d for d in found.distances if np.isfinite(d.value)]
-
-    def panel(rows: list[Any]) -> Panel:
-        names = [_named(d) for d in rows]
-        points = Series(
-            kind="points",
-            x=np.array([d.value for d in rows]),
-            y=names,
-            name=f"distance, {LEVEL:.0%} interval",
-            size=9,
-            x_interval=([d.low for d in rows], [d.high for d in rows]),
-        )
-        noise = Series(
-            kind="points",
-            x=np.array([d.floor for d in rows]),
-            y=names,
-            name="within-run noise (95th percentile)",
-            color=OTHER_COLOR,
-            symbol="tick",
-            size=16,
-        )
-        measure = rows[0].measure
-        label = f"{measure} ({SCALES[measure]})"
-        return _rows(measure, label, (points, noise), from_zero=True)
-
-    return _by_measure(
-        rows,
-        panel,
+    return _chart(
+        [
+            (
+                d.measure,
+                f"{'all layers' if d.layer < 0 else f'layer {d.layer}'}: {d.of}",
+                *(d, d.floor),
+            )
+            for d in found.distances
+        ],
+        "distance",
         key=f"{key}-distances",
         title=f"Distance of the traffic, {first} and {second}",
         reason="; ".join(found.notes) or "the runs have nothing in common",
@@ -92,49 +68,55 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
     )
 
 
-def _rows(
-    name: str,
-    label: str,
-    series: tuple[Series, ...],
-    *,
-    rules: tuple[Rule, ...] = (),
-    from_zero: bool = False,
-) -> Panel:
-    return Panel(
-        name=(name,),
-        x=Axis(label=label, from_zero=from_zero or bool(rules)),
-        y=Axis(reverse=True),
-        series=series,
-        rules=rules,
-    )
-
-
-def _by_measure(
-    rows: Sequence[Any],
-    panel: Callable[[list[Any]], Panel],
+def _chart(
+    rows: Sequence[tuple[str, str, Any, float]],
+    what: str,
     *,
     title: str,
     reason: str,
     **named: Any,
 ) -> Chart | Missing:
-    """Build a chart with one panel per metric, or the reason why there is none."""
-    if not rows:
+    """Build a chart with one panel per metric, or the reason why there is none.
+
+    Rows are metric, part, estimate with its interval, and noise (NaN: none).
+    """
+    known = [row for row in rows if np.isfinite(row[2].value)]
+    if not known:
         return Missing(title=title, reason=reason)
-    by = {m: [r for r in rows if r.measure == m] for m in [r.measure for r in rows]}
-    most = max(map(len, by.values()))
-    panels = tuple(map(panel, by.values()))
-    return Chart(title=title, panels=panels, height=160 + 28 * most, **named)
-
-
-def _untimed(found: Comparison) -> str:
-    """Explain why no call times are compared."""
-    notes = [n for n in found.notes if "time" in n or "duration" in n]
-    return "; ".join(notes) or "no call has times in both traces"
-
-
-def _part(of: TimeRatio) -> str:
-    return "all calls" if of.by == "all" else f"{of.by} {of.label}".strip()
-
-
-def _named(of: Distance) -> str:
-    return f"{'all layers' if of.layer < 0 else f'layer {of.layer}'}: {of.of}"
+    panels = []
+    for measure in dict.fromkeys(row[0] for row in known):
+        mine = [row[1:] for row in known if row[0] == measure]
+        parts, estimates, noise = zip(*mine, strict=True)
+        points = Series(
+            kind="points",
+            x=np.array([e.value for e in estimates]),
+            y=list(parts),
+            name=f"{what}, {LEVEL:.0%} interval",
+            size=9,
+            x_interval=([e.low for e in estimates], [e.high for e in estimates]),
+        )
+        marks = Series(
+            kind="points",
+            x=np.array(noise),
+            y=list(parts),
+            name="within-run noise (95th percentile)",
+            color=OTHER_COLOR,
+            symbol="tick",
+            size=16,
+        )
+        relative = what == "ratio"
+        label = "ratio of total times (1 = equal)"
+        panels.append(
+            Panel(
+                name=(measure,),
+                x=Axis(
+                    label=label if relative else f"{measure} ({SCALES[measure]})",
+                    from_zero=True,
+                ),
+                y=Axis(reverse=True),
+                series=(points,) if relative else (points, marks),
+                rules=(Rule(x=1),) if relative else (),
+            )
+        )
+    most = max(len(panel.series[0].y) for panel in panels)
+    return Chart(title=title, panels=tuple(panels), height=160 + 28 * most, **named)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from moetraffic.analysis import Analysis
 from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.report.chart import (
     Axis,
@@ -20,6 +21,8 @@ from moetraffic.report.chart import (
     Series,
     line_colors,
 )
+
+from .skew import named
 
 DISC = 46.0
 """Diameter in pixels of the disc of a trace without any structure."""
@@ -37,27 +40,23 @@ CORNERS = (
 TITLE = "Complexity map"
 
 
+def complexities(analysis: Analysis) -> dict[str, Complexity]:
+    """Return the complexity of each exchange by the name of its layer and phase."""
+    return {
+        f"{named(e, analysis)}, {e.phase}": e.complexity
+        for e in analysis.exchanges
+        if e.complexity is not None
+    }
+
+
 def complexity_map(
     found: Mapping[str, Complexity], *, source: str = "", reason: str = ""
 ) -> Chart | Missing:
-    """Draw the complexity of several traces, layers or phases.
+    """Draw the complexity of several traces, layers or phases, by name.
 
     Each is a disc at (NT, T) with an area proportional to Psi; bars are 95% intervals
-    over windows, the small dot is T corrected for the compressor.
-
-    Parameters
-    ----------
-    found
-        Complexity by name, such as "layer 1, dispatch".
-    source
-        Description of the underlying data.
-    reason
-        Reason why there is none, if known.
-
-    Returns
-    -------
-    Chart or Missing
-        Missing if no complexity is known.
+    over windows, the small dot is T corrected for the compressor. ``reason`` explains
+    why nothing is known, if it is.
     """
     known = {n: c for n, c in found.items() if np.isfinite(c.product)}
     if not known:

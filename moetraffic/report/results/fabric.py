@@ -172,14 +172,7 @@ def _times(found: Assessment) -> list[tuple[str, Any]]:
 def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
     """Draw the bottleneck time with its bounds, and the links with most busy time.
 
-    Parameters
-    ----------
-    found
-        Assessment of one matrix per iteration.
-    iterations
-        Iteration numbers.
-    source
-        Description of the underlying data.
+    The assessment has one matrix per iteration.
     """
     top = max(float(found.bottleneck_s.max(initial=0.0)), 1e-12)
     unit, scale = next((u for u in UNITS if top >= u[1]), UNITS[-1])

@@ -77,14 +77,8 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     """Tabulate the metadata and call sites of a trace.
 
-    Sites that differ only in call index and group share a row.
-
-    Parameters
-    ----------
-    trace
-        Any.
-    path
-        The trace's file; None leaves out sizes, for which all calls are read.
+    Sites that differ only in call index and group share a row. Without the path of its
+    file, sizes are left out, for which all calls are read.
     """
     meta = trace.meta
     size = sent = ""

@@ -118,16 +118,10 @@ def as_dict(pattern: Pattern, matrices: Mapping[str, Int64]) -> dict[str, Any]:
 def heatmaps(
     matrices: Mapping[str, Int64], *, title: str, source: str = "", stage: int = 0
 ) -> Chart:
-    """Draw heatmaps of all traffic and of each kind, on one logarithmic scale.
+    """Draw byte matrices ``[R, R]`` of all traffic and of each kind as heatmaps.
 
-    Parameters
-    ----------
-    matrices
-        ``[R, R]`` bytes by kind; row sends, column receives.
-    title, source
-        Headline, and description of the underlying data.
-    stage
-        Number of consecutive ranks per pipeline stage, separated by lines; 0: no lines.
+    Rows send, columns receive; ``stage`` is the number of consecutive ranks per
+    pipeline stage, which lines separate (0: no lines).
     """
     shown = {k: m for k, m in matrices.items() if k != "control" and m.any()}
     whole = sum(shown.values(), np.zeros_like(next(iter(matrices.values()))))

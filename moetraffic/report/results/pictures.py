@@ -14,9 +14,9 @@ from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
 from moetraffic.trace import ROUTING, Trace
 
-from .complexity import complexity_map
+from .complexity import complexities, complexity_map
 from .rhythm import time_chart, timeline
-from .skew import curves, named, subject_of
+from .skew import curves, subject_of
 
 AVERAGED = 10  # iterations in each heatmap
 
@@ -24,31 +24,16 @@ AVERAGED = 10  # iterations in each heatmap
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
     """Draw a trace's charts: demand, timeline, entropy, time breakdown, complexity.
 
-    Parameters
-    ----------
-    trace, analysis
-        The trace, and its analysis.
-    folder
-        Output folder of the PNG files; existing files are replaced.
-
-    Returns
-    -------
-    list of Path
-        The files.
+    Existing PNG files in the folder are replaced; the files are returned.
     """
     source = about(trace)
     routed = [e for e in analysis.exchanges if subject_of(e, "demand")]
-    packets = {
-        f"{named(e, analysis)}, {e.phase}": e.complexity
-        for e in analysis.exchanges
-        if e.complexity is not None
-    }
     charts = {
         **{_demand_name(e, routed): heatmaps(trace, e) for e in routed},
         "timeline.png": timeline(trace, source=source),
         "entropy.png": entropy(analysis, source),
         "occupation.png": time_chart(analysis.occupation, source),
-        "complexity.png": complexity_map(packets, source=source),
+        "complexity.png": complexity_map(complexities(analysis), source=source),
     }
     return [
         figures.save(chart, folder / name)
@@ -75,9 +60,6 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
         name = f"{stage}: iterations {chosen[0]} to {chosen[-1]}"
         total = trace.demand(trace.complete(routed)).sum(axis=0)
         matrices[name] = total / len(chosen)
-    each = _experts_per_rank(trace, exchange)
-    experts = next(iter(matrices.values())).shape[1]
-    borders = range(each, experts, each) if each and experts <= 16 * each else ()
     mean = np.mean(list(matrices.values()))
     return matrix_chart(
         matrices,
@@ -86,7 +68,6 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
         f"included; mean of all cells: {mean:.4g}",
         unit="token copies",
         column="expert",
-        rules=tuple(Rule(x=e - 0.5, color="white", dash="solid") for e in borders),
     )
 
 
@@ -103,22 +84,9 @@ def matrix_chart(
 ) -> Chart:
     """Draw matrices side by side as heatmaps on one color scale.
 
-    Parameters
-    ----------
-    matrices
-        Matrices by panel name; rows are sending ranks.
-    title, source
-        Headline, and description of the underlying data.
-    unit
-        Unit of the cells.
-    column
-        Label of the columns.
-    rules
-        Lines across each matrix.
-    across
-        Number of panels side by side; 0: all.
-    log_color
-        Whether the color scale is logarithmic; zeros are blank then.
+    Rows are sending ranks; ``column`` is the label of the columns and ``unit`` that of
+    the cells. ``rules`` are lines across each matrix, ``across`` is the number of
+    panels side by side (0: all). With ``log_color``, zeros are blank.
     """
     rows, columns = next(iter(matrices.values())).shape
     beside = across or len(matrices)
@@ -161,14 +129,8 @@ def traffic(
 ) -> Chart:
     """Draw the bytes between all ranks in a few iterations, summed over collectives.
 
-    Parameters
-    ----------
-    trace
-        Any.
-    iterations
-        Iterations, one panel each.
-    operations, algorithm
-        See :func:`moetraffic.analysis.times.iteration_traffic.world_matrices`.
+    ``operations`` and ``algorithm`` are those of
+    :func:`moetraffic.analysis.times.iteration_traffic.world_matrices`.
     """
     matrices = world_matrices(
         trace, iterations, operations=operations, algorithm=algorithm
@@ -208,18 +170,6 @@ def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) 
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
     return f"demand-layer-{exchange.layer}{which}.png"
-
-
-def _experts_per_rank(trace: Trace, exchange: ExchangeAnalysis) -> int | None:
-    """Return the experts per rank, if contiguous and equal; else None."""
-    rows = trace.placements
-    mine = (rows["layer"] == exchange.layer) & (rows["group"] == exchange.group)
-    if not mine.any() or (rows["replica"][mine] > 0).any():
-        return None
-    holder = trace.holder(exchange.layer, exchange.group, int(exchange.iterations[0]))
-    each = len(holder) // len(exchange.ranks)
-    even = np.arange(len(holder)) // max(1, each)
-    return each if each and np.array_equal(holder, even) else None
 
 
 def about(trace: Trace) -> str:

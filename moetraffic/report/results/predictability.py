@@ -63,7 +63,7 @@ def horizons(analysis: Analysis) -> Chart | Missing:
         key="forecasts",
         title=title,
         source="Forecasters are tuned on the middle of the run and tested on its last "
-        "quarter. Baseline: persistence (the last value). Oracle: true gate "
+        "quarter. Baseline: persistence. Oracle: true gate "
         "probabilities, sampling noise only. Lower bound: of any linear forecast one "
         "iteration ahead, from the spectrum (Kolmogorov). Bars: 95% intervals.",
         columns=("iterations ahead", "value (unit as on the axis)"),

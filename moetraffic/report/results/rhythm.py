@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,90 +43,61 @@ TIME_TITLE = "Time breakdown of a training step"
 _ORDER = (0, 2, 1, 3)  # columns of TimeBreakdown.shares
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """Active intervals of each rank's all-to-alls in a few iterations."""
-
-    start: npt.NDArray[np.int64]  # [n] ns of rank 0's clock
-    end: npt.NDArray[np.int64]  # [n] ns of rank 0's clock
-    rank: npt.NDArray[np.int64]  # [n] world rank
-    phase: npt.NDArray[np.object_]  # [n]
-    begins: dict[int, int]  # iteration: its start on rank 0, ns
-
-
-def calls(trace: Trace) -> Calls:
-    """Find the active intervals of each rank's all-to-alls in mid-run iterations.
-
-    Parameters
-    ----------
-    trace
-        Trace with times; without times, the result is empty.
-    """
-    when = trace.iterations
-    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
-    chosen = range(first, first + SHOWN)
+def calls(trace: Trace, chosen: range) -> list[npt.NDArray[Any]]:
+    """List starts and ends [ns of rank 0's clock], ranks and phases of all-to-alls."""
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=chosen))
     phases = np.array([site.phase for site in trace.sites], object)
     widths = np.array([trace.size(int(o)) for o in found], np.int64)
-    parts: list[list[npt.NDArray[np.generic]]] = []
+    parts: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int64)] * 4]
     for width in np.unique(widths):
         of = found[widths == width]
         issue, start, end = trace.times(of)
         begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
         phase = np.broadcast_to(phases[trace.occurrences.site[of]][:, None], end.shape)
         known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (phase != "")
-        ranks = np.asarray(trace.members(of))
-        every = (np.minimum(begin, end), end, ranks, phase)
+        every = (np.minimum(begin, end), end, np.asarray(trace.members(of)), phase)
         parts.append([each[known] for each in every])
-    empty = [np.zeros(0, kind) for kind in (np.int64, np.int64, np.int64, object)]
-    columns = [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
-    steps = trace.steps
-    begins = {
-        int(i): int(t)
-        for i, t in zip(steps.iteration, steps.start[:, 0], strict=True)
-        if i in chosen and t != UNKNOWN_TIME
-    }
-    start, end, ranks, phase = columns
-    return Calls(start=start, end=end, rank=ranks, phase=phase, begins=begins)
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
 def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Missing:
     """Draw each rank's all-to-alls as bars over time, colored by phase.
 
-    Parameters
-    ----------
-    trace
-        Trace with times.
-    source
-        Description of the underlying data.
-    reason
-        Reason why there is no timeline, if known.
+    ``reason`` explains why the trace has no times, if known.
     """
     title = "On-off timeline of the all-to-alls"
-    on = calls(trace)
-    if not len(on.start):
+    when = trace.iterations
+    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
+    chosen = range(first, first + SHOWN)
+    start, end, rank, phases = calls(trace, chosen)
+    if not len(start):
         why = reason or "the times of the all-to-alls are not recorded"
         return Missing(title=title, reason=why)
-    ranks = np.unique(on.rank)
+    begins = {
+        int(i): int(t)
+        for i, t in zip(trace.steps.iteration, trace.steps.start[:, 0], strict=True)
+        if i in chosen and t != UNKNOWN_TIME
+    }
+    ranks = np.unique(rank)
     each = -(-len(ranks) // MOST_ROWS)
-    shown = np.isin(on.rank, ranks[::each])
+    shown = np.isin(rank, ranks[::each])
     note = f" One of every {each} ranks is drawn." if each > 1 else ""
     if shown.sum() > MOST_BARS:
         # later calls are omitted
-        shown &= on.start <= np.sort(on.start[shown])[MOST_BARS - 1]
+        shown &= start <= np.sort(start[shown])[MOST_BARS - 1]
         note += f" The first {MOST_BARS} calls are drawn."
-    origin = min([int(on.start[shown].min()), *on.begins.values()])
+    origin = min([int(start[shown].min()), *begins.values()])
     series = []
-    for phase in dict.fromkeys([*PHASE_COLORS, *sorted(set(on.phase[shown]))]):
-        mine = shown & (on.phase == phase)
+    for phase in dict.fromkeys([*PHASE_COLORS, *sorted(set(phases[shown]))]):
+        mine = shown & (phases == phase)
         if not mine.any():
             continue
         series.append(
             Series(
                 kind="bars",
-                x=(on.end[mine] - on.start[mine]) / 1e6,
-                y=on.rank[mine],
-                base=(on.start[mine] - origin) / 1e6,
+                x=(end[mine] - start[mine]) / 1e6,
+                y=rank[mine],
+                base=(start[mine] - origin) / 1e6,
                 name=phase,
                 color=PHASE_COLORS.get(phase, OTHER_COLOR),
                 width=0.74 * each,
@@ -135,7 +106,7 @@ def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Mis
         )
     rules = tuple(
         Rule(x=(begin - origin) / 1e6, text=f"iteration {i}")
-        for i, begin in on.begins.items()
+        for i, begin in begins.items()
     )
     about = (
         "From when the last rank has issued the all-to-all until it has ended on the "
@@ -268,14 +239,7 @@ def time_chart(
 ) -> Chart | Missing:
     """Draw the time shares of each rank's training steps as stacked bars.
 
-    Parameters
-    ----------
-    found
-        Time breakdown of any trace.
-    source
-        Description of the underlying data.
-    reason
-        Reason why there is none, if known.
+    ``reason`` explains why there is no breakdown, if known.
     """
     if found is None or not found.known.any():
         why = reason or "the times of calls are not recorded"

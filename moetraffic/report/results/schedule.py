@@ -267,14 +267,8 @@ def circuits_chart(
 ) -> Chart | Missing:
     """Draw the share of demand that the first n circuit permutations serve.
 
-    Parameters
-    ----------
-    analysis
-        Analysis of the run.
-    wires
-        Wire bytes ``[n, W, W]`` of some iterations by layer and group; None: unknown.
-    rate
-        Bytes per second of a circuit.
+    ``wires`` has the bytes ``[n, W, W]`` of some iterations by layer and group, None
+    where unknown; ``rate`` is in bytes per second of a circuit.
     """
     title = "Circuits: coverage by Birkhoff-von-Neumann permutations"
     panels = []

@@ -153,12 +153,7 @@ def loads(
 ) -> Chart | Missing:
     """Draw a heatmap of each expert's (or rank's) load share over the run.
 
-    Parameters
-    ----------
-    analysis
-        Analysis of the run.
-    known
-        "expert" or "rank", and loads ``[T, E]``, by layer and group.
+    ``known`` has "expert" or "rank", and loads ``[T, E]``, by layer and group.
     """
     title = "Expert load over time"
     if not known:

@@ -70,15 +70,7 @@ def _pairs(table: Table) -> list[Pair]:
 
 
 def figure(study: Study, table: Table) -> Chart:
-    """Draw the published and computed values of a study's table.
-
-    Parameters
-    ----------
-    study
-        The study of the table.
-    table
-        A table that is :func:`drawable`.
-    """
+    """Draw the published and computed values of a :func:`drawable` table of a study."""
     pairs = _pairs(table)
     rows = list(dict.fromkeys(pair[0] for pair in pairs))
     first = {_number(row[0]) for row in table.rows}

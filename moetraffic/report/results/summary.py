@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
-from moetraffic.analysis.forecast.usefulness import Verdict, sentence
+from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
@@ -62,33 +62,36 @@ def tables(analysis: Analysis) -> list[Table]:
     return [*made, *([Table(rows=[], notes=notes)] if notes else [])]
 
 
-def _verdicts(subject: Subject) -> tuple[Verdict, ...]:
-    return () if subject.forecasts is None else subject.forecasts.verdicts
+def _subjects(
+    exchanges: list[ExchangeAnalysis],
+) -> Iterator[tuple[tuple[object, ...], Subject]]:
+    """Yield each subject with the layer, ranks and quantity of its rows."""
+    for exchange in exchanges:
+        where = (exchange.layer, rank_span(exchange.ranks))
+        for subject in exchange.subjects:
+            yield (*where, subject.name.replace("_", " ")), subject
 
 
 def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
     rows = []
-    for exchange in exchanges:
-        for subject in exchange.subjects:
-            for metric, balanced in METRICS.items():
-                curve = subject.curves.get(metric)
-                if curve is None or (metric == "sparsity" and not curve.values.any()):
-                    continue
-                floor = curve.floor
-                z = np.nan if floor is None else mean(floor.z_score(curve.values))
-                # z-scores above 1000 carry no information
-                far = ">1000" if z > 0 else "<-1000"
-                rows.append(
-                    (
-                        *(exchange.layer, rank_span(exchange.ranks)),
-                        subject.name.replace("_", " "),
-                        f"{metric.replace('_', ' ')} ({balanced})",
-                        *stage_means(curve.values).tolist(),
-                        None if floor is None else mean(floor.mean),
-                        far if abs(z) >= 1000 else z,
-                        *(100 * float(curve.trend.slope), float(curve.trend.p)),
-                    )
+    for where, subject in _subjects(exchanges):
+        for metric, balanced in METRICS.items():
+            curve = subject.curves.get(metric)
+            if curve is None or (metric == "sparsity" and not curve.values.any()):
+                continue
+            floor = curve.floor
+            z = np.nan if floor is None else mean(floor.z_score(curve.values))
+            # z-scores above 1000 carry no information
+            far = ">1000" if z > 0 else "<-1000"
+            rows.append(
+                (
+                    *(*where, f"{metric.replace('_', ' ')} ({balanced})"),
+                    *stage_means(curve.values).tolist(),
+                    None if floor is None else mean(floor.mean),
+                    far if abs(z) >= 1000 else z,
+                    *(100 * float(curve.trend.slope), float(curve.trend.p)),
                 )
+            )
     return Table(
         title="Load skew, and the noise floor of a balanced router",
         columns={
@@ -103,28 +106,23 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
 
 def _forecasts(exchanges: list[ExchangeAnalysis]) -> Table:
     rows = []
-    for exchange in exchanges:
-        for subject in exchange.subjects:
-            if subject.forecasts is None:
+    for where, subject in _subjects(exchanges):
+        for horizon in subject.forecasts.horizons if subject.forecasts else ():
+            verdict = horizon.verdict
+            if verdict.reason:
                 continue
-            for horizon in subject.forecasts.horizons:
-                verdict = horizon.verdict
-                if verdict.reason:
-                    continue
-                at = int(np.argmin([abs(t - TOLERANCE) for t in verdict.tolerances]))
-                best = next(s for s in horizon.scores if s.forecaster == horizon.best)
-                bound = subject.limits if horizon.horizon == 1 else None
-                rows.append(
-                    (
-                        *(exchange.layer, rank_span(exchange.ranks)),
-                        *(subject.name.replace("_", " "), horizon.horizon),
-                        *(verdict.forecaster, verdict.within[at]),
-                        *(verdict.unchanged[at], verdict.ceiling[at], verdict.skill),
-                        (verdict.skill_low, verdict.skill_high),
-                        *(best.nmse, bound.pooled_nmse if bound else None),
-                        *(best.mape, horizon.mape_floor),
-                    )
+            at = int(np.argmin([abs(t - TOLERANCE) for t in verdict.tolerances]))
+            best = next(s for s in horizon.scores if s.forecaster == horizon.best)
+            bound = subject.limits if horizon.horizon == 1 else None
+            rows.append(
+                (
+                    *(*where, horizon.horizon, verdict.forecaster, verdict.within[at]),
+                    *(verdict.unchanged[at], verdict.ceiling[at], verdict.skill),
+                    (verdict.skill_low, verdict.skill_high),
+                    *(best.nmse, bound.pooled_nmse if bound else None),
+                    *(best.mape, horizon.mape_floor),
                 )
+            )
     return Table(
         title="Forecasts: share of bytes in cells forecast to within ±20%, and skill "
         "over the persistence baseline",
@@ -180,18 +178,19 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
         net, packets = exchange.network, exchange.complexity
         if net is None and packets is None:
             continue
-        of_net: list[object] = [None] * 7
-        if net is not None:
-            of_net = [
+        of_net = (
+            [None] * 7
+            if net is None
+            else [
                 *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
                 _with(mean(net.inter_host), net.inter_host_uniform),
                 net.nic_flows,
                 *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
                 net.elephant_share,
             ]
-        of_packets: list[object] = [None] * 3
-        if packets is not None:
-            of_packets = [packets.temporal, packets.non_temporal, packets.product]
+        )
+        names = ("temporal", "non_temporal", "product")
+        of_packets = [getattr(packets, name, None) for name in names]
         where = (exchange.layer, rank_span(exchange.ranks))
         rows.append((*where, *of_net, *of_packets))
     return Table(
@@ -223,7 +222,7 @@ def sentences(analysis: Analysis) -> list[str]:
             f"Layer {exchange.layer}: {sentence(v, tolerance=TOLERANCE)}"
             for subject in exchange.subjects
             if subject.name in ("demand", "wire")
-            for v in _verdicts(subject)
+            for v in (subject.forecasts.verdicts if subject.forecasts else ())
         ]
         if exchange.convergence is not None:
             both = exchange.convergence

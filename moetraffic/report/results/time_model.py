@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.calibration import FromTrace
 from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
+
+if TYPE_CHECKING:
+    from moetraffic.analysis.times.calibration import FromTrace
 
 TERMS = {
     "compute": "compute",
@@ -33,6 +35,15 @@ SHARES = {
     "bubble_share": "bubble share of T_iter",
     "bubble_of_ideal": "bubble / ideal time, (p-1)/(v m)",
 }
+
+SIGNS = {
+    **{"pp": "p", "tp": "t", "dp": "d", "ep": "e", "cp": "c"},
+    **{"virtual": "v", "zero": "Z", "micro_batch": "b"},
+}
+"""Letters of sizes in the name of a configuration, by field."""
+
+LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
+"""Sizes that the name of a configuration leaves out."""
 
 COLORS = {
     "compute": LINE_COLORS[0],
@@ -146,18 +157,10 @@ def several(
     title: str,
     beside: Mapping[str, tuple[str, npt.ArrayLike]] | None = None,
 ) -> Table:
-    """Tabulate the estimates of configurations ``[n]``; impossible ones are blank.
+    """Tabulate estimates ``[n]``, a row each.
 
-    Parameters
-    ----------
-    found
-        Estimates as arrays ``[n]``.
-    names, head
-        Names of the rows, and heading of their column.
-    title
-        Title of the table.
-    beside
-        Additional columns by name: format and values.
+    ``head`` is the heading of the rows' names; ``beside`` are additional columns:
+    format and values by name.
     """
     shape = found.sound.shape
     columns: dict[str, tuple[str, npt.ArrayLike]] = {
@@ -224,21 +227,14 @@ def search_names(found: Search, number: int) -> list[str]:
     """Describe each of the best configurations of a search in one line."""
     made = []
     for row in found.rows(number):
-        parts = [f"p{row['pp']:.0f} t{row['tp']:.0f} d{row['dp']:.0f}"]
-        parts += [
+        sizes = [
             f"{sign}{row[name]:.0f}"
-            for name, sign, usual in (
-                ("ep", "e", 1),
-                ("cp", "c", 1),
-                ("virtual", "v", 1),
-                ("zero", "Z", 0),
-            )
-            if row[name] != usual
+            for name, sign in SIGNS.items()
+            if row[name] != LEFT_OUT.get(name)
         ]
-        parts.append(f"b{row['micro_batch']:.0f}")
-        parts.append(("", "selective", "full")[int(row["recompute"])])
-        parts.append("SP" if row["sequence_parallel"] else "")
-        made.append(" ".join(part for part in parts if part))
+        recompute = ("", "selective", "full")[int(row["recompute"])]
+        parts = (*sizes, recompute, "SP" if row["sequence_parallel"] else "")
+        made.append(" ".join(filter(None, parts)))
     return made
 
 
@@ -264,20 +260,10 @@ def figure(
     title: str = "Iteration time by term",
     source: str = "",
 ) -> Chart:
-    """Draw the time terms of configurations as stacked bars, one bar each.
+    """Draw the time terms of configurations as stacked bars, one bar per name.
 
-    Parameters
-    ----------
-    found
-        Estimates of any shape.
-    names
-        Names of the bars.
-    at
-        Indices of the flattened elements to draw; all if None.
-    shares
-        Draw percents of each bar's sum instead of seconds.
-    title, source
-        Headline, and description of the underlying data.
+    ``at`` are the indices of the flattened estimates to draw (None: all); with
+    ``shares``, bars are percents of their sums instead of seconds.
     """
 
     def flat(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
