@@ -59,25 +59,23 @@ def bandwidth(
         raise AnalysisError(
             f"{table} has no measurement {place} of place: choose another --place"
         )
-    answer: dict[str, Any] | None = None
+    data: dict[str, Any] = {"curves": report.records(found)}
+    shown: list[Any] = [report.sheet(found)]
     if collective is not None:
         got = found.effective(collective, ranks, size, span=span)
-        answer = {
+        time_us, busbw_gbs = float(got.time_s) * 1e6, float(got.bytes_s) / 1e9
+        data["answer"] = {
             "collective": collective,
             "ranks": ranks,
             "size_bytes": size,
-            "time_us": float(got.time_s) * 1e6,
-            "busbw_gbs": float(got.bytes_s) / 1e9,
+            "time_us": time_us,
+            "busbw_gbs": busbw_gbs,
             "measured_around": bool(got.inside),
         }
-    data: dict[str, Any] = {"curves": report.records(found)}
-    shown: list[Any] = [report.sheet(found)]
-    if answer is not None:
-        data["answer"] = answer
-        how = "interpolated" if answer["measured_around"] else "extrapolated"
+        how = "interpolated" if got.inside else "extrapolated"
         shown.append(
-            f"{collective} of {size} B on {ranks} ranks: {answer['time_us']:.4g} us, "
-            f"{answer['busbw_gbs']:.4g} GB/s ({how})"
+            f"{collective} of {size} B on {ranks} ranks: {time_us:.4g} us, "
+            f"{busbw_gbs:.4g} GB/s ({how})"
         )
     chart = report.figure(found, str(table))
     present(data, *shown, as_json=as_json, chart=chart, plot=plot)

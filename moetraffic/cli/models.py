@@ -82,9 +82,7 @@ def details(found: Preset) -> Table:
     if found.published:
         sizes["published"] = found.published
     rows |= {"micro_batch": found.micro_batch}
-    rows |= {
-        f"{part} parameters": f"{n:,}" for part, n in sizes.items() if n is not None
-    }
+    rows |= {f"{part} parameters": f"{n:,}" for part, n in sizes.items()}
     rows |= {f"left out: {part}": f"{n:,}" for part, n in found.left_out.items()}
     rows |= {name: told[name] for name in ("source", "remark") if told[name]}
     return Table(rows=[(n.replace("_", " "), str(value)) for n, value in rows.items()])

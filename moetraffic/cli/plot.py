@@ -52,8 +52,8 @@ def plot(
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)
         names = operation_names(opened, operations)
-        make_folder(output, ("*.png",), force=force)
         shown = pictures.traffic(opened, chosen, operations=names, algorithm=algorithm)
+        make_folder(output, ("*.png",), force=force)
         found = analyze(opened, parts=["skew", "complexity", "rhythm", "occupation"])
         drawn = [
             figures.save(shown, output / TRAFFIC),

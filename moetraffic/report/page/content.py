@@ -211,29 +211,23 @@ def content(
 
 
 def _beside(
-    trace: Trace,
-    other: Trace | None,
-    *,
-    key: str,
-    title: str,
-    name: str,
-    about: str,
-    absent: str,
+    trace: Trace, other: Trace | None, *, name: str, absent: str, **section: str
 ) -> Section:
-    reason = absent
-    if other is not None:
-        try:
-            found = compare(trace, other)
-        except AnalysisError as error:
-            reason = str(error)
-        else:
-            names = ("this run", name)
-            draw = (side_by_side.ratios, side_by_side.distances)
-            times = f"Times of common calls: this run and {name}"
-            parts = (
-                *(each(found, key, *names) for each in draw),
-                *([comparison.times(found.times, times)] if found.times else []),
-            )
-            return Section(key=key, title=title, about=about, parts=parts)
-    lacking = Missing(title=title, reason=reason)
-    return Section(key=key, title=title, parts=(lacking,))
+    """Build the section that compares a trace with a second one, if there is one."""
+    lacking = Missing(title=section["title"], reason=absent)
+    if other is None:
+        return Section(key=section["key"], title=section["title"], parts=(lacking,))
+    try:
+        found = compare(trace, other)
+    except AnalysisError as error:
+        lacking = Missing(title=section["title"], reason=str(error))
+        return Section(key=section["key"], title=section["title"], parts=(lacking,))
+    asked = (found, section["key"], "this run", name)
+    times = f"Times of common calls: this run and {name}"
+    return Section(
+        **section,
+        parts=(
+            *(side_by_side.ratios(*asked), side_by_side.distances(*asked)),
+            *([comparison.times(found.times, times)] if found.times else []),
+        ),
+    )

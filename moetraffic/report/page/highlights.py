@@ -10,6 +10,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
+from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
 from moetraffic.report.results.summary import sentences
@@ -95,14 +96,8 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
 def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     """Describe the run and its predictability in a few sentences."""
     meta = trace.meta
-    model = f"{meta.model} model" if meta.model else "unnamed model"
-    router = f", router {meta.router}, k = {meta.k}" if meta.router else ""
-    dispatch = f", {meta.dispatch}" if meta.dispatch else ""
     complete = "complete" if meta.complete else f"not complete: {meta.missing}"
-    lines = [
-        f"Run of a {model} ({meta.origin}) on {meta.world} ranks{router}{dispatch}; "
-        f"the trace is {complete}."
-    ]
+    lines = [f"{about_run(trace)}; the trace is {complete}."]
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")
     return lines + sentences(analysis)

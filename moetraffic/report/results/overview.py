@@ -155,6 +155,20 @@ def _model(meta: Meta) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def about(trace: Trace) -> str:
+    """Describe origin, model, ranks and router of a run in a few words."""
+    meta = trace.meta
+    router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""
+    parts = [
+        f"{meta.origin.capitalize()} run",
+        meta.model,
+        f"{meta.world} ranks, EP {meta.ep}",
+        f"{meta.experts} experts" if meta.experts else "",
+        router,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def layout_known(meta: Meta) -> bool:
     """Return whether the trace records its parallel layout; user loops do not."""
     return bool(meta.workload or meta.origin != "captured" or meta.dp > 1)

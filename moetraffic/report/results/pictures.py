@@ -15,6 +15,7 @@ from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
 from moetraffic.trace import ROUTING, Trace
 
 from .complexity import complexities, complexity_map
+from .overview import about
 from .rhythm import time_chart, timeline
 from .skew import curves, subject_of
 
@@ -170,17 +171,3 @@ def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) 
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
     return f"demand-layer-{exchange.layer}{which}.png"
-
-
-def about(trace: Trace) -> str:
-    """Describe origin, model, ranks and router of a run in a few words."""
-    meta = trace.meta
-    router = f"{meta.router} k={meta.k} {meta.dispatch}".strip() if meta.router else ""
-    parts = [
-        f"{meta.origin.capitalize()} run",
-        meta.model,
-        f"{meta.world} ranks, EP {meta.ep}",
-        f"{meta.experts} experts" if meta.experts else "",
-        router,
-    ]
-    return ", ".join(part for part in parts if part)

@@ -140,9 +140,12 @@ def _diagonal(table: Table, pairs: Sequence[Pair], unit: str) -> Panel:
 
 
 def _rows(table: Table, pairs: Sequence[Pair], rows: Sequence[int], unit: str) -> Panel:
-    names = list(table.columns)
-    starts = [n.strip().startswith(("published", "ours")) for n in names]
-    head = [n for n in range(names.index(_raw(names, pairs[0][1]))) if not starts[n]]
+    names = [name.strip() for name in table.columns]
+    head = [
+        at
+        for at in range(names.index(pairs[0][1]))
+        if not names[at].startswith(("published", "ours"))
+    ]
     published = {pair[0]: pair[2] for pair in pairs}
     series = [
         Series(
@@ -179,10 +182,6 @@ def _rows(table: Table, pairs: Sequence[Pair], rows: Sequence[int], unit: str) -
         ),
         series=tuple(series),
     )
-
-
-def _raw(names: Sequence[str], stripped: str) -> str:
-    return next(name for name in names if name.strip() == stripped)
 
 
 def _kinds(table: Table, *, skip: int) -> list[str]:
