@@ -83,24 +83,6 @@ EXCEPTIONS = {
 }
 """Files that are not checked."""
 
-SHRINKING: frozenset[str] = frozenset(
-    {
-        "moetraffic/cli/app.py",
-        "moetraffic/cli/capture.py",
-        "moetraffic/cli/choices.py",
-        "moetraffic/cli/compare.py",
-        "moetraffic/cli/estimate.py",
-        "moetraffic/cli/generate.py",
-        "moetraffic/cli/import_.py",
-        "moetraffic/cli/validate.py",
-        "moetraffic/cli/workload.py",
-        "moetraffic/generate/state_trial.py",
-        "moetraffic/patterns/workload.py",
-        "replay/scale/rank_map.py",
-    }
-)
-"""Modules still to be rewritten: this set only loses entries."""
-
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Messages and first docstring lines of a module; lines of a page."""
@@ -154,11 +136,7 @@ def found(path: Path) -> list[str]:
 @pytest.mark.parametrize("kind", ["pages", "modules"])
 def test_replaced_phrases_do_not_come_back(kind: str) -> None:
     paths = PAGES if kind == "pages" else modules()
-    checked = [
-        p
-        for p in paths
-        if p not in EXCEPTIONS and str(p.relative_to(ROOT)) not in SHRINKING
-    ]
+    checked = [p for p in paths if p not in EXCEPTIONS]
     assert len(checked) > 20
     hits = [hit for path in checked for hit in found(path)]
     assert not hits, "\n".join(hits)

@@ -17,7 +17,7 @@ from moetraffic.analysis.network.flows import (
 from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.noise.closed_forms import inter_host_moments
 from moetraffic.analysis.noise.null_model import NoiseFloor
-from moetraffic.analysis.skew.measures import mean_of_known
+from moetraffic.analysis.skew.measures import means_of_known
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
@@ -106,7 +106,7 @@ def network(
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
         bottleneck_bytes=np.asarray(rows["wire.bottleneck"], np.int64),
         seen=len(looked_at(len(source.iterations))),
-        **{name: float(mean_of_known(rows[f"wire.{name}"])) for name in SAMPLED},
+        **{name: float(means_of_known(rows[f"wire.{name}"])) for name in SAMPLED},
     )
 
 
@@ -142,7 +142,7 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
         unknown = np.full((2, len(seen)), np.nan)
         found = (
             *(host_entropy(few, hosts) if several else unknown),
-            *(mean_of_known(each) for each in nic_flows(few)),
+            *(means_of_known(each) for each in nic_flows(few)),
             *largest_flows(few),
         )
         for name, values in zip(SAMPLED, found, strict=True):

@@ -29,7 +29,7 @@ PATHS = 48
 TRIES = 15
 
 ROUNDS = 2
-"""Tries, half as many each, that know how far means of samples wander."""
+"""Tries, half as many each, that estimate the spread of sample means."""
 
 LEAST_LOAD = 1e-7
 """Of an expert that got nothing, for its logarithm."""

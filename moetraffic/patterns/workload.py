@@ -99,8 +99,8 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
     if t.until_steady and not t.virtual:
         broken.append(
             (
-                "ranks that communicate do not tell each other their loads, so only a "
-                "virtual run can end when these are steady",
+                "ranks of a distributed run do not exchange expert loads, so only a "
+                "virtual run can end when the loads are steady",
                 "set virtual",
             )
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from moetraffic.analysis.network.flows import inter_host_share
 from moetraffic.analysis.skew.hot_experts import hot_members, retention
 from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.analysis.skew.measures import mean_of_known, normalized_entropy
+from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.relocation import routed_layers
@@ -227,8 +227,8 @@ def _of_window(counts: Counts, holder: Int64, hosts: Int64) -> dict[str, Float64
         "coupling": coupling,
         "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
-        "line efficiency": mean_of_known(efficiency.reshape(wire.shape[:3])),
-        "inter-host share": mean_of_known(inter_host_share(wire, hosts)),
+        "line efficiency": means_of_known(efficiency.reshape(wire.shape[:3])),
+        "inter-host share": means_of_known(inter_host_share(wire, hosts)),
         "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
     }
 

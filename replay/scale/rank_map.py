@@ -280,8 +280,8 @@ def numbers(text: str, what: str = "ranks") -> tuple[int, ...]:
         ends = (first, last) if colon else (first,)
         if not all(_is_rank(n) for n in ends) or (colon and int(last) <= int(first)):
             raise ReplayError(
-                f"{what} are numbers, or A:B for A up to, not with, B, with commas "
-                f"between, but one is {part.strip()[:40]!r}: 0,4:8 are five"
+                f"{what} must be numbers or half-open ranges A:B, separated by "
+                f"commas, but one is {part.strip()[:40]!r}: use for example 0,4:8"
             )
         found += range(int(first), int(last)) if colon else [int(first)]
     return tuple(found)

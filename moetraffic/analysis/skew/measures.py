@@ -343,12 +343,12 @@ def ratio(value: npt.ArrayLike, by: npt.ArrayLike) -> Float64:
     return result
 
 
-def mean_of_known(values: npt.ArrayLike) -> Float64:
+def means_of_known(values: npt.ArrayLike) -> Float64:
     """Average the finite values along the last axis; NaN where there are none.
 
     Examples
     --------
-    >>> mean_of_known([[1, 3], [np.nan, 2]]).tolist()
+    >>> means_of_known([[1, 3], [np.nan, 2]]).tolist()
     [2.0, 2.0]
     """
     array = np.asarray(values, np.float64)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -326,4 +326,5 @@ def _flat(given: Any) -> Iterator[torch.Tensor]:
 
 def unboxed(group: Any) -> dist.ProcessGroup:
     """Return the Python object of a boxed process group."""
-    return cast("dist.ProcessGroup", _unbox(group))
+    boxed: dist.ProcessGroup = _unbox(group)
+    return boxed
