@@ -19,7 +19,7 @@ import numpy as np
 
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged
-from moetraffic.trace.merge.shards import segment_of_shards
+from moetraffic.trace.merge.virtual_ranks import segment_of_shards
 from moetraffic.trace.model import Group, Int32
 from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment

@@ -43,13 +43,14 @@ def analyze(
     only: Annotated[
         str | None,
         option(
-            "Parts of the analysis, with commas: skew, forecasts, limits, convergence, "
-            "complexity, rhythm, within, occupation.",
+            "Parts of the analysis, separated by commas: skew, forecasts, limits, "
+            "convergence, complexity, rhythm, within, occupation.",
             shown="all",
         ),
     ] = None,
     horizons: Annotated[
-        str, option("Forecast horizons in iterations, with commas.", panel=METHOD)
+        str,
+        option("Forecast horizons in iterations, separated by commas.", panel=METHOD),
     ] = "1,10,100,1000",
     rhythm_by: Annotated[
         str,
@@ -88,7 +89,7 @@ def analyze(
         if output.suffix not in WRITTEN:
             raise AnalysisError(
                 f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
-                "none of these: choose an ending"
+                "none of these: choose one of these file extensions"
             )
         validate_output(output, force=force, error=AnalysisError)
     what = "horizons are iterations ahead, 1 or more,"

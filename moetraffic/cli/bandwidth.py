@@ -23,7 +23,7 @@ def bandwidth(
         Path | None,
         typer.Argument(
             help=f"File of moetraffic bench, or {BIG_RED_200}.",
-            show_default="the presets are listed",
+            show_default="lists the presets",
         ),
     ] = None,
     collective: Annotated[

@@ -70,7 +70,7 @@ PARALLELISM = field_options(
         "virtual": Setting(
             "Number of virtual pipeline stages per rank.", "--virtual-stages"
         ),
-        "micro_batch": "Sequences of a rank in one forward pass.",
+        "micro_batch": "Number of sequences per rank in one forward pass.",
         "zero": "ZeRO stage: 0, 1, 2 or 3.",
         "recompute": "Activation recomputation: none, selective or full.",
         "sequence_parallel": Setting(
@@ -98,21 +98,21 @@ ASSUMED = field_options(
             rule={"above": 0, "max": 1},
         ),
         "latency_s": Setting(
-            "Latency of a message.",
+            "Latency of one message, such as 10us.",
             "--latency",
             kind=float,
             default="0us",
             rule={"read": seconds},
         ),
         "layer_overhead_s": Setting(
-            "Overhead of a layer and micro-batch.",
+            "Fixed time added per layer and micro-batch, such as 50us.",
             "--layer-overhead",
             kind=float,
             default="0us",
             rule={"read": seconds},
         ),
         "iteration_overhead_s": Setting(
-            "Overhead of an iteration.",
+            "Fixed time added per iteration, such as 5ms.",
             "--iteration-overhead",
             kind=float,
             default="0us",
@@ -136,11 +136,15 @@ def estimate(
         str, option("Model preset; moetraffic models lists them.")
     ] = "gpt-1.3b",
     sequence: Annotated[
-        int | None, option("Tokens of a sequence.", shown="the preset's", min=1)
+        int | None,
+        option("Number of tokens per sequence.", shown="the preset's", min=1),
     ] = None,
     global_batch: Annotated[
         int | None,
-        option("Sequences of an iteration.", shown="8 x micro-batch x dp"),
+        option(
+            "Number of sequences per iteration (global batch size).",
+            shown="8 x micro-batch x dp",
+        ),
     ] = None,
     platform: Annotated[
         str, option("A published system, such as polaris.", panel=SYSTEM)
@@ -148,7 +152,7 @@ def estimate(
     peak_tflops: Annotated[
         float | None,
         option(
-            "Peak TFLOP/s of a GPU.",
+            "Peak TFLOP/s per GPU.",
             panel=SYSTEM,
             shown="the platform's, or 312",
             above=0,
@@ -171,12 +175,13 @@ def estimate(
         ),
     ] = "",
     gpus_per_node: Annotated[
-        int, option("GPUs of a node, for a file of measurements.", panel=SYSTEM)
+        int,
+        option("Number of GPUs per node, for a file of measurements.", panel=SYSTEM),
     ] = 8,
     memory_gb: Annotated[
         float | None,
         option(
-            "Memory of a GPU in GB.", panel=SYSTEM, shown="the platform's, or no limit"
+            "Memory per GPU in GB.", panel=SYSTEM, shown="the platform's, or no limit"
         ),
     ] = None,
     convention: Annotated[
@@ -193,7 +198,10 @@ def estimate(
     ] = "",
     sizes: Annotated[
         str,
-        option("Data-parallel ranks or batches of --sweep, with commas.", panel=STUDY),
+        option(
+            "Data-parallel ranks or batches of --sweep, separated by commas.",
+            panel=STUDY,
+        ),
     ] = "1,2,4,8,16,32,64",
     zero_stages: Annotated[
         bool, option("Compare ZeRO stages 0 to 3.", "--zero-stages", panel=STUDY)
@@ -315,7 +323,7 @@ def estimate(
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
     """Configuration and system of a captured run, and a table of the fit."""
-    from moetraffic.analysis.times.calibration import calibrated
+    from moetraffic.analysis.times.run_calibration import calibrated
 
     with Trace.open(path) as trace:
         found = calibrated(trace)

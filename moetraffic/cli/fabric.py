@@ -100,7 +100,10 @@ def fabric(
     ] = None,
     slots: Annotated[
         str,
-        option("Ranks on hosts: block, strided, or slots with commas.", panel=TRAFFIC),
+        option(
+            "Ranks on hosts: block, strided, or slots separated by commas.",
+            panel=TRAFFIC,
+        ),
     ] = "block",
     routing: Annotated[
         str, option("Routing: ecmp, ideal or shortest.", panel=TRAFFIC)

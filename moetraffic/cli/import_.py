@@ -32,13 +32,14 @@ def import_(
         ),
     ] = None,
     ranks: Annotated[
-        int, option("Ranks of the run.", shown="from the files", min=0, max=MOST)
+        int,
+        option("Number of ranks of the run.", shown="from the files", min=0, max=MOST),
     ] = 0,
     experts: Annotated[
         int,
         option(
-            "Experts of a layer, for megatron files.",
-            shown="up to the last one chosen",
+            "Number of experts per layer, for megatron files.",
+            shown="the highest expert id in the files + 1",
             min=0,
             max=MOST,
         ),
@@ -46,7 +47,8 @@ def import_(
     ep: Annotated[
         int,
         option(
-            "Expert-parallel ranks, each with as many experts, for megatron files.",
+            "Number of expert-parallel ranks, which share the experts evenly, for "
+            "megatron files.",
             shown="unknown",
             min=0,
             max=MOST,

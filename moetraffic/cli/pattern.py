@@ -67,13 +67,13 @@ STRATEGY = field_options(
             "--virtual-stages",
         ),
         "micro_batch": Setting(
-            "Sequences of a replica in one forward pass.",
+            "Number of sequences per replica in one forward pass.",
             shown="the preset's",
             kind=int | None,
             default=None,
         ),
         "accumulation": Setting(
-            "Micro-batches of an iteration.",
+            "Number of micro-batches per iteration.",
             shown="pp",
             kind=int | None,
             default=None,

@@ -33,9 +33,9 @@ def reproduce(
     from moetraffic.studies import there
 
     names = there() if study == ALL else (study,)
+    found = [computed(name) for name in names]
     if output is not None:
         make_folder(output, [f"{name}.json" for name in names], force=force)
-    found = [computed(name) for name in names]
     from moetraffic.report.results import study as report
 
     told = [report.as_dict(one) for one in found]

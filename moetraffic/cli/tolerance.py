@@ -37,7 +37,7 @@ LOSS = field_options(
         "compensate": Setting(
             "Scale what arrives by 1 / (1 - share dropped).", "--compensate"
         ),
-        "packet_bytes": "Payload bytes of a packet.",
+        "packet_bytes": "Payload of a packet in bytes.",
         "burst_packets": "Mean length of a burst of losses, in packets.",
     },
 )
@@ -55,7 +55,10 @@ def tolerance(
     ] = None,
     percent: Annotated[
         str,
-        option("Shares of the bytes to drop, in percent, with commas.", panel="Loss"),
+        option(
+            "Shares of the bytes to drop, in percent, separated by commas.",
+            panel="Loss",
+        ),
     ] = "0.1,0.5,1,2,5,10,20",
     seeds: Annotated[
         int, option("Number of trainings for each share.", panel="Loss", min=2)

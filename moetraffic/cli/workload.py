@@ -61,7 +61,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
             "heads": "Number of attention heads.",
             "kv_heads": Setting("Number of key and value heads.", shown=PROPORTION),
             "head_size": Setting("Width of an attention head.", shown=PROPORTION),
-            "sequence": "Tokens of a sequence.",
+            "sequence": "Number of tokens per sequence.",
             "target_sequence": Setting(
                 "Tokens of a decoder's sequence, behind an encoder.", shown="same"
             ),
@@ -122,7 +122,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
         "Training",
         {
             "iterations": "Number of training iterations.",
-            "micro_batch": "Sequences of a rank in one forward pass.",
+            "micro_batch": "Number of sequences per rank in one forward pass.",
             "accumulation": Setting("Micro-batches of an iteration.", shown="pp"),
             "learning_rate": "Peak learning rate of AdamW.",
             "warmup": Setting(

@@ -70,6 +70,11 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         )
     seen = max((len(c) for d in every for *_, c in d.made), default=0)
     experts = options.experts or seen
+    if not experts:
+        raise TraceError(
+            "the files hold no routed token, so that the number of experts is "
+            "unknown: give --experts"
+        )
     if experts < seen:
         raise TraceError(
             f"the files choose expert {seen - 1}, but --experts is {experts}: raise it"

@@ -107,7 +107,7 @@ def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
     if path.suffix not in (".csv", ".parquet"):
         raise AnalysisError(
             f"records are written as .csv or .parquet, but {path.name} is neither: "
-            "choose an ending"
+            "choose one of these file extensions"
         )
     try:
         with replacing(path) as temporary:

@@ -36,7 +36,6 @@ from moetraffic.trace.hdf5.tables import (
     write_table,
 )
 
-from .contents import T, TraceContents
 from .model import (
     CLOCK,
     PLACEMENT,
@@ -47,6 +46,7 @@ from .model import (
     Steps,
 )
 from .panel import ArrayPanel, Panel
+from .reading import T, TraceContents
 
 KIND = "moetraffic"
 VERSION = 1

@@ -8,8 +8,8 @@ import numpy as np
 
 from moetraffic.errors import TraceError, install_command
 
-from .contents import TraceContents
 from .model import ROUTING, UNKNOWN_TIME, Int64, WireForm
+from .reading import TraceContents
 from .rows import TIMES
 from .wire import wire_bytes
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.tables import Table
 
-from .contents import TraceContents
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
 from .placement import between_ranks
+from .reading import TraceContents
 from .wire import in_bytes, wire_bytes
 
 SHOWN = 16

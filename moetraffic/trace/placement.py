@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from .contents import TraceContents
 from .model import PLACEMENT, Group, Int64
+from .reading import TraceContents
 
 
 def contiguous_placement(

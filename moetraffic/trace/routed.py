@@ -17,7 +17,6 @@ import numpy.typing as npt
 from moetraffic import __version__
 from moetraffic.errors import TraceError
 
-from .contents import T
 from .model import (
     ALL_TO_ALL,
     PHASES,
@@ -37,6 +36,7 @@ from .model import (
 )
 from .panel import ArrayPanel
 from .placement import contiguous_placement
+from .reading import T
 from .rows import TIMES
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from moetraffic.tables import ShownAsTables
 
 from . import labeled, matrix, placement, wire
-from .contents import TraceContents
 from .file_format import load, save
 from .model import UNKNOWN_TIME, Int64, Meta, Occurrences, Steps, WireForm
 from .panel import ArrayPanel, take
+from .reading import TraceContents
 from .routed import arrays_as_trace
 from .rows import TIMES
 

@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 
-from .contents import TraceContents
 from .model import MOST_BYTES, TRANSPOSED_PHASES, Int64, Site, WireForm
 from .panel import take
 from .placement import between_ranks
+from .reading import TraceContents
 
 
 def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int64:

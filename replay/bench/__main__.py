@@ -214,7 +214,7 @@ def _refuse(output: Path, force: bool, rank_env: RankEnvironment | None) -> None
     if output.suffix not in ENDINGS:
         raise ReplayError(
             f"a benchmark is written as {' or '.join(ENDINGS)}, but {output.name} is "
-            "neither: choose an ending"
+            "neither: choose one of these file extensions"
         )
     if rank_env is None or rank_env.rank == 0:
         validate_output(output, force=force, error=ReplayError)

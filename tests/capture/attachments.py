@@ -265,7 +265,7 @@ def play(name: str, folder: Path, rank: int) -> None:
 
 def main(folder: Path) -> None:
     # what a rank of a fresh interpreter imports by itself, once for all
-    importlib.import_module("moetraffic.capture.attachment")
+    importlib.import_module("moetraffic.capture.attached_recorder")
     gc.freeze()  # the ranks need not look at all of torch when they end
     for name, (world, _) in SCENES.items():
         own = folder / name

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic import spelling
-from moetraffic.analysis.times.calibration import calibrated
+from moetraffic.analysis.times.run_calibration import calibrated
 from moetraffic.cli import main
 from moetraffic.patterns import Gating, Workload
 from moetraffic.trace import Trace

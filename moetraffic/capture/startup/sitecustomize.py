@@ -4,7 +4,7 @@
 process of the command, however it is started, imports this file first.  It imports
 nothing: an import finder waits for the module that defines ``init_process_group`` and
 wraps that function.  Once a process group exists,
-:mod:`moetraffic.capture.attachment` records it.  This module then imports the
+:mod:`moetraffic.capture.attached_recorder` records it.  This module then imports the
 ``sitecustomize`` that Python would have found without it.
 
 Environment variables configure the hook; :mod:`moetraffic.launch.hook_environment`
@@ -151,13 +151,13 @@ def begin() -> None:
 
 def end() -> None:
     """Close the recorder before the process group is destroyed."""
-    attached = sys.modules.get("moetraffic.capture.attachment")
+    attached = sys.modules.get("moetraffic.capture.attached_recorder")
     if attached is not None:
         attached.end(sys.exc_info()[1])
 
 
 def import_attached() -> Any:
-    """Import the attachment module as installed, or from this file's package."""
+    """Import the attached recorder as installed, or from this file's package."""
     import importlib
 
     try:
@@ -180,12 +180,12 @@ def import_attached() -> Any:
         sys.modules["moetraffic"] = module
         try:
             spec.loader.exec_module(module)
-            return importlib.import_module("moetraffic.capture.attachment")
+            return importlib.import_module("moetraffic.capture.attached_recorder")
         except BaseException:
             for name in [n for n in sys.modules if n.split(".")[0] == "moetraffic"]:
                 del sys.modules[name]
             raise
-    return importlib.import_module("moetraffic.capture.attachment")
+    return importlib.import_module("moetraffic.capture.attached_recorder")
 
 
 HERE = os.path.dirname(os.path.abspath(__file__))

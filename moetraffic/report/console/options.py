@@ -94,8 +94,8 @@ def picture(path: Path | None) -> Path | None:
     """Return the path of a picture after checking that it ends in .png."""
     if path is not None and path.suffix.lower() != ".png":
         raise MoetrafficError(
-            f"pictures are PNG files, but {path.name!r} has another ending: name it "
-            f"{path.stem or 'picture'}.png"
+            f"pictures are PNG files, but {path.name!r} has another file "
+            f"extension: name it {path.stem or 'picture'}.png"
         )
     return path
 

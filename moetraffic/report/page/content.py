@@ -164,8 +164,8 @@ def content(
         Section(
             key="network",
             title="Network",
-            about="Complexity of the traffic, loads of the links of a network, and "
-            "circuits that would serve it.",
+            about="Complexity of the traffic, link loads on a network, and circuit "
+            "schedules for an optical switch.",
             parts=(
                 complexity_map(
                     complexities(found),
@@ -185,7 +185,7 @@ def content(
             key="replay",
             title="Replay fidelity",
             name="replay",
-            about="Times and bytes of the replay of this run, compared with the run.",
+            about="Times and bytes of the replay, compared with the captured run.",
             absent="no replayed trace was given: make one with moetraffic replay, and "
             "give it with --replay",
         ),

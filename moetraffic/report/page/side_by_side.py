@@ -59,7 +59,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
         ],
         "distance",
         key=f"{key}-distances",
-        title=f"Distance of the traffic, {first} and {second}",
+        title=f"Distance between the traffic of {first} and {second}",
         reason="; ".join(found.notes) or "the runs have nothing in common",
         source="Layers and groups are matched by their order. A distance to the right "
         "of the gray mark exceeds the within-run noise of the first run.",

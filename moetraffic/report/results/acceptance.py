@@ -112,7 +112,7 @@ def figure(found: Acceptance) -> Chart:
             value = float(np.clip(test.distance / unit, 1 / FURTHEST, FURTHEST))
             for x, label, color, symbol in (
                 (real, "real runs", OTHER_COLOR, "circle"),
-                (limit, "limit of one test", "#000000", "tick"),
+                (limit, "rejection threshold of a single test", "#000000", "tick"),
             ):
                 if np.isfinite(x).all():
                     series.append(

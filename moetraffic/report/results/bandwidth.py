@@ -57,7 +57,7 @@ def sheet(table: BandwidthTable) -> Table:
             )
         )
     return Table(
-        title="Measured collectives, and T = alpha steps + wire/beta",
+        title="Measured collectives and their fit T = alpha steps + wire bytes/beta",
         columns={
             **{"collective": "", "ranks": "", "nodes": ""},
             **{"from": "bytes", "to": "bytes", "busbw [GB/s]": ".4g"},

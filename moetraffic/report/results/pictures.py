@@ -10,6 +10,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.errors import TraceError
 from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
 from moetraffic.trace import ROUTING, Trace
@@ -20,6 +21,7 @@ from .rhythm import time_chart, timeline
 from .skew import curves, subject_of
 
 AVERAGED = 10  # iterations in each heatmap
+MOST_BORDERS = 16  # lines between ranks above which none are drawn
 
 
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
@@ -69,7 +71,22 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
         f"included; mean of all cells: {mean:.4g}",
         unit="token copies",
         column="expert",
+        rules=_rank_borders(trace, exchange),
     )
+
+
+def _rank_borders(trace: Trace, exchange: ExchangeAnalysis) -> tuple[Rule, ...]:
+    """Return lines between the experts of different ranks, if these are few."""
+    try:
+        holder = trace.holder(
+            exchange.layer, exchange.group, int(exchange.iterations[0])
+        )
+    except TraceError:  # unknown, or experts with replicas
+        return ()
+    borders = np.flatnonzero(np.diff(holder)) + 0.5
+    if len(borders) >= MOST_BORDERS:
+        return ()
+    return tuple(Rule(x=float(x), color="white", dash="solid") for x in borders)
 
 
 def matrix_chart(

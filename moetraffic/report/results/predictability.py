@@ -164,9 +164,7 @@ def within(analysis: Analysis) -> Chart | Missing:
     found = [s for s in analysis.sights if np.isfinite(s.skill)]
     if not found:
         why = "; ".join(dict.fromkeys(s.reason for s in analysis.sights if s.reason))
-        return Missing(
-            title=title, reason=why or "it takes two MoE layers, and there are fewer"
-        )
+        return Missing(title=title, reason=why or "at least two MoE layers are needed")
     points = Series(
         kind="points",
         x=np.array([s.skill for s in found]),

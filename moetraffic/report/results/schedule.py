@@ -325,7 +325,8 @@ def _coverage(
         )
         cycle = duty(found, capacity_bytes_s=rate, reconfigure_s=RECONFIGURE_S)
         notes.append(
-            f"{matching}: {terms_for(found, 0.9)} of {found.terms} serve 90%, duty "
+            f"{matching}: {terms_for(found, 0.9)} of {found.terms} permutations serve "
+            f"90% of the bytes, duty "
             f"cycle {100 * cycle.duty:.2g}%, {duration(cycle.total_s)} (lower bound "
             f"{duration(cycle.bound_s)})"
         )

@@ -14,7 +14,7 @@ from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel
 from moetraffic.tables import Table, plain
 
 if TYPE_CHECKING:
-    from moetraffic.analysis.times.calibration import FromTrace
+    from moetraffic.analysis.times.run_calibration import FromTrace
 
 TERMS = {
     "compute": "compute",

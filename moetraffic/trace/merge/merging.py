@@ -49,7 +49,7 @@ from moetraffic.trace.segments.segment import (
 from moetraffic.trace.trace import Trace
 
 from .assembly import Events, assemble_events
-from .shards import trace_of_shards
+from .virtual_ranks import trace_of_shards
 from .wire_encoding import encode_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.times.calibration import (
+from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.analysis.times.run_calibration import (
     _Calls,
     _union,
     calibrated,
     configuration_of,
     step_times,
 )
-from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns import ParallelLayout, Training, Workload

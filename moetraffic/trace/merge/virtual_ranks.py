@@ -1,4 +1,4 @@
-"""Segments and traces of virtual expert parallelism, where one process trains for all.
+"""Build segments and traces of virtual expert parallelism: one process, all ranks.
 
 A segment holds the routers' decisions for the shards of all R ranks, R rows per layer
 and micro-batch; the all-to-alls follow from them (:mod:`moetraffic.trace.routed`).

@@ -1,4 +1,4 @@
-"""Read access to the tables and panels of a trace by occurrence of a call."""
+"""Read the tables, demand and wire data of an open trace lazily, by occurrence."""
 
 from __future__ import annotations
 
