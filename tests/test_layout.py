@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 if sys.version_info >= (3, 11):
@@ -111,3 +112,22 @@ def test_a_class_name_is_used_at_most_twice() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name: n for name, n in names.items() if n > 2} == {}
+
+
+def test_the_trace_has_no_circle_of_imports() -> None:
+    """Imports under TYPE_CHECKING and inside functions count, too."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in sources("moetraffic/trace")
+    }
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            above = module.split(".")[: -node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            imported = {source, *(f"{source}.{alias.name}" for alias in node.names)}
+            graph.add_edges_from((module, i) for i in imported & modules.keys())
+    assert graph.size() > 50
+    assert [c for c in nx.strongly_connected_components(graph) if len(c) > 1] == []
