@@ -302,7 +302,7 @@ class _Run:
             about=about,
             unit="token copies" if name in ("expert_load", "demand") else "bytes",
             cells=sample.of if sample else cells.shape[1],
-            followed=cells.shape[1],
+            followed=len(sample.index) if sample else cells.shape[1],
             curves=curves,
             forecasts=forecasts,
             limits=bounds,

@@ -330,9 +330,10 @@ class Rendezvous:
                     break
                 time.sleep(_POLL_S)
         except RankError:
-            # the others are ending as well, and cannot report it
-            missing = missing if served_by_agent() else {0}
-            reports.pop(0, None)
+            # the store ended with its host: if rank 0 has reported, after its own
+            # diagnosis; otherwise rank 0 failed first, as the others cannot report it
+            if 0 not in reports and not served_by_agent():
+                missing = {0}
         return find_root_cause(reports, missing, self._neighbors_at_end(missing, until))
 
     def _neighbors_at_end(

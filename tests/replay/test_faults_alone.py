@@ -109,6 +109,26 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
     )
 
 
+def test_a_store_that_ends_after_the_diagnosis_of_rank_0_does_not_blame_it(
+    toy_file, unsupervised, monkeypatch, at_operation, named
+):
+    """Rank 0 serves the store, and may end while others still wait for reports."""
+
+    def fault(rank, _):
+        if rank == 0:
+            monkeypatch.setattr(rendezvous, "_GRACE_S", 1.0)
+        if rank == 1:
+            at_operation(20, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    path = toy_file(world=3)
+    said = unsupervised(path, fault)
+    with Trace.open(path) as trace:
+        place = named(trace, 1, 20 % LENGTH)
+    sentence = f"moetraffic: rank 1 at {place} ended without an error report"
+    assert said[0].startswith(sentence)
+    assert said[2] == ""
+
+
 def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     toy_file, unsupervised, monkeypatch, at_operation, named
 ):
