@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -100,7 +101,7 @@ def train(
         torch.set_num_threads(threads)
 
 
-class TrainingLoop(Generic[Loss]):
+class TrainingLoop(ABC, Generic[Loss]):
     """Training state of a process: model, optimizer and gradients."""
 
     def __init__(
@@ -176,9 +177,9 @@ class TrainingLoop(Generic[Loss]):
         adapt(self.model.mixtures, self.groups.dp)
         return loss
 
+    @abstractmethod
     def passes(self, iteration: int) -> Loss:
         """Run all micro-batches forward and backward; return the cross-entropy."""
-        raise NotImplementedError
 
     def batch(
         self, iteration: int, micro_batch: int, ranks: Iterable[int]

@@ -130,7 +130,7 @@ def test_a_saved_chart_is_a_png_and_always_the_same(name, tmp_path):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])
     assert 1200 <= width <= 2600
-    assert 300 <= height <= 1400
+    assert 400 <= height <= 1400
 
 
 def test_headline_and_source_are_written():
