@@ -29,11 +29,11 @@ def bandwidth(
     collective: Annotated[
         str | None, option("Collective whose time and bandwidth are estimated.")
     ] = None,
-    ranks: Annotated[int, option("Number of ranks of --collective.")] = 2,
-    size: Annotated[int, option("Bytes of --collective.")] = 1 << 20,
+    ranks: Annotated[int, option("Number of ranks of --collective.", min=1)] = 2,
+    size: Annotated[int, option("Size of --collective in bytes.", min=1)] = 1 << 20,
     span: Annotated[
         int | None,
-        option("Number of nodes of --collective.", shown="as measured"),
+        option("Number of nodes of --collective.", shown="as measured", min=1),
     ] = None,
     place: Annotated[
         str, option("Measurements out of place or in place.", choices=("out", "in"))
