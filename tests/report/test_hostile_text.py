@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,8 +61,14 @@ def with_text(text: str, path: Path, *, operations: bool = False) -> Path:
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
+    given = [str(argument) for argument in arguments]
+    if given[0] == "replay":  # starts a program in place of this one
+        command = [sys.executable, "-m", "moetraffic", *given]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        code, out, err = ran.returncode, ran.stdout, ran.stderr
+    else:
+        code = main(given)
+        out, err = capsys.readouterr()
     assert code in (0, 2), (arguments, err)
     assert not RAW.search(out + err), (arguments, RAW.search(out + err))
     assert "Traceback" not in err
