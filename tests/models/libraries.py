@@ -64,10 +64,16 @@ def received() -> Seen:
 
 
 def settled() -> Seen:
-    """What was received when all have sent, and nothing is under way."""
+    """What was received when all have sent, and nothing is under way.
+
+    No rank goes on before all have looked: on a busy machine a slow rank would count
+    what a fast one sends next.
+    """
     dist.barrier()
     time.sleep(0.1)
-    return received()
+    seen = received()
+    dist.barrier()
+    return seen
 
 
 def collectives(
@@ -96,7 +102,6 @@ def collectives(
         calls[operation](torch.ones(elements), root)
         behind = settled()
         told.append([before, behind, settled()])
-    dist.barrier()  # who leaves takes its connections along: not before all have looked
     return told
 
 
@@ -115,7 +120,6 @@ def counted(rank: int, world: int, workload: str, steps: int) -> list[Seen]:
 
     train(work, Counter(), groups=groups, corpus=_corpus())
     seen.append(settled())
-    dist.barrier()  # as above
     return seen
 
 
