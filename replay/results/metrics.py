@@ -1,27 +1,22 @@
 """Progress of a running replay, and its metrics for Prometheus' node exporter.
 
 Progress is tracked from the heartbeats of the ranks: operations, rate, late ranks.
-
-The textfile collector reads every ``*.prom`` in a folder periodically, so the file is
-replaced atomically, also while the replay runs.  Names end in their unit, as Prometheus
-requires: ``_seconds``, ``_bytes``, ``_total`` for counters.
-
-References
-----------
-Prometheus, "Exposition formats", text format 0.0.4; "Metric and label naming".
-node_exporter, README, "Textfile Collector".
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import Metric
+
+from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.replay.request import Request
+from moetraffic.report import prometheus
+from moetraffic.report.prometheus import gauge, metric
 
 from .output import to_json, write_text
 from .result import Fidelity, Replay
@@ -127,58 +122,6 @@ PREFIX = "moetraffic_replay"
 RUNNING = "1 while the replay runs, 0 when it has ended."
 ENDS = ("value", "low", "high")  # of a ratio and its interval
 
-Sample = tuple[Mapping[str, object], float]
-"""Labels and value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """Prometheus metric: name, help text and samples."""
-
-    name: str  # without PREFIX, with its unit; a counter ends in _total
-    help: str
-    samples: Iterable[Sample]
-
-
-def gauge(name: str, help: str, value: float, **labels: object) -> Metric:
-    """Create a metric with one sample."""
-    return Metric(name=name, help=help, samples=[(labels, value)])
-
-
-def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
-    """Format metrics in Prometheus' text format.
-
-    Samples that are not finite are left out; ``common`` are labels of every sample.
-
-    Examples
-    --------
-    >>> print(exposition([gauge("ranks", "Ranks.", 2)], {"backend": "gloo"}))
-    # HELP moetraffic_replay_ranks Ranks.
-    # TYPE moetraffic_replay_ranks gauge
-    moetraffic_replay_ranks{backend="gloo"} 2.0
-    <BLANKLINE>
-    """
-    lines = []
-    for metric in metrics:
-        finite = [(own, v) for own, v in metric.samples if math.isfinite(v)]
-        if not finite:
-            continue
-        name = f"{PREFIX}_{metric.name}"
-        kind = "counter" if name.endswith("_total") else "gauge"
-        help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
-        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        for own, value in finite:
-            labels = ",".join(
-                f'{label}="{_escaped(str(text))}"'
-                for label, text in {**common, **own}.items()
-            )
-            lines.append(f"{name}{{{labels}}} {float(value)!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
 
 def write_metrics(path: Path, metrics: Iterable[Metric], source: str) -> None:
     """Write metrics to a file in Prometheus' text format, atomically.
@@ -191,23 +134,24 @@ def write_metrics(path: Path, metrics: Iterable[Metric], source: str) -> None:
     ReplayError
         If the file cannot be written.
     """
-    text = exposition(metrics, {"trace": source})
-    write_text(path, text, mode=0o644)  # the exporter runs as another user
+    prometheus.write_metrics(
+        path, metrics, PREFIX, {"trace": source}, error=ReplayError
+    )
 
 
 def progress_metrics(progress: Progress) -> Iterator[Metric]:
     """Yield metrics of each rank's progress in a running replay."""
     stage = progress.stage
     ranks = [{"stage": stage, "rank": rank} for rank in range(len(progress.done_of))]
-    yield Metric(
-        name="rank_operations_total",
-        help="Operations that a rank has done in this stage.",
-        samples=zip(ranks, progress.done_of, strict=True),
+    yield metric(
+        "rank_operations_total",
+        "Operations that a rank has done in this stage.",
+        zip(ranks, progress.done_of, strict=True),
     )
-    yield Metric(
-        name="rank_operations_planned",
-        help="Operations that a rank has to do in this stage.",
-        samples=zip(ranks, progress.planned_of, strict=True),
+    yield metric(
+        "rank_operations_planned",
+        "Operations that a rank has to do in this stage.",
+        zip(ranks, progress.planned_of, strict=True),
     )
     elapsed_s = progress.elapsed_s
     since = "Time since the stage began."
@@ -227,15 +171,15 @@ def result_metrics(replay: Replay) -> Iterator[Metric]:
     moved = "Bytes of all operations, also those of a rank to itself."
     yield gauge("moved_bytes", moved, replay.total_bytes)
     yield gauge("network_bytes", "Bytes between ranks.", replay.network_bytes)
-    yield Metric(
-        name="rank_sent_bytes",
-        help="Bytes that a rank sent.",
-        samples=[({"rank": r}, sent) for r, sent in enumerate(replay.rank_bytes)],
+    yield metric(
+        "rank_sent_bytes",
+        "Bytes that a rank sent.",
+        [({"rank": r}, sent) for r, sent in enumerate(replay.rank_bytes)],
     )
-    yield Metric(
-        name="operation_time_seconds",
-        help="Time of an operation, of its slowest member, by quantile.",
-        samples=[
+    yield metric(
+        "operation_time_seconds",
+        "Time of an operation, of its slowest member, by quantile.",
+        [
             ({"quantile": "0.5"}, times.p50 / 1e6),
             ({"quantile": "0.9"}, times.p90 / 1e6),
             ({"quantile": "0.99"}, times.p99 / 1e6),
@@ -263,10 +207,10 @@ def _fidelity(found: Fidelity) -> Iterator[Metric]:
         ("over_bound", "the network's lower bound"),
         ("over_model", "the table of measurements"),
     ):
-        yield Metric(
-            name=f"time_{name}_ratio",
-            help=f"Time of the operations over {what}; value and ends of its interval.",
-            samples=[
+        yield metric(
+            f"time_{name}_ratio",
+            f"Time of the operations over {what}; value and ends of its interval.",
+            [
                 (
                     {"by": part.by, "part": part.label, "of": end},
                     getattr(getattr(part, name), end),
@@ -277,10 +221,10 @@ def _fidelity(found: Fidelity) -> Iterator[Metric]:
         )
     p = found.punctuality
     if p is not None:
-        yield Metric(
-            name="issue_error_seconds",
-            help="Absolute error of issue times against the schedule, by quantile.",
-            samples=[
+        yield metric(
+            "issue_error_seconds",
+            "Absolute error of issue times against the schedule, by quantile.",
+            [
                 ({"quantile": "0.5"}, p.error_p50_s),
                 ({"quantile": "0.9"}, p.error_p90_s),
                 ({"quantile": "0.99"}, p.error_p99_s),
@@ -291,10 +235,10 @@ def _fidelity(found: Fidelity) -> Iterator[Metric]:
         late = "Operations issued more than 1 ms after they were due."
         yield gauge("late_operations", late, p.late)
     if found.slowdown is not None:
-        yield Metric(
-            name="slowdown_ratio",
-            help="All-to-all time with dense traffic over without; value and interval.",
-            samples=[({"of": end}, getattr(found.slowdown, end)) for end in ENDS],
+        yield metric(
+            "slowdown_ratio",
+            "All-to-all time with dense traffic over without; value and interval.",
+            [({"of": end}, getattr(found.slowdown, end)) for end in ENDS],
         )
 
 

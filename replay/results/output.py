@@ -31,8 +31,8 @@ WRITING_S = 900.0
 """Longest time, in s, that writing the trace may take."""
 
 
-def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Write a text file atomically; ``mode`` sets its permissions.
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically.
 
     Raises
     ------
@@ -41,8 +41,6 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     """
     try:
         write_whole(path, text.encode())
-        if mode is not None:
-            path.chmod(mode)
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be written ({error.strerror}): {remedy(error)}"

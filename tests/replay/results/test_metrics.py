@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
@@ -16,15 +17,10 @@ from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.console import ProgressDisplay
-from moetraffic.replay.results.metrics import (
-    PREFIX,
-    Metric,
-    exposition,
-    gauge,
-    result_metrics,
-    write_metrics,
-)
+from moetraffic.replay.results.metrics import PREFIX, result_metrics, write_metrics
 from moetraffic.replay.results.result import measure, summarize
+from moetraffic.report import prometheus
+from moetraffic.report.prometheus import exposition, gauge
 
 UNITS = ("seconds", "bytes", "bytes_per_second", "ratio", "total")
 COUNTS = ("running", "ranks", "operations", "verified", "planned")
@@ -100,6 +96,12 @@ def test_every_metric_has_help_type_and_its_unit_in_its_name(toy, tmp_path):
     path = tmp_path / "run.prom"
     write_metrics(path, result_metrics(summary), 'odd "name"\\ \n.h5')
     found = parsed(path.read_text())
+    families = {f.name: f for f in text_string_to_metric_families(path.read_text())}
+    assert families.keys() == found.keys()
+    for name, family in families.items():
+        by_library = {frozenset(s.labels.items()): s.value for s in family.samples}
+        mine = found[name]["samples"].items()
+        assert by_library == {frozenset(key): value for key, value in mine}
     for name, metric in found.items():
         assert name.startswith(f"{PREFIX}_")
         assert name.endswith(UNITS) or name.endswith(COUNTS), name
@@ -141,7 +143,7 @@ def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
     reader.start()
     for value in range(40):
         samples = [({"rank": rank}, float(value)) for rank in range(200)]
-        write_metrics(path, [Metric(name="ranks", help="Ranks.", samples=samples)], "")
+        write_metrics(path, [prometheus.metric("ranks", "Ranks.", samples)], "")
     done.set()
     reader.join()
     assert seen
@@ -156,9 +158,9 @@ def test_a_reader_sees_a_whole_file_at_every_moment(tmp_path):
 
 def test_what_is_not_finite_is_left_out():
     metrics = [gauge("ranks", "Ranks.", float("nan"))]
-    assert exposition(metrics, {}) == "\n"
+    assert exposition(metrics, PREFIX, {}) == ""
     counter = gauge("x_total", "a\nb\\", 2.0)
-    assert "a\\nb\\\\" in exposition([counter], {})
+    assert "a\\nb\\\\" in exposition([counter], PREFIX, {})
 
 
 def beat(
