@@ -1,0 +1,164 @@
+"""Run training shapes: ``python -m tests.capture.shapes.stage FOLDER SHAPE:MODE,MODE``.
+
+Started in the environment of ``moetraffic run``, it imports torch once and forks the
+ranks of each shape, of all its modes at once, which leave in
+``FOLDER/<shape>-<mode>/`` the trace or its segments, ``truth-<rank>.json``, and
+``<rank>.err``.  The modes are
+
+bare
+    nothing records;
+run
+    the start-up hook of ``moetraffic run`` records the unmodified program;
+recorder
+    the program has a Recorder, and calls its ``step()``;
+annotated
+    it also names the layer and phase of each all-to-all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import loops, schedules
+from .truth import Truth
+
+MODES = ("bare", "run", "recorder", "annotated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    play: Callable[[Truth], None]
+    ranks: int = 2
+    few: bool = False  # of the few that every test run plays
+    spawned: bool = False  # mp.spawn starts the ranks
+
+    @property
+    def title(self) -> str:
+        return (self.play.__doc__ or "").split("\n")[0].rstrip(".")
+
+
+SHAPES = {
+    "switch": Shape(play=loops.switch),
+    "gshard": Shape(play=loops.gshard, few=True),
+    "accumulation": Shape(play=loops.accumulation),
+    "varying": Shape(play=loops.varying),
+    "evaluation": Shape(play=loops.evaluation, few=True),
+    "inference": Shape(play=loops.inference),
+    "mtp": Shape(play=loops.mtp, few=True),
+    "nan-loss": Shape(play=loops.nan_loss),
+    "overflow": Shape(play=loops.overflow, few=True),
+    "os-exit": Shape(play=loops.left, few=True),
+    "two-kinds": Shape(play=loops.two_kinds),
+    "optimizers-in-backward": Shape(play=loops.optimizers_in_backward, few=True),
+    "overlapped": Shape(play=schedules.overlapped, few=True),
+    "two-chunks": Shape(play=schedules.two_chunks, few=True),
+    "1f1b": Shape(play=schedules.one_forward_one_backward, ranks=4),
+    "interleaved": Shape(play=schedules.interleaved, ranks=4),
+}
+
+
+def play(rank: int, name: str, mode: str, folder: Path) -> None:
+    """Be a rank of a shape."""
+    shape = SHAPES[name]
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    os.environ["MOETRAFFIC_OUT"] = str(folder / "run.h5")
+    start: Any = dist.init_process_group
+    if mode != "run":
+        # what the start-up hook has wrapped, if it is there
+        start = getattr(start, "__wrapped__", start)
+    start(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=shape.ranks,
+        timeout=timedelta(seconds=60),
+    )
+    path, annotate = folder / f"truth-{rank}.json", None
+    with contextlib.ExitStack() as stack:
+        stepped: Callable[..., None] = lambda **_: None  # noqa: E731
+        if mode in ("recorder", "annotated"):
+            from moetraffic import Recorder, capture
+
+            stepped = stack.enter_context(Recorder(folder / "run.h5")).step
+            annotate = capture.at if mode == "annotated" else None
+        truth = Truth(path, annotate=annotate, stepped=stepped)
+        shape.play(truth)
+    truth.save()
+    dist.destroy_process_group()
+
+
+def forked(rank: int, name: str, mode: str, folder: Path) -> int:
+    """Fork a rank; it ends without the end of an interpreter."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        error = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+        os.dup2(error, 2)
+        play(rank, name, mode, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def plays(names: Iterable[str], modes: Iterable[str]) -> list[str]:
+    """The command line of these shapes in these modes."""
+    return [f"{name}:{','.join(modes)}" for name in names]
+
+
+def run(name: str, modes: Iterable[str], folder: Path) -> str:
+    """Play a shape in several modes at once; what went wrong."""
+    begun = {}
+    for mode in modes:
+        own = folder / f"{name}-{mode}"
+        own.mkdir(parents=True)
+        begun[own] = [forked(r, name, mode, own) for r in range(SHAPES[name].ranks)]
+    said = ""
+    for own, ranks in begun.items():
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        if any(codes):
+            errors = [error.read_text()[-3000:] for error in sorted(own.glob("*.err"))]
+            said += "\n".join([f"{own.name} ended with {codes}", *errors])
+    return said
+
+
+def main(folder: Path, asked: list[str]) -> int:
+    warnings.simplefilter("ignore")  # a fork beside threads: meant
+    # what a rank of a fresh interpreter imports by itself, once for all
+    for module in (
+        "moetraffic.capture.attached_recorder",
+        "moetraffic.trace.merge.merging",
+        "torch._dynamo",
+    ):
+        importlib.import_module(module)
+    gc.freeze()
+    failed = 0
+    for one in asked:
+        name, modes = one.split(":")
+        said = run(name, modes.split(","), folder)
+        failed += bool(said)
+        sys.stderr.write(said)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute(), sys.argv[2:]))

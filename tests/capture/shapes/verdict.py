@@ -1,0 +1,190 @@
+"""Compare what a trace says of a shape with what the shape itself logged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.store import segments_folder
+
+ASPECTS = ("layer", "phase", "direction", "step")
+UNNAMED = {"layer": -1, "phase": "", "direction": "", "step": -1}
+INFERRED_LABELS = (
+    *("count_exchange", "probabilities", "indices", "scale_factors", "companion"),
+)
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """Counts over all ranks of a shape in one mode."""
+
+    calls: int = 0  # collectives logged
+    absent: int = 0  # logged but not recorded, or recorded but not logged
+    bytes_wrong: int = 0  # calls whose operation, group or bytes differ
+    kind_wrong: int = 0  # calls whose group is recorded under another kind
+    nameable: Counter[str] = field(default_factory=Counter)  # by aspect
+    unnamed: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    losses_equal: bool = True
+    examples: list[str] = field(default_factory=list)  # of what is wrong
+    schedule: str = ""
+    missing: str = ""
+
+    @property
+    def share_unnamed(self) -> dict[str, float]:
+        """Of the calls that have a layer, a phase ..."""
+        return {a: self.unnamed[a] / max(self.nameable[a], 1) for a in ASPECTS}
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = {k: v for k, v in vars(self).items() if not isinstance(v, Counter)}
+        counts = {a: self.wrong[a] for a in ASPECTS}
+        return plain | {"wrong": counts, "unnamed": self.share_unnamed}
+
+    def note(self, what: str) -> None:
+        if len(self.examples) < 8:
+            self.examples.append(what)
+
+
+def opened(folder: Path) -> Trace:
+    """The trace of a shape; its segments where no rank has merged them."""
+    path = folder / "run.h5"
+    return Trace.open(path) if path.exists() else merge(segments_folder(path)).trace
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """What each rank logged."""
+    files = sorted(folder.glob("truth-*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def judge(folder: Path, bare: Path) -> Verdict:
+    """Judge the trace in ``folder``, whose losses must be those of ``bare``."""
+    truths = logged(folder)
+    with opened(folder) as trace:
+        verdict = Verdict(schedule=trace.meta.schedule, missing=trace.meta.missing)
+        for rank, truth in enumerate(truths):
+            _judge_rank(verdict, trace, rank, truth)
+        verdict.wrong["step"], verdict.unnamed["step"] = _judge_steps(
+            verdict, trace, truths
+        )
+    verdict.losses_equal = [t["losses"] for t in truths] == [
+        t["losses"] for t in logged(bare)
+    ]
+    return verdict
+
+
+def issued(trace: Trace, rank: int, skipped: list[str]) -> list[int]:
+    """A rank's collectives in the order of their issue, whatever their step."""
+    sites = trace.occurrences.site
+    found: list[tuple[int, int]] = []
+    for width in np.unique(trace.rows.width[sites]):
+        of = np.flatnonzero(trace.rows.width[sites] == width)
+        row, member = np.nonzero((trace.members(of) == rank) & trace.present(of))
+        issue, _, _ = trace.times(of, own_clock=True)
+        found += zip(issue[row, member].tolist(), of[row].tolist(), strict=True)
+    mine = [occurrence for _, occurrence in sorted(found)]
+    left_out = (ROUTING, *skipped)
+    return [o for o in mine if trace.sites[sites[o]].operation not in left_out]
+
+
+def _judge_rank(
+    verdict: Verdict, trace: Trace, rank: int, truth: dict[str, Any]
+) -> None:
+    found = issued(trace, rank, truth["lifted"])
+    calls = truth["calls"]
+    truth["found"] = found
+    verdict.calls += len(calls)
+    verdict.absent += abs(len(found) - len(calls))
+    for number, (occurrence, call) in enumerate(zip(found, calls, strict=False)):
+        site = trace.sites[trace.occurrences.site[occurrence]]
+        group = trace.groups[site.group]
+        at = f"rank {rank} call {number} ({call['operation']} {call['place']})"
+        if not _bytes_agree(trace, occurrence, rank, call):
+            verdict.bytes_wrong += 1
+            verdict.note(f"{at}: {site.operation} of {group}, other bytes")
+            continue
+        everyone = len(group.ranks) == trace.meta.world
+        if group.kind not in (call["kind"], "other", *["world"] * everyone):
+            verdict.kind_wrong += 1
+            verdict.note(f"{at}: group {group.kind}, not {call['kind']}")
+        named = site.label if site.label in INFERRED_LABELS else ""
+        place = call["place"]
+        true = {
+            "layer": place["layer"],
+            "phase": place["phase"] or place["label"],
+            "direction": call["direction"],
+        }
+        said = {
+            "layer": site.layer,
+            "phase": site.phase or named,
+            "direction": site.direction,
+        }
+        expert = bool(true["phase"])
+        for aspect, value in said.items():
+            if aspect == "direction" and not true["direction"]:
+                continue  # outside of the model's passes there is none
+            nameable = expert or aspect == "direction"
+            verdict.nameable[aspect] += nameable
+            if value == UNNAMED[aspect]:
+                verdict.unnamed[aspect] += nameable
+            elif value != true[aspect]:
+                verdict.wrong[aspect] += 1
+                verdict.note(f"{at}: {aspect} {value!r}, not {true[aspect]!r}")
+
+
+def _bytes_agree(
+    trace: Trace, occurrence: int, rank: int, call: dict[str, Any]
+) -> bool:
+    site = trace.sites[trace.occurrences.site[occurrence]]
+    ranks = trace.groups[site.group].ranks
+    if site.operation != call["operation"]:
+        return False
+    of = np.array([occurrence])
+    if site.operation == ALL_TO_ALL:
+        if list(ranks) != call["ranks"]:
+            return False
+        member = ranks.index(rank)
+        (wire,) = trace.wire(of)
+        sent, received = wire[member].tolist(), wire[:, member].tolist()
+        return bool(sent == call["sent"] and received == call["received"])
+    (volume,) = trace.volume(of)
+    if site.operation == "send_recv":
+        return bool(volume.max() == call["sent"][0])
+    return list(ranks) == call["ranks"] and volume[ranks.index(rank)] == call["sent"][0]
+
+
+def _judge_steps(
+    verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]
+) -> tuple[int, int]:
+    """Count the calls in a wrong step, and those in none.
+
+    A program's steps are its training steps, evaluations and skipped steps.  Where
+    optimizers alone mark steps, an evaluation may belong to the step that follows it.
+    """
+    counts = []
+    unknown = not len(trace.steps.iteration)
+    for merged in (False, True):
+        wrong = unnamed = 0
+        for truth in truths:
+            kinds = truth["kinds"]
+            number = np.cumsum([0] + [not merged or k != "evaluation" for k in kinds])
+            found = truth["found"]
+            for occurrence, call in zip(found, truth["calls"], strict=False):
+                said = int(trace.occurrences.iteration[occurrence])
+                if unknown or said < 0:
+                    unnamed += 1
+                elif said != number[call["step"]]:
+                    wrong += 1
+        counts.append((wrong, unnamed))
+    verdict.nameable["step"] = sum(len(truth["found"]) for truth in truths)
+    best = min(counts)
+    if best[0]:
+        verdict.note(f"{best[0]} calls in other steps; kinds {trace.steps.kind}")
+    return best
