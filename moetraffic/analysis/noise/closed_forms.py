@@ -7,7 +7,6 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
-from scipy.stats import binom
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -23,7 +22,7 @@ def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
     """
     count = _likely(tokens, k / experts)
     share = count / (tokens * k * sources)
-    probability = binom.pmf(count, tokens, k / experts)
+    probability = _binomial(count, tokens, k / experts)
     return float(-experts * sources * (probability * share * np.log2(share)).sum())
 
 
@@ -145,8 +144,16 @@ def _mean_distance(steps: int, moving: float) -> float:
     moves = _likely(steps, moving)
     half = (moves + 1) // 2
     log_central = gammaln(2 * half + 1) - 2 * gammaln(half + 1) - half * np.log(4)
-    probability = binom.pmf(moves, steps, moving)
+    probability = _binomial(moves, steps, moving)
     return float((probability * 2 * half * np.exp(log_central)).sum())
+
+
+def _binomial(outcomes: Int64, trials: int, probability: float) -> Float64:
+    """Return the probability of each binomial outcome."""
+    # imported where it is needed: it takes as long as the rest of a command's start
+    from scipy.stats import binom
+
+    return np.asarray(binom.pmf(outcomes, trials, probability), np.float64)
 
 
 def _likely(trials: int, probability: float) -> Int64:
