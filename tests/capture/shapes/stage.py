@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import loops, schedules
+from . import execution, layouts, loops, schedules
 from .truth import Truth
 
 MODES = ("bare", "run", "recorder", "annotated")
@@ -53,10 +53,10 @@ class Shape:
 
 SHAPES = {
     "switch": Shape(play=loops.switch),
-    "gshard": Shape(play=loops.gshard, few=True),
+    "gshard": Shape(play=loops.gshard),
     "accumulation": Shape(play=loops.accumulation),
     "varying": Shape(play=loops.varying),
-    "evaluation": Shape(play=loops.evaluation, few=True),
+    "evaluation": Shape(play=loops.evaluation),
     "inference": Shape(play=loops.inference),
     "mtp": Shape(play=loops.mtp, few=True),
     "nan-loss": Shape(play=loops.nan_loss),
@@ -68,6 +68,18 @@ SHAPES = {
     "two-chunks": Shape(play=schedules.two_chunks, few=True),
     "1f1b": Shape(play=schedules.one_forward_one_backward, ranks=4),
     "interleaved": Shape(play=schedules.interleaved, ranks=4),
+    "background-thread": Shape(play=execution.background_thread, few=True),
+    "checkpoint-reentrant": Shape(play=execution.checkpoint_reentrant),
+    "checkpoint-non-reentrant": Shape(play=execution.checkpoint_non_reentrant),
+    "functional": Shape(play=execution.functional_collectives),
+    "compiled": Shape(play=execution.compiled),
+    "shared-experts": Shape(play=execution.shared_experts),
+    "mesh": Shape(play=layouts.mesh, ranks=4),
+    "late-groups": Shape(play=layouts.late_groups),
+    "ulysses": Shape(play=layouts.ulysses),
+    "dense": Shape(play=layouts.dense),
+    "auto-ep": Shape(play=layouts.auto_ep, few=True),
+    "spawned": Shape(play=loops.switch, spawned=True),
 }
 
 
@@ -103,7 +115,7 @@ def play(rank: int, name: str, mode: str, folder: Path) -> None:
 
 
 def forked(rank: int, name: str, mode: str, folder: Path) -> int:
-    """Fork a rank; it ends without the end of an interpreter."""
+    """Fork a rank, or what spawns them; it ends without an interpreter's end."""
     child = os.fork()
     if child:
         return child
@@ -111,7 +123,10 @@ def forked(rank: int, name: str, mode: str, folder: Path) -> int:
     try:
         error = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
         os.dup2(error, 2)
-        play(rank, name, mode, folder)
+        if SHAPES[name].spawned:
+            torch.multiprocessing.spawn(play, (name, mode, folder), SHAPES[name].ranks)
+        else:
+            play(rank, name, mode, folder)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -131,7 +146,8 @@ def run(name: str, modes: Iterable[str], folder: Path) -> str:
     for mode in modes:
         own = folder / f"{name}-{mode}"
         own.mkdir(parents=True)
-        begun[own] = [forked(r, name, mode, own) for r in range(SHAPES[name].ranks)]
+        processes = 1 if SHAPES[name].spawned else SHAPES[name].ranks
+        begun[own] = [forked(rank, name, mode, own) for rank in range(processes)]
     said = ""
     for own, ranks in begun.items():
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]

@@ -14,11 +14,10 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.segments.store import segments_folder
 
-ASPECTS = ("layer", "phase", "direction", "step")
-UNNAMED = {"layer": -1, "phase": "", "direction": "", "step": -1}
-INFERRED_LABELS = (
-    *("count_exchange", "probabilities", "indices", "scale_factors", "companion"),
-)
+ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step")
+UNNAMED = {"layer": -1, "phase": "", "direction": "", "group": "other"}
+LABELS = ("count_exchange", "probabilities", "indices", "scale_factors", "companion")
+"""What inference names beside the phases."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +27,6 @@ class Verdict:
     calls: int = 0  # collectives logged
     absent: int = 0  # logged but not recorded, or recorded but not logged
     bytes_wrong: int = 0  # calls whose operation, group or bytes differ
-    kind_wrong: int = 0  # calls whose group is recorded under another kind
     nameable: Counter[str] = field(default_factory=Counter)  # by aspect
     unnamed: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -110,29 +108,30 @@ def _judge_rank(
             verdict.bytes_wrong += 1
             verdict.note(f"{at}: {site.operation} of {group}, other bytes")
             continue
-        everyone = len(group.ranks) == trace.meta.world
-        if group.kind not in (call["kind"], "other", *["world"] * everyone):
-            verdict.kind_wrong += 1
-            verdict.note(f"{at}: group {group.kind}, not {call['kind']}")
-        named = site.label if site.label in INFERRED_LABELS else ""
+        everyone = group.kind == "world" and len(group.ranks) == trace.meta.world
+        named = site.label if site.label in LABELS else ""
         place = call["place"]
         true = {
             "layer": place["layer"],
-            "phase": place["phase"] or place["label"],
+            "phase": place["phase"] or place["label"] * (place["label"] in LABELS),
             "direction": call["direction"],
+            "group": "world" if everyone else call["kind"],
         }
         said = {
             "layer": site.layer,
             "phase": site.phase or named,
             "direction": site.direction,
+            "group": group.kind,
         }
+        if site.phase:
+            true["micro-batch"], said["micro-batch"] = place["micro_batch"], site.slot
         expert = bool(true["phase"])
         for aspect, value in said.items():
             if aspect == "direction" and not true["direction"]:
                 continue  # outside of the model's passes there is none
-            nameable = expert or aspect == "direction"
+            nameable = expert or aspect in ("direction", "group")
             verdict.nameable[aspect] += nameable
-            if value == UNNAMED[aspect]:
+            if value == UNNAMED.get(aspect):
                 verdict.unnamed[aspect] += nameable
             elif value != true[aspect]:
                 verdict.wrong[aspect] += 1
