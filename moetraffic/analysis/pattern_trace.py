@@ -28,7 +28,7 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.model import MOST_SITES, PLACEMENT, Presence
+from moetraffic.trace.model import MOST_SITES, PLACEMENT, Presence, Source
 from moetraffic.trace.panel import ArrayPanel
 
 SENDS = "send_recv"
@@ -87,6 +87,8 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
             tokens=np.full((iterations, world), tokens, np.int64),
             start=unknown,
             end=unknown.copy(),
+            source=np.full(iterations, Source.ANNOTATED, np.uint8),
+            kind_source=np.full(iterations, Source.ANNOTATED, np.uint8),
         ),
         programs=[
             Program(rank=rank, kind="train", sites=tuple(order))
@@ -121,7 +123,7 @@ def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
         row_bytes=call.row_bytes,
         label=call.label,
         wire=WireForm.CONSTANT,
-    )
+    ).with_sources(Source.ANNOTATED, Source.ANNOTATED, Source.ANNOTATED)
     if call.operation == ALL_TO_ALL:
         matrix = exchange_matrix(call, width)
         return [replace(site, constant=tuple(matrix.ravel().tolist()))]

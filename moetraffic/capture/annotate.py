@@ -26,6 +26,7 @@ class CallContext:
     layer: int = -1
     phase: str = ""
     label: str = ""
+    linked: bool = False  # set by a hook on a module, not by the program
 
 
 NO_CONTEXT = CallContext()

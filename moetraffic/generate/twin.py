@@ -31,7 +31,7 @@ from moetraffic.trace import (
     Trace,
 )
 from moetraffic.trace.hdf5.durable import validate_output
-from moetraffic.trace.model import PLACEMENT, Presence
+from moetraffic.trace.model import PLACEMENT, Presence, Source
 from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
@@ -359,6 +359,8 @@ class _Draft:
             tokens=np.full(shape, scene.tokens * len(scene.slots), np.int64),
             start=begin,
             end=end,
+            source=np.full(count, Source.ANNOTATED, np.uint8),
+            kind_source=np.full(count, Source.ANNOTATED, np.uint8),
         )
 
 

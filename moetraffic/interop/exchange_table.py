@@ -25,7 +25,15 @@ from typing import NamedTuple
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, UNKNOWN_TIME, Group
+from moetraffic.trace import (
+    ALL_TO_ALL,
+    DIRECTIONS,
+    PHASES,
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Source,
+)
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions
@@ -47,7 +55,6 @@ DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
 EITHER = {"micro_batch", "group"}
 MORE = {"row_bytes", "dtype", "label", "direction"}
 DROPPED = "dropped"
-DIRECTIONS = ("forward", "backward", "recompute")
 MOST_MEMBERS = 1 << 13
 MOST_EXPERTS = 1 << 16
 MOST = {
@@ -161,7 +168,8 @@ def _add_row(
     direction = cells.get("direction", "") or (
         "backward" if "grad" in phase else "forward"
     )
-    if (phase and phase not in PHASES) or direction not in DIRECTIONS:
+    direction = "" if direction == "unknown" else direction
+    if (phase and phase not in PHASES) or direction not in (*DIRECTIONS, ""):
         raise wrong(
             path,
             f"line {line} has phase {phase[:40]!r} and direction {direction[:40]!r}",
@@ -229,6 +237,7 @@ def _calls(
             layer=key.layer,
             label=key.label,
             direction=key.direction,
+            direction_source=Source.ANNOTATED if key.phase else Source.INFERRED,
             iteration=key.iteration,
             sent=given[member],
             received=other_side[member],

@@ -25,6 +25,8 @@ from moetraffic.trace.model import (
     Int64,
     Meta,
     Site,
+    SiteNumbers,
+    Source,
 )
 from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
@@ -49,6 +51,7 @@ class ImportedCall:
     layer: int = -1
     label: str = ""
     direction: str = "forward"
+    direction_source: Source = Source.INFERRED  # most files do not state it
     iteration: int = -1
     sequence: int = -1  # n-th collective of its group; -1: by call order
     issue: int = UNKNOWN_TIME
@@ -133,7 +136,7 @@ def _segment(
     placed: Placed,
 ) -> Segment:
     groups: dict[Group, int] = {}
-    sites: dict[Site, int] = {}
+    sites = SiteNumbers()
     splits: dict[int, list[Any]] = {}
     demand: dict[int, list[Any]] = {}
     events = np.zeros(len(record.calls), EVENT)
@@ -149,8 +152,11 @@ def _segment(
             label=call.label,
             peers=call.peers,
             experts=len(call.sent) if call.operation == ROUTING else 0,
+            layer_source=_stated(call.layer >= 0),
+            phase_source=_stated(bool(call.phase or call.label)),
+            direction_source=call.direction_source,
         )
-        row["site"] = sites.setdefault(site, len(sites))
+        row["site"] = sites.add(site)
         if call.operation in (ROUTING, ALL_TO_ALL):
             rows = demand if call.operation == ROUTING else splits
             mine = rows.setdefault(len(call.sent), [])
@@ -163,7 +169,8 @@ def _segment(
         row["sequence"] = _sequence(call, record.rank, counts)
     steps = np.zeros(len(record.steps), STEP)
     for number, (iteration, start, end) in enumerate(record.steps):
-        steps[number] = (iteration, np.nan, -1, start, end)
+        sources = (Source.ANNOTATED, Source.INFERRED)  # files have no kind of steps
+        steps[number] = (iteration, np.nan, -1, start, end, *sources)
     placements = [
         (groups[group], layer, expert, 0, rank, 0)
         for (layer, group), holders in placed.items()
@@ -177,7 +184,7 @@ def _segment(
         node=record.node,
         meta=meta,
         groups=tuple(groups),
-        sites=tuple(sites),
+        sites=tuple(sites.sites),
         events=events,
         steps=steps,
         kinds=("train",) * len(steps),
@@ -186,6 +193,11 @@ def _segment(
         placements=np.array(placements, PLACEMENT),
         left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
     )
+
+
+def _stated(known: bool) -> Source:
+    """Return the source of a value that the file states, or lacks."""
+    return Source.ANNOTATED if known else Source.UNKNOWN
 
 
 def _sequence(

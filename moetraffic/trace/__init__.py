@@ -5,6 +5,7 @@ from __future__ import annotations
 from .matrix import Matrix
 from .model import (
     ALL_TO_ALL,
+    DIRECTIONS,
     PHASES,
     ROUTING,
     UNKNOWN_TIME,
@@ -14,6 +15,7 @@ from .model import (
     Occurrences,
     Program,
     Site,
+    Source,
     Steps,
     WireForm,
 )
@@ -21,6 +23,7 @@ from .trace import Trace
 
 __all__ = [
     "ALL_TO_ALL",
+    "DIRECTIONS",
     "PHASES",
     "ROUTING",
     "UNKNOWN_TIME",
@@ -31,6 +34,7 @@ __all__ = [
     "Occurrences",
     "Program",
     "Site",
+    "Source",
     "Steps",
     "Trace",
     "WireForm",

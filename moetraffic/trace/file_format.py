@@ -28,6 +28,7 @@ from moetraffic.trace.hdf5.tables import (
     read_groups,
     read_meta,
     read_sites,
+    read_sources,
     read_strings,
     read_table,
     split_column,
@@ -50,10 +51,12 @@ from .reading import T, TraceContents
 
 KIND = "moetraffic"
 VERSION = 1
+MINOR = 1  # additions to version 1, which readers of version 1.0 ignore
 
 OWN = {
     "format": KIND,
     "format_version": VERSION,
+    "format_minor": MINOR,
     "Conventions": "CF-1.11",
     "title": "traffic of a mixture-of-experts training run",
 }
@@ -73,6 +76,7 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
     "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
+STEP_SOURCES = ("source", "kind_source")
 STEP_CELLS = 1 << 22  # steps x ranks accepted without check: 128 MiB in memory
 STEP_BYTES = 2  # minimum stored bytes per cell above STEP_CELLS (32 in memory)
 COUNTS = ("demand", "dropped", "wire", "volume")
@@ -178,6 +182,8 @@ def _write_programs(image: Image, programs: Sequence[Program]) -> None:
 def _write_steps(image: Image, steps: Steps) -> None:
     image.column("step", steps.iteration, "<i8", about="iteration")
     image.column("step_kind", *as_text(steps.kind), axis="step")
+    for name in STEP_SOURCES:
+        image.column(f"step_{name}", getattr(steps, name), "|u1", axis="step")
     for name, (dtype, unit, about) in STEP_PANELS.items():
         data = getattr(steps, name.removeprefix("step_"))
         image.panel(
@@ -229,6 +235,9 @@ def _steps(container: Container, world: int) -> Steps:
             f"{cells} steps x ranks are stored in only {stored} bytes"
         )
     read = {name: panel.read(0, len(iteration)) for name, panel in panels.items()}
+    for name in STEP_SOURCES:
+        sources = read_sources(container, f"step_{name}", len(iteration))
+        read[name] = np.array(sources, np.uint8)
     return Steps(iteration=iteration, kind=tuple(kind), **read)
 
 

@@ -8,7 +8,8 @@ occurrence is one such call in one iteration.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
+UInt8 = npt.NDArray[np.uint8]
 
 PHASES = ("dispatch", "combine", "combine_grad", "dispatch_grad")
 """The four all-to-alls of a MoE layer and micro-batch, in time order."""
@@ -35,6 +37,9 @@ ALL_TO_ALL = "all_to_all"
 
 STEP_KINDS = ("train", "evaluation", "skipped")
 
+DIRECTIONS = ("forward", "backward", "recompute")
+"""Known directions of a call; a site's is "" where it is unknown."""
+
 MOST_BYTES = 1 << 46
 """Largest valid number of bytes of one call: sums stay in int64."""
 
@@ -45,6 +50,15 @@ MOST_ITERATIONS = 1 << 40
 """Limit of iteration numbers: their product with sites stays in int64."""
 
 MOST_SITES = 1 << 22
+
+
+class Source(enum.IntEnum):
+    """How an attribute of a call site or a step was determined, weakest first."""
+
+    UNKNOWN = 0  # not determined, or not recorded (files before format 1.1)
+    INFERRED = 1  # guessed from order, bytes or period of the calls
+    LINKED = 2  # an autograd edge, a module, router or optimizer hook
+    ANNOTATED = 3  # stated by the program, or by the imported file
 
 
 class WireForm(enum.IntEnum):
@@ -88,13 +102,16 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """Communication or routing call of a program, repeated in every iteration."""
+    """Communication or routing call of a program, repeated in every iteration.
+
+    Sites that differ only in the sources of their attributes are equal.
+    """
 
     group: int  # index into Trace.groups
     operation: str  # "routing", "all_to_all", "all_reduce", "all_gather" ...
     phase: str = ""  # one of PHASES, or "" if it is no expert exchange
     layer: int = -1  # global layer, -1 for none
-    direction: str = "forward"  # "forward", "backward" or "recompute"
+    direction: str = "forward"  # one of DIRECTIONS, or "" where it is unknown
     slot: int = 0  # call index within a step: the micro-batch of a MoE layer
     dtype: str = ""  # element type on the wire, as torch names it
     row_bytes: int = 0  # bytes of a row (a token copy); 0 for routing
@@ -106,6 +123,43 @@ class Site:
     routing: int = -1  # site whose demand determines the wire, for DEMAND
     constant: tuple[int, ...] = ()  # bytes, W x W row-major (all-to-all) or W values
     dropped: DroppedForm = DroppedForm.UNKNOWN
+    layer_source: Source = field(default=Source.UNKNOWN, compare=False)
+    phase_source: Source = field(default=Source.UNKNOWN, compare=False)  # and label
+    direction_source: Source = field(default=Source.UNKNOWN, compare=False)
+
+    @property
+    def sources(self) -> tuple[Source, Source, Source]:
+        """Sources of layer, phase and direction."""
+        return self.layer_source, self.phase_source, self.direction_source
+
+    def with_sources(self, layer: Source, phase: Source, direction: Source) -> Site:
+        """Copy the site with other sources of its layer, phase and direction."""
+        return replace(
+            self, layer_source=layer, phase_source=phase, direction_source=direction
+        )
+
+
+class SiteNumbers:
+    """Call sites, numbered in the order of their first addition.
+
+    Sites that differ only in their sources have one number, and the weakest sources.
+    """
+
+    def __init__(self, sites: Iterable[Site] = ()) -> None:
+        self.sites: list[Site] = []
+        self._numbers: dict[Site, int] = {}
+        for site in sites:
+            self.add(site)
+
+    def add(self, site: Site) -> int:
+        """Add a site, and return its number."""
+        number = self._numbers.setdefault(site, len(self.sites))
+        if number == len(self.sites):
+            self.sites.append(site)
+        elif (known := self.sites[number]).sources != site.sources:
+            weakest = map(min, known.sources, site.sources)
+            self.sites[number] = known.with_sources(*weakest)
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +206,10 @@ CLOCK = np.dtype(
 (known to within ``error_ns``) to get rank 0's clock."""
 
 
+NO_SOURCES: UInt8 = np.zeros(0, np.uint8)
+"""Default of the sources of steps: all are UNKNOWN."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Training steps, one row each; ``[S, R]`` arrays have a column per world rank.
@@ -165,6 +223,17 @@ class Steps:
     tokens: Int64  # [S, R] tokens that a rank trained on
     start: Int64  # [S, R] ns, the rank's own clock
     end: Int64  # [S, R] ns, the rank's own clock
+    source: UInt8 = field(
+        default_factory=lambda: NO_SOURCES
+    )  # [S] Source of the step's boundaries
+    kind_source: UInt8 = field(default_factory=lambda: NO_SOURCES)  # [S], of its kind
+
+    def __post_init__(self) -> None:
+        """Set the sources that are not given to UNKNOWN."""
+        for name in ("source", "kind_source"):
+            if getattr(self, name) is NO_SOURCES:
+                unknown = np.full(len(self.iteration), Source.UNKNOWN, np.uint8)
+                object.__setattr__(self, name, unknown)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from .model import (
     Presence,
     Program,
     Site,
+    Source,
     Steps,
     sized,
 )
@@ -130,6 +131,13 @@ class TraceContents:
         yield (
             (np.diff(self.steps.iteration) > 0).all(),
             "the iterations of the steps increase",
+        )
+        yield (
+            all(
+                len(s) == len(self.steps.iteration) and (s < len(Source)).all()
+                for s in (self.steps.source, self.steps.kind_source)
+            ),
+            "each step has the source of its boundaries and of its kind",
         )
         yield (
             all(

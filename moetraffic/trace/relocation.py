@@ -192,6 +192,11 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
         dtype=first.dtype,
         padded=_padded_rows(trace, first, experts),
         phases=tuple(p for p in PHASES if any(s.phase == p for s in exchanges)),
+        source=min(
+            source
+            for s in (*exchanges, *(trace.sites[n] for n in numbers))
+            for source in s.sources
+        ),
     )
 
 
@@ -264,4 +269,6 @@ def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:
         tokens=steps.tokens[keep].reshape(shape).sum(axis=2),
         start=steps.start[keep].reshape(shape).min(axis=2),
         end=steps.end[keep].reshape(shape).max(axis=2),
+        source=steps.source[keep],
+        kind_source=steps.kind_source[keep],
     )

@@ -31,6 +31,7 @@ from .model import (
     Occurrences,
     Program,
     Site,
+    Source,
     Steps,
     WireForm,
 )
@@ -59,6 +60,7 @@ class RoutedLayer:
     dtype: str  # element type on the wire
     padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
+    source: Source = Source.ANNOTATED  # of its layer, phases and directions
 
     @property
     def kept(self) -> Int64:
@@ -212,7 +214,7 @@ def _sites_of(
         slot=layer.slot,
         experts=experts,
         dropped=DroppedForm.NONE,
-    )
+    ).with_sources(layer.source, layer.source, layer.source)
     parts.setdefault(f"demand_{width}x{experts}", []).append(layer.demand[:, ranks])
     if layer.dropped is not None and layer.dropped[:, ranks].any():
         routing = replace(routing, dropped=DroppedForm.STORED)
@@ -353,6 +355,8 @@ def arrays_as_trace(
             tokens=np.full((steps, ranks), -1),
             start=np.full((steps, ranks), UNKNOWN_TIME),
             end=np.full((steps, ranks), UNKNOWN_TIME),
+            source=np.full(steps, Source.ANNOTATED, np.uint8),
+            kind_source=np.full(steps, Source.ANNOTATED, np.uint8),
         ),
         kind=kind,
     )

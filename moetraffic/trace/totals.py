@@ -43,7 +43,7 @@ def totals(trace: Trace) -> Totals:
     sent, kept = all_to_all_bytes(trace)
     ratios = []
     for number, site in enumerate(trace.sites):
-        if site.phase == "dispatch" and site.direction == "forward":
+        if site.phase == "dispatch" and site.direction != "recompute":
             of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
             received = trace.wire(of).sum(axis=1)  # [n, W]
             received = received[received.sum(axis=1) > 0]

@@ -231,6 +231,9 @@ def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
     """Build one step per iteration, from first call to last end on each rank."""
     iterations = np.unique(plan.iteration)
     kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
+    _, of, at = np.intersect1d(iterations, trace.steps.iteration, return_indices=True)
+    sources = np.zeros((2, len(iterations)), np.uint8)
+    sources[:, of] = trace.steps.source[at], trace.steps.kind_source[at]
     shape = len(iterations), plan.world
     begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
     end = np.full(shape, UNKNOWN_TIME, np.int64)
@@ -245,4 +248,6 @@ def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
         tokens=np.full(shape, -1, np.int64),
         start=np.where(end == UNKNOWN_TIME, UNKNOWN_TIME, begin),
         end=end,
+        source=sources[0],
+        kind_source=sources[1],
     )

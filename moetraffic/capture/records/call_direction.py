@@ -8,7 +8,7 @@ forward call inside the function that created it.
 
 from __future__ import annotations
 
-from moetraffic.trace.model import ALL_TO_ALL, PHASES
+from moetraffic.trace.model import ALL_TO_ALL, PHASES, Source
 
 FORWARD_PHASES = PHASES[:2]
 RECOMPUTES = "CheckpointFunction"  # in torch and other libraries
@@ -30,31 +30,34 @@ class Directions:
         link: int,
         node: str,
         phase: str,
-    ) -> tuple[str, int]:
-        """Classify a collective; return its direction and autograd sequence number.
+    ) -> tuple[str, int, Source]:
+        """Classify a collective by direction, with its autograd sequence number.
 
         In a backward pass, ``node`` and ``link`` are name and sequence number of the
         running autograd node ("" and -1 for none); in a forward pass, ``link`` is that
         of the last created node.  ``grad`` is whether autograd records, and ``phase``
         the program's annotation.  The result is "forward", "backward" or "recompute",
-        and the link, -1 where there is none.
+        the link, -1 where there is none, and the source of the direction.
         """
         if not in_backward:
             self._links.setdefault(link)
             if len(self._links) > MOST_LINKS:
                 del self._links[next(iter(self._links))]
-            return "forward", link
+            return "forward", link, Source.LINKED
         if phase:
-            again = phase in FORWARD_PHASES
-            return "recompute" if again else "backward", -1 if again else link
+            if phase in FORWARD_PHASES:
+                return "recompute", -1, Source.ANNOTATED
+            return "backward", link, Source.ANNOTATED
         # autograd does not record inside a custom function, forward or backward;
         # elsewhere only a recomputed forward pass records
         if grad or node.startswith(RECOMPUTES):
-            return "recompute", -1
+            return "recompute", -1, Source.LINKED
         if link in self._links:
-            return "backward", link
+            return "backward", link, Source.LINKED
         # autograd's built-in nodes (names end in a digit) call no all-to-all: the call
         # is a forward pass that recomputes a saved tensor of the node
         if operation == ALL_TO_ALL and node[-1:].isdigit():
-            return "recompute", -1
-        return "backward", -1
+            return "recompute", -1, Source.INFERRED
+        # reducers run within the engine; an all-to-all may be recomputed by a function
+        guessed = operation == ALL_TO_ALL
+        return "backward", -1, Source.INFERRED if guessed else Source.LINKED

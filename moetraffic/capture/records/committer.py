@@ -43,6 +43,7 @@ from moetraffic.trace.model import (
     Group,
     Int64,
     Meta,
+    Source,
 )
 from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
@@ -180,11 +181,11 @@ class Committer:
     def _call(self, plain: list[int], words: Int64, at: int) -> None:
         # fmt: off
         (_, _, number, issue, code, group, place, dtype, thread, in_backward, grad,
-         link, node, source, destination, size, row, rows_sent, rows_received,
+         link, node, sender, destination, size, row, rows_sent, rows_received,
          sends, receives) = plain[at : at + CALL_HEAD]
         # fmt: on
         operation, here = OPERATIONS[code], self._names["place"][place]
-        direction, link = self._directions.of(
+        direction, link, source = self._directions.of(
             operation,
             in_backward=bool(in_backward),
             grad=bool(grad),
@@ -210,11 +211,12 @@ class Committer:
         element = row if operation == ALL_TO_ALL else 0
         site, sequence = self._sites.at(
             *(operation, group, here, direction, name, element),
-            peers=(source, destination),
+            source=source,
+            peers=(sender, destination),
         )
         self._settle(
             self._boundaries.call(
-                settles=direction != "forward" or operation == ALL_TO_ALL
+                settles=direction not in ("forward", "") or operation == ALL_TO_ALL
             )
         )
         when = self._boundaries.iteration, sequence, issue
@@ -230,10 +232,13 @@ class Committer:
         counts = words[at + ROUTED_HEAD : at + ROUTED_HEAD + experts]
         dropped = words[at + ROUTED_HEAD + experts :][:experts] if has_dropped else None
         direction = "recompute" if in_backward else "forward"
-        here = (layer, "", self._names["place"][place][2])
+        _, _, label, linked = self._names["place"][place]
+        here = (layer, "", label, linked)
         owner = self._groups[self._names["group"][group]]
         site, sequence = self._sites.at(
-            ROUTING, owner, here, direction, "", 0, experts=experts
+            *(ROUTING, owner, here, direction, "", 0),
+            source=Source.LINKED,
+            experts=experts,
         )
         self._settle(self._boundaries.call(settles=True))
         row = self._window.put_demand(counts, dropped)
@@ -247,7 +252,10 @@ class Committer:
     def _step(self, end: int, tokens: int, kind: int, loss: int) -> None:
         boundaries = self._boundaries
         self._window.steps.append(
-            (boundaries.iteration, loss_of_word(loss), tokens, boundaries.begun, end)
+            (
+                *(boundaries.iteration, loss_of_word(loss), tokens),
+                *(boundaries.begun, end, Source.ANNOTATED, Source.ANNOTATED),
+            )
         )
         self._window.kinds.append(STEP_KINDS[kind])
         boundaries.step()
@@ -262,7 +270,10 @@ class Committer:
         for event in self._window.events[len(self._window.events) - after :]:
             event.iteration = ended + 1
         self._window.steps.append(
-            (ended, float("nan"), -1, self._boundaries.begun, when)
+            (
+                *(ended, float("nan"), -1, self._boundaries.begun, when),
+                *(Source.LINKED, Source.LINKED),
+            )
         )
         self._window.kinds.append(STEP_KINDS[0])
         self._boundaries.begun = when
@@ -335,7 +346,7 @@ class Committer:
             return 2 * self._window_steps
         if not window.steps:
             return 1
-        _, _, _, start, end = window.steps[-1]
+        start, end = window.steps[-1][3:5]
         unsent = 1 + int(UNSENT_NS / max(1, end - start))
         # a program that calls step() waits when too many steps are not in the pipe
         marked = self._boundaries.marked

@@ -68,7 +68,7 @@ class Encoder:
             words += (
                 *(ROUTED, ROUTED_HEAD + len(lists) * len(demand), issue),
                 *(self.number("group", group), layer),
-                self.number("place", CallContext(label=label)),
+                self.number("place", CallContext(label=label, linked=bool(label))),
                 *(self.number("thread", thread), again, int(grad), len(demand)),
                 len(lists) - 1,
             )
@@ -109,7 +109,7 @@ class Encoder:
 def _json_value(name: Any) -> Any:
     """Convert a name (context, dtype or text) to a JSON value."""
     if isinstance(name, CallContext):
-        return [name.layer, name.phase, name.label]
+        return [name.layer, name.phase, name.label, name.linked]
     if isinstance(name, torch.dtype):
         return str(name).removeprefix("torch.")
     return name

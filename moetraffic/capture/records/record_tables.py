@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import PLACEMENT, ROUTING, UNKNOWN_TIME, Group, Int64, Site
+from moetraffic.trace.model import (
+    PLACEMENT,
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Int64,
+    Site,
+    SiteNumbers,
+    Source,
+)
 from moetraffic.trace.segments.segment import EVENT, STEP
 
 
@@ -35,7 +44,9 @@ class RecordWindow:
     """Recorded calls and steps since the last committed segment."""
 
     events: list[CallEvent] = field(default_factory=list)
-    steps: list[tuple[int, float, int, int, int]] = field(default_factory=list)
+    steps: list[tuple[int, float, int, int, int, int, int]] = field(
+        default_factory=list
+    )
     kinds: list[str] = field(default_factory=list)
     splits: dict[int, SplitRows] = field(default_factory=dict)
     demand: dict[int, list[Any]] = field(default_factory=dict)
@@ -69,10 +80,15 @@ class SiteTable:
     """Table of call sites and process groups, numbered in order of first use."""
 
     def __init__(self) -> None:
-        self.sites: list[Site] = []
+        self._sites = SiteNumbers()
         self.groups: list[Group] = []
         self._calls: list[int] = []  # number of collectives by group
         self._numbers: dict[tuple[object, ...], int] = {}
+
+    @property
+    def sites(self) -> list[Site]:
+        """Call sites, with the weakest sources of their calls."""
+        return self._sites.sites
 
     def add_group(self, group: Group) -> int:
         """Add a process group; return its number."""
@@ -88,19 +104,25 @@ class SiteTable:
         direction: str,
         dtype: str,
         row_bytes: int,
+        *,
+        source: Source,
         peers: tuple[int, int] = (-1, -1),
         experts: int = 0,
     ) -> tuple[int, int]:
         """Return the site number of a call and its index among its group's collectives.
 
         The index is -1 for calls that are not collective: routing, sends and receives.
+        ``place`` holds layer, phase, label, and whether a hook set them; ``source`` is
+        that of the direction.
         """
-        key = (operation, group, *place, direction, dtype, row_bytes, peers, experts)
+        which = (operation, group, *place, dtype, row_bytes, peers, experts)
+        key = (*which, direction, source)
         number = self._numbers.get(key)
         if number is None:
-            layer, phase, label = place
-            number = self._numbers[key] = len(self.sites)
-            self.sites.append(
+            layer, phase, label, linked = place
+            stated = Source.LINKED if linked else Source.ANNOTATED
+            named = bool(phase or label)
+            number = self._numbers[key] = self._sites.add(
                 Site(
                     group=group,
                     operation=operation,
@@ -112,6 +134,12 @@ class SiteTable:
                     label=str(label),
                     peers=peers,
                     experts=experts,
+                    # a program that names a call without a layer says that it has none
+                    layer_source=stated
+                    if layer != -1 or (named and not linked)
+                    else Source.UNKNOWN,
+                    phase_source=stated if named else Source.UNKNOWN,
+                    direction_source=source,
                 )
             )
         if operation == ROUTING or peers != (-1, -1):

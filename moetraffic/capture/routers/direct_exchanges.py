@@ -194,7 +194,7 @@ class DirectExchangeHooks:
             if isinstance(group, str):
                 resolve: Any = torch._C._distributed_c10d._resolve_process_group
                 group = resolve(group)
-            annotate.set_context(CallContext(before.layer, "", LABEL))
+            annotate.set_context(CallContext(before.layer, "", LABEL, linked=True))
             self._reporting = True
             annotate.routing(before.layer, demand, None, group)
         except Exception as error:

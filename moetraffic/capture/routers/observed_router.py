@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -37,11 +36,6 @@ GROUPS = (
     *("token_dispatcher.ep_mesh", "routed_experts.token_dispatcher.ep_mesh"),
 )
 """Attributes of a router or its layer with the expert-parallel group or mesh."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferredContext(CallContext):
-    """Annotation of collectives inferred by a hook, not set by the program."""
 
 
 class _NoHooks:
@@ -94,7 +88,7 @@ class LayerHooks:
     def __init__(self, hooks: RouterHooks, router: ObservedRouter) -> None:
         self.hooks, self.router = hooks, router
         self._thread = threading.local()
-        self._place = InferredContext()
+        self._place = CallContext(linked=True)
 
     def enter(self, _module: nn.Module, _inputs: Any) -> None:
         """Set the layer context unless the program has set an annotation."""
@@ -103,9 +97,10 @@ class LayerHooks:
         left = self._thread.__dict__.setdefault("left", [])
         try:
             here = annotate.place()
-            if here == NO_CONTEXT or isinstance(here, InferredContext):
+            if here == NO_CONTEXT or here.linked:
                 if self._place.layer < 0:
-                    self._place = InferredContext(self.hooks.layer(self.router))
+                    layer = self.hooks.layer(self.router)
+                    self._place = CallContext(layer, linked=True)
                 left.append(annotate.set_context(self._place))
             else:
                 left.append(None)

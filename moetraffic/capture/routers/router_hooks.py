@@ -26,7 +26,6 @@ from moetraffic.errors import CaptureError
 
 from . import layer_index, router_readers
 from .observed_router import (
-    InferredContext,
     LayerHooks,
     ObservedRouter,
     has_no_values,
@@ -252,13 +251,13 @@ class RouterHooks:
             if decision is None:
                 return
             layer = before.layer
-            if isinstance(before, InferredContext) or layer < 0:
+            if before.linked or layer < 0:
                 layer = self.layer(self._first_of_layer(entry))
             if layer in self._own_program:
                 return
             group = entry.group()
             self._reporting.on = True
-            annotate.set_context(CallContext(layer, "", LABEL))
+            annotate.set_context(CallContext(layer, "", LABEL, linked=True))
             self._sink(layer, decision.demand, decision.dropped, group)
         except Exception as error:
             # no error of the recording may reach the training

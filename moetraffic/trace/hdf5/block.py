@@ -50,7 +50,7 @@ class Block:
             raise Malformed(f"a piece of its structure does not begin with {want!r}")
 
 
-class Source:
+class FileBytes:
     """Random access to a file's bytes, with a limit on the structure bytes read.
 
     ``pread`` is a function of an offset and a number of bytes.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .block import UNDEFINED, Malformed, Source
+from .block import UNDEFINED, FileBytes, Malformed
 
 PREFIX = 14  # bytes of a block before its own fields: name, version, client, header
 
@@ -32,7 +32,7 @@ class _Shape:
 
 
 def read_index(
-    source: Source, address: int, count: int
+    source: FileBytes, address: int, count: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Read addresses and stored sizes of the first chunks, each ``[count]`` uint64.
 
@@ -74,7 +74,7 @@ def read_index(
 
 
 def _elements(
-    source: Source, address: int, shape: _Shape, count: int, bits: int
+    source: FileBytes, address: int, shape: _Shape, count: int, bits: int
 ) -> bytes:
     """Read the raw index elements of all blocks of an extensible array."""
     direct = 2 * (shape.pointers - 1)  # data blocks that the index block points to
@@ -105,7 +105,7 @@ def _elements(
 
 
 def _super_block(
-    source: Source, address: int, shape: _Shape, blocks: int, each: int
+    source: FileBytes, address: int, shape: _Shape, blocks: int, each: int
 ) -> list[int]:
     """Read the addresses of the data blocks from a super block."""
     if address == UNDEFINED:
@@ -120,7 +120,7 @@ def _super_block(
 
 
 def _data_block(
-    source: Source, address: int, shape: _Shape, each: int, some: int
+    source: FileBytes, address: int, shape: _Shape, each: int, some: int
 ) -> bytes:
     """Read the first elements of a data block; large blocks are split into pages."""
     if address == UNDEFINED:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import MOST_BYTES
 
-from .block import Malformed, Source
+from .block import FileBytes, Malformed
 from .chunk_index import read_index
 from .codec import (
     COLUMN_ROWS,
@@ -72,7 +72,7 @@ class Container:
         self._size = 0
         try:
             self._open()
-            self._structure = Structure(Source(self.pread, self._size))
+            self._structure = Structure(FileBytes(self.pread, self._size))
             self.attributes = self._structure.attributes
             self._identify(kind, version)
             self._sums = self._read_checksums()
@@ -275,7 +275,7 @@ class Container:
             want * least <= self._size,
             f"/{name} has the shape {made.shape}, for which the file is too small",
         )
-        source = Source(self.pread, self._size)
+        source = FileBytes(self.pread, self._size)
         try:
             offsets, sizes = read_index(source, made.index, want)
         except ValueError as error:

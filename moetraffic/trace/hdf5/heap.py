@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .block import UNDEFINED, Block, Malformed, Source
+from .block import UNDEFINED, Block, FileBytes, Malformed
 
 MOST_OBJECT_BYTES = 1 << 17
 MOST_DEPTH = 6
@@ -24,7 +24,7 @@ ATTRIBUTE_NAMES = 8  # of attributes by name
 class Heap:
     """Block layout of an HDF5 fractal heap, read from its header."""
 
-    def __init__(self, source: Source, address: int) -> None:
+    def __init__(self, source: FileBytes, address: int) -> None:
         head = source.block(address, 142)
         head.expect(b"FRHP\0")
         self._source = source
@@ -100,7 +100,7 @@ class Heap:
 
 
 def dense(
-    source: Source, heap: int, tree: int, kind: int, record: int, most: int
+    source: FileBytes, heap: int, tree: int, kind: int, record: int, most: int
 ) -> Iterator[Block]:
     """Iterate over the objects of HDF5 dense link or attribute storage.
 
@@ -117,7 +117,7 @@ def dense(
 
 
 def records(
-    source: Source, address: int, kind: int, size: int, most: int
+    source: FileBytes, address: int, kind: int, size: int, most: int
 ) -> Iterator[Block]:
     """Iterate over the records of a version 2 B-tree, at most ``most`` of them."""
     if address == UNDEFINED:
@@ -143,7 +143,7 @@ def records(
 
 
 def _node(
-    source: Source, at: int, kind: int, size: int, node: int, count: int, depth: int
+    source: FileBytes, at: int, kind: int, size: int, node: int, count: int, depth: int
 ) -> Iterator[Block]:
     if not count:
         return

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .block import UNDEFINED, Block, Malformed, Source
+from .block import UNDEFINED, Block, FileBytes, Malformed
 from .heap import ATTRIBUTE_NAMES, LINK_NAMES, dense
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -57,7 +57,7 @@ class Structure:
         If it differs from the structure that ``image`` writes.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FileBytes) -> None:
         self._source = source
         head = source.block(0, 48)
         head.expect(SIGNATURE + b"\x03\x08\x08")
@@ -135,7 +135,7 @@ class Structure:
                 yield part
 
 
-def _messages(source: Source, address: int) -> Iterator[tuple[int, int, Block]]:
+def _messages(source: FileBytes, address: int) -> Iterator[tuple[int, int, Block]]:
     """Yield kind, flags and content of the messages of an object header, in order."""
     head = source.block(address, min(34, source.size - address))
     head.expect(b"OHDR\2")

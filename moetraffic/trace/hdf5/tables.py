@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import DroppedForm, Group, Meta, Site, WireForm
+from moetraffic.trace.model import DroppedForm, Group, Meta, Site, Source, WireForm
 
 from .container import MOST_TEXT, Container
 from .image import Image
@@ -36,6 +36,8 @@ SITE_COLUMNS = {  # column: (field of Site, type)
     "site_routing": ("routing", "<i4"),
     "site_dropped": ("dropped", "<i4"),
 }
+SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
+"""Fields of Site that are columns from format 1.1 on."""
 
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
@@ -60,6 +62,9 @@ def write_sites(image: Image, sites: Sequence[Site]) -> None:
         values = [getattr(s, attribute) for s in sites]
         data, kind = as_text(values) if dtype == TEXT else (values, dtype)
         image.column(name, data, kind, axis="site")
+    for attribute in SITE_SOURCES:
+        values = [getattr(s, attribute) for s in sites]
+        image.column(f"site_{attribute}", values, "|u1", axis="site")
     for at, name in enumerate(("site_source", "site_destination")):
         image.column(name, [s.peers[at] for s in sites], "<i4", axis="site")
     image.column("site_constants", [len(s.constant) for s in sites], "<i4", axis="site")
@@ -120,6 +125,8 @@ def read_sites(container: Container) -> list[Site]:
             columns[attribute] = container.column(name, dtype, count).tolist()
     columns["wire"] = [WireForm(v) for v in columns["wire"]]
     columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
+    for attribute in SITE_SOURCES:
+        columns[attribute] = read_sources(container, f"site_{attribute}", count)
     columns["peers"] = list(
         zip(
             container.column("site_source", "<i4", count).tolist(),
@@ -141,20 +148,39 @@ def read_sites(container: Container) -> list[Site]:
     ]
 
 
+def read_sources(container: Container, name: str, count: int) -> list[Source]:
+    """Read a column of sources; UNKNOWN where the file does not have it."""
+    if name not in container.names:
+        return [Source.UNKNOWN] * count
+    return [Source(v) for v in container.column(name, "|u1", count).tolist()]
+
+
 def read_columns(
-    container: Container, name: str, dtype: np.dtype[Any]
+    container: Container,
+    name: str,
+    dtype: np.dtype[Any],
+    optional: Sequence[str] = (),
 ) -> dict[str, npt.NDArray[Any]]:
-    """Read the columns of a table by field, as :func:`write_table` wrote them."""
+    """Read the columns of a table by field, as :func:`write_table` wrote them.
+
+    Fields that are ``optional`` are left out if the file does not have them.
+    """
     count = len(container.column(name, "<i8"))
     return {
         field: container.column(f"{name}_{field}", dtype[field].str, count)
         for field in dtype.names or ()
+        if field not in optional or f"{name}_{field}" in container.names
     }
 
 
-def read_table(container: Container, name: str, dtype: np.dtype[Any]) -> Any:
-    """Read a structured array from one column per field."""
-    columns = read_columns(container, name, dtype)
+def read_table(
+    container: Container,
+    name: str,
+    dtype: np.dtype[Any],
+    optional: Sequence[str] = (),
+) -> Any:
+    """Read a structured array from one column per field; absent ones are zero."""
+    columns = read_columns(container, name, dtype, optional)
     table = np.zeros(len(next(iter(columns.values()))), dtype)
     for field, column in columns.items():
         table[field] = column

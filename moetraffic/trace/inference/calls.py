@@ -55,7 +55,7 @@ class Calls:
     @cached_property
     def backward(self) -> Bool:
         """Mask of the backward and recomputed calls, ``[n]``."""
-        return self.where([s.direction != "forward" for s in self.sites])
+        return self.where([s.direction not in ("forward", "") for s in self.sites])
 
     @cached_property
     def routing(self) -> Bool:

@@ -8,7 +8,7 @@ reverse order of their forward calls, with sent and received bytes swapped.  Und
 from __future__ import annotations
 
 from .phases import Experts, Forward, ForwardCall, Pass, Unit
-from .programs import BETWEEN, ROUTER, CallSequence
+from .programs import BETWEEN, EXCHANGE, ROUTER, CallSequence
 
 NEAR = 12  # search depth: calls may lack a gradient, or have it out of order
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
@@ -38,6 +38,10 @@ class Reading:
         last = ""  # direction of the previous all-to-all of the pass
         recomputed = False  # a recomputed pass waits for its forward pass
         for at, token in enumerate(self.program.word):
+            if token.kind == EXCHANGE and not token.direction:
+                # of an unknown direction: neither a forward nor a gradient call
+                self.calls[at] = ForwardCall(at, token.phase, token.label)
+                continue
             # counts have no gradient: they are recomputed
             again = token.direction == "recompute" or (
                 token.direction == "backward" and token.counts

@@ -26,6 +26,8 @@ from moetraffic.trace.model import (
     Bool,
     Group,
     Site,
+    SiteNumbers,
+    Source,
 )
 from moetraffic.trace.segments.record import RANK_STEP, Record
 
@@ -122,7 +124,7 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
 
 def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Record:
     """Assign inferred sites to events, and routings to their layer's group."""
-    sites = {site: number for number, site in enumerate(record.sites)}
+    sites = SiteNumbers(record.sites)
     events, placements = record.events.copy(), record.placements
     numbers = {group: number for number, group in enumerate(record.groups)}
     rebound = np.zeros(len(placements), bool)
@@ -138,24 +140,26 @@ def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Recor
             group = groups.get(site.layer)
             if name >= 0:
                 phase, layer, label = naming.names[name]
+                source = site.layer_source if site.layer >= 0 else Source.INFERRED
                 site = replace(site, phase=phase, layer=layer, label=label)
+                site = site.with_sources(source, Source.INFERRED, site.direction_source)
             elif _unbound(site) and group and group != record.groups[site.group]:
                 placements = _rebound(placements, site, numbers[group], record.groups)
                 wide = record.placements
                 rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
                 site = replace(site, group=numbers[group])
-            new.append(sites.setdefault(site, len(sites)))
+            new.append(sites.add(site))
         events["site"][calls.place] = np.array(new, np.int64)[at.reshape(-1)]
     kept = np.ones(len(placements), bool)
     kept[: len(rebound)] = ~rebound
-    members = [record.groups[s.group].ranks for s in sites]
+    members = [record.groups[s.group].ranks for s in sites.sites]
     pairs, at = np.unique(
         np.stack([events["site"], events["rank"]]), axis=1, return_inverse=True
     )
     member = [members[site].index(rank) for site, rank in pairs.T.tolist()]
     events["member"] = np.array(member, np.int64)[at.reshape(-1)]
     return replace(
-        record, events=events, sites=tuple(sites), placements=placements[kept]
+        record, events=events, sites=tuple(sites.sites), placements=placements[kept]
     )
 
 
@@ -256,14 +260,17 @@ def _infer_kinds(record: Record) -> Record:
 
     exchanged = [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
     backward = with_calls(
-        record.site_mask([s.direction != "forward" for s in record.sites])
+        record.site_mask([s.direction not in ("forward", "") for s in record.sites])
     )
     trained = len(np.unique(when[backward]))
     if not trained or trained < MOST * len(np.unique(when)):
         return record
     lacking = (steps["kind"] == "train") & ~backward
-    steps["kind"][lacking & with_calls(record.site_mask(exchanged))] = "evaluation"
-    steps["kind"][lacking & ~with_calls(slice(None))] = "skipped"
+    for kind, changed in (
+        ("evaluation", lacking & with_calls(record.site_mask(exchanged))),
+        ("skipped", lacking & ~with_calls(slice(None))),
+    ):
+        steps["kind"][changed], steps["kind_source"][changed] = kind, Source.INFERRED
     return replace(record, steps=steps)
 
 
@@ -290,7 +297,10 @@ def _with_inferred_steps(
                 span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
                 kind = found.kinds[number]
                 last = mine["segment"][-1]
-                rows.append((number, np.nan, -1, *span, kind, calls.rank, last))
+                sources = (Source.INFERRED, Source.INFERRED)
+                rows.append(
+                    (number, np.nan, -1, *span, *sources, kind, calls.rank, last)
+                )
     return replace(
         record, events=events, steps=np.array(rows, RANK_STEP), continued=continued
     )

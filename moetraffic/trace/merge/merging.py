@@ -35,6 +35,7 @@ from moetraffic.trace.model import (
     Presence,
     Program,
     Site,
+    Source,
     Steps,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
@@ -42,6 +43,7 @@ from moetraffic.trace.rows import TIMES
 from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import (
     PATTERN,
+    STEP_SOURCES,
     Segment,
     read_segment,
     segment_path,
@@ -362,6 +364,9 @@ def _steps(record: Record) -> Steps:
     }
     for name, column in columns.items():
         column[row, table["rank"]] = table[name]
+    for name in STEP_SOURCES:
+        columns[name] = np.full(len(iterations), max(Source), np.uint8)
+        np.minimum.at(columns[name], row, table[name])
     return Steps(iteration=iterations, kind=tuple(kinds.tolist()), **columns)
 
 

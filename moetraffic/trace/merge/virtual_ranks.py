@@ -125,6 +125,8 @@ def trace_of_shards(record: Record) -> Trace:
         steps=Steps(
             iteration=steps["iteration"][::shards].astype(np.int64),
             kind=tuple(steps["kind"][::shards].tolist()),
+            source=steps["source"][::shards].copy(),
+            kind_source=steps["kind_source"][::shards].copy(),
             **columns,
         ),
         kind=Trace,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import PLACEMENT, Bool, Group, Meta, Site
+from moetraffic.trace.model import PLACEMENT, Bool, Group, Meta, Site, SiteNumbers
 
 from .segment import EVENT, STEP, Segment
 
@@ -38,7 +38,8 @@ RANK_STEP = np.dtype(
 class Record:
     """Events and steps of all ranks, with common group and site numbers.
 
-    Sites have no call index yet: the calls of a site in an iteration are counted when
+    Sites that differ only in their sources are one, with the weakest of them.  They
+    have no call index yet: the calls of a site in an iteration are counted when
     occurrences are assembled.
     """
 
@@ -72,13 +73,13 @@ def gather_record(segments: Sequence[Segment]) -> Record:
         key=lambda g: (g.kind, g.ranks),
     )
     numbers = {group: number for number, group in enumerate(groups)}
-    sites: dict[Site, int] = {}
+    sites = SiteNumbers()
     events, steps = [np.zeros(0, RANK_EVENT)], [np.zeros(0, RANK_STEP)]
     placements = [np.zeros(0, PLACEMENT)]
     for number, segment in enumerate(segments):
         group_of = np.array([numbers[g] for g in segment.groups], np.int64)
         common = [replace(s, group=int(group_of[s.group])) for s in segment.sites]
-        site_of = np.array([sites.setdefault(s, len(sites)) for s in common], np.int64)
+        site_of = np.array([sites.add(s) for s in common], np.int64)
         members = [groups[s.group].ranks.index(segment.rank) for s in common]
         local = segment.events["site"]
         rows = _with_source(segment.events, RANK_EVENT, segment.rank, number)
@@ -95,7 +96,7 @@ def gather_record(segments: Sequence[Segment]) -> Record:
         meta=segments[0].meta,
         segments=segments,
         groups=tuple(groups),
-        sites=tuple(sites),
+        sites=tuple(sites.sites),
         events=np.concatenate(events),
         steps=np.concatenate(steps),
         placements=np.unique(np.concatenate(placements)),

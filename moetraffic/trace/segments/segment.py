@@ -52,6 +52,7 @@ from moetraffic.trace.model import (
     Int64,
     Meta,
     Site,
+    Source,
 )
 from moetraffic.trace.panel import ArrayPanel
 
@@ -101,8 +102,12 @@ STEP = np.dtype(
         ("tokens", "<i8"),
         ("start", "<i8"),
         ("end", "<i8"),
+        ("source", "|u1"),  # Source of the step's boundaries
+        ("kind_source", "|u1"),  # Source of its kind
     ]
 )
+STEP_SOURCES = ("source", "kind_source")
+"""Columns that earlier releases did not write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +206,7 @@ def read_segment(path: Path) -> Segment:
 
 def _read(container: Container) -> Segment:
     attributes = LATER | container.attributes
-    steps = read_table(container, "step", STEP)
+    steps = read_table(container, "step", STEP, optional=STEP_SOURCES)
     panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
     for name in container.names:
         kind, _, width = name.partition("_")
@@ -257,6 +262,10 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
     yield (
         within(events["iteration"], -1, MOST_ITERATIONS),
         "an event has an impossible iteration",
+    )
+    yield (
+        all(within(segment.steps[n], 0, len(Source)) for n in STEP_SOURCES),
+        "a step has an impossible source",
     )
     yield (
         set(segment.kinds) <= set(STEP_KINDS),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from moetraffic.capture.records.call_direction import Directions
+from moetraffic.trace import Source
+
+LINKED, GUESSED, STATED = Source.LINKED, Source.INFERRED, Source.ANNOTATED
 
 
 def of(directions: Directions, operation: str = "all_to_all", **given: Any) -> Any:
@@ -13,13 +16,14 @@ def of(directions: Directions, operation: str = "all_to_all", **given: Any) -> A
 
 
 def test_a_call_outside_the_engine_is_forward() -> None:
-    assert of(Directions(), in_backward=False, link=7) == ("forward", 7)
+    assert of(Directions(), in_backward=False, link=7) == ("forward", 7, LINKED)
 
 
 def test_a_node_that_called_forward_calls_backward() -> None:
     directions = Directions()
     of(directions, in_backward=False, link=7)
-    assert of(directions, link=7, node="ExchangeBackward") == ("backward", 7)
+    again = of(directions, link=7, node="ExchangeBackward")
+    assert again == ("backward", 7, LINKED)
 
 
 def test_a_recomputed_forward_records_or_runs_below_a_checkpoint() -> None:
@@ -28,19 +32,23 @@ def test_a_recomputed_forward_records_or_runs_below_a_checkpoint() -> None:
     of(directions, in_backward=False, link=7)
     assert of(directions, grad=True, link=3, node="MulBackward0")[0] == "recompute"
     again = of(directions, link=7, node="CheckpointFunctionBackward")
-    assert again == ("recompute", -1)
+    assert again == ("recompute", -1, LINKED)
 
 
 def test_a_saved_tensor_computed_once_more_is_no_backward() -> None:
-    assert of(Directions(), link=4, node="MmBackward0") == ("recompute", -1)
+    again = of(Directions(), link=4, node="MmBackward0")
+    assert again == ("recompute", -1, GUESSED)
     # a reducer works below autograd's own nodes
     assert of(
         Directions(), "all_reduce", link=4, node="torch::autograd::AccumulateGrad"
-    )[0] == ("backward")
-    assert of(Directions(), link=4, node="ExchangeBackward") == ("backward", -1)
+    ) == ("backward", -1, LINKED)
+    unlinked = of(Directions(), link=4, node="ExchangeBackward")
+    assert unlinked == ("backward", -1, GUESSED)
 
 
 def test_what_the_program_says_comes_first() -> None:
     directions = Directions()
-    assert of(directions, phase="combine", node="XBackward")[0] == "recompute"
-    assert of(directions, phase="combine_grad", grad=True, link=2) == ("backward", 2)
+    again = of(directions, phase="combine", node="XBackward")
+    assert again == ("recompute", -1, STATED)
+    gradient = of(directions, phase="combine_grad", grad=True, link=2)
+    assert gradient == ("backward", 2, STATED)

@@ -1,0 +1,166 @@
+"""Layers, phases, directions and steps carry how they were determined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.data import path
+from moetraffic.errors import TraceError
+from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
+from moetraffic.trace.merge.merging import merge_segments
+from moetraffic.trace.model import SiteNumbers
+from moetraffic.trace.segments.segment import (
+    Segment,
+    rank_folder,
+    read_segment,
+    write_segment,
+)
+
+from .conftest import make_trace
+from .merge.test_merging import WINDOWS, make
+
+UNKNOWN, GUESSED, LINKED, STATED = Source
+
+
+def windows(rank: int, **sources: Source) -> list[Segment]:
+    """The segments of a rank, whose sites and steps have the given sources."""
+    made = []
+    for index in range(WINDOWS):
+        segment = make(rank, index)
+        steps = segment.steps.copy()
+        steps["source"] = sources.get("layer_source", UNKNOWN)
+        steps["kind_source"] = STATED
+        sites = tuple(replace(s, **sources) for s in segment.sites)
+        made.append(replace(segment, sites=sites, steps=steps))
+    return made
+
+
+def test_sites_that_differ_in_their_sources_are_one_site_with_the_weakest() -> None:
+    sites = SiteNumbers()
+    first = Site(group=0, operation=ROUTING, layer=1).with_sources(
+        STATED, LINKED, STATED
+    )
+    assert sites.add(first) == 0
+    assert sites.add(replace(first, layer=2)) == 1
+    assert sites.add(first.with_sources(LINKED, STATED, GUESSED)) == 0
+    assert [s.sources for s in sites.sites] == [
+        (LINKED, LINKED, GUESSED),
+        (STATED, LINKED, STATED),
+    ]
+
+
+def test_a_merge_keeps_the_weakest_source_of_the_ranks() -> None:
+    stated = {"layer_source": STATED, "phase_source": STATED}
+    linked = {"layer_source": LINKED, "phase_source": STATED}
+    whole = merge_segments([*windows(0, **stated), *windows(1, **stated)], "run").trace
+    mixed = merge_segments([*windows(0, **stated), *windows(1, **linked)], "run").trace
+    assert whole.sites == mixed.sites
+    assert {s.sources for s in whole.sites} == {(STATED, STATED, UNKNOWN)}
+    assert {s.sources for s in mixed.sites} == {(LINKED, STATED, UNKNOWN)}
+    assert (whole.steps.source == STATED).all()
+    assert (mixed.steps.source == LINKED).all()
+    assert (mixed.steps.kind_source == STATED).all()
+
+
+def test_what_the_order_of_the_calls_implies_is_inferred() -> None:
+    def bare(segment: Segment) -> Segment:
+        sites = [
+            s if s.operation == ROUTING else replace(s, phase="", layer=-1)
+            for s in segment.sites
+        ]
+        sources = [
+            (LINKED, UNKNOWN, LINKED) if s.operation == ROUTING else (UNKNOWN,) * 3
+            for s in sites
+        ]
+        return replace(
+            segment,
+            sites=tuple(
+                s.with_sources(*w) for s, w in zip(sites, sources, strict=True)
+            ),
+        )
+
+    segments = [bare(s) for rank in (0, 1) for s in windows(rank, layer_source=STATED)]
+    trace = merge_segments(segments, "run").trace
+    by_name = {s.phase or s.operation: s.sources for s in trace.sites}
+    assert by_name == {ROUTING: (LINKED, UNKNOWN, LINKED)} | dict.fromkeys(
+        PHASES, (GUESSED, GUESSED, UNKNOWN)
+    )
+    assert (trace.steps.source == STATED).all()
+
+
+def test_steps_that_the_calls_imply_are_inferred() -> None:
+    def unmarked(segment: Segment) -> Segment:
+        events = segment.events.copy()
+        events["iteration"] = -1
+        return replace(segment, events=events, steps=segment.steps[:0], kinds=())
+
+    segments = [unmarked(s) for rank in (0, 1) for s in windows(rank)]
+    steps = merge_segments(segments, "run").trace.steps
+    assert len(steps.iteration)
+    assert (steps.source == GUESSED).all()
+    assert (steps.kind_source == GUESSED).all()
+
+
+def test_files_keep_sources(tmp_path: Path) -> None:
+    trace = make_trace()
+    count = len(trace.steps.iteration)
+    sites = [
+        s.with_sources(Source(n % 4), Source(n // 2 % 4), Source(n // 3 % 4))
+        for n, s in enumerate(trace.sites)
+    ]
+    steps = replace(
+        trace.steps,
+        source=np.arange(count, dtype=np.uint8) % 4,
+        kind_source=np.arange(count, dtype=np.uint8) // 2 % 4,
+    )
+    trace.replaced(sites=sites, steps=steps).save(tmp_path / "run.h5")
+    with Trace.open(tmp_path / "run.h5") as read:
+        assert [s.sources for s in read.sites] == [s.sources for s in sites]
+        assert read.steps.source.tolist() == steps.source.tolist()
+        assert read.steps.kind_source.tolist() == steps.kind_source.tolist()
+    segment = windows(0, layer_source=LINKED)[0]
+    rank_folder(tmp_path, 0).mkdir()
+    read_back = read_segment(write_segment(segment, tmp_path))
+    assert {s.layer_source for s in read_back.sites} == {LINKED}
+    assert read_back.steps["source"].tolist() == [LINKED] * len(segment.steps)
+
+
+def test_files_of_version_1_0_have_no_sources() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        assert {source for s in trace.sites for source in s.sources} == {UNKNOWN}
+        assert not trace.steps.source.any()
+        assert not trace.steps.kind_source.any()
+
+
+def test_the_golden_file_of_version_1_1_has_its_sources() -> None:
+    with (
+        Trace.open(path("golden-v1.h5")) as old,
+        Trace.open(path("golden-v1.1.h5")) as new,
+    ):
+        assert new.sites == old.sites
+        assert new.steps.iteration.tolist() == old.steps.iteration.tolist()
+        expected = {
+            "forward": (STATED, STATED, LINKED),
+            "backward": (LINKED, GUESSED, LINKED),
+            "recompute": (LINKED, GUESSED, GUESSED),
+        }
+        assert all(s.sources == expected[s.direction] for s in new.sites)
+        count = len(new.steps.iteration)
+        assert new.steps.source.tolist() == [STATED] + [LINKED] * (count - 1)
+        assert new.steps.kind_source.tolist() == [GUESSED] * (count - 1) + [STATED]
+
+
+@pytest.mark.parametrize("name", ["source", "kind_source"])
+def test_a_source_that_does_not_exist_is_rejected(name: str) -> None:
+    trace = make_trace()
+    wrong = np.full(len(trace.steps.iteration), 4, np.uint8)
+    for steps in (
+        replace(trace.steps, **{name: wrong}),
+        replace(trace.steps, **{name: wrong[1:] * 0}),
+    ):
+        with pytest.raises(TraceError, match="source of its boundaries"):
+            trace.replaced(steps=steps)
