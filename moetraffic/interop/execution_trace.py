@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,8 +43,11 @@ from .torch_collective import (
     c10d_operator,
     call_of,
     element_type,
+    identity_and_width,
+    identity_of,
     recorded_collective,
 )
+from .unread_communication import communication_name
 
 GROUPS = "## process_group:init ##"
 
@@ -75,13 +79,14 @@ class CollectedNodes:
     nodes: dict[int, Node] = field(default_factory=dict)  # others without arguments
     calls: list[Node] = field(default_factory=list)  # also record_param_comms
     steps: dict[int, int] = field(default_factory=dict)  # id -> iteration
+    seen: Counter[str] = field(default_factory=Counter)  # names of communication
 
 
-def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
+def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, int]:
     """Read one rank's execution trace; return its record and number of ranks.
 
-    The number is 0 if unknown; ``rank`` is that in the file name, for files that do not
-    contain it.
+    The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
+    the file name, for files that do not contain it.
 
     Raises
     ------
@@ -93,7 +98,10 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
         _take(kept, value)
     for node in kept.nodes.values():
         node.outer = kept.nodes.get(node.parent)
-    groups = ProfileGroups(kept.groups)
+    groups = ProfileGroups(kept.groups, assumed=assumed)
+    pairs = paired(kept.calls)
+    for operator, recorded in pairs:
+        groups.observe(*identity_and_width(*_parsed(operator, recorded, groups)))
     told = _rank(kept, groups)
     rank = told if told is not None else rank
     if rank is None:
@@ -102,22 +110,35 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
             "neither a collective of all ranks nor its name contains its rank",
             "name it like rank3.json",
         )
-    record = RankRecord(rank=rank, source=path.name)
+    record = RankRecord(
+        rank=rank,
+        source=path.name,
+        stated=groups.stated,
+        widest=groups.widest,
+        seen=kept.seen,
+    )
 
     def build(operator: Any, recorded: Any) -> ImportedCall | None:
-        arguments, event = C10dOperator(), RecordedCollective()
-        if operator:
-            tensors = partial(_tensors, operator)
-            arguments = c10d_operator(operator.name, operator.values, tensors)
-        if recorded:
-            told = _attributes(recorded, groups)
-            tensor = _tensors(recorded, 0)
-            event = recorded_collective(recorded.collective, told, groups, tensor)
-        return call_of(arguments, event, groups, record)
+        return call_of(*_parsed(operator, recorded, groups), groups, record)
 
     steps = {at: (n, UNKNOWN_TIME, UNKNOWN_TIME) for at, n in kept.steps.items()}
-    add_calls(record, paired(kept.calls), steps, build)
+    add_calls(record, pairs, steps, build)
     return record, groups.world
+
+
+def _parsed(
+    operator: Any, recorded: Any, groups: ProfileGroups
+) -> tuple[C10dOperator, RecordedCollective]:
+    """Parse an operator and its record_param_comms, either of which may be None."""
+    arguments, event = C10dOperator(), RecordedCollective()
+    if operator:
+        tensors = partial(_tensors, operator)
+        arguments = c10d_operator(operator.name, operator.values, tensors)
+    if recorded:
+        told = _attributes(recorded, groups)
+        tensor = _tensors(recorded, 0)
+        event = recorded_collective(recorded.collective, told, groups, tensor)
+    return arguments, event
 
 
 def _nodes(path: Path) -> Iterator[dict[str, Any]]:
@@ -158,6 +179,8 @@ def _take(kept: CollectedNodes, value: dict[str, Any]) -> None:
         backward=bool(whole(told.get("fw_tid"))) or name.startswith(ENGINE),
     )
     kept.nodes[number] = node
+    if known := communication_name(name, kernel=False):
+        kept.seen[known] += 1
     if step := STEP.fullmatch(name):
         kept.steps[number] = int(step[1])
     if name not in (GROUPS, PARAMETERS) and not name.startswith(C10D):
@@ -232,6 +255,8 @@ def _attributes(node: Node, groups: ProfileGroups) -> dict[str, Any]:
     found, at, values = dict(node.arguments), node.name_at, node.values
     if at is None:
         return found
+    if at > 1 and isinstance(values[at - 2], int | str):
+        found["pg_id"] = values[at - 2]
     if integers(found.get("in_split_size")) is None:
         splits = values[at + 1 : at + 3]
         found |= zip(("in_split_size", "out_split_size"), splits, strict=False)
@@ -251,8 +276,13 @@ def _rank(kept: CollectedNodes, groups: ProfileGroups) -> int | None:
     """Infer the rank of the file from a record_param_comms of the world group."""
     for node in kept.calls:
         at = node.name_at if node.name == PARAMETERS else None
-        group = groups.described(_attributes(node, groups)) if at else None
-        if at and group and group.ranks == tuple(range(groups.world)):
+        if not at or node.collective not in RECORDED:
+            continue
+        told = _attributes(node, groups)
+        group = groups.described(told)
+        if group is None and groups.widths[identity_of(told)] == {groups.world}:
+            group = groups.inferred(identity_of(told), 0)[0]
+        if group and group.ranks == tuple(range(groups.world)):
             found = whole(node.values[at - 1])
             if found is not None and found < groups.world:
                 return found

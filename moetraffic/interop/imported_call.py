@@ -54,6 +54,7 @@ class ImportedCall:
     direction_source: Source = Source.INFERRED  # most files do not state it
     iteration: int = -1
     sequence: int = -1  # n-th collective of its group; -1: by call order
+    counted: bool = True  # whether the calls of its group are known to be its calls
     issue: int = UNKNOWN_TIME
     start: int = UNKNOWN_TIME
     end: int = UNKNOWN_TIME
@@ -70,7 +71,11 @@ class RankRecord:
     calls: list[ImportedCall] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, times
     node: str = ""
+    stated: int = 0  # number of ranks of the run according to the file
+    widest: int = 0  # size of the largest group of a call
+    seen: Counter[str] = field(default_factory=Counter)  # communication, by name
     left_out: Counter[str] = field(default_factory=Counter)
+    inferred: Counter[tuple[Group, str]] = field(default_factory=Counter)
     contradictions: list[str] = field(default_factory=list)
 
     def add(self, call: ImportedCall) -> None:
@@ -80,6 +85,11 @@ class RankRecord:
             self.left_out[f"{call.operation} of more than {MOST_BYTES} bytes"] += 1
             return
         self.calls.append(call)
+
+    def note(self, group: Group | None, reason: str) -> None:
+        """Count a call whose group is inferred, unless it is None."""
+        if group is not None:
+            self.inferred[group, reason] += 1
 
     def contradict(self, number: int, operation: str, what: str) -> None:
         """Record that the values of a call are inconsistent."""
@@ -205,6 +215,8 @@ def _sequence(
 ) -> int:
     """Return the sequence number of a call in its group, -1 if not a collective."""
     if call.operation == ROUTING or call.peers != (-1, -1):
+        return -1
+    if not call.counted:
         return -1
     if call.sequence >= 0:
         return call.sequence

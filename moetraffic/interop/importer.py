@@ -14,6 +14,7 @@ from .imported_call import Placed, RankRecord
 
 RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!\d)", re.I)
 LAST_NUMBER = re.compile(r"(?:^|[_\-.])(\d{1,7})$")
+BY_OPTION = "--ranks"
 SUFFIXES = ("json", "jsonl", "gz", "et", "trace", "pt", "log", "txt")
 
 
@@ -33,10 +34,12 @@ class ImportedFiles:
 
     records: list[RankRecord]
     world: int
+    world_by: str = ""  # what the number of ranks is from
     placed: Placed | None = None
     experts: int = 0
     k: int = 0
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what the files lack
+    inferred: tuple[str, ...] = ()  # what was inferred, and from what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,31 +76,40 @@ def rank_in_name(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
+Read = Callable[[Path, int | None, int], tuple[RankRecord, int]]
+"""Read the file of a rank, given its path, the rank in its name, and the number of
+ranks to assume (0: that in the file).  Return its record and number of ranks."""
+
+
 def rank_by_rank(
-    read: Callable[[Path, int | None], tuple[RankRecord, int]],
-    files: Sequence[Path],
-    options: ImportOptions,
+    read: Read, files: Sequence[Path], options: ImportOptions
 ) -> ImportedFiles:
     """Read files that each hold one rank, and check that they are of one run.
 
-    ``read`` returns the record of a file and the number of ranks (0: unknown), given
-    the path and the rank in the file's name.
+    The number of ranks is, in this order: that of the options; that stated in a file;
+    the number of files, if they are those of ranks 0, 1, 2 ...; the size of the
+    largest group that a call implies.  Files that do not state it are then read again.
 
     Raises
     ------
     TraceError
         If the files are of several runs.
     """
-    found = [read(file, rank_in_name(file)) for file in files]
-    worlds = {world: record.source for record, world in found if world}
-    if len(worlds) > 1:
-        (few, one), (many, other) = sorted(worlds.items())[:2]
+    found = [read(file, rank_in_name(file), options.ranks) for file in files]
+    stated = {r.stated: r.source for r, _ in found if r.stated}
+    if len(stated) > 1:
+        (few, one), (many, other) = sorted(stated.items())[:2]
         raise TraceError(
             f"files of one run are imported together, but {one} is of {few} ranks and "
             f"{other} of {many}: leave one of them out"
         )
+    world, world_by = _number_of_ranks([r for r, _ in found], options)
+    records = [
+        record if size == world else read(file, rank_in_name(file), world)[0]
+        for file, (record, size) in zip(files, found, strict=True)
+    ]
     by_rank: dict[int, list[RankRecord]] = {}
-    for record, _ in found:
+    for record in records:
         by_rank.setdefault(record.rank, []).append(record)
     for rank, mine in by_rank.items():
         spans = sorted(
@@ -110,6 +122,30 @@ def rank_by_rank(
                 f"{mine[0].source} and {mine[1].source} are both of rank {rank}: "
                 "leave one of them out"
             )
-    return ImportedFiles(
-        records=[record for record, _ in found], world=max(worlds, default=0)
+    return ImportedFiles(records=records, world=world, world_by=world_by)
+
+
+def _number_of_ranks(
+    records: Sequence[RankRecord], options: ImportOptions
+) -> tuple[int, str]:
+    """Return the number of ranks of a run, 0 if unknown, and what it is from."""
+    stated = max(r.stated for r in records)
+    widest = max(r.widest for r in records)
+    ranks = {r.rank for r in records}
+    least = max(stated, widest)
+    if options.ranks:
+        if options.ranks < least:
+            raise too_few_ranks(least, options)
+        return options.ranks, BY_OPTION
+    if stated:
+        return stated, "the files, which state it"
+    if len(ranks) > 1 and ranks == set(range(len(ranks))) and widest <= len(ranks):
+        return len(ranks), "the number of files, one for each rank"
+    return widest, "the largest group of a call, by its parts" if widest else ""
+
+
+def too_few_ranks(least: int, options: ImportOptions) -> TraceError:
+    """Create the error for a number of ranks that the files contradict."""
+    return TraceError(
+        f"the files are of {least} ranks, but --ranks is {options.ranks}: raise it"
     )

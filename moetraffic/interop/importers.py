@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,10 +12,11 @@ import numpy as np
 
 from moetraffic import __version__
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, ROUTING, Meta, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Trace
 from moetraffic.trace.merge.merging import Merged, merge_segments
 from moetraffic.trace.model import Presence
 from moetraffic.trace.panel import take
+from moetraffic.units import rank_span
 
 from . import (
     exchange_table,
@@ -25,8 +27,16 @@ from . import (
     traffic_matrix,
 )
 from .imported_call import segments
-from .importer import ImportedFiles, Importer, ImportOptions
+from .importer import (
+    BY_OPTION,
+    ImportedFiles,
+    Importer,
+    ImportOptions,
+    too_few_ranks,
+)
 from .json_reader import MOST_RANKS, opened, words
+from .process_group import UNKNOWN
+from .unread_communication import describe
 
 IMPORTERS: dict[str, Importer] = {
     one.name: one
@@ -131,7 +141,7 @@ def import_files(
     options = options or ImportOptions()
     format, files = choose(paths, format)
     read = IMPORTERS[format].read(files, options)
-    world = _world(read, options)
+    world, world_by = _world(read, options)
     meta = Meta(
         origin="imported",
         world=world,
@@ -152,14 +162,10 @@ def import_files(
             f"files have {cells}: import fewer steps"
         )
     if not any(r.calls for r in read.records):
-        left_out = ", ".join(
-            sorted({what for r in read.records for what in r.left_out})
-        )
-        why = (
-            f"it has {left_out}" if left_out else "it was written without communication"
-        )
+        seen = sum((r.seen for r in read.records), Counter[str]())
+        why = describe(seen, [what for r in read.records for what in r.left_out])
         raise TraceError(
-            f"{meta.source[:200]} has no collective that can be imported: {why}"
+            f"{meta.source[:200]} has no collective that can be imported: {why[:600]}"
         )
     merged = merge_segments(
         segments(read.records, meta, read.placed),
@@ -177,8 +183,11 @@ def import_files(
             f"the files contradict each other, {first}{more}: leave out what is of "
             "another run, or write the trace in spite of it with --keep"
         )
+    inferred = "; ".join(_inferences(read, world, world_by))[:2000]
     missing = "; ".join(p for p in (merged.trace.meta.missing, *said) if p)[:4000]
-    told = replace(merged.trace.meta, missing=missing, complete=not missing)
+    told = replace(
+        merged.trace.meta, missing=missing, complete=not missing, inferred=inferred
+    )
     return format, replace(
         merged,
         trace=merged.trace.replace(meta=told),
@@ -224,18 +233,36 @@ def import_trace(
     )[1].trace
 
 
-def _world(read: ImportedFiles, options: ImportOptions) -> int:
-    told = max(read.world, max((r.rank for r in read.records), default=0) + 1)
+def _world(read: ImportedFiles, options: ImportOptions) -> tuple[int, str]:
+    """Return the number of ranks, and what it is from."""
+    highest = max((r.rank for r in read.records), default=0) + 1
+    told = max(read.world, highest)
     if told > MOST_RANKS:
         raise TraceError(
             f"a run has at most {MOST_RANKS} ranks, but a file is of rank {told - 1}: "
             "take a whole copy of it"
         )
     if options.ranks and options.ranks < told:
-        raise TraceError(
-            f"the files are of {told} ranks, but --ranks is {options.ranks}: raise it"
-        )
-    return max(told, options.ranks)
+        raise too_few_ranks(told, options)
+    if options.ranks:
+        return options.ranks, BY_OPTION
+    by = read.world_by if read.world_by and read.world == told else ""
+    return told, by or "the highest rank in the files"
+
+
+def _inferences(read: ImportedFiles, world: int, world_by: str) -> list[str]:
+    """Describe what an import inferred, and from what, a sentence each."""
+    said = [f"{world} ranks, from {world_by}", *read.inferred]
+    counts: Counter[tuple[Group, str]] = Counter()
+    for record in read.records:
+        counts += record.inferred
+    for (group, reason), count in counts.items():
+        ranks = rank_span(group.ranks)
+        of = f"group of {count} calls inferred as {group.kind} {ranks}"
+        if group.kind == UNKNOWN:
+            of = f"group of {count} calls unknown within ranks {ranks}"
+        said.append(f"{of}: {reason}")
+    return said
 
 
 def _recovered(merged: Merged, here: set[int]) -> list[str]:

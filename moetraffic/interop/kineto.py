@@ -8,9 +8,11 @@ of more than 30 entries are truncated in ``record_param_comms``, omitted in oper
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,17 +33,22 @@ from .profiled_function import (
 )
 from .torch_collective import (
     C10D,
+    RECORDED,
     C10dOperator,
     InputTensors,
     RecordedCollective,
     c10d_operator,
     call_of,
     element_type,
+    identity_and_width,
     recorded_collective,
     width_of,
 )
+from .unread_communication import beyond_torch, communication_name
 
 GLOO = "gloo:"
+NO_BYTES = "of which a profile has neither bytes nor destinations"
+BACKEND = re.compile(r"nccl:(\w+)")  # an annotation of the backend around its work
 TENSOR_LIST = "TensorList"
 SLACK = 2  # ns: tolerance for rounding of floating-point microseconds
 ATTRIBUTES = {  # of a record_param_comms: name in an execution trace, and here
@@ -54,6 +61,7 @@ ATTRIBUTES = {  # of a record_param_comms: name in an execution trace, and here
     "src_rank": "Src Rank",
     "dst_rank": "Dst Rank",
     "pg_name": "Process Group Name",
+    "pg_id": "Process Group ID",
     "pg_desc": "Process Group Description",
     "pg_size": "Group size",
     "pg_ranks": "Process Group Ranks",
@@ -87,16 +95,19 @@ class Profile:
     calls: list[ProfileEvent] = field(default_factory=list)  # also record_param_comms
     functions: list[ProfileEvent] = field(default_factory=list)  # of autograd
     gloo: list[ProfileEvent] = field(default_factory=list)
+    backend: list[ProfileEvent] = field(default_factory=list)  # annotations of NCCL
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, end
     kernels: dict[int, tuple[int, int]] = field(default_factory=dict)  # External id
+    seen: Counter[str] = field(default_factory=Counter)  # names of communication
+    kernel_names: Counter[str] = field(default_factory=Counter)
     threads: dict[Any, int] = field(default_factory=dict)
 
 
-def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
+def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, int]:
     """Read one rank's profile; return its record and number of ranks.
 
-    The number is 0 if unknown; ``rank`` is that in the file name, for files that do not
-    contain it.
+    The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
+    the file name, for files that do not contain it.
 
     Raises
     ------
@@ -111,22 +122,38 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
             "neither its distributedInfo nor its name contains its rank",
             "name it like rank3.json",
         )
-    groups = ProfileGroups(profile.groups, profile.world)
-    record = RankRecord(rank=rank, source=path.name, node=profile.host)
+    groups = ProfileGroups(profile.groups, profile.world, assumed)
     operators = [event for event in profile.calls if event.name != PARAMETERS]
     events = _gloo_events(operators, profile.gloo)
     owners = _gloo_owners(operators, events, groups, rank)
     base = profile.base_ns
+    _nest([*profile.calls, *profile.functions, *profile.backend])
+    annotations = _backend_annotations(profile.backend)
+    pairs = paired(profile.calls)
+
+    def parsed(operator: Any, recorded: Any) -> tuple[C10dOperator, RecordedCollective]:
+        own = events.get(operator.number) if operator else None
+        tensors = _annotated(annotations.get(id(operator or recorded)))
+        return (
+            _operator(operator, own, tensors) if operator else C10dOperator(),
+            _recorded(recorded, groups, tensors) if recorded else RecordedCollective(),
+        )
+
+    for pair in pairs:
+        groups.observe(*identity_and_width(*parsed(*pair)))
+    record = RankRecord(
+        rank=rank,
+        source=path.name,
+        node=profile.host,
+        stated=groups.stated,
+        widest=groups.widest,
+        seen=profile.seen + profile.kernel_names,
+    )
 
     def build(operator: Any, recorded: Any) -> ImportedCall | None:
         own = events.get(operator.number) if operator else None
-        call = call_of(
-            _operator(operator, own) if operator else C10dOperator(),
-            _recorded(recorded, groups) if recorded else RecordedCollective(),
-            groups,
-            record,
-            owners.get(own.thread) if own else None,
-        )
+        known = owners.get(own.thread) if own else None
+        call = call_of(*parsed(operator, recorded), groups, record, known)
         if call is None:
             return None
         call.issue = (operator or recorded).at + base
@@ -137,12 +164,14 @@ def read(path: Path, rank: int | None) -> tuple[RankRecord, int]:
             call.start, call.end = (time + base for time in spans[0])
         return call
 
-    _nest([*profile.calls, *profile.functions])
     steps = {
         begin: (iteration, begin + base, end + base)
         for begin, (iteration, end) in profile.steps.items()
     }
-    add_calls(record, paired(profile.calls), steps, build)
+    add_calls(record, pairs, steps, build)
+    for name, count in profile.kernel_names.items():
+        if beyond_torch(name):
+            record.left_out[f"kernels {name}, {NO_BYTES}"] += count
     return record, groups.world
 
 
@@ -171,6 +200,7 @@ def _scan(path: Path) -> Profile:
 def _take(profile: Profile, event: dict[str, Any]) -> None:
     """Store a profiler event that describes a collective or its context."""
     name, category, args = event.get("name"), event.get("cat"), event.get("args")
+    category = category.lower() if isinstance(category, str) else ""
     start, length = number(event.get("ts")), number(event.get("dur"))
     if event.get("ph") != "X" or start is None or length is None:
         return
@@ -180,6 +210,8 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
     end = begin + round(length * 1000)
     args = args if isinstance(args, dict) else {}
     if category == "kernel":
+        if sends := communication_name(name, kernel=True):
+            profile.kernel_names[sends] += 1
         known = whole(args.get("External id"))
         if known is not None and "nccl" in name.lower():
             before = profile.kernels.get(known, (begin, end))
@@ -189,6 +221,8 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
         return
     thread = profile.threads.setdefault(str(event.get("tid")), len(profile.threads))
     one = ProfileEvent(at=begin, end=end, thread=thread, name=name, arguments=args)
+    if sends := communication_name(name, kernel=False):
+        profile.seen[sends] += 1
     if step := STEP.fullmatch(name):
         profile.steps[begin] = int(step[1]), end
     elif name == PARAMETERS:
@@ -198,6 +232,8 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
         profile.calls.append(one)
     elif name.startswith(GLOO):
         profile.gloo.append(one)
+    elif BACKEND.match(name):
+        profile.backend.append(one)
     elif not name.startswith("_c10d_functional::"):  # shares the next one's number
         sequence, engine = whole(args.get("Sequence number")), name.startswith(ENGINE)
         if sequence is not None or engine:
@@ -223,13 +259,19 @@ def _nest(events: Iterable[ProfileEvent]) -> None:
         around.append(event)
 
 
-def _operator(event: ProfileEvent, own: ProfileEvent | None) -> C10dOperator:
+def _operator(
+    event: ProfileEvent,
+    own: ProfileEvent | None,
+    annotated: InputTensors | None = None,
+) -> C10dOperator:
     """Parse input shapes, types and values of a c10d operator's profiler event.
 
     Parameters
     ----------
     own
         Gloo's event of the operator, the only source of the type of listed tensors.
+    annotated
+        Input according to NCCL's annotation, for operators without that of a list.
     """
     shapes = event.arguments.get("Input Dims")
     types = event.arguments.get("Input type")
@@ -243,12 +285,15 @@ def _operator(event: ProfileEvent, own: ProfileEvent | None) -> C10dOperator:
         if not 0 <= at < min(len(shapes), len(types)):
             return None
         listed = types[at] == TENSOR_LIST
+        if listed and not shapes[at]:
+            return None  # earlier releases leave out the shapes of a list
         every = shapes[at] if listed else [shapes[at]]
         return _tensors(every, gloo_type if listed else types[at])
 
-    return c10d_operator(
+    made = c10d_operator(
         event.name, values if isinstance(values, list) else [], tensors
     )
+    return made if made.input else replace(made, input=annotated)
 
 
 def _tensors(every: Any, named: Any) -> InputTensors | None:
@@ -260,6 +305,32 @@ def _tensors(every: Any, named: Any) -> InputTensors | None:
         shapes.append(tuple(told[0]))
     dtype, size = element_type(str(named)) or ("", 0)
     return InputTensors(shapes=shapes, dtype=dtype, element_bytes=size)
+
+
+def _backend_annotations(events: Iterable[ProfileEvent]) -> dict[int, ProfileEvent]:
+    """Return the first of NCCL's annotations inside each call, by the call's ``id``.
+
+    A nameless record_param_comms, of releases that did not write its arguments, is
+    given the name in its annotation.
+    """
+    found: dict[int, ProfileEvent] = {}
+    for event in sorted(events, key=lambda e: e.at):
+        for call in event.around():
+            found.setdefault(id(call), event)
+            if call.name == PARAMETERS and call.collective not in RECORDED:
+                call.collective = event.name.removeprefix("nccl:")
+    return found
+
+
+def _annotated(event: ProfileEvent | None) -> InputTensors | None:
+    """Parse the input of a collective from NCCL's annotation."""
+    if event is None:
+        return None
+    shapes, types = (event.arguments.get(n) for n in ("Input Dims", "Input type"))
+    if not (isinstance(shapes, list) and isinstance(types, list) and types):
+        return None
+    same = len({str(one) for one in types}) == 1
+    return _tensors(shapes, types[0]) if shapes and same else None
 
 
 def _gloo_events(
@@ -298,10 +369,15 @@ def _gloo_owners(
     return {thread: g for thread, g in owners.items() if thread not in contested}
 
 
-def _recorded(event: ProfileEvent, groups: ProfileGroups) -> RecordedCollective:
-    """Parse a record_param_comms with the arguments of torch's saveNcclMeta."""
+def _recorded(
+    event: ProfileEvent, groups: ProfileGroups, annotated: InputTensors | None = None
+) -> RecordedCollective:
+    """Parse a record_param_comms with the arguments of torch's saveNcclMeta.
+
+    ``annotated`` is its input, for releases that did not write them.
+    """
     told = {name: event.arguments.get(here) for name, here in ATTRIBUTES.items()}
-    return recorded_collective(event.collective, told, groups)
+    return recorded_collective(event.collective, told, groups, annotated)
 
 
 IMPORTER = Importer(

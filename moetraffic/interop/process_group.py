@@ -8,7 +8,9 @@ an execution trace.  There, an empty list of ranks means all ranks.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from moetraffic.errors import TraceError
@@ -26,25 +28,41 @@ KINDS = {  # Megatron-Core's descriptions
 }
 MESH = re.compile(r"mesh_(ep|edp|tp|dp|pp|cp)\w*")  # a dimension of a DeviceMesh
 
+UNKNOWN = "unknown"
+"""Kind of a group of which only the ranks that it may contain are known."""
+
+BY_WIDTH = "the calls have a part for each rank"
+BY_GROUP = "other calls on this process group have a part for each rank"
+BY_DEFAULT = "the files list no group, and have no call of a part of the ranks"
+AMBIGUOUS = "the files list no group, but have calls of parts of the ranks"
+BY_THREAD = "all other calls of this thread of Gloo are on it"
+BY_SIZE = "no other listed group has this size"
+
 
 class ProfileGroups:
-    """Process groups listed in the file of one rank.
+    """Process groups of the calls in the file of one rank.
 
     Parameters
     ----------
     told
         The list that torch writes; other values are treated as an empty list.
-    world
-        Number of ranks, 0 if unknown.
+    stated
+        Number of ranks according to the file, 0 if unknown.
+    assumed
+        Number of ranks according to the user or to other files, 0 if unknown; it takes
+        precedence.
     """
 
-    def __init__(self, told: Any, world: int = 0) -> None:
+    def __init__(self, told: Any, stated: int = 0, assumed: int = 0) -> None:
         entries = (
             [e for e in told if isinstance(e, dict)] if isinstance(told, list) else []
         )
         # an empty list means all ranks
         everyone = [whole(e.get("group_size"), 1) for e in entries if not _ranks(e)]
-        self.world = world or max((n or 0 for n in everyone), default=0)
+        self.stated = stated or max((n or 0 for n in everyone), default=0)
+        self.world = assumed or self.stated
+        self.listed = bool(entries)
+        self.widths: defaultdict[str, set[int]] = defaultdict(set)
         if self.world > MOST_RANKS:
             raise TraceError(
                 f"a run has at most {MOST_RANKS} ranks, but a file has "
@@ -55,9 +73,9 @@ class ProfileGroups:
             ranks = _ranks(entry)
             size = whole(entry.get("group_size", entry.get("pg_size")), 1)
             if not ranks:
-                if size is not None and self.world and size != self.world:
+                if size not in (None, self.stated, self.world):
                     continue  # the ranks of a proper subgroup are unknown
-                ranks = tuple(range(self.world))
+                ranks = tuple(range(size or self.stated or self.world))
             names = {
                 str(entry[key])
                 for key in ("pg_name", "pg_id", "backend_id", "uid")
@@ -116,6 +134,48 @@ class ProfileGroups:
             if rank in group.ranks and width in (0, len(group.ranks))
         }
         return next(iter(fits.values())) if len(fits) == 1 else None
+
+    def observe(self, identity: str, width: int) -> None:
+        """Add the size of the group of a call, 0 if unknown, to the evidence.
+
+        ``identity`` is the file's identification of the group, "" for none.
+        """
+        self.widths[identity] |= {width} - {0}
+
+    @property
+    def widest(self) -> int:
+        """Size of the largest group of a call, 0 if unknown."""
+        return max((w for found in self.widths.values() for w in found), default=0)
+
+    def inferred(self, identity: str, width: int) -> tuple[Group | None, str]:
+        """Infer the group of a call from a file that lists no groups.
+
+        The group is that of all ranks if the evidence of :meth:`observe` shows it, or
+        if no call shows another group.  Its kind is "unknown" if the file has calls of
+        other groups, but does not contain the group of this one; it is None if the call
+        is known to be of a part of the ranks.
+
+        Returns
+        -------
+        Group or None
+            The group.
+        str
+            The reason for it.
+        """
+        sizes = {width} - {0} or (self.widths[identity] if identity else set())
+        if self.listed or not self.world or sizes - {self.world}:
+            return None, ""
+        if sizes:
+            return self._everyone, BY_WIDTH if width else BY_GROUP
+        others = {w for found in self.widths.values() for w in found} - {self.world}
+        if others or len(self.widths) > 1:
+            return Group(kind=UNKNOWN, ranks=self._everyone.ranks), AMBIGUOUS
+        return self._everyone, BY_DEFAULT
+
+    @cached_property
+    def _everyone(self) -> Group:
+        """Process group of all ranks."""
+        return self.group(range(self.world))
 
 
 def _ranks(entry: dict[str, Any]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from moetraffic.trace.model import ALL_TO_ALL, Group
 
 from .imported_call import ImportedCall, RankRecord
 from .json_reader import integers, whole
-from .process_group import ProfileGroups
+from .process_group import AMBIGUOUS, BY_DEFAULT, BY_SIZE, BY_THREAD, ProfileGroups
 
 C10D = "c10d::"
 
@@ -120,6 +120,7 @@ class RecordedCollective:
 
     name: str = ""  # "": no event
     group: Group | None = None
+    identity: str = ""  # of the group, where the file has it
     dtype: str = ""
     element_bytes: int = 0
     input_elements: int | None = None
@@ -186,6 +187,7 @@ def recorded_collective(
     return RecordedCollective(
         name=name,
         group=groups.described(told),
+        identity=identity_of(told),
         dtype=dtype,
         element_bytes=size,
         input_elements=tensors.elements if elements is None and tensors else elements,
@@ -195,6 +197,12 @@ def recorded_collective(
         sequence=-1 if sequence is None else sequence,
         peer=whole(told.get("dst_rank" if name == "send" else "src_rank")),
     )
+
+
+def identity_of(told: Mapping[str, Any]) -> str:
+    """Return what identifies the group of a ``record_param_comms``, "" for nothing."""
+    found = (told.get(name) for name in ("pg_name", "pg_id"))
+    return next((str(one) for one in found if one not in (None, "")), "")
 
 
 def _splits(value: Any) -> TruncatedList | None:
@@ -221,13 +229,24 @@ def call_of(
     if not operation:
         return None
     group = recorded.group
+    identity, width = identity_and_width(operator, recorded)
     if group is None and operator.name:
-        group = groups.of_width(width_of(operator), record.rank)
-    group = group or known
+        group = groups.of_width(width, record.rank)
+        record.note(group, BY_SIZE)
+    if group is None and known is not None:
+        group = known
+        record.note(group, BY_THREAD)
+    counted = True
+    if group is None:
+        group, reason = groups.inferred(identity, width)
+        record.note(group, reason)
+        counted = reason not in (AMBIGUOUS, BY_DEFAULT)
     if group is None or record.rank not in group.ranks:
-        record.left_out[f"{operation} on a group that is not in the file"] += 1
+        record.left_out[f"{operation} {_why_without_group(groups, width)}"] += 1
         return None
-    call = ImportedCall(operation=operation, group=group, sequence=recorded.sequence)
+    call = ImportedCall(
+        operation=operation, group=group, sequence=recorded.sequence, counted=counted
+    )
     tensors = operator.input or operator.output
     typed = tensors if tensors and tensors.element_bytes else recorded
     call.dtype, size = typed.dtype, typed.element_bytes
@@ -255,12 +274,45 @@ def width_of(operator: C10dOperator) -> int:
     into, out = operator.input, operator.output
     if operator.name == "alltoall_" and into:
         return len(into.shapes)
-    if into and out and into.elements and out.elements:
-        if operator.name == "_allgather_base_":
-            return out.elements // into.elements
-        if operator.name == "_reduce_scatter_base_":
-            return into.elements // out.elements
+    if into and out:
+        return _width_by_elements(operator.name, into.elements, out.elements)
     return 0
+
+
+def identity_and_width(
+    operator: C10dOperator, recorded: RecordedCollective
+) -> tuple[str, int]:
+    """Return what identifies the group of a call, "" for nothing, and its size or 0."""
+    return recorded.identity, width_of(operator) or _width_of_recorded(recorded)
+
+
+def _width_of_recorded(recorded: RecordedCollective) -> int:
+    """Return the group size implied by a record_param_comms; 0 if undetermined."""
+    for rows in (recorded.input_rows, recorded.output_rows):
+        if rows and not rows[1] and RECORDED.get(recorded.name) == ALL_TO_ALL:
+            return len(rows[0])
+    into, out = recorded.input_elements or 0, recorded.output_elements or 0
+    return _width_by_elements(recorded.name, into, out)
+
+
+def _width_by_elements(name: str, into: int, out: int) -> int:
+    """Return the group size by a collective's number of elements; 0 if undetermined."""
+    if name in ("_reduce_scatter_base_", "_reduce_scatter_base"):
+        into, out = out, into
+    elif name not in ("_allgather_base_", "_allgather_base"):
+        return 0
+    return out // into if into and out % into == 0 else 0
+
+
+def _why_without_group(groups: ProfileGroups, width: int) -> str:
+    """Describe why the group of a call is unknown, after the call's operation."""
+    of = f" of {width} ranks" if width else ""
+    if groups.listed or groups.world:
+        return f"on a group{of} that the files do not list"
+    return (
+        f"on a group{of} that the files do not list, in an unknown number of ranks: "
+        "give --ranks"
+    )
 
 
 def _message(

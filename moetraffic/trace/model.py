@@ -96,7 +96,7 @@ class DroppedForm(enum.IntEnum):
 class Group:
     """Process group: its kind and its ordered world ranks."""
 
-    kind: str  # "ep", "edp", "dp", "tp", "pp", "world", or "other"
+    kind: str  # "ep", "edp", "dp", "tp", "pp", "world", "other", or "unknown" ranks
     ranks: tuple[int, ...]
 
 
@@ -263,6 +263,7 @@ class Meta:
     virtual: bool = False  # one process for all ranks: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
     missing: str = ""  # description of what is missing; "" when complete
+    inferred: str = ""  # what an import inferred, and from what
     moetraffic: str = ""  # versions of the software that made it
     torch: str = ""
     python: str = ""

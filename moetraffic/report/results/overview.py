@@ -102,7 +102,12 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         "complete": "yes" if meta.complete else "no, see below",
         "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
     }
-    missing = [f"missing: {part}" for part in meta.missing.split("; ") if part]
+    notes = [
+        f"{name}: {part}"
+        for name in ("inferred", "missing")
+        for part in getattr(meta, name).split("; ")
+        if part
+    ]
     names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
     return [
         Table(
@@ -112,7 +117,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         Table(
             columns=dict.fromkeys(names, "") | {"layer": "<"},
             rows=_site_rows(trace),
-            notes=missing,
+            notes=notes,
         ),
     ]
 

@@ -39,6 +39,9 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
 """Fields of Site that are columns from format 1.1 on."""
 
+ADDED = {"inferred"}
+"""Root attributes that files of the first release lack."""
+
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
     """Convert metadata to root attributes; node names are a separate column."""
@@ -96,7 +99,8 @@ def read_meta(container: Container) -> Meta:
     for field in fields(Meta):
         if field.name == "nodes":
             continue
-        value = container.attributes.get(field.name)
+        added = field.default if field.name in ADDED else None
+        value = container.attributes.get(field.name, added)
         want = {"str": str, "int": int, "bool": int, "float": float}[str(field.type)]
         if not isinstance(value, want):
             raise container.damaged(f"attribute {field.name} is {value!r}")
