@@ -6,19 +6,14 @@ names otherwise than the program is.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from moetraffic.launch import hook_environment
+from .shapes.stage import MODES, SHAPES, start
+from .shapes.verdict import judge
 
-from .shapes.stage import MODES, SHAPES, plays
-from .shapes.verdict import ASPECTS, Verdict, judge
-
-ROOT = Path(__file__).parents[2]
 FEW = [name for name, shape in SHAPES.items() if shape.few]
 WRONG_TODAY = {
     "inference:run": "steps are unknown, and later steps become layers 3, 4 ...",
@@ -37,27 +32,12 @@ WRONG_TODAY = {
 """By shape, or shape and mode: what is wrong."""
 
 
-def play(folder: Path, asked: Sequence[str]) -> None:
-    hook = hook_environment.variables(folder / "unused.h5", force=False, names={})
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.capture.shapes.stage", folder, *asked],
-        env=hook_environment.environment(hook) | {"OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-
-
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 @pytest.fixture(scope="session")
 def few(once: Once) -> Path:
-    asked = plays(FEW, ("bare", "run"))
-    return once("shapes-few", lambda folder: play(folder, asked))
+    return once("shapes-few", lambda folder: start(folder, FEW, ("bare", "run")))
 
 
 @pytest.fixture
@@ -65,8 +45,7 @@ def rest(once: Once, request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """Each shape by itself, in the modes that the few are not played in."""
 
     def played(name: str) -> Path:
-        asked = plays([name], MODES)
-        return once(f"shapes-{name}", lambda folder: play(folder, asked))
+        return once(f"shapes-{name}", lambda folder: start(folder, [name], MODES))
 
     return played
 
@@ -74,19 +53,9 @@ def rest(once: Once, request: pytest.FixtureRequest) -> Callable[[str], Path]:
 def check(folder: Path, name: str, mode: str) -> None:
     verdict = judge(folder / f"{name}-{mode}", folder / f"{name}-bare")
     for wrong in (f"{name}:{mode}", name):
-        if wrong in WRONG_TODAY and faults(verdict):
+        if wrong in WRONG_TODAY and verdict.faults:
             pytest.xfail(WRONG_TODAY[wrong])
-    assert not faults(verdict), (verdict.examples, verdict.schedule, verdict.missing)
-
-
-def faults(verdict: Verdict) -> dict[str, int]:
-    found = {
-        "absent": verdict.absent,
-        "bytes": verdict.bytes_wrong,
-        "losses": not verdict.losses_equal,
-        **{aspect: verdict.wrong[aspect] for aspect in ASPECTS},
-    }
-    return {what: n for what, n in found.items() if n}
+    assert not verdict.faults, (verdict.examples, verdict.schedule, verdict.missing)
 
 
 @pytest.mark.parametrize("name", FEW)

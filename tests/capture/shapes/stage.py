@@ -1,7 +1,7 @@
 """Run training shapes: ``python -m tests.capture.shapes.stage FOLDER SHAPE:MODE,MODE``.
 
-Started in the environment of ``moetraffic run``, it imports torch once and forks the
-ranks of each shape, of all its modes at once, which leave in
+:func:`start` starts this in the environment of ``moetraffic run``.  It imports torch
+once and forks the ranks of each shape, of all its modes at once, which leave in
 ``FOLDER/<shape>-<mode>/`` the trace or its segments, ``truth-<rank>.json``, and
 ``<rank>.err``.  The modes are
 
@@ -21,6 +21,8 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
+import subprocess
 import sys
 import traceback
 import warnings
@@ -33,10 +35,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moetraffic.launch import hook_environment
+
 from . import execution, layouts, loops, schedules
 from .truth import Truth
 
 MODES = ("bare", "run", "recorder", "annotated")
+PATIENCE_S = 220.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +140,30 @@ def forked(rank: int, name: str, mode: str, folder: Path) -> int:
         os._exit(code)
 
 
-def plays(names: Iterable[str], modes: Iterable[str]) -> list[str]:
-    """The command line of these shapes in these modes."""
-    return [f"{name}:{','.join(modes)}" for name in names]
+def start(folder: Path, names: Iterable[str], modes: Iterable[str]) -> None:
+    """Play shapes in processes of their own, as ``moetraffic run`` starts them."""
+    hook = hook_environment.variables(folder / "unused.h5", force=False, names={})
+    asked = [f"{name}:{','.join(modes)}" for name in names]
+    process = subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, folder, *asked],
+        env=hook_environment.environment(hook) | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[3],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, said = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        said = f"not ended after {PATIENCE_S} s"
+        os.killpg(process.pid, signal.SIGKILL)  # with its ranks
+    if process.wait():
+        raise RuntimeError(f"{', '.join(asked)}: {said[-4000:]}")
 
 
 def run(name: str, modes: Iterable[str], folder: Path) -> str:
     """Play a shape in several modes at once; what went wrong."""
-    begun = {}
+    begun: dict[Path, list[int]] = {}
     for mode in modes:
         own = folder / f"{name}-{mode}"
         own.mkdir(parents=True)

@@ -18,6 +18,7 @@ ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step")
 UNNAMED = {"layer": -1, "phase": "", "direction": "", "group": "other"}
 LABELS = ("count_exchange", "probabilities", "indices", "scale_factors", "companion")
 """What inference names beside the phases."""
+COUNTS = ("nameable", "unnamed", "wrong")
 
 
 @dataclass(kw_only=True)
@@ -40,10 +41,20 @@ class Verdict:
         """Of the calls that have a layer, a phase ..."""
         return {a: self.unnamed[a] / max(self.nameable[a], 1) for a in ASPECTS}
 
+    @property
+    def faults(self) -> dict[str, int]:
+        """What is wrong, and how often; what is unnamed is not."""
+        found = {
+            "absent": self.absent,
+            "bytes": self.bytes_wrong,
+            "losses": int(not self.losses_equal),
+            **{aspect: self.wrong[aspect] for aspect in ASPECTS},
+        }
+        return {what: n for what, n in found.items() if n}
+
     def as_dict(self) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if not isinstance(v, Counter)}
-        counts = {a: self.wrong[a] for a in ASPECTS}
-        return plain | {"wrong": counts, "unnamed": self.share_unnamed}
+        counts = {a: {k: self.__dict__[k][a] for k in COUNTS} for a in ASPECTS}
+        return {k: v for k, v in vars(self).items() if k not in COUNTS} | counts
 
     def note(self, what: str) -> None:
         if len(self.examples) < 8:

@@ -1,0 +1,102 @@
+"""What traces of many shapes of training name, name wrongly and leave unnamed.
+
+Each shape of ``tests/capture/shapes`` logs its own collectives and losses.  It runs
+without a recorder, under ``moetraffic run``, with a Recorder, and with a Recorder and
+annotations; every trace is compared with the log.  ``--write`` puts the table between
+the markers of a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.capture.shapes.stage import MODES, SHAPES, start  # noqa: E402
+from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
+
+BEGIN, END = "<!-- shapes: benchmarks/shapes.py -->", "<!-- end of shapes -->"
+PLURALS = {"micro-batch": "micro-batches"}
+
+Verdicts = dict[str, Verdict]  # by mode
+
+
+def measure(name: str) -> Verdicts:
+    """Play a shape in all modes, and judge it."""
+    with tempfile.TemporaryDirectory() as folder:
+        start(Path(folder), [name], MODES)
+        at = {mode: Path(folder, f"{name}-{mode}") for mode in MODES}
+        return {mode: judge(at[mode], at["bare"]) for mode in MODES[1:]}
+
+
+def shares(verdict: Verdict) -> str:
+    """The shares that are unnamed, as text."""
+    found: dict[str, list[str]] = {}
+    for aspect, share in verdict.share_unnamed.items():
+        if share:
+            plural = PLURALS.get(aspect, f"{aspect}s")
+            found.setdefault(f"{max(share, 0.01):.0%}", []).append(plural)
+    return "; ".join(f"{', '.join(of)} {share}" for share, of in found.items()) or "0"
+
+
+def wrong(verdict: Verdict) -> str:
+    kinds = {k: n for k, n in verdict.faults.items() if k in ASPECTS or k == "absent"}
+    return ", ".join(f"{n} {k}" for k, n in kinds.items()) or "0"
+
+
+def table(found: dict[str, Verdicts]) -> str:
+    """A Markdown table, a row a shape."""
+    head = ["shape", "ranks", "calls", "bytes exact", "losses equal"]
+    head += [f"{mode}: {what}" for mode in MODES[1:] for what in ("wrong", "unnamed")]
+    rows = [head, ["---"] * len(head)]
+    for name, verdicts in found.items():
+        every = list(verdicts.values())
+        calls = sum(v.calls for v in every)
+        exact = calls - sum(v.bytes_wrong + v.absent for v in every)
+        row = [SHAPES[name].title, str(SHAPES[name].ranks), str(every[0].calls)]
+        row += ["all" if exact == calls else f"{exact} of {calls}"]
+        row += ["yes" if all(v.losses_equal for v in every) else "no"]
+        row += [text for v in every for text in (wrong(v), shares(v))]
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} has no lines {BEGIN} and {END}: add them")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; default all")
+    asked.add_argument("--json", action="store_true", help="print every count")
+    asked.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page")
+    told = asked.parse_args()
+    if unknown := set(told.shapes) - SHAPES.keys():
+        asked.error(f"unknown shapes: {', '.join(sorted(unknown))}")
+    found = {}
+    for name in told.shapes or SHAPES:
+        found[name] = measure(name)
+        faults = {mode: v.faults for mode, v in found[name].items() if v.faults}
+        print(name, faults or "", file=sys.stderr, flush=True)
+    text = table(found)
+    if told.json:
+        plain = {n: {m: v.as_dict() for m, v in f.items()} for n, f in found.items()}
+        print(json.dumps(plain, indent=1))
+    else:
+        print(text)
+    if told.write:
+        write(told.write, text)
+
+
+if __name__ == "__main__":
+    main()
