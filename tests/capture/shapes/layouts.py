@@ -141,7 +141,8 @@ class Routed(MoE):
         self.source = [source]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        weight, expert, _ = self.router(tokens)
+        weight, expert, counts = self.router(tokens)
+        self.truth.routings.append((self.layer, counts.tolist()))
         return self.dropless(tokens, weight, expert)
 
 

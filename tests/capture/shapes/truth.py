@@ -59,6 +59,7 @@ class Truth:
         self.calls: list[Call] = []
         self.kinds: list[str] = []  # of the steps
         self.losses: list[float] = []
+        self.routings: list[tuple[int, list[int]]] = []  # layer, copies to each expert
         self.micro_batch = 0
         self.inside = False  # autograd runs
         self.lifted: list[str] = []  # operations that a framework calls by itself
@@ -90,6 +91,7 @@ class Truth:
             "kinds": self.kinds,
             "losses": [loss.hex() for loss in self.losses],
             "lifted": self.lifted,
+            "routings": self.routings,
         }
         self.path.write_text(json.dumps(told))
 

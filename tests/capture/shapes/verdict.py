@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,15 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
-from moetraffic.trace.segments.store import segments_folder
+from moetraffic.trace.model import Source
+from moetraffic.trace.segments.store import recording, segments_folder
 
-ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step")
+ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step", "kind")
+PATIENCE_S = 30.0
 UNNAMED = {"layer": -1, "phase": "", "direction": "", "group": "other"}
 LABELS = ("count_exchange", "probabilities", "indices", "scale_factors", "companion")
 """What inference names beside the phases."""
-COUNTS = ("nameable", "unnamed", "wrong")
+COUNTS = ("nameable", "unnamed", "inferred", "wrong")
 
 
 @dataclass(kw_only=True)
@@ -28,8 +31,11 @@ class Verdict:
     calls: int = 0  # collectives logged
     absent: int = 0  # logged but not recorded, or recorded but not logged
     bytes_wrong: int = 0  # calls whose operation, group or bytes differ
+    routings_wrong: int = 0  # logged, and not recorded with this layer and these counts
     nameable: Counter[str] = field(default_factory=Counter)  # by aspect
     unnamed: Counter[str] = field(default_factory=Counter)
+    inferred: Counter[str] = field(default_factory=Counter)  # named, and said to be so
+    sourceless: int = 0  # named without a source
     wrong: Counter[str] = field(default_factory=Counter)
     losses_equal: bool = True
     examples: list[str] = field(default_factory=list)  # of what is wrong
@@ -47,6 +53,8 @@ class Verdict:
         found = {
             "absent": self.absent,
             "bytes": self.bytes_wrong,
+            "routings": self.routings_wrong,
+            "sourceless": self.sourceless,
             "losses": int(not self.losses_equal),
             **{aspect: self.wrong[aspect] for aspect in ASPECTS},
         }
@@ -64,7 +72,13 @@ class Verdict:
 def opened(folder: Path) -> Trace:
     """The trace of a shape; its segments where no rank has merged them."""
     path = folder / "run.h5"
-    return Trace.open(path) if path.exists() else merge(segments_folder(path)).trace
+    if path.exists():
+        return Trace.open(path)
+    segments = segments_folder(path)
+    deadline = time.monotonic() + PATIENCE_S
+    while recording(segments) and time.monotonic() < deadline:
+        time.sleep(0.1)  # of a rank that has gone, as the launcher waits
+    return merge(segments).trace
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -80,9 +94,9 @@ def judge(folder: Path, bare: Path) -> Verdict:
         verdict = Verdict(schedule=trace.meta.schedule, missing=trace.meta.missing)
         for rank, truth in enumerate(truths):
             _judge_rank(verdict, trace, rank, truth)
-        verdict.wrong["step"], verdict.unnamed["step"] = _judge_steps(
-            verdict, trace, truths
-        )
+            if truth["routings"]:
+                _judge_routings(verdict, trace, rank, truth["routings"])
+        _judge_steps(verdict, trace, truths)
     verdict.losses_equal = [t["losses"] for t in truths] == [
         t["losses"] for t in logged(bare)
     ]
@@ -134,6 +148,11 @@ def _judge_rank(
             "direction": site.direction,
             "group": group.kind,
         }
+        source = {
+            "layer": site.layer_source,
+            "phase": site.phase_source,
+            "direction": site.direction_source,
+        }
         if site.phase:
             true["micro-batch"], said["micro-batch"] = place["micro_batch"], site.slot
         expert = bool(true["phase"])
@@ -144,9 +163,32 @@ def _judge_rank(
             verdict.nameable[aspect] += nameable
             if value == UNNAMED.get(aspect):
                 verdict.unnamed[aspect] += nameable
-            elif value != true[aspect]:
+                continue
+            of = source.get(aspect, Source.ANNOTATED)
+            verdict.inferred[aspect] += nameable and of == Source.INFERRED
+            verdict.sourceless += of == Source.UNKNOWN
+            if value != true[aspect]:
                 verdict.wrong[aspect] += 1
                 verdict.note(f"{at}: {aspect} {value!r}, not {true[aspect]!r}")
+
+
+def _judge_routings(
+    verdict: Verdict, trace: Trace, rank: int, routings: list[list[Any]]
+) -> None:
+    sites = trace.occurrences.site
+    found = []
+    for occurrence in trace.find(operation=ROUTING, kind=None):
+        site = trace.sites[sites[occurrence]]
+        member = trace.groups[site.group].ranks.index(rank)
+        of = np.array([occurrence])
+        issue, _, _ = trace.times(of, own_clock=True)
+        counts = trace.demand(of)[0, member].tolist()
+        found.append((int(issue[0, member]), [site.layer, counts]))
+    said = [routing for _, routing in sorted(found)]
+    same = sum(a == b for a, b in zip(said, routings, strict=False))
+    verdict.routings_wrong += max(len(said), len(routings)) - same
+    if said != routings:
+        verdict.note(f"rank {rank}: {len(routings) - same} routings differ: {said[0]}")
 
 
 def _bytes_agree(
@@ -170,31 +212,49 @@ def _bytes_agree(
     return list(ranks) == call["ranks"] and volume[ranks.index(rank)] == call["sent"][0]
 
 
-def _judge_steps(
-    verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]
-) -> tuple[int, int]:
-    """Count the calls in a wrong step, and those in none.
+def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -> None:
+    """Count the calls in a wrong step, and those in none, and the kinds of steps.
 
     A program's steps are its training steps, evaluations and skipped steps.  Where
     optimizers alone mark steps, an evaluation may belong to the step that follows it.
     """
-    counts = []
-    unknown = not len(trace.steps.iteration)
+    best = None
     for merged in (False, True):
-        wrong = unnamed = 0
+        wrong = 0
+        kinds = [k for k in truths[0]["kinds"] if not merged or k != "evaluation"]
         for truth in truths:
-            kinds = truth["kinds"]
-            number = np.cumsum([0] + [not merged or k != "evaluation" for k in kinds])
-            found = truth["found"]
-            for occurrence, call in zip(found, truth["calls"], strict=False):
+            ended = [not merged or k != "evaluation" for k in truth["kinds"]]
+            number = np.cumsum([0, *ended])
+            for occurrence, call in zip(truth["found"], truth["calls"], strict=False):
                 said = int(trace.occurrences.iteration[occurrence])
-                if unknown or said < 0:
-                    unnamed += 1
-                elif said != number[call["step"]]:
-                    wrong += 1
-        counts.append((wrong, unnamed))
-    verdict.nameable["step"] = sum(len(truth["found"]) for truth in truths)
-    best = min(counts)
+                wrong += int(said >= 0 and said != number[call["step"]])
+        if best is None or wrong < best[0]:
+            best = wrong, kinds
+    assert best is not None
+    every = sum(len(truth["found"]) for truth in truths)
+    verdict.nameable["step"] = every
+    if not len(trace.steps.iteration):  # all calls are one step, whose end is unknown
+        verdict.unnamed["step"] = every
+        verdict.nameable["kind"] = verdict.unnamed["kind"] = len(truths[0]["kinds"])
+        return
+    verdict.wrong["step"], kinds = best
     if best[0]:
         verdict.note(f"{best[0]} calls in other steps; kinds {trace.steps.kind}")
-    return best
+    verdict.nameable["kind"] = len(kinds)
+    rows = zip(
+        trace.steps.iteration.tolist(),
+        trace.steps.kind,
+        trace.steps.source.tolist(),
+        trace.steps.kind_source.tolist(),
+        strict=True,
+    )
+    for iteration, kind, source, kind_source in rows:
+        verdict.sourceless += source == Source.UNKNOWN
+        true = kinds[iteration] if iteration < len(kinds) else "no step"
+        if kind_source == Source.UNKNOWN:
+            verdict.unnamed["kind"] += 1
+            continue
+        verdict.inferred["kind"] += kind_source == Source.INFERRED
+        if kind != true:
+            verdict.wrong["kind"] += 1
+            verdict.note(f"step {iteration} is named {kind}, not {true}")
