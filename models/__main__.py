@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.launch import RankEnvironment, current_rank, heartbeat, rendezvous
+from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.patterns import ParallelLayout, Workload
 
@@ -193,7 +194,7 @@ def _process_group(rank_env: RankEnvironment | None, device: str) -> Iterator[No
     # where there is no GPU for device cuda, training says so in a sentence
     cuda = device == "cuda" and torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(rank_env.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(own_gpu(rank_env.local_rank, torch.cuda.device_count()))
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=rendezvous(),

@@ -43,6 +43,7 @@ STEPS_BACK = (
     "capture to it",
 )
 Say = Callable[[str, str], None]  # kind of a message, and its text
+Note = Callable[[str], object]  # kind of a note for the launcher
 _times = itertools.count()
 _ending = threading.RLock()
 _attached: Attachment | None = None
@@ -52,8 +53,8 @@ _mask = threading.local()  # signal mask before a fork
 class Attachment:
     """Running recorder of an unmodified program and its termination handlers."""
 
-    def __init__(self, recorder: Recorder, say: Say) -> None:
-        self.recorder, self.say = recorder, say
+    def __init__(self, recorder: Recorder, say: Say, note: Note) -> None:
+        self.recorder, self.say, self.note = recorder, say, note
         self.rank = dist.get_rank()
         self.listener = SigtermListener(lambda: end(why="interrupted by SIGTERM"))
         self.listener.start()
@@ -71,6 +72,8 @@ class Attachment:
             if why:
                 self.recorder.end_early(why)
             self.recorder.close(merged=False)
+            if self.recorder.warnings:
+                self.note("lost")  # the reason, if nothing was recorded
         finally:
             self.withdraw()
 
@@ -104,7 +107,7 @@ def begin(
     router: str,
     k: str,
     say: Say,
-    note: Callable[[str], object],
+    note: Note,
 ) -> None:
     """Start recording the new default process group, without raising exceptions.
 
@@ -132,7 +135,7 @@ def begin(
                 force=force and out == Path(path),
             )
             recorder.start()
-            _attached = Attachment(recorder, say)
+            _attached = Attachment(recorder, say, note)
         except Exception as error:
             # no error of the capture may stop the training
             _report(say, error)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moetraffic.report.chart import Chart
 
 # a log or a pipe has no width of its own: rows stay whole, for grep
-WIDTH = None if sys.stdout.isatty() else 200
+WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
 console = Paper(width=WIDTH)
 
 

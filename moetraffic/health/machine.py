@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import platform
 import resource
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from moetraffic.errors import CaptureError, LayoutError
 from moetraffic.launch import current_rank
-from moetraffic.launch.machine_resources import available_bytes
+from moetraffic.launch.machine_resources import available_bytes, own_gpu
+from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.trace.segments.store import SMALLEST_LIMIT, file_size_limit
 
 from .exchange_check import try_ranks
 from .finding import Finding, State, finding
@@ -92,7 +95,21 @@ def _torch() -> Iterator[Finding]:
         yield check(name, State.OK, "available" if available else said)
     named = [torch.cuda.get_device_properties(d) for d in range(devices)]
     gpus = "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not named and cuda and hidden is not None:
+        yield check(
+            *("GPUs", State.NOTE),
+            f"none: CUDA_VISIBLE_DEVICES is {hidden!r}",
+            "unset CUDA_VISIBLE_DEVICES to use the GPUs of this host, if it has any",
+        )
+        return
     yield check("GPUs", State.OK, gpus or "none: ranks compute and send on CPUs")
+    local = os.environ.get("LOCAL_RANK", "")
+    if named and local.isdecimal():
+        try:
+            own_gpu(int(local), devices)
+        except LayoutError as error:
+            yield check("GPU of this rank", State.STOP, str(error))
 
 
 def _hook() -> Iterator[Finding]:
@@ -167,12 +184,14 @@ def _files(folder: Path) -> Iterator[Finding]:
     import h5py
     import numpy as np
 
+    image, rows = io.BytesIO(), np.arange(1000)
+    # in memory first: HDF5 may crash where a file cannot be written
+    with h5py.File(image, "w") as file:
+        file.create_dataset("rows", data=rows, compression="gzip", shuffle=True)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".moetraffic-") as made:
             path = Path(made) / "tried.h5"
-            rows = np.arange(1000)
-            with h5py.File(path, "w") as file:
-                file.create_dataset("rows", data=rows, compression="gzip", shuffle=True)
+            path.write_bytes(image.getvalue())
             with h5py.File(path) as file:
                 same = bool((file["rows"][:] == rows).all())
             with path.open("rb") as lock:
@@ -181,7 +200,7 @@ def _files(folder: Path) -> Iterator[Finding]:
         yield finding(
             *("files", "folder", State.STOP),
             f"no trace can be written to {folder} ({error.strerror or error})",
-            "choose a folder that you may write to, with file locks",
+            f"{remedy(error)}, with file locks (-o)",
         )
     else:
         yield finding(
@@ -190,8 +209,60 @@ def _files(folder: Path) -> Iterator[Finding]:
             "reinstall h5py",
         )
         yield disk_space(folder, LITTLE_BYTES, "files", "disk")
-    temporary = Path(tempfile.gettempdir())
-    yield disk_space(temporary, LITTLE_BYTES // 4, "files", "temporary folder")
+    yield _file_size()
+    yield _temporary_folder()
+    yield _cache()
+
+
+def _file_size() -> Finding:
+    limit = file_size_limit()
+    check = partial(finding, "files", "file size")
+    if limit is None:
+        return check(State.OK, "no limit")
+    return check(
+        State.NOTE if limit >= SMALLEST_LIMIT else State.STOP,
+        f"at most {limit / 1e6:.3g} MB per file: larger traces are not written",
+        "ulimit -f unlimited",
+    )
+
+
+def _temporary_folder() -> Finding:
+    asked, name = os.environ.get("TMPDIR"), "temporary folder"
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return finding(
+            *("files", name, State.STOP),
+            "no folder for temporary files can be written",
+            "set TMPDIR to a folder that you may write to, with space",
+        )
+    if asked and Path(asked).absolute() != temporary.absolute():
+        return finding(
+            *("files", name, State.NOTE),
+            f"TMPDIR is {asked}, which cannot be written: {temporary} is used",
+            "set TMPDIR to a folder that you may write to, with space",
+        )
+    return disk_space(temporary, LITTLE_BYTES // 4, "files", name)
+
+
+def _cache() -> Finding:
+    """Check the user's cache, which libraries and the compiled hook write to."""
+    from moetraffic.capture.hook import native
+
+    check, cache = partial(finding, "files", "user cache"), native.user_cache()
+    if cache is None:
+        return check(
+            State.NOTE,
+            f"user {os.getuid()} has neither HOME nor an entry in the passwd database",
+            "set HOME to a folder that you may write to",
+        )
+    there = next(p for p in (cache, *cache.parents) if p.exists())
+    writable = os.access(there, os.W_OK)
+    return check(
+        State.OK if writable else State.NOTE,
+        str(cache) if writable else f"{cache} cannot be written",
+        "set XDG_CACHE_HOME to a folder that you may write to",
+    )
 
 
 def disk_space(folder: Path, needed: float, area: str, name: str) -> Finding:

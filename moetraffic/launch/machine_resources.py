@@ -131,6 +131,38 @@ def _check_gpu() -> None:
         )
 
 
+def own_gpu(local_rank: int, visible: int) -> int:
+    """Return the index of the GPU of a local rank among those visible to its process.
+
+    That is ``cuda:LOCAL_RANK`` or, where the launcher shows each rank its own GPU only,
+    ``cuda:0``.
+
+    Parameters
+    ----------
+    local_rank
+        Index of the rank on its host.
+    visible
+        Number of GPUs that this process sees.
+
+    Raises
+    ------
+    LayoutError
+        If the rank has no GPU of its own.
+    """
+    if local_rank < visible:
+        return local_rank
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == 1 and shown and "," not in shown:
+        return 0
+    hidden = "" if shown is None else f" (CUDA_VISIBLE_DEVICES is {shown[:80]!r})"
+    raise LayoutError(
+        f"each rank needs a GPU of its own, but local rank {local_rank} sees {visible} "
+        f"of them{hidden}: "
+        + (f"start at most {visible} ranks a host, or " if visible else "")
+        + "use the CPU"
+    )
+
+
 def check_rank_count(ranks: int) -> None:
     """Check that the number of ranks of one host is within its limits.
 

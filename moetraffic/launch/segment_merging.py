@@ -131,6 +131,7 @@ class SegmentMerger:
 _REASONS = {
     "own": "the program records by itself, see the output of its own recorder",
     "refused": "a rank reported the reason above",
+    "lost": "a rank reported the reason above",
     "begun": "its ranks ended before a collective was on the disk",
     "initialized": "its process group sends nothing (backend fake)",
     "distributed": "torch.distributed was imported, but no process completed "

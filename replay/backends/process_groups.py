@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-from moetraffic.errors import ReplayError
+from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch import RankEnvironment, rendezvous
+from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.replay.plan.program import KINDS
 
 from .backend import Backend, Call, Launch
@@ -160,14 +161,11 @@ class Nccl(ProcessGroups):
         timeout_s: float,
     ) -> None:
         """Connect on the GPU of the local rank; see :meth:`Backend.start`."""
-        found = torch.cuda.device_count()
-        if rank_env.local_rank >= found:
-            raise ReplayError(
-                "NCCL needs a CUDA device for each rank of a host, but local rank "
-                f"{rank_env.local_rank} finds {found}: use --backend gloo, or fewer "
-                "ranks a host"
-            )
-        self.device = torch.device("cuda", rank_env.local_rank)
+        try:
+            gpu = own_gpu(rank_env.local_rank, torch.cuda.device_count())
+        except LayoutError as error:
+            raise ReplayError(f"{error} with --backend gloo") from None
+        self.device = torch.device("cuda", gpu)
         torch.cuda.set_device(self.device)
         super().start(rank_env, groups, timeout_s)
 

@@ -96,7 +96,8 @@ def write(trace: Trace, out: Path, *, force: bool, rank: int) -> None:
 def _save_elsewhere(trace: Trace, out: Path) -> Path | None:
     temporary = Path(tempfile.gettempdir()).absolute()
     # persistent disks first, then one in memory
-    for folder in (temporary, Path.cwd(), Path.home(), Path("/dev/shm")):
+    home = Path(os.path.expanduser("~"))  # stays "~" for a user without a home
+    for folder in (temporary, Path.cwd(), home, Path("/dev/shm")):
         if folder == out.absolute().parent or not os.access(folder, os.W_OK):
             continue
         path = folder / f"{out.stem}-kept-{os.getpid()}{out.suffix}"

@@ -167,20 +167,25 @@ class CompletionTracker:
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         works, ended = self._works, self._ended
-        waiting, put, native = self.waiting, self._put, self._native
+        waiting, put = self.waiting, self._put
+
+        def awaited(work: Any) -> None:
+            entry = works.pop(id(work), None)
+            if entry is not None:
+                ended(entry)
+
+        if self._native is not None:
+            compiled: Callable[..., Any] = self._native.wait(original, awaited)
+            return compiled
 
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             result = original(work, *args, **named)
-            if native is not None and native.waited():
-                return result
             number = waiting.number
             if number is not None:
                 waiting.number = None
                 put((END, number, UNKNOWN_TIME, now_ns()))
             else:
-                entry = works.pop(id(work), None)
-                if entry is not None:
-                    ended(entry)
+                awaited(work)
             return result
 
         return wait

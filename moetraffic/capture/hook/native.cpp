@@ -16,8 +16,10 @@
 #include <torch/library.h>
 
 #include "native_buffer.hpp"
-#include "native_spent.hpp"
+#include "native_call.hpp"
+#include "native_wait.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -36,11 +38,14 @@ py::object toPyObject(c10::IValue value);
 
 namespace {
 
+using moetraffic::Call;
+using moetraffic::Operator;
 using moetraffic::Words;
 
 constexpr int64_t MARK = 0, CALL = 1, END = 2;
 constexpr int64_t HEAD = 21;  // words of a call before its splits
 constexpr int64_t UNKNOWN_TIME = INT64_MIN;
+constexpr auto KEY = c10::DispatchKey::BackendSelect;
 constexpr uint64_t NO_SEQUENCE = uint64_t{1} << 63;
 
 int64_t now_ns() {
@@ -57,18 +62,8 @@ struct Sink {
 
 struct Thread {
   int64_t generation = -1, number = -1, place = -1, waiting = -1;
-  int64_t spent = 0;  // on the call that is waited for
   std::string group;  // the last call's, and its number
   int64_t members = -1;
-};
-
-struct Operator {
-  std::string name;
-  int64_t code;         // index into OPERATIONS
-  int64_t group;        // position of the process group
-  int64_t input;        // position of this rank's input, -1 for none
-  int64_t asynchronous;  // position of async_op, -1 for none
-  c10::DispatchKeySet after;
 };
 
 // Everything of one installation.  It is never destroyed: a call that is under way in
@@ -84,7 +79,6 @@ struct Installed {
 };
 
 moetraffic::Buffer buffer;
-moetraffic::Spent spent;
 std::atomic<Installed*> installed{nullptr};
 std::atomic<int64_t> numbers{0};
 std::atomic<int64_t> generations{0};
@@ -101,8 +95,8 @@ void arrive(Installed& now) {
   here.generation = now.generation;
 }
 
-int64_t group_number(Installed& now, const c10d::ProcessGroup& group,
-                     const c10::IValue& boxed) {
+template <typename Boxed>
+int64_t group_number(Installed& now, const c10d::ProcessGroup& group, Boxed boxed) {
   const std::string& name = group.getGroupName();
   if (here.members >= 0 && here.group == name) return here.members;
   int64_t number = -1;
@@ -114,7 +108,8 @@ int64_t group_number(Installed& now, const c10d::ProcessGroup& group,
   if (number < 0) {
     // without the lock: who holds the interpreter may wait for it
     py::gil_scoped_acquire python;
-    number = now.sink.meet(torch::jit::toPyObject(boxed)).cast<int64_t>();
+    py::object told = now.sink.meet(torch::jit::toPyObject(boxed()));
+    number = told.cast<int64_t>();
     std::lock_guard<std::mutex> guard(now.lock);
     now.groups[name] = number;
   }
@@ -166,96 +161,14 @@ int64_t node_number(Installed& now, torch::autograd::Node& node) {
 
 // ---- a call ------------------------------------------------------------------------
 
-using Tensors = c10::SmallVector<at::Tensor, 4>;
-
-void flatten(const c10::IValue& value, Tensors& into) {
-  if (value.isTensor()) {
-    into.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) into.push_back(tensor);
-  } else if (value.isList()) {
-    for (const c10::IValue& part : value.toListRef()) flatten(part, into);
-  }
-}
-
-int64_t rows_of(const at::Tensor& tensor) {
-  return tensor.dim() ? tensor.size(0) : 0;
-}
-
-// As IValue::toIntVector, which copies each element's IValue: five times as slow.
-Words counts(const c10::IValue& value) {
-  c10::ArrayRef<c10::IValue> given = value.toListRef();
-  Words found(given.size());
-  for (size_t n = 0; n < given.size(); ++n) found[n] = given[n].toInt();
-  return found;
-}
-
 struct Noted {
   int64_t number = -1;
   int64_t again = 0;
-  at::Tensor output;
 };
 
-Noted note(Installed& now, const Operator& what, torch::jit::Stack& stack,
-           size_t arguments) {
-  auto given = [&](int64_t position) -> const c10::IValue& {
-    return stack[stack.size() - arguments + position];
-  };
-  if (here.generation != now.generation) arrive(now);
-
-  auto group = given(what.group).toCustomClass<c10d::ProcessGroup>();
-  int64_t members = group_number(now, *group, given(what.group));
-  int64_t source = -1, destination = -1, bytes = 0, row = 0, rows_sent = 0;
-  int64_t rows_received = 0;
-  Words sent, received;
-  at::Tensor typed;
+Noted note(Installed& now, const Operator& what, const Call& call) {
   Noted noted;
-
-  if (what.name == "alltoall_base_") {
-    noted.output = given(0).toTensor();
-    typed = given(1).toTensor();
-    received = counts(given(3));
-    sent = counts(given(4));
-    rows_sent = rows_of(typed);
-    rows_received = rows_of(noted.output);
-    if (typed.dim()) {
-      row = typed.element_size();
-      for (int64_t d = 1; d < typed.dim(); ++d) row *= typed.size(d);
-    }
-  } else {
-    Tensors inputs, outputs;
-    if (what.input >= 0) flatten(given(what.input), inputs);
-    flatten(given(0), outputs);
-    if (!outputs.empty()) noted.output = outputs[0];
-    if (what.name == "alltoall_") {
-      // the parts may have any shapes: an element is the only row they share
-      typed = inputs.empty() ? noted.output : inputs[0];
-      row = typed.defined() ? typed.element_size() : 0;
-      for (const at::Tensor& part : inputs) {
-        sent.push_back(part.numel());
-        rows_sent += part.numel();
-      }
-      for (const at::Tensor& part : outputs) {
-        received.push_back(part.numel());
-        rows_received += part.numel();
-      }
-    } else if (what.input >= 0) {
-      // a scatter's input is at its root alone, and its type everywhere
-      typed = inputs.empty() ? noted.output : inputs[0];
-      for (const at::Tensor& part : inputs) bytes += part.nbytes();
-      if (what.name == "send") {
-        source = group->getRank();
-        destination = given(2).toInt();
-      } else if (what.name == "recv_") {
-        source = given(2).toInt();
-        destination = group->getRank();
-      } else if (what.name == "recv_any_source_") {
-        destination = group->getRank();  // known when something has come
-      }
-    }
-  }
-
-  int64_t dtype = dtype_number(now, typed);
+  int64_t dtype = dtype_number(now, call.typed);
   int64_t link, ran = -1;
   if (torch::autograd::get_current_graph_task_id() == -1) {
     link = static_cast<int64_t>(at::sequence_number::peek()) - 1;
@@ -270,21 +183,19 @@ Noted note(Installed& now, const Operator& what, torch::jit::Stack& stack,
       ran = node_number(now, *node);
     }
   }
-
-  int64_t length = HEAD + static_cast<int64_t>(sent.size() + received.size());
-  int64_t number = numbers.fetch_add(1, std::memory_order_relaxed);
+  const auto sent = static_cast<int64_t>(call.sent.size());
+  const auto received = static_cast<int64_t>(call.received.size());
+  const int64_t length = HEAD + sent + received;
+  const int64_t number = numbers.fetch_add(1, std::memory_order_relaxed);
   bool kept = buffer.put(length, true, [&](int64_t* word) {
     const int64_t head[HEAD] = {
-        CALL, length, number, now_ns(), what.code, members, here.place,
+        CALL, length, number, now_ns(), what.code, call.members, here.place,
         dtype, here.number, noted.again, c10::GradMode::is_enabled(), link,
-        ran, source, destination, bytes, row, rows_sent, rows_received,
-        static_cast<int64_t>(sent.size()), static_cast<int64_t>(received.size())};
-    std::memcpy(word, head, sizeof(head));
-    word += HEAD;
-    if (!sent.empty()) std::memcpy(word, sent.data(), 8 * sent.size());
-    if (!received.empty()) {
-      std::memcpy(word + sent.size(), received.data(), 8 * received.size());
-    }
+        ran, call.source, call.destination, call.bytes, call.row, call.rows_sent,
+        call.rows_received, sent, received};
+    word = std::copy(head, head + HEAD, word);
+    word = std::copy(call.sent.begin(), call.sent.end(), word);
+    std::copy(call.received.begin(), call.received.end(), word);
   });
   if (kept) noted.number = number;
   return noted;
@@ -300,74 +211,165 @@ void failed(Installed& now, const std::string& name, const char* why) {
   }
 }
 
-struct Kernel final : public c10::OperatorKernel {
-  explicit Kernel(Operator given) : what(std::move(given)) {}
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack);
-  const Operator what;
+// A recorded call from before it is forwarded until it returns.
+class Following {
+ public:
+  Following(Installed& now, const Operator& what) : now_(now), what_(what) {
+    here.waiting = -1;
+  }
+
+  // Names this thread, if it is new.
+  void enter() {
+    if (here.generation != now_.generation) arrive(now_);
+  }
+
+  void begin(const Call& call, bool waits) {
+    output_ = call.output;
+    on_device_ = output_.defined() && output_.is_cuda();
+    waits_ = waits && !on_device_;
+    noted_ = note(now_, what_, call);
+    if (on_device_ && noted_.number >= 0) {
+      py::gil_scoped_acquire python;
+      event_ = now_.sink.before(torch::jit::toPyObject(output_));
+    }
+  }
+
+  void failed_with(const std::exception& error) {
+    noted_.number = -1;
+    failed(now_, what_.name, error.what());
+  }
+
+  template <typename Result>
+  void end(Result result) {
+    if (noted_.number < 0) return;
+    if (waits_) {
+      here.waiting = noted_.number;  // not asynchronous: the caller waits next
+      return;
+    }
+    py::gil_scoped_acquire python;
+    try {
+      py::object tensor = py::none();
+      if (output_.defined()) tensor = torch::jit::toPyObject(output_);
+      if (!event_) event_ = py::none();
+      now_.sink.launched(noted_.number, torch::jit::toPyObject(result()), tensor,
+                         2 * what_.code + noted_.again, event_);
+    } catch (std::exception& error) {
+      failed(now_, what_.name, error.what());
+    }
+    event_ = py::object();
+  }
+
+  ~Following() {
+    if (event_) {  // the call raised an exception
+      py::gil_scoped_acquire python;
+      event_ = py::object();
+    }
+  }
+
+ private:
+  Installed& now_;
+  const Operator& what_;
+  Noted noted_;
+  at::Tensor output_;
+  py::object event_;
+  bool on_device_ = false, waits_ = false;
 };
 
-void Kernel::operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack) {
-  Installed* now = installed.load(std::memory_order_acquire);
-  // a mode or a tensor subclass comes first: what it really sends, it calls again with
-  // plain tensors; what is on the meta device, as fake tensors are then, goes nowhere
-  if (now == nullptr || keys.has(c10::DispatchKey::Python) ||
-      keys.has(c10::DispatchKey::Meta)) {
-    handle.redispatchBoxed(keys & what.after, stack);
-    return;
+// The installation that records a call with these keys, nullptr for none: a mode or a
+// tensor subclass comes first: what it really sends, it calls again with plain tensors;
+// what is on the meta device, as fake tensors are then, goes nowhere.
+Installed* recording(c10::DispatchKeySet keys) {
+  if (keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Meta)) {
+    return nullptr;
   }
-  const int64_t begun = now_ns();
-  Noted noted;
-  bool on_device = false, waits = false;
-  here.waiting = -1;
-  size_t arguments = handle.schema().arguments().size();
-  py::object event;
-  try {
-    if (what.asynchronous >= 0) {
-      waits = !(*stack)[stack->size() - arguments + what.asynchronous].toBool();
-    }
-    noted = note(*now, what, *stack, arguments);
-    on_device = noted.output.defined() && noted.output.is_cuda();
-    if (on_device && noted.number >= 0) {
-      py::gil_scoped_acquire python;
-      event = now->sink.before(torch::jit::toPyObject(noted.output));
-    }
-  } catch (std::exception& error) {
-    noted.number = -1;
-    failed(*now, what.name, error.what());
-  }
-  const int64_t launching = now_ns();
-  try {
-    handle.redispatchBoxed(keys & what.after, stack);
-  } catch (...) {
-    if (event) {
-      py::gil_scoped_acquire python;
-      event = py::object();
-    }
-    throw;
-  }
-  if (noted.number < 0) return;
-  if (waits && !on_device) {
-    here.waiting = noted.number;  // not asynchronous: the caller waits next
-    here.spent = launching - begun;
-    return;
-  }
-  const int64_t launched = now_ns();
-  py::gil_scoped_acquire python;
-  try {
-    int64_t kind = 2 * what.code + noted.again;
-    py::object tensor = py::none();
-    if (noted.output.defined()) tensor = torch::jit::toPyObject(noted.output);
-    if (!event) event = py::none();
-    now->sink.launched(noted.number, torch::jit::toPyObject(stack->back()), tensor,
-                       kind, event);
-  } catch (std::exception& error) {
-    failed(*now, what.name, error.what());
-  }
-  event = py::object();
-  spent.add(launching - begun + now_ns() - launched);
+  return installed.load(std::memory_order_acquire);
 }
+
+struct Kernel final : public c10::OperatorKernel {
+  explicit Kernel(const Operator& given) : what(given) {}
+
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    Installed* now = recording(keys);
+    if (now == nullptr) {
+      handle.redispatchBoxed(keys & what.after, stack);
+      return;
+    }
+    Following call(*now, what);
+    try {
+      call.enter();
+      const auto given = torch::jit::last(*stack, handle.schema().arguments().size());
+      bool waits = what.asynchronous >= 0 && !given[what.asynchronous].toBool();
+      auto group = given[what.group].toCustomClass<c10d::ProcessGroup>();
+      Words sent, received;
+      Call noted = moetraffic::described(what, given.data(), *group, sent, received);
+      noted.members = group_number(*now, *group, [&] { return given[what.group]; });
+      call.begin(noted, waits);
+    } catch (std::exception& error) {
+      call.failed_with(error);
+    }
+    handle.redispatchBoxed(keys & what.after, stack);
+    call.end([&] { return stack->back(); });
+  }
+
+  const Operator& what;
+};
+
+// All-to-alls with splits, by far the most frequent calls, need no boxed arguments.
+// Releases of torch differ in the arguments that follow the splits.
+template <typename... Further>
+struct Unboxed {
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+  using Signature = c10::intrusive_ptr<c10d::Work>(at::Tensor&, at::Tensor&,
+                                                   const Group&, Words, Words,
+                                                   Further...);
+  static inline const Operator* what = nullptr;
+
+  static c10::intrusive_ptr<c10d::Work> call(c10::DispatchKeySet keys,
+                                             at::Tensor& output, at::Tensor& input,
+                                             const Group& group, Words received,
+                                             Words sent, Further... further) {
+    static const auto handle = c10::Dispatcher::singleton()
+                                   .findSchemaOrThrow("c10d::alltoall_base_", "")
+                                   .template typed<Signature>();
+    auto forward = [&] {
+      return handle.redispatch(keys & what->after, output, input, group, received,
+                               sent, further...);
+    };
+    Installed* now = recording(keys);
+    if (now == nullptr) return forward();
+    Following following(*now, *what);
+    try {
+      following.enter();
+      Call noted;
+      noted.members = group_number(*now, *group, [&] { return c10::IValue(group); });
+      moetraffic::describe_splits(noted, output, input);
+      noted.sent = sent;
+      noted.received = received;
+      following.begin(noted, waits(further...));
+    } catch (std::exception& error) {
+      following.failed_with(error);
+    }
+    auto work = forward();
+    following.end([&] { return c10::IValue(work); });
+    return work;
+  }
+
+  static bool waits(int64_t) { return false; }
+  static bool waits(bool asynchronous, int64_t) { return !asynchronous; }
+
+  // Registers the kernel, if this release of torch has this signature.
+  static bool install(const c10::OperatorHandle& handle, const Operator& given) {
+    try {
+      (void)handle.typed<Signature>();
+    } catch (const c10::Error&) {
+      return false;
+    }
+    what = &given;
+    library->impl(given.name.c_str(), torch::dispatch(KEY, &call));
+    return true;
+  }
+};
 
 // ---- for native.py -----------------------------------------------------------------
 
@@ -384,12 +386,10 @@ void install(const py::list& operators, py::object arrive, py::object meet,
            std::move(launched), std::move(failed)},
       generations.fetch_add(1)};
   for (auto& dtype : now->dtypes) dtype = -1;
-  spent.clear();
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "c10d",
                                              std::nullopt, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
-  constexpr auto key = c10::DispatchKey::BackendSelect;
-  const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, key);
+  const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, KEY);
   for (const py::handle& given : operators) {
     auto row = given.cast<py::tuple>();
     auto name = row[0].cast<std::string>();
@@ -403,13 +403,17 @@ void install(const py::list& operators, py::object arrive, py::object meet,
         asynchronous = static_cast<int64_t>(n);
       }
     }
-    auto further = std::make_unique<Kernel>(
-        Operator{name, row[1].cast<int64_t>(), row[2].cast<int64_t>(),
-                 row[3].cast<int64_t>(), asynchronous, after});
-    library->impl(
-        name.c_str(),
-        torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor<Kernel>(
-                                 std::move(further))));
+    // never destroyed either
+    const auto& what = *new Operator{
+        name, row[1].cast<int64_t>(), row[2].cast<int64_t>(), row[3].cast<int64_t>(),
+        asynchronous, after};
+    if (name == "alltoall_base_" && (Unboxed<bool, int64_t>::install(*found, what) ||
+                                     Unboxed<int64_t>::install(*found, what))) {
+      continue;
+    }
+    library->impl(name.c_str(),
+                  torch::dispatch(KEY, torch::CppFunction::makeFromBoxedFunctor<Kernel>(
+                                           std::make_unique<Kernel>(what))));
   }
   installed.store(now, std::memory_order_release);
 }
@@ -424,16 +428,18 @@ void mark() {
 void stand(int64_t place) { here.place = place; }
 
 bool waited() {
-  int64_t number = here.waiting;
+  const int64_t number = here.waiting;
   if (number < 0) return false;
   here.waiting = -1;
-  int64_t now = now_ns();
-  buffer.put(5, false, [&](int64_t* word) {
-    const int64_t end[5] = {END, 5, number, UNKNOWN_TIME, now};
-    std::memcpy(word, end, sizeof(end));
-  });
-  spent.add(here.spent + now_ns() - now);
+  const int64_t end[5] = {END, 5, number, UNKNOWN_TIME, now_ns()};
+  buffer.put(5, false, [&](int64_t* word) { std::copy(end, end + 5, word); });
   return true;
+}
+
+py::object wait(const py::object& original, const py::object& ended) {
+  PyObject* made = moetraffic::new_wait(original.ptr(), ended.ptr(), waited);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
 }
 
 // What has come since the last time: the bytes of words, and None for a mark.
@@ -479,9 +485,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("uninstall", &uninstall);
   module.def("mark", &mark);
   module.def("stand", &stand);
-  module.def("waited", &waited);
+  module.def("wait", &wait);
   module.def("take", &take);
   module.def("calls", [] { return numbers.load(); });
-  module.def("spent", [] { return spent.read(); });
   module.def("waiting", [] { return buffer.waiting(); });
 }

@@ -17,16 +17,17 @@ Its functions:
     ``meet(group)`` and ``number(kind, name)`` return those of a group, a dtype (given
     by a tensor) or an autograd node; the others are as in :class:`.python.CallSink`,
     called only for calls that are asynchronous or on a device.
-``stand(place)``, ``waited()``, ``mark()``
-    Set the number of this thread's context; mark its last synchronous call as
-    completed; mark the position of a record made in Python among those of calls.
+``stand(place)``, ``mark()``
+    Set the number of this thread's context; mark the position of a record made in
+    Python among those of calls.
+``wait(original, ended)``
+    Return a method that calls ``original``, and then marks the thread's synchronous
+    call as completed or, where there is none, calls ``ended(work)``.
 ``take()``, ``waiting()``
     Remove and return the records (bytes, None for a mark) and the number of lost calls;
     return the number of records that have not been taken.
-``calls()``, ``spent()``
-    Return the number of recorded calls, and a histogram of the overhead of each (upper
-    bin edge in ns, calls): the time until the kernel forwards the call, plus the time
-    from its end until the record is stored.
+``calls()``
+    Return the number of recorded calls.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ import torch
 from moetraffic.errors import CaptureError
 
 SOURCE = Path(__file__).with_name("native.cpp")
-INCLUDED = tuple(map(SOURCE.with_name, ("native_buffer.hpp", "native_spent.hpp")))
+INCLUDED = sorted(SOURCE.parent.glob("native_*.hpp"))
 VARIABLE = "MOETRAFFIC_HOOK"
 """Environment variable: ``python`` disables, ``native`` requires the compiled hook."""
 
@@ -72,7 +73,7 @@ def load() -> ModuleType | None:
     name = _name()
     for folder in folders():
         path = folder / f"{name}.so"
-        if path.exists():
+        if path.exists() and not _is_noexec(folder):
             try:
                 return _loaded(path)
             except ImportError as error:
@@ -90,8 +91,18 @@ def load() -> ModuleType | None:
 
 def folders() -> tuple[Path, ...]:
     """Return the folders of the compiled hook, in order of preference."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(sys.prefix) / "share" / "moetraffic", Path(cache) / "moetraffic"
+    cache = user_cache()
+    own = Path(sys.prefix) / "share" / "moetraffic"
+    return (own,) if cache is None else (own, cache)
+
+
+def user_cache() -> Path | None:
+    """Return moetraffic's folder in the user's cache; None for a user without a home.
+
+    A container with an arbitrary user ID has neither HOME nor a passwd entry.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "moetraffic" if os.path.isabs(home) else None
 
 
 def build(*, force: bool = False) -> tuple[Path, bool]:
@@ -114,8 +125,9 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
     """
     name = _name()
     for folder in folders():
-        if (folder / f"{name}.so").exists() and not force:
-            return folder / f"{name}.so", False
+        path = folder / f"{name}.so"
+        if path.exists() and not (force or _is_noexec(folder)):
+            return path, False
     _check_tools()
     into = _writable()
     # imported here because the import is slow and only needed for compilation
@@ -173,15 +185,21 @@ def _check_tools() -> None:
             )
 
 
+def _is_noexec(folder: Path) -> bool:
+    """Whether libraries in a folder cannot be loaded, for its mount forbids it."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+
+
 def _writable() -> Path:
     for folder in folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue  # try the next folder
-        if os.access(folder, os.W_OK):
+        if os.access(folder, os.W_OK) and not _is_noexec(folder):
             return folder
     raise CaptureError(
-        "the compiled hook needs a folder to lie in, but none of "
-        f"{', '.join(map(str, folders()))} can be written: make one writable"
+        "the compiled hook needs a folder that permits executables, but none of "
+        f"{', '.join(map(str, folders()))} can be written: set XDG_CACHE_HOME to a "
+        "folder that you may write to"
     )

@@ -19,6 +19,7 @@ from rich.segment import Segment
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.launch import current_rank
 from moetraffic.text import visible
+from moetraffic.trace.hdf5.durable import remedy
 
 from . import configuration
 
@@ -80,6 +81,7 @@ def run(
         The exit code; 128 + n after signal n.
     """
     given = list(arguments) if arguments is not None else None
+    _open_standard_streams()
     try:
         told = _configured(app, verb) if verb else {}
         code = _command(app)(
@@ -102,6 +104,11 @@ def run(
         # the reader closed the pipe (moetraffic info run.h5 | head): no error
         _discard(1)
         return 0
+    except OSError as error:
+        # unanticipated: this machine refuses a file, or standard output
+        if error.filename is None:
+            _discard(1)
+        return refuse(_environment_error(error))
     return int(code or 0)
 
 
@@ -141,6 +148,32 @@ def _prints() -> bool:
 def _message(error: Any) -> str:
     """Return the message of a click exception without its final period."""
     return str(error.format_message()).rstrip(".")
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that are closed, so that no output file takes their place.
+
+    Python does not pass the replacements on to the processes that it starts.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _environment_error(error: OSError) -> str:
+    """Describe an unexpected error of the operating system in one sentence."""
+    reason = error.strerror or str(error)
+    if "temporary directory" in reason:  # of module tempfile
+        return (
+            "temporary files need a folder, but none can be written, not even the "
+            "working folder: set TMPDIR to a folder that you may write to, with space"
+        )
+    place = f"{error.filename} cannot be used" if error.filename else "a file failed"
+    return f"{place} ({reason}): {remedy(error)}"
 
 
 def _discard(number: int) -> None:

@@ -20,15 +20,15 @@ SEGMENTS = ".segments"
 """Suffix, after the trace file name, of the folder that holds a capture's segments."""
 
 _REMEDIES = (
-    dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        "make room or choose another folder",
-    )
+    dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room or choose another folder")
     | dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         "choose a folder that you may write to",
     )
-    | {errno.ENAMETOOLONG: "choose a shorter name"}
+    | {
+        errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+        errno.ENAMETOOLONG: "choose a shorter name",
+    }
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import resource
 import shutil
 import threading
 from collections.abc import Callable
@@ -26,6 +27,8 @@ CLOSED = "closed"  # file that marks the end of a rank's capture
 LOCK = "lock"
 FORCE = "allow it with force=True (--force)"
 RANKS = "rank-[0-9]*"
+SMALLEST_LIMIT = 8 << 20
+"""Limit on file sizes, in bytes, below which a segment may not fit."""
 PATIENCE_S = 0.25  # longest wait of a step for a disk slower than training
 
 
@@ -55,6 +58,7 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
         If the trace cannot be written, or its folder of segments is not free.
     """
     validate_output(path, force=force, error=CaptureError, overwrite=overwrite)
+    _validate_file_size()
     folder = segments_folder(path)
     if not folder.exists():
         return
@@ -75,6 +79,21 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
         raise CaptureError(
             f"{folder} cannot be cleared ({error.strerror}): {remedy(error)}"
         ) from None
+
+
+def file_size_limit() -> int | None:
+    """Return the largest size in bytes of a file of this process; None: no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _validate_file_size() -> None:
+    limit = file_size_limit()
+    if limit is not None and limit < SMALLEST_LIMIT:
+        raise CaptureError(
+            f"a capture needs files of at least {SMALLEST_LIMIT >> 20} MiB, but the "
+            f"limit on file sizes is {limit} bytes: raise it with ulimit -f"
+        )
 
 
 def _occupied(own: Path) -> CaptureError:
