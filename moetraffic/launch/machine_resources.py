@@ -155,11 +155,10 @@ def own_gpu(local_rank: int, visible: int) -> int:
     if visible == 1 and shown and "," not in shown:
         return 0
     hidden = "" if shown is None else f" (CUDA_VISIBLE_DEVICES is {shown[:80]!r})"
+    few = f"start at most {visible} ranks a host, or " if visible else ""
     raise LayoutError(
-        f"each rank needs a GPU of its own, but local rank {local_rank} sees {visible} "
-        f"of them{hidden}: "
-        + (f"start at most {visible} ranks a host, or " if visible else "")
-        + "use the CPU"
+        f"local rank {local_rank} sees {visible} GPUs{hidden} and has none of its own: "
+        f"{few}use the CPU"
     )
 
 

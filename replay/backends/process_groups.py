@@ -164,7 +164,10 @@ class Nccl(ProcessGroups):
         try:
             gpu = own_gpu(rank_env.local_rank, torch.cuda.device_count())
         except LayoutError as error:
-            raise ReplayError(f"{error} with --backend gloo") from None
+            raise ReplayError(
+                "NCCL needs a CUDA device for each rank of a host: "
+                f"{error}, with --backend gloo"
+            ) from None
         self.device = torch.device("cuda", gpu)
         torch.cuda.set_device(self.device)
         super().start(rank_env, groups, timeout_s)

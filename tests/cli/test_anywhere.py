@@ -19,7 +19,7 @@ from moetraffic.capture.hook import native
 from moetraffic.cli import main
 from moetraffic.data import path as shipped
 from moetraffic.errors import CaptureError, LayoutError
-from moetraffic.health import Finding, State, examine
+from moetraffic.health import Finding, State, machine
 from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.launch.segment_merging import explain_nothing_recorded
 from moetraffic.trace.segments.store import SMALLEST_LIMIT, prepare
@@ -35,7 +35,8 @@ dist.destroy_process_group()
 
 
 def found(folder: Path, name: str) -> Finding:
-    (one,) = [f for f in examine(folder, exchange=False) if f.name == name]
+    checks = [*machine._torch(), *machine._files(folder)]
+    (one,) = [f for f in checks if f.name == name]
     return one
 
 
@@ -95,7 +96,7 @@ def test_a_library_is_neither_loaded_from_nor_built_on_a_noexec_mount(
     mount = SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda _: mount)
     assert native.load() is None
-    with pytest.raises(CaptureError, match="permits executables.*set XDG_CACHE_HOME"):
+    with pytest.raises(CaptureError, match=r"permits executables.*set XDG_CACHE_HOME"):
         native._writable()
 
 
@@ -173,7 +174,7 @@ def test_a_rank_takes_a_gpu_of_its_own_or_none(
     if gpu is not None:
         assert own_gpu(local, visible) == gpu
         return
-    with pytest.raises(LayoutError, match=f"local rank {local} sees {visible} of them"):
+    with pytest.raises(LayoutError, match=f"local rank {local} sees {visible} GPUs"):
         own_gpu(local, visible)
 
 
@@ -187,7 +188,10 @@ def test_a_rank_without_its_gpu_is_found(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     one = found(tmp_path, "GPU of this rank")
     assert one.state is State.STOP
-    assert "local rank 2 sees 2 of them: start at most 2 ranks a host" in one.said
+    assert (
+        "local rank 2 sees 2 GPUs and has none of its own: start at most 2 ranks"
+        in one.said
+    )
 
 
 def test_lost_records_are_the_reason_of_an_empty_capture(tmp_path: Path) -> None:
@@ -196,18 +200,25 @@ def test_lost_records_are_the_reason_of_an_empty_capture(tmp_path: Path) -> None
     assert explain_nothing_recorded(tmp_path) == "a rank reported the reason above"
 
 
-def test_closed_streams_do_not_stop_a_verb(tmp_path: Path) -> None:
-    """Nothing is printed into a file that took the place of a stream."""
-    placed = tmp_path / "placed.h5"
-    verb = [sys.executable, "-m", "moetraffic"]
-    given = [*verb, "place", str(shipped("golden-v1.h5")), "--ep", "1", "-o", placed]
+def with_closed_streams(*given: str) -> int:
+    verb = [sys.executable, "-m", "moetraffic", *given]
     ran = subprocess.run(
-        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *map(str, given)],
-        check=False,
-        timeout=100,
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *verb], check=False, timeout=100
     )
-    assert ran.returncode == 0
-    assert main(["info", str(placed), "--json"]) == 0
+    return ran.returncode
+
+
+def test_closed_streams_do_not_stop_a_verb() -> None:
+    assert with_closed_streams("--version") == 0
+
+
+@pytest.mark.slow
+def test_nothing_is_printed_into_a_file_in_the_place_of_a_stream(
+    tmp_path: Path,
+) -> None:
+    placed, golden = str(tmp_path / "placed.h5"), str(shipped("golden-v1.h5"))
+    assert with_closed_streams("place", golden, "--ep", "1", "-o", placed) == 0
+    assert main(["info", placed, "--json"]) == 0
 
 
 @pytest.mark.slow
