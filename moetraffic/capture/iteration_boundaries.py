@@ -5,11 +5,12 @@ the end of an iteration unless calls of the same iteration follow: several optim
 may step one after another, and reduce or gather parameters in between.  The boundary is
 therefore determined by the next calls: a backward pass, an all-to-all or a routing
 belongs to the next iteration, as do all calls since the last optimizer step.
+Optimizers that step within a backward pass end the iteration with that pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -19,7 +20,11 @@ class IterationBoundaries:
     iteration: int = 0
     marked: bool = False  # the program calls step()
     begun: int = 0  # ns, start of this iteration
+    kind: str = "train"
+    """Kind of the iteration that ended last: "skipped" if all its optimizers were."""
     _optimizer: tuple[int, int] | None = None  # calls before it, time in ns
+    _in_backward: bool = False  # the last optimizer step was within a backward pass
+    _skipped: set[bool] = field(default_factory=set)  # of this iteration's optimizers
     _calls: int = 0
 
     @property
@@ -32,13 +37,18 @@ class IterationBoundaries:
         """Number of most recent calls that may belong to the next iteration."""
         return 0 if self._optimizer is None else self._calls - self._optimizer[0]
 
-    def call(self, *, settles: bool) -> tuple[int, int] | None:
+    def call(self, *, settles: bool, in_backward: bool) -> tuple[int, int] | None:
         """Count a call, which may show that the current iteration has ended.
 
         A call ``settles`` if it can only belong to a model's forward or backward pass.
         If an iteration has ended, the result is the number of earlier calls that belong
         to the next iteration, and the time of the end in ns.
         """
+        if self._optimizer is not None and self._in_backward and in_backward:
+            # of the same backward pass as the optimizer step
+            self._calls += 1
+            self._optimizer = (self._calls, self._optimizer[1])
+            return None
         found = self.settle() if settles else None
         self._calls += 1
         return found
@@ -48,17 +58,29 @@ class IterationBoundaries:
         if self._optimizer is None:
             return None
         after, when = self._calls - self._optimizer[0], self._optimizer[1]
-        self._optimizer = None
-        self.iteration += 1
+        self._end()
         return after, when
 
-    def optimizer(self, when: int) -> None:
-        """Register an optimizer step as a possible end of the iteration."""
+    def optimizer(
+        self, when: int, *, in_backward: bool = False, skipped: bool = False
+    ) -> None:
+        """Register an optimizer step as a possible end of the iteration.
+
+        ``in_backward`` is whether calls of the same backward pass may follow, and
+        ``skipped`` whether the optimizer left the parameters as they are.
+        """
+        self._skipped.add(skipped)
         if not self.marked:
             self._optimizer = (self._calls, when)
+            self._in_backward = in_backward
 
     def step(self) -> None:
         """End the iteration at an explicit call of ``recorder.step()``."""
         self.marked = True
+        self._end()
+
+    def _end(self) -> None:
+        self.kind = "skipped" if self._skipped == {True} else "train"
+        self._skipped.clear()
         self._optimizer = None
         self.iteration += 1

@@ -16,8 +16,9 @@ Fields of the records, after kind and length:
   this rank's input, for all but all-to-alls), row_bytes, rows_sent, rows_received,
   number of send splits and number of receive splits (0: equal splits), which follow
 - ``END``: number, start, end
-- ``STEP``: end, tokens, kind of step, loss
-- ``OPTIMIZER``: end
+- ``STEP``: end, tokens, kind of step (-1: not stated), loss
+- ``OPTIMIZER``: end, in_backward (1 within a backward pass), skipped (1 if the
+  parameters were not updated)
 - ``ROUTED``: issue, group, layer, label, thread, in_backward, grad, experts,
   has_dropped; token copies by expert follow, and dropped copies
 - ``GAP``: number of lost calls

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.capture.hook.native import load
@@ -32,6 +31,7 @@ from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
 
 from . import clock_offset
 from .annotate import here, is_layer, subscribe
+from .group_kinds import kind_of
 from .hook import python as hook
 from .input_validation import (
     OmittedRecords,
@@ -43,7 +43,9 @@ from .input_validation import (
     loss_of,
     tokens_of,
 )
-from .pipe_format import OPTIMIZER, ROUTED, STEP
+from .optimizer_steps import OptimizerSteps
+from .pipe_format import ROUTED, STEP
+from .process_exit import before_exit
 from .recording import WINDOW_STEPS, Recording, check_output, describe
 
 if TYPE_CHECKING:
@@ -83,8 +85,9 @@ class Recorder(Recording):
         Name of the model, name of its router, and number of experts per token, which
         noise floors are computed from.
     groups
-        This rank's process groups by kind (``{"ep": group}``); the default group has
-        kind "world".  Groups that are not listed have kind "other".
+        This rank's process groups by kind (``{"ep": group}``).  Other groups have the
+        name of their device mesh's dimension, the kind that Megatron-Core or DeepSpeed
+        gives them, "world" if they have all ranks, or else kind "other".
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
@@ -166,8 +169,8 @@ class Recorder(Recording):
             completion = CompletionTracker(self.put, device, native)
             self._measure_clock("start")
             on_failure.callback(self._undo.close)
-            stepped = register_optimizer_step_post_hook(self._optimizer_stepped)
-            self._undo.callback(stepped.remove)
+            steps = OptimizerSteps(self._optimizer_stepped, self._failed)
+            self._undo.callback(steps.undo)
             sink = hook.CallSink(
                 put=self.put,
                 meet=self._meet,
@@ -182,6 +185,7 @@ class Recorder(Recording):
             self._undo.callback(subscribe(self._routing))
             self._undo.callback(watch_routers(on_failure=self._failed))
             self._undo.callback(DirectExchangeHooks(self._failed).undo)
+            self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
         self._folder = folder
         _running.add(self)
@@ -207,7 +211,7 @@ class Recorder(Recording):
         *,
         loss: float | torch.Tensor | None = None,
         tokens: int | None = None,
-        kind: str = "train",
+        kind: str | None = None,
     ) -> None:
         """End the current step: later records belong to the next step.
 
@@ -218,14 +222,15 @@ class Recorder(Recording):
         tokens
             Number of tokens that this rank trained on.
         kind
-            "train", "evaluation" or "skipped".
+            "train", "evaluation" or "skipped".  By default, "skipped" where a gradient
+            scaler skipped all optimizer steps since the last call, else "train".
 
         Raises
         ------
         CaptureError
             If ``kind`` has another value.
         """
-        if kind not in STEP_KINDS:
+        if kind is not None and kind not in STEP_KINDS:
             raise CaptureError(
                 f"a step's kind is one of {', '.join(STEP_KINDS)}, not {kind!r}: "
                 "choose one"
@@ -234,7 +239,8 @@ class Recorder(Recording):
             return
         value = loss_of(loss, self._left_out)
         count = tokens_of(tokens, self._left_out)
-        self.put((STEP, hook.now_ns(), count, STEP_KINDS.index(kind), value))
+        number = -1 if kind is None else STEP_KINDS.index(kind)
+        self.put((STEP, hook.now_ns(), count, number, value))
         self.iteration += 1
         self._journal.stepped()
 
@@ -287,17 +293,31 @@ class Recorder(Recording):
             self.close()
             return
         self.end_early(cause(error))
-        # other ranks may have died: this rank's segments are kept without a merge
+        self._close_alone(self._ended)
+
+    # ---- inside ----------------------------------------------------------------
+
+    def _close_alone(self, why: str) -> None:
+        """Close without a merge: other ranks may have died, or run on."""
+        if self._folder is None:
+            return
         self.close(merged=False)
         folder = segments_folder(self.path)
         if any(rank_folder(folder, self._rank).glob(PATTERN)):
             log.warning(
                 "rank %d was %s: %d iterations of it are kept in %s; when all ranks "
                 "have ended, moetraffic merge %s makes a trace of them",
-                *(self._rank, self._ended, self.iteration, folder, folder),
+                *(self._rank, why, self.iteration, folder, folder),
             )
 
-    # ---- inside ----------------------------------------------------------------
+    def _exiting(self, status: int) -> None:
+        """Write the remaining records before ``os._exit(status)``."""
+        if status:
+            self.end_early(f"ended by os._exit({status})")
+        if hook.attached():
+            self.close(merged=False)
+        else:
+            self._close_alone("ended by os._exit")
 
     def _meet(self, group: dist.ProcessGroup) -> None:
         """Register the ranks of a process group at its first call."""
@@ -306,7 +326,7 @@ class Recorder(Recording):
             return
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
-        kind = self._kinds.get(name, "world" if everyone else "other")
+        kind = self._kinds.get(name) or kind_of(group, everyone=everyone)
         self._journal.send(group={"name": name, "kind": kind, "ranks": list(ranks)})
         self._met.add(name)
 
@@ -314,8 +334,8 @@ class Recorder(Recording):
         """Count a collective that could not be recorded."""
         self._left_out.add(f"call of {operation}", repr(error))
 
-    def _optimizer_stepped(self, *_: Any) -> None:
-        self.put((OPTIMIZER, hook.now_ns()))
+    def _optimizer_stepped(self, record: tuple[Any, ...]) -> None:
+        self.put(record)
         if not self.iteration:  # otherwise the program calls step()
             self._journal.stepped(waits=False)
 

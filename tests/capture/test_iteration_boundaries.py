@@ -11,30 +11,40 @@ from moetraffic.capture.iteration_boundaries import IterationBoundaries
 def numbered(program: str) -> tuple[list[int], list[int]]:
     """Iterations of the calls of a program, and the times at which iterations end.
 
-    ``f`` and ``b`` are calls of a pass, ``c`` any other collective, ``o`` a step of an
-    optimizer and ``s`` one that the program marks.
+    ``f`` and ``b`` are calls of a forward and a backward pass, ``c`` any other
+    collective, ``o`` a step of an optimizer, ``i`` one within a backward pass, ``x``
+    one that a gradient scaler skips and ``s`` one that the program marks.
     """
-    boundaries, calls, ends = IterationBoundaries(), [], []
+    calls, ends, _ = with_kinds(program)
+    return calls, ends
+
+
+def with_kinds(program: str) -> tuple[list[int], list[int], list[str]]:
+    """As ``numbered``, with the kind of each iteration."""
+    boundaries, calls, ends, kinds = IterationBoundaries(), [], [], []
     for time, letter in enumerate(program):
-        if letter == "o":
-            boundaries.optimizer(time)
+        if letter in "oix":
+            boundaries.optimizer(time, in_backward=letter == "i", skipped=letter == "x")
         elif letter == "s":
             boundaries.step()
             ends.append(time)
+            kinds.append(boundaries.kind)
         else:
-            found = boundaries.call(settles=letter in "fb")
+            found = boundaries.call(settles=letter in "fb", in_backward=letter == "b")
             if found is not None:
                 after, when = found
                 ends.append(when)
+                kinds.append(boundaries.kind)
                 for at in range(len(calls) - after, len(calls)):
                     calls[at] += 1
             calls.append(boundaries.iteration)
     found = boundaries.settle()
     if found is not None:
         ends.append(found[1])
+        kinds.append(boundaries.kind)
         for at in range(len(calls) - found[0], len(calls)):
             calls[at] += 1
-    return calls, ends
+    return calls, ends, kinds
 
 
 def test_an_optimizer_ends_an_iteration() -> None:
@@ -53,10 +63,24 @@ def test_marks_come_before_optimizers() -> None:
     assert numbered("fbosfbofbos") == ([0, 0, 1, 1, 1, 1], [3, 10])
 
 
+def test_optimizers_within_a_backward_pass_end_it_once() -> None:
+    # "bib" and "bi": calls of the same pass follow the optimizers, or do not
+    assert numbered("ffbibibffbibifb")[0] == [0] * 5 + [1] * 4 + [2] * 2
+    assert numbered("fbicfb") == ([0, 0, 1, 1, 1], [2])
+    # a reentrant pass within another one, whose end is seen later
+    assert numbered("fbibofbibo") == ([0, 0, 0, 1, 1, 1], [4, 9])
+
+
+def test_an_iteration_is_skipped_if_all_its_optimizers_are() -> None:
+    assert with_kinds("fbofbxfbo")[2] == ["train", "skipped", "train"]
+    assert with_kinds("fbxofbxcxf")[2] == ["train", "skipped"]
+    assert with_kinds("fbosfbxsfbs")[2] == ["train", "skipped", "train"]
+
+
 def test_nothing_is_known_without_either() -> None:
     boundaries = IterationBoundaries()
     for _ in range(9):
-        assert boundaries.call(settles=True) is None
+        assert boundaries.call(settles=True, in_backward=False) is None
     assert not boundaries.known
 
 

@@ -126,6 +126,11 @@ def set_attached_recorder(stop: Callable[[], None] | None) -> None:
     _stop_attached = stop
 
 
+def attached() -> bool:
+    """Whether the running recorder was attached by ``moetraffic run``."""
+    return _stop_attached is not None
+
+
 def stop_attached_recorder() -> None:
     """Stop the recorder attached by ``moetraffic run``, if there is one."""
     if _stop_attached is not None:

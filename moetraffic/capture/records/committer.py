@@ -125,7 +125,10 @@ class Committer:
                 self._step(*plain[at + 2 : at + 6])
                 self.commit_if_full()
             elif kind == OPTIMIZER:
-                self._boundaries.optimizer(plain[at + 2])
+                when, in_backward, skipped = plain[at + 2 : at + 5]
+                self._boundaries.optimizer(
+                    when, in_backward=bool(in_backward), skipped=bool(skipped)
+                )
             elif kind == GAP:
                 self._gap(plain[at + 2])
             else:
@@ -216,7 +219,8 @@ class Committer:
         )
         self._settle(
             self._boundaries.call(
-                settles=direction not in ("forward", "") or operation == ALL_TO_ALL
+                settles=direction not in ("forward", "") or operation == ALL_TO_ALL,
+                in_backward=bool(in_backward),
             )
         )
         when = self._boundaries.iteration, sequence, issue
@@ -257,9 +261,9 @@ class Committer:
                 *(boundaries.begun, end, Source.ANNOTATED, Source.ANNOTATED),
             )
         )
-        self._window.kinds.append(STEP_KINDS[kind])
         boundaries.step()
         boundaries.begun = end
+        self._window.kinds.append(STEP_KINDS[kind] if kind >= 0 else boundaries.kind)
 
     def _settle(self, found: tuple[int, int] | None) -> None:
         """Apply an iteration boundary at an earlier optimizer step to the window."""
@@ -275,7 +279,7 @@ class Committer:
                 *(Source.LINKED, Source.LINKED),
             )
         )
-        self._window.kinds.append(STEP_KINDS[0])
+        self._window.kinds.append(self._boundaries.kind)
         self._boundaries.begun = when
 
     def _gap(self, calls: int) -> None:

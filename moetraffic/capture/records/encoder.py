@@ -43,7 +43,7 @@ class Encoder:
 
         A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
         ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
-        ``(OPTIMIZER, end)`` or ``(ROUTED, issue, group, layer, label, thread,
+        ``(OPTIMIZER, end, in_backward, skipped)`` or ``(ROUTED, issue, group, layer, label, thread,
         in_backward, grad, demand, dropped)``.
 
         Raises
@@ -59,7 +59,11 @@ class Encoder:
         elif kind == STEP:
             words += (STEP, 6, *record[1:4], loss_word(loss_value(record[4])))
         elif kind == OPTIMIZER:
-            words += (OPTIMIZER, 3, record[1])
+            _, end, in_backward, skipped = record
+            # a flag, or tensors of a gradient scaler, which are read from a device
+            if not isinstance(skipped, bool):
+                skipped = any(float(found) > 0 for found in skipped)
+            words += (OPTIMIZER, 5, end, int(in_backward), int(skipped))
         else:
             _, issue, group, layer, label, thread, again, grad, demand, dropped = record
             if not isinstance(demand, list):

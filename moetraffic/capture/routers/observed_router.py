@@ -89,15 +89,16 @@ class LayerHooks:
         self.hooks, self.router = hooks, router
         self._thread = threading.local()
         self._place = CallContext(linked=True)
+        self._holds: bool | None = None  # unknown before the first call
 
-    def enter(self, _module: nn.Module, _inputs: Any) -> None:
+    def enter(self, module: nn.Module, _inputs: Any) -> None:
         """Set the layer context unless the program has set an annotation."""
         if torch.compiler.is_compiling():
             return
         left = self._thread.__dict__.setdefault("left", [])
         try:
             here = annotate.place()
-            if here == NO_CONTEXT or here.linked:
+            if (here == NO_CONTEXT or here.linked) and self._is_in(module):
                 if self._place.layer < 0:
                     layer = self.hooks.layer(self.router)
                     self._place = CallContext(layer, linked=True)
@@ -107,6 +108,16 @@ class LayerHooks:
         except Exception as error:
             # no error of the recording may reach the training
             self.hooks.failed(error)
+
+    def _is_in(self, holder: nn.Module) -> bool:
+        """Whether the layer holds its router when it is called for the first time.
+
+        DeepSpeed's AutoEP replaces the MoE blocks of a model that has been built.
+        """
+        if self._holds is None:
+            router = self.router.module()
+            self._holds = any(module is router for module in holder.modules())
+        return self._holds
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         """Restore the context before the MoE layer."""

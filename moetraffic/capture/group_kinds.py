@@ -1,0 +1,108 @@
+"""Kinds of process groups from the names that programs and frameworks give them.
+
+The first of these that names the group is used: the description of the group
+(``group_desc``: torch's device meshes write ``mesh_<dimension>``, Megatron-Core the
+name of its global variable), the dimension of a device mesh that holds the group, and
+the global variable of Megatron-Core or DeepSpeed that holds it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+WORLD, OTHER = "world", "other"
+MESH = "mesh_"
+LONGEST = 32  # characters of a mesh dimension's name
+
+NAMES = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "SEQUENCE_PARALLEL_GROUP": "sp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "EXPERT_PARALLEL_GROUP": "ep",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "etp_ep",
+    "EXPERT_DATA_PARALLEL_GROUP": "edp",
+}
+"""Kinds by the names of Megatron-Core's and DeepSpeed's groups."""
+
+MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
+"""Modules with global variables ``_<name>`` that hold a group, or a dict or list."""
+
+
+def kind_of(group: dist.ProcessGroup, *, everyone: bool) -> str:
+    """Return the kind of a process group, "world" or "other" if it has no name.
+
+    ``everyone`` is whether the group has all ranks; the default group is "world".
+    """
+    given = str(getattr(group, "group_desc", "") or "")
+    if given == "default_pg":
+        return WORLD
+    kind = NAMES.get(given, "")
+    if given.startswith(MESH):
+        kind = _dimension(given.removeprefix(MESH))
+    if not kind:
+        kind = _mesh_kind(group.group_name) or _variable_kind(group)
+    return kind or (WORLD if everyone else OTHER)
+
+
+def _dimension(name: str) -> str:
+    """Return the name of a mesh dimension, "" if the program did not choose it."""
+    chosen = name.isascii() and name.isidentifier() and len(name) <= LONGEST
+    generated = name == "default" or name.startswith("dim_")
+    return name if chosen and not generated and name not in (WORLD, OTHER) else ""
+
+
+def _mesh_kind(group_name: str) -> str:
+    """Search the device meshes for a group; "" if none or several dimensions hold it.
+
+    torch 2.4 does not write the dimension into the group's description.
+    """
+    module = sys.modules.get("torch.distributed.device_mesh")
+    mesh_class = getattr(module, "DeviceMesh", None)
+    if mesh_class is None:
+        return ""
+    # isinstance would resolve lazy proxies
+    meshes: list[Any] = [m for m in gc.get_objects() if type(m) is mesh_class]
+    found = {
+        _dimension(name)
+        for mesh in meshes
+        for name in mesh.mesh_dim_names or ()
+        if _holds(mesh, name, group_name)
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _holds(mesh: Any, dimension: str, group_name: str) -> bool:
+    try:
+        return bool(mesh.get_group(dimension).group_name == group_name)
+    except (RuntimeError, KeyError, ValueError):
+        return False  # a mesh without groups of its own, or of other ranks
+
+
+def _variable_kind(group: dist.ProcessGroup) -> str:
+    """Search the frameworks' global variables for a group; "" if none holds it."""
+    for module in MODULES:
+        variables = getattr(sys.modules.get(module), "__dict__", {})
+        for name, kind in NAMES.items():
+            if any(held is group for held in _groups_in(variables.get(f"_{name}"))):
+                return kind
+    return ""
+
+
+def _groups_in(held: Any) -> Iterator[Any]:
+    if isinstance(held, dict):
+        yield from held.values()
+    elif isinstance(held, (list, tuple)):
+        yield from held
+    else:
+        yield held

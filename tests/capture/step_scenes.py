@@ -1,0 +1,93 @@
+"""Scenes of training loops whose steps are hard to find, for ``scenes.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moetraffic.capture import Recorder
+
+ITERATIONS = 6
+OVERFLOW = 3  # the iteration whose gradients are infinite
+LEFT = 64  # all-to-alls before os._exit
+
+
+def boundaries(folder: Path, rank: int, layer: Any) -> dict[str, Any]:
+    """Training loops one after another, each with a recorder of its own."""
+    return {
+        "inside": inside(folder / "inside.h5", layer(rank), marks=False),
+        "inside-marked": inside(folder / "inside-marked.h5", layer(rank), marks=True),
+        "twice-marked": twice(folder / "twice-marked.h5", layer(rank)),
+        "scaled": scaled(folder / "scaled.h5", layer(rank), marks=False),
+        "scaled-marked": scaled(folder / "scaled-marked.h5", layer(rank), marks=True),
+    }
+
+
+def inside(path: Path, layer: Any, *, marks: bool) -> list[str]:
+    """An optimizer for each parameter, which steps within the backward pass."""
+    for parameter in layer.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.01)
+
+        def step(p: Any, optimizer: Any = optimizer) -> None:
+            dist.all_reduce(p.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    with Recorder(path) as recorder:
+        for number in range(ITERATIONS):
+            rows = torch.ones(8, 8, requires_grad=True)
+            layer(layer(rows)).sum().backward()
+            if marks:
+                recorder.step(loss=float(number))
+    return recorder.warnings
+
+
+def twice(path: Path, layer: Any) -> list[str]:
+    """Three optimizer steps in what the program calls one step."""
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    with Recorder(path, window=2) as recorder:
+        for number in range(ITERATIONS):
+            for _ in range(3):
+                layer(torch.ones(8, 8, requires_grad=True)).sum().backward()
+                optimizer.step()
+            recorder.step(loss=float(number))
+    return recorder.warnings
+
+
+def scaled(path: Path, layer: Any, *, marks: bool) -> list[str]:
+    """A gradient scaler that skips the step of one iteration."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    with Recorder(path) as recorder:
+        for number in range(ITERATIONS):
+            loss = layer(torch.ones(8, 8, requires_grad=True)).sum()
+            scaler.scale(loss).backward()
+            for parameter in layer.parameters():
+                if number == OVERFLOW:
+                    parameter.grad.fill_(float("inf"))
+                dist.all_reduce(parameter.grad)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if marks:
+                recorder.step(loss=float(number))
+    return recorder.warnings
+
+
+def left(folder: Path, rank: int) -> dict[str, Any]:
+    """A program that ends by ``os._exit`` within its capture."""
+    Recorder(folder / "left.h5").start()
+    real = os.fork()
+    if real == 0:
+        os._exit(0)  # a forked child writes nothing
+    os.waitpid(real, 0)
+    for _ in range(LEFT):
+        dist.all_to_all_single(torch.empty(4), torch.ones(4))
+    (folder / f"left-{rank}.json").write_text(json.dumps({}))
+    os._exit(0)
